@@ -116,7 +116,7 @@ def transformers(file: Path, max_tokens: int) -> Engine:
 
 
 def openvino(_: Path, max_tokens: int) -> Engine:
-    """From the published file: of one in 8 bits that this repository writes, its reader knows no tensors."""
+    """OpenVINO on the published file: its reader does not know the tensors of the 8-bit file that is written here."""
     from benchmarks.specbench.peers import openvino_decoding
 
     file = model_path(Path("smollm2"))
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def keep(row: dict[str, Any], path: Path) -> None:
-    """In the place of the same engine's and method's earlier one."""
+    """The row is kept in place of an earlier one of the same engine and method."""
     kept = json.loads(path.read_text())["rows"] if path.exists() else []
     key = [row[name] for name in ("engine", "method", "at once")]
     kept = [each for each in kept if [each[name] for name in ("engine", "method", "at once")] != key]

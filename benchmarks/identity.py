@@ -196,7 +196,7 @@ def report(compared: Sequence[Compared]) -> dict[str, Any]:
 
 
 def same(one: Answer, other: Answer) -> bool:
-    """By token ids where both have them, else by text."""
+    """Whether two answers are equal: by token ids where both have them, else by text."""
     return first_difference(one, other) is None
 
 

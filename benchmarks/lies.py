@@ -128,7 +128,7 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
 
 
 def conversations(tokenizer: Tokenizer, count: int, system: str = _SYSTEM) -> list[Prompt]:
-    """Prompts of all of the demo's domains in turns, each behind a system prompt: at most so many, of which none was
+    """Prompts of all of the demo's domains in turns, each behind a system prompt: at most `count`, of which none was
     asked before.
     """
     made = [

@@ -76,7 +76,7 @@ class _Timed(Drafter):
         return trees
 
     def cost(self, of_pass: PassCost) -> dict[str, float]:
-        """In milliseconds, and as a share of a pass over one row."""
+        """The median cost of a step in milliseconds, and as a share of a pass over one row."""
         draft = median(self._seconds)
         return {
             "draft ms": round(1e3 * draft, 3),

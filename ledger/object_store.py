@@ -20,7 +20,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
 }
 """The options after the `?` of a URL of each scheme, and their names in obstore."""
 
-# A request may carry 16 MiB over a slow line. One that fails is made again by whoever uploads, so that a store that is
+# A request may carry 16 MiB over a slow line. One that fails is made again by the uploader, so that a store that is
 # away is soon said to be, within the minute that callers wait.
 _CLIENT: ClientConfig = {
     "allow_http": True,  # an endpoint that is written http:// is meant

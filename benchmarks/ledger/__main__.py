@@ -84,7 +84,7 @@ def _measure(locations: LedgerLocations, appends: int, most: int, rounds: int) -
 _CLIENTS = 64
 _SHORT_WARM_UP = 200
 _SMALL = 10_000
-"""Up to here a log is made anew for each round, or the rounds before would make it another size."""
+"""The largest log that is made anew for each round; earlier rounds would change its size."""
 
 
 def grow(locations: LedgerLocations, sizes: Sequence[int], appends: int, rounds: int) -> list[dict[str, Any]]:

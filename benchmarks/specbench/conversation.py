@@ -73,18 +73,18 @@ def told_by_all(
     max_tokens: int,
     dice: random.Random,
 ) -> Mapping[str, Told]:
-    """By name, in an order drawn with `dice`: over many groups nobody comes first more often than the others."""
+    """Answers by contender's name, asked in an order drawn with `dice`: over many groups each is first as often."""
     order = dice.sample(contenders, len(contenders))
     told = {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
     return {name: each for name, each in told.items() if each}
 
 
 By = Mapping[str, Sequence[Mapping[str, Told]]]
-"""By kind of question, what each contender told, by its name, group by group."""
+"""What each contender told, by kind of question, then by the contender's name, group by group."""
 
 
 def summarised(told: By, plain: Mapping[str, str]) -> dict[str, Any]:
-    """For each contender of `told`: figures by kind and over all of them.
+    """Figures by kind and over all kinds, for each contender of `told`.
 
     `plain` names each contender's own plain decoding. A speedup is the ratio of tokens per second over all groups of a
     kind, over all kinds the geometric mean. Its error is the standard error, by the jackknife over groups (Efron 1982);

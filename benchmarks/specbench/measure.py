@@ -40,7 +40,7 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """From "TEMPERATURE:BATCH" or "TEMPERATURE:BATCH:CONTEXT". Raises ValueError, TypeError."""
+        """A case, given as "TEMPERATURE:BATCH" or "TEMPERATURE:BATCH:CONTEXT". Raises ValueError, TypeError."""
         temperature, batch, *context = text.split(":")
         return cls(float(temperature), int(batch), int(*context) if context else None, 4 if context else _ALL)
 
@@ -116,7 +116,7 @@ def _told(
     known: Mapping[str, list[Question]],
     max_tokens: int,
 ) -> dict[str, list[Mapping[str, Told]]]:
-    """By kind, group by group."""
+    """What each contender told, by kind, group by group."""
     engine.settings = EngineSettings(max_sequences=case.batch, max_waiting=_ALL)
     asked = first(known, case.questions)
     if case.context is not None:

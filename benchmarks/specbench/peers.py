@@ -24,7 +24,7 @@ _DRAFTED = 10
 
 
 Decode = Callable[[list[int], int], Iterable[int]]
-"""Greedy tokens after a prompt, at most so many, those that end a text included; without `ends` they end nothing."""
+"""Greedy tokens after a prompt, at most the number given, with those that end a text; without `ends` none ends it."""
 
 
 class GreedyPeer:

@@ -30,7 +30,7 @@ class Question:
 
 
 def load_questions(path: Path) -> dict[str, list[Question]]:
-    """By kind, in the order of KINDS, each as the file has them. Raises QuestionsInvalid."""
+    """Questions by kind, in the order of KINDS and within a kind of the file. Raises QuestionsInvalid."""
     found: dict[str, list[Question]] = {kind: [] for kind in KINDS}
     try:
         lines = path.read_text("utf-8").splitlines()

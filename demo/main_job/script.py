@@ -190,7 +190,7 @@ def _loading() -> str:
 
 
 def _near(path: Path) -> Path:
-    """As seen from here, where it is below."""
+    """The path relative to the current folder, where it lies below."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

@@ -27,7 +27,7 @@ Split = Literal["train", "held_out"]
 Item = TypeVar("Item")
 
 _HELD_OUT = 10
-"""One subject in so many is held out."""
+"""One subject in this many is held out."""
 
 
 @dataclass(frozen=True, slots=True)

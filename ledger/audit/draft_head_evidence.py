@@ -56,7 +56,7 @@ class DraftHeadEvidence:
 
     @classmethod
     def read(cls, head: Path) -> DraftHeadEvidence:
-        """From a head's folder. Raises DraftHeadUnlogged where there is none, FormatError where it is not readable."""
+        """The evidence in a head's folder. Raises DraftHeadUnlogged if none is there, FormatError if it is bad."""
         folder = head / PROVENANCE
         try:
             return cls((folder / MANIFEST_FILE).read_bytes(), TlogProof.from_bytes((folder / PROOF_FILE).read_bytes()))

@@ -1,4 +1,4 @@
-"""Which receipts an auditor owes a replay, folded from the log alone, and whether it kept its promise.
+"""The receipts that an auditor owes a replay, folded from the log alone, and whether it kept its promise.
 
 An `AuditPolicy` promises a rate and a time for the receipts after it. A `Draw` decides about the receipts in the tree
 that it signs: nobody can know before which of them are sampled, everybody can recompute it afterwards. At rate 1, and
@@ -131,7 +131,7 @@ class ObligationFold:
         )
 
     def dated_ahead(self, now: datetime) -> str | None:
-        """In words, if the log names a later time than `now`, when all of it was there, by more than clocks differ.
+        """A message if the log names a time later than `now`, when all of it was there, by more than clocks differ.
         Replays are due so long after these times: who dates a document ahead puts off what is owed.
         """
         if self.latest <= moved(timestamp(now), GRACE_SECONDS):

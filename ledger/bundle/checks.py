@@ -68,7 +68,7 @@ def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
 
 
 def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:
-    """Which entries erased the content of how many of these receipts before they were replayed."""
+    """The entries that erased contents of these receipts before a replay, in words, and of how many."""
     erasing = [entry for entry in unreplayable.values() if entry is not None]
     if not erasing:
         return ""

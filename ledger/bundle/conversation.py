@@ -65,7 +65,7 @@ class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
 
 
 def another_tokenizer(receipt: Receipt, reader: TextReader) -> str | None:
-    """In words, if the receipt names one."""
+    """A message, if the receipt names another tokenizer than the reader's."""
     if receipt.tokenizer_cid == reader.tokenizer_cid:
         return None
     return f"was read by the tokenizer {receipt.tokenizer_cid}, yours is {reader.tokenizer_cid}"

@@ -98,7 +98,7 @@ class Room:
     """What an archive may still take, of memory to read and of a disk to hold: a small one cannot fill a large disk."""
 
     def __init__(self, archive_bytes: int | None) -> None:
-        """For an archive of this size; None where whoever asked for it wants it at any size of the format."""
+        """`archive_bytes` is the archive's size; None allows all that the format allows."""
         self._most = MAX_TOTAL_BYTES
         if archive_bytes is not None:
             self._most = min(MAX_TOTAL_BYTES, _FREE_BYTES + _MOST_SWELLING * archive_bytes)

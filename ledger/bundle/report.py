@@ -46,7 +46,7 @@ class Extent:
 
     @classmethod
     def of(cls, whole: bool, latest: str, cosigned: datetime | None) -> Extent:
-        """By `latest`, the newest date of the log's documents, and the time that witnesses give its newest tree.
+        """The later of `latest`, the newest date of the log's documents, and the witnesses' time of its newest tree.
 
         Timestamps do not count: anybody may have an old tree stamped at any time.
         """
@@ -102,7 +102,7 @@ class TextReader(Protocol):
 
     @property
     def tokenizer_cid(self) -> str:
-        """As receipts name it."""
+        """The tokenizer's identifier, as in receipts."""
         ...
 
     def prompt(self, sent: str | Sequence[Turn]) -> list[int]:

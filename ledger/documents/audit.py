@@ -89,7 +89,7 @@ class ReferenceThresholds(Part, frozen=True):
 
     SAMPLED: ClassVar = 2.0
     """At temperature 0 a token is held against the few that are likely there. What top_k, top_p and min_p cut off ends
-    among many unlikely ones, whose logits are the least certain, and one of so many gets in by more.
+    among many unlikely ones, whose logits are the least certain, and one among that number gets in by more.
     """
 
     mean: NotNegative
@@ -207,7 +207,7 @@ class Drift(Part, frozen=True):
         return max(self.margin, self.rarer, self.likelier, self.missed)
 
     def after(self, found: ReferencePass, tokens: int) -> Drift:
-        """With one more output, of so many tokens."""
+        """The drift after one more output of `tokens` tokens."""
         counted, surprise = max(SHORT, tokens), found.surprise or 0.0
         steps = {"margin": _MARGIN_RATE * counted * (found.mean - _MARGIN_ALLOWED)}
         if found.surprise is not None:

@@ -1,4 +1,4 @@
-"""Which key may sign at which index: the trusted keys, folded with the rotations that the log records.
+"""The key that may sign at each index: the trusted keys, folded with the rotations that the log records.
 
 A rotation at index i ends the old key's interval (it signs nothing after i) and begins the new key's (it signs nothing
 before i). A verifier who trusts the old key trusts its successor from there on.

@@ -2,9 +2,9 @@
 
     commitment = SHA-256(domain ‖ 0x00 ‖ salt ‖ token ids as little-endian u32, or text as UTF-8)
 
-The text of a prompt or an output has a commitment of its own, with the salt of its token ids, so that whoever sent or
-received text can open it without a tokenizer; a conversation's text is the canonical JSON (RFC 8785) of its messages,
-[{"content": …, "role": …}, …].
+The text of a prompt or an output has a commitment of its own, with the salt of its token ids, so that the sender or
+receiver of a text can open it without a tokenizer; a conversation's text is the canonical JSON (RFC 8785) of its
+messages, [{"content": …, "role": …}, …].
 
 The text of a constraint on the output (a JSON schema, a grammar) has one too, with the salt of the prompt.
 

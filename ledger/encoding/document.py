@@ -164,7 +164,7 @@ class Document(Part, frozen=True, tag_field="type"):
 
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Self:
-        """As a part, and its type is the first thing that is looked at. Raises FormatError."""
+        """A part of a document, whose type is checked first. Raises FormatError."""
         if isinstance(document, dict) and document.get("type") != cls.type_name():
             raise FormatError(_joined(path, "type"), f"expected {cls.type_name()!r}")
         return super().from_document(document, path)

@@ -125,7 +125,7 @@ def parse_timestamp(text: object, field: str = "time") -> datetime:
 
 
 def moved(text: str, seconds: float) -> str:
-    """The time so many seconds later, or earlier; the same one where the result is beyond year 9999."""
+    """The time that many `seconds` later, or earlier; the same one where the result is beyond year 9999."""
     try:
         return timestamp(parse_timestamp(text) + timedelta(seconds=seconds))
     except OverflowError:

@@ -100,7 +100,7 @@ def _holds(key: PublicKey, message: bytes, signature: bytes) -> bool:
 
 
 def _in_one_spelling(document: object) -> object:
-    """With base64 in the standard alphabet, and without empty hints: DSSE takes both."""
+    """The document with base64 in the standard alphabet and without empty hints; DSSE takes both."""
     if not isinstance(document, dict):
         return document
     parts = document.get("signatures")

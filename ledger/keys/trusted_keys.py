@@ -26,7 +26,7 @@ from ledger.keys.signer import Signer
 FILE_NAME = "operator.threshold"
 
 MOST_SIGNATURES = 16
-"""As many as one envelope carries."""
+"""The most signatures that one envelope carries."""
 
 _LINE = re.compile(r"([0-9]{1,2})(?: from ([0-9]{1,15}))?")
 
@@ -35,7 +35,7 @@ class Threshold(Protocol):
     """How many signatures are needed, index by index."""
 
     def at(self, index: int | None) -> int:
-        """For the entry at `index`; for the next one to be written where that is None."""
+        """The threshold for the entry at `index`; None is the next one to be written."""
         ...
 
 
@@ -87,7 +87,7 @@ SCOPED = ("receipts",)
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """Which public keys a verifier accepts for which role, and how many operators have to sign a resume.
+    """The public keys that a verifier accepts for each role, and the operators who have to sign a resume.
 
     Trust comes from here alone, never from the bytes that are verified.
     """

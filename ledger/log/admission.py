@@ -38,7 +38,7 @@ class Admitted:
     trusted: TrustedKeys | None = None
 
     def with_content(self, content: Content) -> Admitted:
-        """With the content that belongs to its receipt. Raises FormatError."""
+        """The same entry with the content that belongs to its receipt. Raises FormatError."""
         if not isinstance(self.document, Receipt):
             raise FormatError("content", "belongs beside a receipt, and this document is none")
         content.check_against(self.document)

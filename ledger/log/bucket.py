@@ -86,7 +86,7 @@ class Bucket:
         return self.read(_JOURNAL, -1)[_WRITER_BYTES + _NONCE_BYTES :]
 
     def turn(self, size: int) -> None:
-        """From here on no writer of before can append."""
+        """Locks out the writers of before: none of them can append."""
         self.record(Journalled(size, ()).to_bytes())
         self.is_open = self._has_begun = True
 

@@ -85,7 +85,7 @@ class LedgerReader:
         return self._store.entry(index)
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
-        """Up to `limit` entries from `start` on; empty at the end of the log."""
+        """At most `limit` entries from `start` on; empty at the end of the log."""
         return self._store.entries(start, max(0, min(limit, self.head().size - start)))
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
@@ -121,7 +121,7 @@ class LedgerReader:
         return [row for row in rows if row.index < size]
 
     def proven_receipts(self, narrow: ReceiptFilter, *, after: int = -1, limit: int = 100) -> ProvenReceipts:
-        """Up to `limit` receipts after an index, proven under one head; fewer where their entries are large."""
+        """At most `limit` receipts after an index, proven under one head; fewer where their entries are large."""
         head = self.head()
         rows = [row for row in self._store.receipts(narrow, after, limit + 1) if row.index < head.size]
         page = rows[: min(limit, _fitting(row.entry for row in rows))]
@@ -155,7 +155,7 @@ class LedgerReader:
     def newest_verdicts(
         self, receipt_id: str | None = None, *, before: int | None = None, limit: int = 100, outcome: str | None = None
     ) -> Sequence[VerdictRow]:
-        """As `verdicts`, from the end of the log (or below entry `before`) downwards."""
+        """Verdicts as from `verdicts`, but from the end of the log (or below entry `before`) downwards."""
         size = self.head().size
         end = size if before is None else min(before, size)
         return self._store.verdicts(receipt_id, end, limit, outcome, newest_first=True)

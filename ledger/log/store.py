@@ -132,7 +132,7 @@ class Index(Protocol):
         ...
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
-        """Up to `limit` receipts with an index greater than `after` (-1 for the first page), in index order.
+        """At most `limit` receipts with an index greater than `after` (-1 for the first page), in index order.
 
         Raises FormatError for a commitment in the filter that is none.
         """
@@ -141,7 +141,7 @@ class Index(Protocol):
     def verdicts(
         self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
     ) -> Sequence[VerdictRow]:
-        """Up to `limit` verdicts (of a receipt or of all, of an outcome or of any) after an index, in index order; with
+        """At most `limit` verdicts (of a receipt or all, of an outcome or any) after an index, in index order; with
         `newest_first` those below it, falling.
         """
         ...

@@ -79,12 +79,12 @@ def _checksum(start: int, parts: Sequence[bytes]) -> int:
 class Place(TileFiles, Protocol):
     """Where the files of a log are, and its journal. One thread writes, any reads; every method may raise StoreError.
 
-    A file is whole or not there to whoever reads it. What a crash of the machine may take of files that were `put`, the
+    A reader finds a file whole or not at all. What a crash of the machine may take of files that were `put`, the
     journals still hold.
     """
 
     name: str
-    """For messages."""
+    """The place's name in messages."""
 
     keeps_batches: bool
     """Whether the journals hold every batch until the next `turn`, or the newest one alone."""
@@ -172,7 +172,7 @@ class TiledLog:
 
     def __init__(self, place: Place) -> None:
         self.journalled: tuple[Journalled, ...] = ()
-        """The batches that `replay` found; whoever has taken them over calls `settle`."""
+        """The batches that `replay` found; the caller that takes them over calls `settle`."""
         self._place = place
         self._behind = False
         self._edge = _Edge()
@@ -230,7 +230,7 @@ class TiledLog:
     def replay(self) -> None:
         """Make all files again that a crash may have taken, from the journals, as at every start."""
         with self._showing:
-            self._pending = None  # whoever follows the log puts the newest checkpoint down again
+            self._pending = None  # the log's follower puts the newest checkpoint down again
         journals = self._place.journals()
         edge = self._stand_at(journals[0][0] if journals else self._published())
         found: list[Journalled] = []
@@ -303,7 +303,7 @@ class TiledLog:
         return found[0]
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
-        """Up to `limit` entries from `start` on. Raises ChainError for a bundle that is missing or damaged."""
+        """At most `limit` entries from `start` on. Raises ChainError for a bundle that is missing or damaged."""
         edge, entries = self._edge, list[bytes]()
         full = edge.size - len(edge.tail)
         try:
@@ -368,7 +368,7 @@ class TiledLog:
             _log.warning("a checkpoint is not shown yet: %s", error)
 
     def _stand_at(self, size: int) -> TileEdge:
-        """Go to where the log had so many entries, by files that are there for good."""
+        """Go to where the log had `size` entries, by files that are there for good."""
         tree = TiledTree(self._place, size)
         try:
             edge = TileEdge.at(size, tree)

@@ -243,7 +243,7 @@ class LogWriter:
             raise ChainError(records[0].index + len(stored), "the database does not give back what was written")
 
     def _frontier(self, leaves: Sequence[bytes]) -> Frontier:
-        """With more leaves. Raises ChainError where the tiles that the database returns have another root."""
+        """The frontier with more leaves. Raises ChainError if the tiles from the database have another root."""
         frontier = self._state.frontier.extended(leaves)
         if tree_root(frontier.size, self._hashes) != frontier.root():
             raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")

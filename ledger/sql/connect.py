@@ -1,4 +1,4 @@
-"""From a path or a URL to a database, or to a log that lies elsewhere."""
+"""A database, or a log that lies elsewhere, opened by its path or URL."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _FORGET = delete(contents).where(_NAMED)
 _EMPTIED = select(contents.c.key_id, contents.c.receipt_index).where(
     contents.c.receipt_index.in_(select(erasures.c.receipt_index)), func.length(contents.c.sealed) == 0
 )
-"""From the few that were erased: a search among all contents reads them."""
+"""The emptied contents among the few that were erased: a search among all contents would read them all."""
 
 _RESERVE = 1024
 """Keys made in one transaction, beside the batches of entries once half of them are taken. Those left at the end are
@@ -155,7 +155,7 @@ class SealedContents:
         self._destroy(key_ids, receipt_indexes)
 
     def empty(self, connection: Connection, receipt_indexes: Sequence[int]) -> None:
-        """In the transaction of the erasure."""
+        """Empties contents in the transaction of their erasure."""
         connection.execute(_EMPTY, {"receipts": receipt_indexes})
 
     def forget(self, connection: Connection) -> None:

@@ -17,7 +17,7 @@ class Database(Protocol):
     """Transactions on one database. Every failure in them is raised as a StoreError."""
 
     name: str
-    """For messages: a path, or a URL without its password."""
+    """The database in messages: a path, or a URL without its password."""
 
     def reading(self) -> AbstractContextManager[Connection]:
         """Statements that cannot write; each sees the last commit before it began. From any thread, many at once."""

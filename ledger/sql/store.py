@@ -81,14 +81,14 @@ PUT_TILE = {
     dialect: put.on_conflict_do_update(index_elements=["level", "number"], set_={"hashes": put.excluded.hashes})
     for dialect, put in _tile.items()
 }
-"""By the name of the dialect."""
+"""The insert of a tile, by dialect."""
 
 _erasure: dict[str, sqlite.Insert | postgresql.Insert] = {
     "sqlite": sqlite.insert(erasures),
     "postgresql": postgresql.insert(erasures),
 }
 PUT_ERASURE = {dialect: put.on_conflict_do_nothing() for dialect, put in _erasure.items()}
-"""By the name of the dialect. The first entry stays: a restored backup may have content that was erased before."""
+"""The insert of an erasure, by dialect. The first one stays: a restored backup may have content that was erased."""
 
 ERASED_BY = select(erasures.c.erasure_index).where(erasures.c.receipt_index == bindparam("receipt_index"))
 

@@ -127,7 +127,7 @@ class Backlog:
         return self._obligations.policy
 
     def root_at(self, size: int) -> bytes | None:
-        """As ObligationFold.root_at."""
+        """The result of ObligationFold.root_at."""
         return self._obligations.root_at(size)
 
     def undrawn(self) -> tuple[Obligation, ...]:
@@ -254,7 +254,7 @@ def _signers(trust: TrustedKeys) -> list[list[str]]:
 
 
 def _explained(due: Due, owed: Obligation | None, spot_checks: float) -> Due:
-    """With the reason for its choice, which the verdict repeats."""
+    """The item with the reason for its choice, which the verdict repeats."""
     if owed is not None and owed.draw_index is not None:
         return replace(due, why=f"drawn at rate {owed.rate:g} by entry {owed.draw_index}")
     if owed is None and spot_checks < 1.0:

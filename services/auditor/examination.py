@@ -301,7 +301,7 @@ ContentReader = Callable[[str], Content | None]
 
 
 class JudgeForeign(Protocol):
-    """As `services.auditor.foreign.ForeignJudge`."""
+    """The interface of `services.auditor.foreign.ForeignJudge`."""
 
     def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]: ...
 

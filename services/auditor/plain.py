@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class PlainUpstream:
-    """As `services.auditor.foreign.Plain`."""
+    """An implementation of `services.auditor.foreign.Plain`."""
 
     def __init__(self, engine: str, url: str, key_file: Path | None = None) -> None:
         """Raises ValueError for a key file that is of no use."""

@@ -78,7 +78,7 @@ class InitialFolder:
 
     @property
     def settings(self) -> Path:
-        """For `kolm serve SERVICE --config`."""
+        """The file for `kolm serve SERVICE --config`."""
         return self.path / "kolm.toml"
 
     @property
@@ -237,7 +237,7 @@ class Authority:
         return _pair(self.certificate, self.key)
 
     def issue(self, name: str, hosts: Sequence[str], now: datetime, days: int) -> Pair:
-        """For a server at `hosts` (DNS names, addresses) or, without any, for a caller: both are called `name`."""
+        """A certificate called `name`, for a server at `hosts` (DNS names, addresses) or, without any, for a caller."""
         key = ec.generate_private_key(ec.SECP256R1())
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
         names = [_general_name(each) for each in dict.fromkeys((name, *hosts))]

@@ -15,7 +15,7 @@ from services.runtime.usage import unread_variables
 
 
 def _serve(context: typer.Context) -> None:
-    """As `python -m services.<service>` would; the service exits with its own code."""
+    """Runs the service as `python -m services.<service>` does; it exits with its own code."""
     module = f"services.{context.info_name}"
     if find_spec(f"{module}.__main__") is None:  # kolm-verify has folders of services, without the services
         raise ModuleNotFoundError(f"No module named {module}.__main__", name=f"{module}.__main__")

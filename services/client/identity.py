@@ -36,7 +36,7 @@ class ClientTls:
 
     @classmethod
     def of_process(cls) -> Self:
-        """From the environment."""
+        """The TLS files that the environment names."""
         ca, cert, key = (Path(named) if (named := os.environ.get(name)) else None for name in (CA, CERT, KEY))
         return cls(ca, cert, key)
 
@@ -57,7 +57,7 @@ class ClientTls:
         return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
 
     def context(self) -> ssl.SSLContext:
-        """For HTTP, where the well-known authorities count beside `ca`. Raises TlsFilesInvalid."""
+        """A context for HTTP, which also trusts the well-known authorities beside `ca`. Raises TlsFilesInvalid."""
         if (self.cert is None) != (self.key is None):
             raise TlsFilesInvalid("expected --tls-cert and --tls-key, a certificate and its key; got one of the two")
         try:

@@ -84,7 +84,7 @@ class ShardWriter:
 
 
 def _write_suffixes(tokens: NDArray[Any], file: BinaryIO) -> None:
-    """As `numpy.save` writes the whole array; a mapping would end the process where the disk is full."""
+    """The array is written as `numpy.save` does; a mapping would end the process where the disk is full."""
     header = {"descr": "<i4", "fortran_order": False, "shape": tokens.shape}
     np.lib.format.write_array_header_1_0(file, header)
     for piece in sorted_suffixes(tokens):

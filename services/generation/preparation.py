@@ -121,7 +121,7 @@ def _say(profile: NumericsProfile) -> None:
 
 
 def identity_of(model: Model, name: str) -> Identity:
-    """As receipts and callers name it."""
+    """The model's identity, as receipts and callers name it."""
     config = model.target.config
     return Identity(
         name=name,

@@ -104,7 +104,7 @@ class Generation:
 
     @contextmanager
     def _guard(self, rpc: str, context: RayServegRPCContext) -> Iterator[None]:
-        """As `CallInterceptor` does: gives the call an id, lets in who may make it, maps its errors to _Refused."""
+        """A guard like `CallInterceptor`: it gives the call an id, checks the caller, and maps errors to _Refused."""
         request_id = request_id_from(context.invocation_metadata())
         current_request_id.set(request_id)
         context.set_trailing_metadata([(REQUEST_ID_KEY, request_id)])

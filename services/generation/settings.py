@@ -93,7 +93,7 @@ class GenerationSettings(RpcServerSettings):
         description="Datastores (`kolm datastore build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",
     )
     shared_datastore: tuple[Annotated[Path, STORE], ...] = Field(
-        (), description="Datastores that every request draws on, whoever's it is; may be repeated."
+        (), description="Datastores that requests of every tenant draw on; may be repeated."
     )
     draft_model: Annotated[Path, MODEL] | None = Field(
         None, description="A smaller model, named like --model, for the method draft."
@@ -239,7 +239,7 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def quotas(self) -> Mapping[str, Quota]:
-        """By tenant, this server's part; that of `*` is always there."""
+        """This server's part of each tenant's quota, always with one for `*`."""
         return {tenant: quota.part(self.quota_servers) for tenant, quota in read_quotas(self.quota).items()}
 
     @property

@@ -42,7 +42,7 @@ def state_folder(folder: Path, replicas: int) -> Iterator[Path]:
 
 @contextmanager
 def one_at_a_time(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """In this block no other process is in one of the same folder, or only others of `shared` ones; a process that dies
+    """A block that no other process of the same folder is in, or only `shared` ones are; a process that dies
     in it lets the next one in.
 
     Where the folder cannot be written to nobody waits: there is nothing to leave.

@@ -28,7 +28,7 @@ from services.runtime.settings import LogFormat
 
 
 def compile_everything() -> None:
-    """For this machine, whatever model comes: minutes where nothing is there yet, nothing where all is.
+    """Compiles everything for this machine, for any model: minutes if nothing is there yet, no time if all is.
 
     Raises:
         TargetError: this CPU lacks fused multiply-add.

@@ -213,7 +213,7 @@ class CommonFields(Strict):
         return bool(self.kolm and self.kolm.receipt_files)
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """As the generation server takes it, which checks the ranges. Absent temperatures are 1, as OpenAI's are."""
+        """Sampling for the generation server, which checks the ranges. Absent temperatures are 1, as OpenAI's are."""
         given: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(SamplingParams)}
         given["temperature"] = 1.0 if self.temperature is None else self.temperature
         given |= {name: given[name] or () for name in ("stop", "stop_token_ids")}

@@ -130,7 +130,7 @@ class MessageAnswer:
 
 
 def _filled(block: dict[str, Any], text: str) -> dict[str, Any]:
-    """With all that was added. Of a call that was cut off the arguments are no JSON, and it has none."""
+    """The block with all that was added. A call that was cut off has no valid JSON, so it has no arguments."""
     if block["type"] != "tool_use":
         return block | {block["type"]: text}
     try:

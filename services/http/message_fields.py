@@ -99,7 +99,7 @@ class Turn(Strict):
         return value
 
     def turns(self) -> Iterator[Message]:
-        """As chats have them: a turn for each result, and one for the text beside."""
+        """The turns of a chat: one for each result, and one for the text beside."""
         blocks = [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
         yield from (block.turn() for block in blocks if isinstance(block, ToolResultBlock))
         texts = [block for block in blocks if isinstance(block, TextBlock)]
@@ -161,7 +161,7 @@ class OutputConfig(Strict):
 
 
 class ThoughtsCleared(Strict):
-    """Which thoughts of earlier turns the model is shown: none in any case."""
+    """The thoughts of earlier turns that the model is shown: none in any case."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Any = None

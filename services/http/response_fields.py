@@ -144,7 +144,7 @@ class ResponseFields(CommonFields):
 
     @property
     def logprobs(self) -> int | None:
-        """Log-probabilities of so many other tokens beside each one's own; None for none at all."""
+        """The number of other tokens with log-probabilities beside each one's own; None for no log-probabilities."""
         return self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None
 
     def turns(self) -> list[Message]:
@@ -185,7 +185,7 @@ class ResponseFields(CommonFields):
         return super().constraint()
 
     def said_of_text(self) -> dict[str, Any]:
-        """As a response repeats it."""
+        """The settings of text that a response repeats."""
         wanted = self.text and self.text.format
         return {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}}
 
@@ -194,7 +194,7 @@ class ResponseFields(CommonFields):
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def said_of_tools(self) -> dict[str, Any]:
-        """As a response repeats it."""
+        """The settings of tools that a response repeats."""
         choice, absent = self.tool_choice or ("auto" if self.tools else "none"), {"parameters": None, "strict": True}
         return {
             "tools": [absent | each.model_dump(exclude_none=True) for each in self.tools or ()],

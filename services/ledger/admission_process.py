@@ -157,7 +157,7 @@ class SharedQuestions:
         self._next: _Shared | None = None
 
     async def admitted(self, entry: ledger_pb2.AppendEntryRequest, trusted: TrustedKeys) -> Admitted | None:
-        """As the process says it of one entry. Raises Unavailable."""
+        """The process's answer about one entry. Raises Unavailable."""
         shared = self._next
         if shared is None or shared.trusted is not trusted or len(shared.request.entries) == _MOST_SHARED:
             shared = self._next = _Shared(trusted)

@@ -49,7 +49,7 @@ class Checkpoints:
         raise NotFound("no checkpoint has been cosigned by enough witnesses yet")
 
     def earlier(self, size: int, most: int = 16) -> tuple[bytes, ...]:
-        """Up to `most` cosigned checkpoints below `size`, spread over those that are kept, rising."""
+        """At most `most` cosigned checkpoints below `size`, spread over those that are kept, rising."""
         below = [kept for kept in self._sizes() if 0 < kept < size]
         return tuple(self._of(below[:: max(1, -(-len(below) // most))]))
 

@@ -57,7 +57,7 @@ class CosignatureCollector:
                 await asyncio.sleep(self._interval)
 
     def lags(self) -> dict[str, int]:
-        """For each witness, by name, how many entries it has not cosigned, as far as it has told. From any thread."""
+        """Numbers of entries that witnesses, by name, have not cosigned, as far as they have told. From any thread."""
         size = self._reader.head().size
         return {each.name: max(size - self._known.get(each.name, 0), 0) for each in self._witnesses}
 

@@ -24,7 +24,7 @@ from services.runtime.errors import (
 
 
 class Window:
-    """Room for so many entries and so many bytes; a request larger than that gets in alone. On one event loop."""
+    """Room for a number of entries and of bytes; a request larger than that gets in alone. On one event loop."""
 
     def __init__(self, entries: int, size: int) -> None:
         self._most_entries = entries
@@ -34,7 +34,7 @@ class Window:
         self._left = asyncio.Event()
 
     async def enter(self, entries: int, size: int) -> None:
-        """Returns once there is room for a request of so many entries and bytes."""
+        """Returns once there is room for a request of `entries` entries and `size` bytes."""
         while self._entries and not self._fits(entries, size):
             self._left.clear()
             await self._left.wait()

@@ -29,7 +29,7 @@ from services.runtime.errors import FailedPrecondition, InvalidArgument
 def answer_promise(
     reader: LedgerReader, key: Signer, envelope: bytes, caller: Principal
 ) -> ledger_pb2.AnswerPromiseResponse:
-    """Which promised receipts the newest tree holds. Raises InvalidArgument, PermissionDenied for another tenant's."""
+    """Promised receipts in the newest tree. Raises InvalidArgument, PermissionDenied for another tenant's."""
     try:
         promise = read_promise(envelope)
     except FormatError as error:
@@ -80,7 +80,7 @@ class LogReads:
         return ledger_pb2.GetEntryResponse(entry=entry, checkpoint=inclusion.head.note, inclusion_proof=proof)
 
     def receipt(self, receipt_id: str, *, content: bool) -> ledger_pb2.GetReceiptResponse:
-        """With its verdicts and, if asked for, its content. Raises PermissionDenied too."""
+        """A receipt with its verdicts and, if asked for, its content. Raises PermissionDenied too."""
         stored = self._seen(receipt_id)
         inclusion = self._reader.inclusion(stored.index)
         if content:

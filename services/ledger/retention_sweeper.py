@@ -65,7 +65,7 @@ class RetentionSweeper:
 
 
 def _expiries(policies: Sequence[tuple[int, Retention]], now: str) -> Iterator[Expiry]:
-    """For each policy in force what it erases at `now`, without a bound on the entries."""
+    """The expiries that each policy in force asks for at `now`, without a bound on the entries."""
     newest = in_force(policies)
     for tenant, (index, policy) in newest.items():
         before = policy.erases_before(now)

@@ -92,7 +92,7 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A signed document about a head. One `key` of a `kind` stands for one document, whoever comes first with it.
+    """A signed document about a head. One `key` of a `kind` stands for one document, the first that comes.
 
     publication: the name; withdrawal: ""; kscore: the digest of the envelope. `ledger_index` is None until the ledger
     has it, and until then nobody is shown it.
@@ -130,7 +130,7 @@ class CataloguedHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadFilter:
-    """Which heads; a field that is None does not narrow. Withdrawn heads only where `withdrawn` says so."""
+    """The wanted heads; a field that is None does not narrow. Withdrawn ones only where `withdrawn` says so."""
 
     base_cid: str | None = None
     name: str | None = None
@@ -171,7 +171,7 @@ _NAMES_LOCK = 7306003
 
 
 def lock_name(connection: Connection, name: str) -> None:
-    """For the rest of the transaction, nobody else publishes under this name. SQLite has one writer anyway."""
+    """Locks this name for other publishers until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
         connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
@@ -297,7 +297,7 @@ class Catalogue:
         return found[0] if found else None
 
     def heads(self, narrow: HeadFilter, after: int, limit: int) -> Sequence[CataloguedHead]:
-        """Up to `limit` heads with a position greater than `after` (-1 for the first page), by position."""
+        """At most `limit` heads with a position greater than `after` (-1 for the first page), by position."""
         query = select(heads).where(heads.c.position > after, _IS_PUBLISHED)
         if narrow.base_cid is not None:
             query = query.where(heads.c.base_cid == narrow.base_cid)
@@ -308,7 +308,7 @@ class Catalogue:
         return self._read(query.order_by(heads.c.position).limit(limit))
 
     def candidates(self, reference: HeadReference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
-        """Up to `limit` heads, withdrawn ones included, that answer to a reference; the newest publication first."""
+        """At most `limit` heads, withdrawn ones included, that answer to a reference; the newest publication first."""
         newest = func.max(documents.c.ledger_index)
         published = (documents.c.kind == PUBLICATION) & documents.c.ledger_index.is_not(None)
         query = select(heads).join(documents, documents.c.head_cid == heads.c.head_cid).where(published)

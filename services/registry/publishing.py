@@ -142,7 +142,7 @@ class Log(Protocol):
         ...
 
     def publisher_rotations(self) -> Sequence[tuple[str, str]]:
-        """Which publishers' keys others have replaced: ids of the old and of the new one, in the order of the log.
+        """The replaced keys of publishers: ids of the old and of the new one, in the order of the log.
 
         Raises Unavailable (LEDGER_UNAVAILABLE).
         """

@@ -94,7 +94,7 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
 PERMISSIONS: Mapping[str, Permission] = {
     f"/{service}/{rpc}": permission for service, rpcs in _SERVICES.items() for rpc, permission in rpcs.items()
 }
-"""By the full name of the RPC, `/package.Service/Method`."""
+"""Permissions by the full name of the RPC, `/package.Service/Method`."""
 
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal", default=NOBODY)

@@ -71,7 +71,7 @@ hundred where it is read and a thousand where it is answered; those that callers
 class Requests:
     """Requests of one method, `small` ones where anybody may call it.
 
-    gRPC itself would read a unary one before anything else, whoever sends it.
+    gRPC itself would read a unary one before anything else, from any sender.
     """
 
     method: str

@@ -192,7 +192,7 @@ def _checked(credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
 
 @contextmanager
 def token_left(address: str, token: str | None) -> Iterator[Path | None]:
-    """In this block the token lies where this user's clients look for that of the server at `address`, mode 0600.
+    """A block in which the token lies where this user's clients look for that of the server at `address`, mode 0600.
 
     What a killed server has left for the port is removed, where `token` is None. Yields the file; None where there is
     none, also because it cannot be written: then callers need another token.

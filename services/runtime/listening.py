@@ -84,7 +84,7 @@ class ServerTls:
         return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
 
     def context(self) -> ssl.SSLContext:
-        """For HTTP; each handshake has the files as they are then. Raises TlsFilesInvalid."""
+        """A context for HTTP; each handshake has the files as they are then. Raises TlsFilesInvalid."""
         outer, latest = self._context(), _Latest(self.files, self._context)
 
         def taken(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _outer: ssl.SSLContext) -> None:
@@ -94,7 +94,7 @@ class ServerTls:
         return outer
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For gRPC; each handshake has the files as they are then. Raises TlsFilesInvalid."""
+        """Credentials for gRPC; each handshake has the files as they are then. Raises TlsFilesInvalid."""
         latest = _Latest(self.files, self._configuration)
         newer: Any = latest.newer  # grpc's stubs know no fetcher that answers None, for unchanged
         return grpc.dynamic_ssl_server_credentials(latest.value(), newer, self.client_ca is not None)

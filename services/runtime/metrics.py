@@ -237,7 +237,7 @@ _SECONDS = 10.0
 def metrics_endpoint(
     registry: CollectorRegistry, host: str, port: int | None, tls: ServerTls | None = None
 ) -> Iterator[int | None]:
-    """In this block serve `registry` at http(s)://host:port/metrics; yields the bound port. Port None serves nothing.
+    """A block that serves `registry` at http(s)://host:port/metrics; yields the bound port. Port None serves nothing.
 
     Raises CannotListen, TlsFilesInvalid.
     """
@@ -295,7 +295,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Callers that leave or dawdle are nobody's concern."""
 
     def _with_tls(self, connection: socket.socket) -> socket.socket:
-        """In the connection's thread: in the server's own, one slow handshake would hold up everybody else."""
+        """The handshake, in the connection's thread: in the server's, a slow one would hold up everybody else."""
         connection.settimeout(_SECONDS)
         return connection if self._context is None else self._context.wrap_socket(connection, server_side=True)
 

@@ -114,7 +114,7 @@ _THRESHOLD = 128 * 1024
 
 
 def return_large_blocks() -> None:
-    """From here on large blocks go back to the system as soon as they are free.
+    """Makes large blocks go back to the system as soon as they are free.
 
     By itself glibc raises the size from which that is so to 32 MiB, and keeps an arena for each of gRPC's threads:
     after a burst of large requests the process would stay as large as the burst.

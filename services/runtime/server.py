@@ -91,7 +91,7 @@ class RunningServer:
     _health: health.aio.HealthServicer
 
     async def drain(self) -> None:
-        """From here on health says NOT_SERVING for everything; calls are still answered."""
+        """Makes health say NOT_SERVING for everything; calls are still answered."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace: float | None) -> None:
@@ -238,7 +238,7 @@ async def _drain(
 def _reporting(
     server: RunningServer, mounts: Sequence[Mount], healthy: Callable[[], bool], serving: Gauge
 ) -> Iterator[None]:
-    """In this block health and `serving` follow `healthy`."""
+    """A block in which health and `serving` follow `healthy`."""
     reporting = asyncio.ensure_future(_report(server, ["", *(mount.service for mount in mounts)], healthy, serving))
     try:
         yield
@@ -261,7 +261,7 @@ async def _report(server: RunningServer, services: Sequence[str], healthy: Calla
 
 @contextmanager
 def received_signals() -> Iterator[asyncio.Queue[signal.Signals]]:
-    """In this block signals become items of a queue; none is lost."""
+    """A block in which signals become items of a queue; none is lost."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:

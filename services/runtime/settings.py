@@ -354,7 +354,7 @@ def _problems(
 
 
 def _unreadable(cls: type[BaseSettings], message: str) -> str:
-    """For a list in a variable or a secret's file, which is written as JSON."""
+    """The message for a list that is not JSON, in a variable or a secret's file."""
     name = next((name for name in cls.model_fields if f'"{name}"' in message), "")
     example = kind_of(name, cls.model_fields[name]).example if name else ""
     return f'{cls.model_config["env_prefix"]}{name.upper()}: expected a list in JSON, for example ["{example}"]'

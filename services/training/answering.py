@@ -68,7 +68,7 @@ def split(prompts: Iterable[Prompt], share: float, seed: int) -> tuple[list[Prom
 
 
 def _draw(tokens: tuple[int, ...], seed: int) -> float:
-    """In [0, 1), the same for the same tokens and seed."""
+    """A number in [0, 1), the same for the same tokens and seed."""
     digest = hashlib.sha256(f"{seed}:{','.join(map(str, tokens))}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -166,7 +166,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Which streams a recording needs, and how it is made of them."""
+    """The streams that a recording needs, and how it is made of them."""
 
     feature_layers: tuple[int, ...]
     hidden_size: int
@@ -182,7 +182,7 @@ class Streams:
         return len(self.feature_layers) * self.hidden_size
 
     def recording(self, pieces: Sequence[Float32], prompt: int, said: int) -> Recording:
-        """From rows [n, layers * hidden] in the order of positions, at least prompt + said - 1 of them."""
+        """A recording from rows [n, layers * hidden] in the order of positions, at least prompt + said - 1 of them."""
         rows = np.concatenate(pieces)[: prompt + said - 1]
         return Recording(_half(rows[:, : self.width]), _half(rows[prompt - 1 :, self.width :]))
 

@@ -179,7 +179,7 @@ class BlockSizes:
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
-    """Which answers are asked of the target."""
+    """The answers that are asked of the target."""
 
     temperatures: tuple[float, ...] = (0.0, 0.7, 0.0, 1.0)  # prompts take them in turns
     max_tokens: int = 256  # of an answer
@@ -231,7 +231,7 @@ class Plan:
     goes_on_from: str | None  # the digest of a head that was trained before
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it, for the run's folder and for the head's training facts."""
+        """The plan as JSON, for the run's folder and for the head's training facts."""
         document = asdict(self)
         document["sizes"]["feature_layers"] = list(self.sizes.feature_layers)
         document["data"]["temperatures"] = list(self.data.temperatures)

@@ -152,7 +152,7 @@ class Prefill:
 
 
 def _groups(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
-    """As many as fit into a pass, at least one."""
+    """Groups of answers that fit into a pass, at least one each."""
     group: list[Answer] = []
     rows = 0
     for answer in answers:

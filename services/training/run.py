@@ -43,7 +43,7 @@ from services.training.trainer import (
 _SECONDS_PER_MINUTE = 60.0
 _GLANCED, _GLANCED_TOKENS = 32, 64  # held-out prompts, and tokens of their answers, measured at each checkpoint
 _FEW_ANSWERS = 1000
-"""With fewer a person is warned: a head then fits them and drafts other texts badly."""
+"""The number of answers below which a warning is given: a head then fits them and drafts other texts badly."""
 
 
 def train_head(
@@ -208,7 +208,7 @@ _LEAST_RISE = 0.01  # tokens a pass: what 32 held-out answers can tell apart
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a head drafts after so many tokens."""
+    """What a head drafts after learning from `tokens` tokens."""
 
     tokens: int  # starts of drafts that it has learned from, repeated ones counted again
     steps: int

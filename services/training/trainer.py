@@ -170,7 +170,7 @@ class Ends:
 
     @classmethod
     def read(cls, base: Path, config: TargetConfig) -> Ends:
-        """From the base's weights, in float32. Raises TargetError."""
+        """The tensors in the base's weights, in float32. Raises TargetError."""
         weights = checked_weights(base, config)
 
         def read(name: str) -> Tensor:
@@ -213,7 +213,7 @@ _UNSURE = 0.03
 
 
 def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) -> BlockModule:
-    """As `fresh_head`, with nothing said by the token before. The norm is small: mask rows know nothing yet, and at the
+    """A block head, like `fresh_head`'s without the token before. A small norm: mask rows know nothing yet, and at the
     base's own scale they would be sure of it, at 150 nats a token.
     """
     head = _drawn(BlockModule, config, ends, seed)

@@ -97,7 +97,7 @@ class Window:
         return places[None] + step < self.said_lengths[:, None]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Window:
-        """With features in `dtype`, which the first matrix product reads as they are."""
+        """The window with features in `dtype`, which the first matrix product reads as they are."""
         return Window(
             self.following.to(device), self.features.to(device, dtype), self.said.to(device), self.finals.to(device),
             self.first_start.to(device), self.said_lengths.to(device),
@@ -127,7 +127,7 @@ def _padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 class Teacher(nn.Module):
-    """From the target's last residual stream to its distribution, over the draft vocabulary."""
+    """The way from the target's last residual stream to its distribution, over the draft vocabulary."""
 
     norm: Tensor
     rows: Tensor

@@ -198,7 +198,7 @@ class ServerOptions:
     ] = None
 
     def for_process(self) -> None:
-        """From here on, clients of this process use them. Raises UsageError for files that are not there."""
+        """Makes them the files of all clients of this process. Raises UsageError for files that are not there."""
         pem = "a file in PEM; `kolm init` makes them for development"
         for name, path in (("--tls-ca", self.tls_ca), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             expect_files(name, [path] if path else [], pem)

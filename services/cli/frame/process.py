@@ -61,7 +61,7 @@ _Value = TypeVar("_Value")
 
 
 def awaited(ask: Callable[[], _Value | None], seconds: float, pause: float = 0.1) -> _Value | None:
-    """What `ask` says once it says something; None after so many seconds in which it did not."""
+    """What `ask` says once it says something; None if it has not after `seconds`."""
     deadline = time.monotonic() + seconds
     while (answer := ask()) is None and time.monotonic() < deadline:
         time.sleep(pause)

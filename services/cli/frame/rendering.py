@@ -38,7 +38,7 @@ class ShownConsole(Console):
         self.quiet = True
 
     def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
-        """As rich's, which would cut off what is wider than the terminal."""
+        """Rich's print, which would otherwise cut off what is wider than the terminal."""
         super().print(*objects, crop=crop, **how)
 
 

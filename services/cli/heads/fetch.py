@@ -97,7 +97,7 @@ def engine_flags(engine: str, folder: Path) -> str:
 
 
 def _method_of(folder: Path) -> str:
-    """By the names that engines give to the layouts of config.json; they are told apart as `drafting/heads.py` does."""
+    """The draft method, by the names that engines give to layouts of config.json, as in `drafting/heads.py`."""
     document = loads((folder / "config.json").read_text(encoding="utf-8"))
     said = f"{document.get('speculators_model_type')} {document.get('architectures')} {document.get('layout')}".lower()
     return next((kind for kind in ("dspark", "dflash") if kind in said), "eagle3")

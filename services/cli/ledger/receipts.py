@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which receipts to list: those that match every one that is given."""
+    """The filters of receipts to list; a receipt has to match every one that is given."""
 
     tenant: Annotated[str | None, Option(help="Only those of this tenant.")] = None
     method: Annotated[str | None, Option(help="Only those served with this method.")] = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _KEYS = (("LEDGER", "log"), ("GENERATION", "receipts"), ("AUDITOR", "auditor"))
-"""Which service signs with the key of which role."""
+"""The services that sign, each with the role of its key."""
 
 _NAMES = ("ledger", "registry", "generation", "auditor", "explorer", "http")
 _QUICK_SECONDS = 60.0
@@ -134,7 +134,7 @@ class LocalServices:
     def _plan(
         self, name: str, port: int | None, more: tuple[str, ...] = (), *, module: str | None = None, **flags: object
     ) -> Plan:
-        """With its token, if it calls others, and the file that says who may call it."""
+        """The plan of a service, with its token, if it calls others, and the file of its permitted callers."""
         ready_file = self.data_dir / "run" / f"{name}.address"
         listens_at = f"{self.host}:{port}"
         given = words(
@@ -151,7 +151,7 @@ class LocalServices:
 
     @property
     def metrics_ports(self) -> dict[str, int]:
-        """By service; empty where none serves metrics."""
+        """Metrics ports by service; empty where none serves metrics."""
         if self.metrics_port is None:
             return {}
         return {name: self.metrics_port and self.metrics_port + place for place, name in enumerate(_NAMES)}
@@ -205,7 +205,7 @@ def bring_up(
 
 @contextmanager
 def tokens_left(services: LocalServices, *addresses: str | None) -> Iterator[None]:
-    """In this block clients of this user find the owner's token by the services' ports, from any folder."""
+    """A block in which clients of this user find the owner's token by the services' ports, from any folder."""
     from services.runtime.credentials import token_left
 
     token = token_file(services.data_dir, OWNER).read_text(encoding="ascii").strip()

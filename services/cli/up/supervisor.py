@@ -113,7 +113,7 @@ class Supervisor:
         self._stopping = False
 
     def listening(self) -> AbstractContextManager[None]:
-        """In this block SIGINT and SIGTERM make `start` and `wait` raise StopRequested; during `stop` they kill."""
+        """A block in which SIGINT and SIGTERM make `start` and `wait` raise StopRequested; during `stop` they kill."""
         return stop_signals(self._on_signal)
 
     def start(self, plan: Plan, timeout: float) -> str:

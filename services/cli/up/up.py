@@ -248,7 +248,7 @@ _IMPORTED = time.monotonic()
 
 
 def seconds_since_start() -> float:
-    """By the kernel's clock (proc(5), `starttime`); elsewhere than on Linux since this module was imported."""
+    """Seconds since the process started, by the kernel's clock (proc(5), `starttime`); off Linux, since the import."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

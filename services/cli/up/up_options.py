@@ -169,7 +169,7 @@ class ServedOptions:
     ] = True
 
     def adapters_beside(self) -> dict[str, Path]:
-        """By name; empty where adapters were named or are unwanted."""
+        """Adapters beside the model, by name; empty where adapters were named or are unwanted."""
         from services.generation.target.beside import adapters_beside
 
         return {} if self.adapter or not self.beside else adapters_beside(self.model)

@@ -35,7 +35,7 @@ class ThoughtReader:
         self._is_rest = False
 
     def feed(self, text: str, *, last: bool = False) -> list[Thought | Text]:
-        """With `last` nothing is held back."""
+        """The pieces that are complete; with `last` nothing is held back."""
         self._held += text
         found: list[Thought | Text] = []
         if not self._within and not self._is_rest:
@@ -112,7 +112,7 @@ class OutputReader:
 
 
 def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
-    """For one choice; None where all of it is the answer: the model shows no thoughts, and was told of no tools.
+    """The reader for one choice; None where all of it is the answer: no thoughts are shown and no tools were given.
 
     An output under a constraint is calls, or none; a thought that the prompt has begun is not in it.
     """
@@ -129,7 +129,7 @@ def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
 
 
 def with_calls(completion: Completion, request: Request) -> Completion:
-    """With thoughts and calls of each choice read, where there may be some."""
+    """The completion, with thoughts and calls of each choice read, where there may be some."""
     read = (_called(each, completion.resolved, request) for each in completion.choices)
     return replace(completion, choices=tuple(read))
 

@@ -67,7 +67,7 @@ class AsyncRuntime:
 
     @classmethod
     def connect(cls, target: str, *, token: str | None = None, tls: ClientTls | None = None) -> Self:
-        """As the constructor. `wait_ready` waits for the server, which the event loop cannot do here."""
+        """The constructor, by another name. `wait_ready` waits for the server, which the event loop cannot do here."""
         return cls(target, token, tls)
 
     async def wait_ready(self, timeout: float) -> None:  # noqa: ASYNC109
@@ -267,7 +267,7 @@ class Runtime:
         spec_decode: SpecDecodeConfig | Mapping[str, Any] | None = None,
         timeout: float | None = _GENERATE_SECONDS,
     ) -> Stream[Event]:
-        """As `AsyncRuntime.stream`."""
+        """The same as `AsyncRuntime.stream`, without asyncio."""
         return Stream(*self._calls._opened(as_request(request), as_config(spec_decode), timeout))
 
     def close(self) -> None:

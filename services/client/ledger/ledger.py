@@ -209,7 +209,7 @@ class Newest:
 def newest_receipts(
     list_: Callable[[ReceiptFilter], Iterable[ReceiptEntry]], query: ReceiptFilter, end: int, limit: int
 ) -> Newest:
-    """Up to `limit` matches below entry `end`. Looks at windows, downwards, that grow while they hold too little."""
+    """At most `limit` matches below entry `end`. Looks at windows, downwards, that grow while they hold too little."""
     lowest = query.min_index or 0
     end = end if query.max_index is None else min(end, query.max_index + 1)
     found: list[ReceiptEntry] = []

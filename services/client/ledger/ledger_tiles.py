@@ -12,7 +12,7 @@ from services.client.errors import DataLoss, NotFound
 from services.client.ledger.ledger import LedgerClient
 
 _SECONDS = 30.0
-"""For the entries of one bundle."""
+"""The time limit for the entries of one bundle."""
 
 
 class LedgerTiles:

@@ -85,7 +85,7 @@ class RequestAcceptance:
 
 @relaxed
 def copied(source: int, length: int, rank: int) -> int:
-    """The kind of a copy after a match of so many tokens, the tokens of the copy above it included."""
+    """The kind of a copy after a match of `length` tokens, the tokens of the copy above it included."""
     number = 0
     while number < len(_LENGTHS) and length > _LENGTHS[number]:
         number += 1

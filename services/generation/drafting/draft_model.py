@@ -53,7 +53,7 @@ class ModelDraft(Draft):
 
     @property
     def tree(self) -> DraftTree:
-        """In flight."""
+        """The draft tree in flight."""
         assert self.speaking.tree is not None
         return self.speaking.tree
 
@@ -181,7 +181,7 @@ def _draft(ask: Ask) -> ModelDraft:
 
 
 def _build(parts: Parts) -> dict[str, Drafter]:
-    """By a smaller model, with a cache as long as the base's. With another tokenizer, its text is tokenized again."""
+    """A smaller model's drafter, its cache as long as the base's. With another tokenizer text is tokenized again."""
     directory, target = parts.draft_model, parts.target
     if directory is None:
         return {}

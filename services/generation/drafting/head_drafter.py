@@ -61,7 +61,7 @@ class HeadDraft(Draft):
         blocks: BlockPool,
         store: Callable[[HeadDraft, int], None],
     ) -> None:
-        """`store` computes the entries of so many features from `length` on. Raises CacheFull."""
+        """`store(draft, count)` computes the entries of `count` features from `length` on. Raises CacheFull."""
         self.shape, self.speaking, self.text, self.prediction = shape, speaking, OwnText(), Prediction(request)
         self.table: list[int] = []
         self.length = 0
@@ -71,7 +71,7 @@ class HeadDraft(Draft):
 
     @property
     def tree(self) -> DraftTree | None:
-        """In flight."""
+        """The draft tree in flight."""
         return self.speaking.tree
 
     @property
@@ -249,7 +249,7 @@ class HeadDrafter(Drafter):
         return StepCost.fit(once), StepCost.fit(each)
 
     def _timed(self, count: int, depth: int, interrupt: Callable[[], object], clock: Callable[[], float]) -> float:
-        """Seconds of drafting chains of a depth for so many sequences, the median of a few rounds."""
+        """Seconds of drafting chains of a depth for `count` sequences, the median of a few rounds."""
         request = EngineRequest("", (0,), SamplingParams(), k=depth, parameters={self.width: 1})
         features, drafts = np.zeros((1, self._features), np.float32), [self.begin(request) for _ in range(count)]
         seconds = []

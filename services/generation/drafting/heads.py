@@ -254,7 +254,7 @@ class Layout:
         return {**self._fixed, **{m: list(v) if isinstance(v, tuple) else v for m, v in values.items()}}
 
     def values(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """By attribute. Raises HeadConfigInvalid, naming what is missing, unknown or mistyped."""
+        """The values by attribute. Raises HeadConfigInvalid, naming what is missing, unknown or mistyped."""
         known, name = self._members.keys() | self._fixed.keys(), self._fixed["layout"]
         missing, unknown = sorted(known - document.keys()), sorted(document.keys() - known)
         if missing or unknown:

@@ -98,7 +98,7 @@ class Prediction:
         return places.tolist(), lengths.tolist()
 
     def _plan(self, depth: int) -> None:
-        """Look at least so many tokens ahead, as far as the text goes."""
+        """Look at least `depth` tokens ahead, as far as the text goes."""
         self._ahead.extend(islice(self._coming, max(0, depth - len(self._ahead))))
 
     def _steps(self, place: int) -> Iterator[_Step]:

@@ -67,7 +67,7 @@ class Retrieval:
         self._sure = False  # of what follows in the own text
 
     def look(self, text: OwnText) -> list[Copies]:
-        """From the own text and from the passages near the request."""
+        """Copies from the own text and from the passages near the request."""
         own = text.copies(_OWN)
         self._sure = bool(len(own.lengths)) and int(own.lengths[0]) >= _SURE
         if not self._stores or self._sure:

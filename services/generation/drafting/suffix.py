@@ -100,7 +100,7 @@ class SuffixDraft(TextDraft):
         self._request, self._past = request, past
 
     def _look_up(self, text: OwnText) -> list[Copies]:
-        """From the own text, then from past outputs."""
+        """Copies from the own text, then from past outputs."""
         past = copies_from(self._past.text, PAST, text.end(LONGEST), _SHORTEST, _PAST)
         return [text.copies(_OWN), past]
 

@@ -97,7 +97,7 @@ def _shares(plain: float, more: Float64, factor: float, seen: float) -> Float64:
 @relaxed
 def breakeven(shares: Float64) -> float:
     """Chance of acceptance below which no number of draft tokens pays, by [rows] shares of passes with 0, 1, … draft
-    rows: the least that a row costs among so many, beside what a token costs without drafts.
+    rows: the least that a row costs among any number of them, beside what a token costs without drafts.
     """
     least = 1.0
     for nodes in range(1, len(shares)):

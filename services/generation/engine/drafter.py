@@ -32,7 +32,7 @@ class Budget:
         return len(self.shares) - 1
 
     def seconds_of(self, nodes: int) -> float:
-        """The cost that so many draft nodes add to this sequence's share of the pass."""
+        """The cost that `nodes` draft nodes add to this sequence's share of the pass."""
         return float(self.shares[nodes] - self.shares[0]) / MARGIN
 
 

@@ -45,12 +45,12 @@ def compiled(function: Function) -> Function:
 
 
 def inlined(function: Function) -> Function:
-    """As `compiled`, and part of whatever calls it: a loop over a call could not run in vector registers."""
+    """`compiled`, and inlined into its callers: a loop over a call could not run in vector registers."""
     return _kept(function, "sampling", _SAMPLING, fastmath=False, forceinline=True)
 
 
 def relaxed(function: Function) -> Function:
-    """As `compiled`, for what drafts: that only proposes, so LLVM may fuse and reorder its additions.
+    """A function compiled for drafting, which only proposes: LLVM may fuse and reorder its additions.
 
     NaN and infinities are kept.
     """
@@ -81,7 +81,7 @@ def is_compiled(part: Part) -> bool:
 
 
 def compiling(part: Part) -> AbstractContextManager[None]:
-    """In this block no other process of this machine compiles this part."""
+    """A block in which no other process of this machine compiles this part."""
     return one_at_a_time(cache_folder() / part)
 
 
@@ -102,7 +102,7 @@ def _mark(part: Part) -> Path:
 
 @contextmanager
 def compile_log(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """In this block functions that are compiled, and not found on disk, are counted in the log."""
+    """A block that counts in the log the functions which are compiled instead of found on disk."""
     from numba.core import event
 
     count, said = 0, -_LOG_SECONDS

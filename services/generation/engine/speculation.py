@@ -137,7 +137,7 @@ class Speculation:
             self._guarded(sequence, name, start)
 
     def drafts_for(self, sequence: Sequence, together: int) -> bool:
-        """Whether a method, or its grammar, may draft for its next pass, of so many sequences."""
+        """Whether a method, or its grammar, may draft for its next pass, of `together` sequences."""
         drafts = self._drafts.get(sequence)
         return drafts is not None and (drafts.turns.under(together) is not None or drafts.guide is not None)
 

@@ -93,7 +93,7 @@ class Turns:
         self._choose()
 
     def under(self, sequences: int) -> str | None:
-        """The method whose turn it is in a pass with so many sequences; None in a rest, and where no method is left."""
+        """The method whose turn it is in a pass with `sequences`; None in a rest, and where no method is left."""
         if (load := load_of(sequences)) != self._load:
             self._load = load
             self._choose()

@@ -100,7 +100,7 @@ class WaitingQueue:
             self._count(sequence.request.tenant, min(new, rows))
 
     def emitted(self, sequence: Sequence, tokens: int) -> None:
-        """A sequence that runs has got so many tokens."""
+        """A sequence that runs has got `tokens` tokens."""
         self._count(sequence.request.tenant, _EMITTED_WEIGHT * tokens)
 
     def _count(self, tenant: str | None, tokens: int) -> None:

@@ -57,7 +57,7 @@ class Erasures:
             await asyncio.sleep(self._every)
 
     def _take(self, entry: Entry) -> None:
-        """An erasure counts whoever signed it: the log has accepted it, and to forget a draft is always safe."""
+        """An erasure counts, whatever key signed it: the log has accepted it, and to forget a draft is always safe."""
         try:
             document = read_document(entry.envelope)
         except LedgerError as error:
@@ -70,7 +70,7 @@ class Erasures:
                 self._forget(receipt_id)
 
     def _covers(self, expiry: Expiry, receipt_id: str) -> bool:
-        """By the time in the id, which is that of the issue."""
+        """Whether the expiry covers a receipt, by the time in its id, the time of issue."""
         return expiry.covers(-1, self._issued[receipt_id][0], timestamp(time_of(receipt_id)))
 
     def _forget(self, receipt_id: str) -> None:

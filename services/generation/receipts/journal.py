@@ -140,7 +140,7 @@ class Journal:
                 try:
                     records = [record for records, _ in group for record in records]
                     await asyncio.to_thread(self._write, records, sync=bool(waiting))
-                except Exception as error:  # whoever waits hears of it
+                except Exception as error:  # every caller that waits hears of it
                     fault = error
                 for done in waiting:
                     if not done.done() and fault is not None:

@@ -165,7 +165,7 @@ class Outbox:
         return True
 
     def _oldest(self) -> list[_Waiting]:
-        """As many as fit into one message, at least one."""
+        """The oldest receipts that fit into one message, at least one."""
         oldest: list[_Waiting] = []
         size = 0
         for waiting in islice(self._queue, _MOST_AT_ONCE):

@@ -1,4 +1,4 @@
-"""A request once more through the plain upstream, for whoever checks what was served. Token ids in, token ids out."""
+"""A request once more through the plain upstream, to check what was served. Token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlainEngine:
         self._dialect, self._url, self._key, self._silence = DIALECTS[engine], url, key, silence_seconds
 
     def name(self) -> str:
-        """As receipts call it, such as vllm/0.32.0."""
+        """The engine's name in receipts, such as vllm/0.32.0."""
         return f"{self._dialect.name}/{self._about().version}"
 
     def model(self) -> str:

@@ -171,7 +171,7 @@ def _message(document: object) -> str:
 
 
 def _refusal(url: str, status: int, data: bytes) -> Exception:
-    """By what a status means to whoever sent the request."""
+    """The error for a status, by what the status means to the sender."""
     try:
         document = msgspec.json.decode(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Which methods are halted: by the ledger, kept over restarts, or by an inline replay before the ledger knows."""
+"""The methods that are halted: by the ledger, kept over restarts, or by an inline replay before the ledger knows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class HaltKnowledge:
     local: tuple[Scope, ...] = ()
 
     def after(self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()) -> HaltKnowledge:
-        """With the ledger's newer state.
+        """The knowledge after the ledger's newer state.
 
         A local halt stands until the ledger has one that covers it; then the ledger's resume ends it. `unresumed` halts
         are missing from the ledger's list and stand nevertheless.

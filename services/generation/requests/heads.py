@@ -165,7 +165,7 @@ class HeadBoard:
             await asyncio.sleep(self._every)
 
     def _take(self, entry: Entry) -> None:
-        """A withdrawal counts whoever signed it: the log has accepted it, and not to use a head is always safe."""
+        """A withdrawal counts, whatever key signed it: the log has accepted it, and to spare a head is always safe."""
         try:
             document = read_document(entry.envelope)
             if isinstance(document, DraftHeadWithdrawal):
@@ -190,7 +190,7 @@ class HeadBoard:
 
 
 _COMING_SECONDS = 2.0
-"""For a registry that was started together with this server."""
+"""The wait for a registry that was started together with this server."""
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (DraftHeadUnsigned, "HEAD_UNSIGNED"),

@@ -67,7 +67,7 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
 def receipt_sampling(
     sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes, engine: str | None = None
 ) -> ledger.documents.receipt.Sampling:
-    """As the receipt states it: without logprobs, which change no token, and with a commitment to the constraint, which
+    """The sampling in a receipt: without logprobs, which change no token, and with a commitment to the constraint that
     another `engine` kept to where there was one.
     """
     values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}

@@ -39,7 +39,7 @@ class Tools:
     parallel: bool = True
 
     def described(self) -> list[dict[str, Any]]:
-        """As chat templates take them."""
+        """The tools as chat templates take them."""
         return [
             {
                 "type": "function",
@@ -107,7 +107,7 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
 
 
 def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
-    """As chat templates take them. Raises InvalidArgument for arguments that are no JSON object."""
+    """The messages as chat templates take them. Raises InvalidArgument for arguments that are no JSON object."""
     turns: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -123,7 +123,7 @@ def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
 
 
 def sent_turns(messages: pb.ChatMessages) -> list[Turn]:
-    """As receipts commit to them."""
+    """The messages as receipts commit to them."""
     tools = [(tool.name, tool.description, tool.parameters, tool.strict) for tool in messages.tools]
     turns = (
         sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.tool_calls], each.tool_call_id)
@@ -147,7 +147,7 @@ def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
 
 
 def _literal(text: str, special: Mapping[str, int]) -> str:
-    """As symbols of a Lark rule."""
+    """The text as symbols of a Lark rule."""
     ids = "|".join(map(re.escape, special)) or "(?!)"
     pieces = re.split(f"({ids}|{_PIECE.pattern})", text)
     return " ".join(f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece)

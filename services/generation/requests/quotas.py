@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from services.runtime.errors import ResourceExhausted
 
 ANY_TENANT = "*"
-"""In the place of a tenant: the limits of tenants that the settings do not name, and those that others leave out."""
+"""The tenant whose limits count for tenants that the settings do not name, and where others leave a limit out."""
 
 NO_LIMIT = "unlimited"
 
@@ -33,7 +33,7 @@ NAMES = tuple(field.name for field in fields(Quota))
 
 
 def read_quotas(written: Sequence[str]) -> Mapping[str, Quota]:
-    """By tenant; the one of `*` is always there. Raises ValueError that says what was expected."""
+    """Quotas by tenant, always with one for `*`. Raises ValueError that says what was expected."""
     given: dict[str, dict[str, int | None]] = {ANY_TENANT: {}}
     for each in written:
         tenant, _, limits = each.rpartition("=")

@@ -45,7 +45,7 @@ _FULL_RETRY_SECONDS = 1.0
 
 
 def refusal(error: KolmError | EngineError) -> str | None:
-    """For want of what a request was not taken, as the metrics have it; None for one that is wrong in itself."""
+    """What was missing for a request that was refused, as metrics name it; None for a request that is invalid."""
     if isinstance(error, InvalidRequest):
         return None
     if isinstance(error, EngineError):

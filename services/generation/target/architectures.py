@@ -1,4 +1,4 @@
-"""Which family the names in a file mean, and what the architectures that are in no table would take."""
+"""The family that the names in a file mean, and what architectures in no table would take."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def architecture_of(document: Mapping[str, Any]) -> object:
 
 
 def _spelled(name: object) -> str:
-    """As model types and names of classes agree."""
+    """The form in which model types and class names agree."""
     return str(name).replace("_", "").lower()
 
 

@@ -1,4 +1,4 @@
-"""Which blocks of the key/value cache are free. Knows numbers only; the memory belongs to the target."""
+"""The free blocks of the key/value cache. Knows numbers only; the memory belongs to the target."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Family:
     norms_before: bool = True  # and so are their inputs
     norms_around_one: bool = False  # a norm multiplies with 1 + its weights; in GGUF files the 1 is added already
     scaled: tuple[str, ...] = ()
-    """Which of query_pre_attn_scalar, attn_logit_softcapping and final_logit_softcapping count; where any do,
+    """The fields among query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping that count; where any do,
     embeddings are scaled too."""
     experts: ExpertNames | None = None  # in place of an MLP in some or all layers
     stacked: StackedExperts | None = None  # how experts lie in safetensors, where not each by itself

@@ -250,7 +250,7 @@ class KeptProbes:
         self._folder = folder or default_folder()
 
     def probing(self) -> AbstractContextManager[None]:
-        """In this block no other process of this machine probes."""
+        """A block in which no other process of this machine probes."""
         return one_at_a_time(self._folder)
 
     def find(self, target: Target) -> ProbeReport | None:

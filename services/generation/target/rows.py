@@ -62,7 +62,7 @@ class PlacedNode(NamedTuple):
     token: int
     position: int
     slot: int
-    run: int  # so many first slots of the table are seen
+    run: int  # the number of first slots of the table that are seen
     branch: tuple[int, ...]  # then these: ancestors that do not lie in that run, itself last; empty where all do
 
 

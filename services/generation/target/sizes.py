@@ -44,7 +44,7 @@ LARGEST: Mapping[str, int] = {
     "attention_chunk_size": _MOST_POSITIONS,
     "floor_scale": _MOST_POSITIONS,
 }
-"""By the names of config.json; most are of a layer."""
+"""Sizes by the names of config.json; most are of a layer."""
 
 
 def fits(name: str, value: object) -> bool:

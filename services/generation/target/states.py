@@ -1,4 +1,4 @@
-"""Which states a target keeps, and what a pass folds: the steps from a kept state to each of its rows.
+"""The states that a target keeps, and what a pass folds: the steps from a kept state to each of its rows.
 
 A state is a function of the lines that the cache holds of a path (`docs/numerics.md`, States), so keeping one is never
 more than a saving: it is found by the slots that it was folded from, and is given up once one of them is written to.
@@ -188,7 +188,7 @@ class StateBook:
         return number
 
     def _hold(self, line: _Line, state: int, tokens: int, *, lasting: bool) -> None:
-        """`state` is from now on that after so many tokens of a line."""
+        """`state` is from now on that after `tokens` tokens of a line."""
         blocks = line.table[: blocks_for(tokens)]
         self._states[state] = _Kept(tokens, blocks.tobytes(), lasting, self._pass, self._pass)
         self._covered[state] = 0

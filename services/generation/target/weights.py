@@ -46,11 +46,11 @@ class Weights(Protocol):
     def names(self) -> frozenset[str]: ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """In weights, [out, in] or [size]."""
+        """The shape in weights, [out, in] or [size]."""
         ...
 
     def storage(self, name: str) -> str:
-        """As in `StoredTensor`. Raises WeightsInvalid where it is none of those."""
+        """The storage, named as in `StoredTensor`. Raises WeightsInvalid for any other."""
         ...
 
     def tensor(self, name: str) -> StoredTensor:
@@ -101,7 +101,7 @@ def reader(weights: Weights, config: TargetConfig) -> Callable[[str], StoredTens
 
 
 def heads_in_order(rule: StateRule, module: str) -> Int64 | None:
-    """Which output of a module's weights, of out_proj which input, stands in each place; none where all stay."""
+    """The output of a module's weights (of out_proj the input) in each place; None where all stay."""
     if not rule.delta or not module.startswith(f"{DELTA}."):
         return None
     name, keys, share = module.removeprefix(f"{DELTA}."), rule.keys, rule.values // rule.key_heads

@@ -17,7 +17,7 @@ _QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # else it warns that models are no
 
 
 def spare_torch() -> None:
-    """In this process transformers takes torch for missing from now on; kolm's own modules can still import it.
+    """Makes transformers take torch for missing from now on; kolm's own modules can still import it.
 
     For the start of a process that computes on the CPU. Nothing where torch is there already.
     """

@@ -108,7 +108,7 @@ _SHARED = "browser"
 
 
 def static_files(own: Path) -> StaticFiles:
-    """In one folder, as the imports of scripts have it."""
+    """The static files in one folder, as the imports of scripts have it."""
     return StaticFiles(directory=own, packages=[("services.runtime.http", _SHARED)])
 
 

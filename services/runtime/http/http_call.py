@@ -117,7 +117,7 @@ class _TimeLimit:
 
 
 class _LimitedSocket:
-    """As much of a socket as http.client uses. A socket's own limit is for one operation, and a server that sends a
+    """The part of a socket that http.client uses. A socket's own limit is for one operation, and a server that sends a
     byte now and then never reaches it: here each operation has what is left for the call.
     """
 

@@ -243,12 +243,27 @@ SOURCES = {name: text for name, text in TEXTS.items() if name.endswith(".py") an
 
 
 def test_a_docstring_begins_with_what_it_is_about() -> None:
+    everywhere = r"(Of|Whose|Those|That)\b"
+    product = r"(Of|Whose|Those|That|As|By|For|From|In|With|Which|Up)\b"
     found = [
         f"{name}:{node.lineno}"
         for name, text in SOURCES.items()
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if re.match(r"(Of|Whose|Those|That)\b", node.value.value)
+        if re.match(everywhere if name.startswith("tests/") else product, node.value.value)
+    ]
+    assert found == []
+
+
+def test_the_product_says_who_and_how_many() -> None:
+    told = re.compile(r"\b(whoever|so many|not to be had)\b", re.IGNORECASE)
+    others = ("tests/", "services/generation/target/kernels/attention/")
+    found = [
+        f"{name}:{number}"
+        for name, text in SOURCES.items()
+        if not name.startswith(others)
+        for number, line in enumerate(text.splitlines(), 1)
+        if told.search(line)
     ]
     assert found == []
 

@@ -54,7 +54,7 @@ class DraftShape:
         return DraftShape(min(self.depth, budget.depth), self.width, min(self.tree_tokens, budget.nodes))
 
     def for_request(self, request: EngineRequest, width: str) -> DraftShape:
-        """As a request's parameters say; `width` is the name of that one."""
+        """The shape by a request's parameters; `width` is the name of the parameter for the width."""
         asked = request.parameters
         return DraftShape(
             self.depth if request.k is None else request.k,

@@ -216,7 +216,7 @@ def pays(nodes: Nodes, count: int, depth: int, most: int, costs: Costs, rates: F
 @relaxed
 def best_depth(rates: Float64, costs: Costs, chance: float, emitted: float, seconds: float) -> int:
     """The tokens of the chain that gains most by what it costs, 0 where none gains. `rates` [tokens]: how often one
-    holds after those before. Without the chain a pass emits so much in so many `seconds`, and leaves it the `chance`.
+    holds after those before. Without the chain a pass emits `emitted` tokens in `seconds`, and leaves it the `chance`.
     """
     best, most, held, gained = 0, 0.0, chance, 0.0
     for depth in range(1, min(len(rates), len(costs.shares) - 1) + 1):
@@ -231,7 +231,7 @@ def best_depth(rates: Float64, costs: Costs, chance: float, emitted: float, seco
 
 @relaxed
 def next_row(shares: Float64, taken: int) -> float:
-    """The lowest average cost of a further row after so many draft rows; after the last row, the cost of that one."""
+    """The lowest average cost of a further row after `taken` draft rows; after the last row, the cost of that one."""
     least, before = np.inf, min(taken, len(shares) - 2)
     for rows in range(before + 1, len(shares)):
         least = min(least, (shares[rows] - shares[before]) / (rows - before))
@@ -240,7 +240,7 @@ def next_row(shares: Float64, taken: int) -> float:
 
 @relaxed
 def likeliest(nodes: Nodes, among: Int64, most: int) -> Int64:
-    """Up to `most` of the nodes by falling chance, earlier ones first among equals."""
+    """At most `most` of the nodes by falling chance, earlier ones first among equals."""
     best, found = np.empty(min(most, len(among)), np.int64), 0
     for node in among:
         chance = nodes[node].chance

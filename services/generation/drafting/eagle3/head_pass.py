@@ -53,8 +53,8 @@ class HeadParts:
 
     @classmethod
     def of(cls, head: Head, arithmetic: str, cache_blocks: int, positions: int) -> HeadParts:
-        """With an empty cache; for int8, matrices are rounded to q8_0. Raises WeightsInvalid for weights that are NaN
-        or infinite.
+        """Parts with an empty cache; for int8, matrices are rounded to q8_0. Raises WeightsInvalid for weights that are
+        NaN or infinite.
         """
         config = head.config
         stored = {name: StoredTensor.of_values(name, values) for name, values in head.tensors.items()}

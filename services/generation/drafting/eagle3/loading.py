@@ -135,7 +135,7 @@ def is_eagle3(document: Mapping[str, Any]) -> bool:
 
 
 def origin_of(document: Mapping[str, Any]) -> Origin:
-    """Which layout a config.json is in. Raises HeadConfigInvalid if it is in none that is known."""
+    """The layout of a config.json. Raises HeadConfigInvalid if it is in none that is known."""
     if document.get("layout") == LAYOUT:
         return "kolm"
     if document.get("speculators_model_type", "eagle3") == "eagle3" and "transformer_layer_config" in document:

@@ -29,7 +29,7 @@ class Shard:
     suffixes: Int32
     separator: int
     _edges: Int64 = field(init=False, repr=False)
-    """By token, the first suffix that begins with it or with a greater one; -1 until somebody has looked for it."""
+    """The first suffix, by token, that begins with it or with a greater one; -1 until it was first looked up."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_edges", np.full(self.separator + 2, -1, np.int64))
@@ -63,7 +63,7 @@ class PassageIndex:
     """A written index. Reads are safe from any thread."""
 
     def __init__(self, path: Path, dimensions: int, passages: int) -> None:
-        """Raises StoreInvalid if the file is no index of so many passages in so many dimensions."""
+        """Raises StoreInvalid if the file is not an index of `passages` passages in `dimensions` dimensions."""
         try:
             self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:

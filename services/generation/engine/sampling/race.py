@@ -122,7 +122,7 @@ def words_of(seed: np.uint64, choice: int, position: int, tokens: Int32, words: 
 
 @compiled
 def words_of_run(seed: np.uint64, choice: int, position: int, first: int, words: UInt32) -> None:
-    """As `words_of`, for the TILE ids from `first`, a multiple of 4."""
+    """The words of `words_of` for the TILE ids from `first`, a multiple of 4."""
     c1, c2 = np.uint64(position) & _LOW, np.uint64(choice) & _LOW
     k0, k1 = seed & _LOW, seed >> _HALF_WORD
     block = np.uint64(first) >> np.uint64(2)

@@ -1,4 +1,4 @@
-"""From a row of logits to a token."""
+"""The choice of a token in a row of logits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def candidates(row: Row, params: SamplingParams) -> Int32 | None:
 def top(row: Row, count: int, bound: int = _LOWEST) -> Int32:
     """The ids of the `count` largest logits whose keys are at least `bound`, ascending.
 
-    So many groups as have the largest peaks hold so many logits of at least the last of these peaks.
+    The `count` groups with the largest peaks hold at least `count` logits as large as the last of these peaks.
     """
     if count <= len(row.peaks):
         last, _ = last_key(row.peaks, np.ones(len(row.peaks), np.uint64), np.uint64(count))
@@ -197,7 +197,7 @@ class Sampler:
         return self.choose(Row.of(logits), position)
 
     def choose(self, raw: Row, position: int) -> int:
-        """As `sample`, of a row that was looked at already.
+        """The token that `sample` chooses, of a row that was looked at already.
 
         At temperature 0 the largest processed logit, the lowest id among equals; above, the largest processed logit /
         temperature plus Gumbel noise keyed by seed, choice, position and id, over the ids that survive top-k, top-p

@@ -65,7 +65,7 @@ SPLITTINGS = {
     "gpt-4o": Splitting((_GPT4O,)),
     "tekken": Splitting((_TEKKEN,), whole_words=True, begins=True),
 }
-"""By `tokenizer.ggml.pre`."""
+"""Splittings by `tokenizer.ggml.pre`."""
 
 
 def splitting_of(metadata: GgufMetadata) -> Splitting:
@@ -94,7 +94,7 @@ def byte_level(metadata: GgufMetadata, vocabulary: dict[str, int]) -> FastTokeni
 
 
 def published_merges(metadata: GgufMetadata) -> list[tuple[str, str]]:
-    """In their order. Raises ConfigInvalid."""
+    """The file's merges in their order. Raises ConfigInvalid."""
     return [_pair(metadata, merge) for merge in metadata.texts("tokenizer.ggml.merges")]
 
 

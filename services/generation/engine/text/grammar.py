@@ -134,7 +134,7 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
 
 
 def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
-    """As llguidance takes it."""
+    """The grammar in the form that llguidance takes."""
     if schema is not None:
         return json_grammar(schema)
     if source.kind == "regex":

@@ -176,7 +176,7 @@ def _judge(tokenizer: LLTokenizer, source: StructuredOutputs, answer: list[str |
 
 
 def _limit() -> None:
-    """From now on: what earlier grammars took does not count."""
+    """Limits count from now on, without what earlier grammars took."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + _CPU, hard))
@@ -201,7 +201,7 @@ class Grammars(Protocol):
 
 
 class GrammarCompiler:
-    """For one tokenizer. From any thread; a caller waits while its grammar is compiled, the engine's thread never."""
+    """The compiler for one tokenizer. Any thread may call it and waits for its grammar; the engine's never waits."""
 
     def __init__(self, tokenizer: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """`tokenizer` gives tokenizer.json; it is asked for with the first grammar, which takes about a second."""

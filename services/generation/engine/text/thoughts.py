@@ -25,7 +25,7 @@ _HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "
 
 
 def known_thoughts(template: str) -> ThoughtSyntax | None:
-    """By a chat template's text; None where it writes no thoughts that are known."""
+    """The syntax of thoughts in a chat template; None where it is of no known kind."""
     if "<|channel|>" in template and "analysis" in template:
         return _HARMONY
     return _TAGS if _TAGS.open in template and _TAGS.closes[0] in template else None

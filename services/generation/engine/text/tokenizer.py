@@ -169,7 +169,7 @@ class Tokenizer:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
-        """As `decode`, with the text of special tokens."""
+        """The text as from `decode`, with that of special tokens."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:

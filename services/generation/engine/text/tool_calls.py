@@ -53,7 +53,7 @@ class ToolCallSyntax:
     close: str
 
     def without(self, special: Iterable[str]) -> ToolCallSyntax:
-        """As decoded text has it, where special tokens are no text."""
+        """The syntax in decoded text, where special tokens have no text."""
 
         def plain(text: str) -> str:
             for token in special:
@@ -64,7 +64,7 @@ class ToolCallSyntax:
         return ToolCallSyntax(plain(self.open), plain(self.middle), between, plain(self.close))
 
     def written(self, calls: list[tuple[str, str]]) -> str:
-        """As text, of (name, arguments)."""
+        """The text of calls, each (name, arguments)."""
         bodies = [name + self.middle + arguments for name, arguments in calls]
         return self.open + (self.between or self.close + self.open).join(bodies) + self.close
 

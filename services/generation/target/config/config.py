@@ -311,7 +311,7 @@ def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]
 
 DEFAULT_MOST = 8192  # tokens: a context of 131,072 would ask 16 GiB of cache for one sequence of a Llama of 8 billion
 DEFAULT_BYTES = 1 << 30
-_FEATURE_SHARE = 8  # one part in so many of the bytes is for features kept with cached prefixes
+_FEATURE_SHARE = 8  # one byte in this many is for features kept with cached prefixes
 _MOST_CONTEXTS = 64  # that a cache holds whose size nobody chose
 _PROBED = 9  # blocks that the probe takes at start
 
@@ -330,7 +330,7 @@ def bounded(config: TargetConfig, asked: int | None) -> TargetConfig:
 
 
 def explained(served: int, own: int, asked: int | None) -> str:
-    """Which context is served and why, for the log."""
+    """The context that is served and why, for the log."""
     if asked is not None:
         return f"context length {served} of the model's {own}, as --context-length says"
     if served < own:

@@ -335,7 +335,7 @@ def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
 
 
 def delta_rule(config: PreTrainedConfig, family: Family, place: str) -> StateRule:
-    """Which layers fold a state, and sizes of its heads."""
+    """The layers that fold a state, and the sizes of its heads."""
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     rule = _state_rule(DELTA, config, tuple(f"linear_{name}" for name in names), place)
     return replace(rule, tiled=family.tiled, joined=family.joined)

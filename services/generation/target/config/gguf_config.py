@@ -230,7 +230,7 @@ def _inner(metadata: GgufMetadata, family: Family) -> int:
 
 
 def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
-    """Which layers fold a state, and its sizes, under the names that Mamba's have."""
+    """The layers that fold a state, and its sizes, under the names that Mamba's have."""
     key, interval = f"{name}.attention.recurrent_layers", f"{name}.full_attention_interval"
     every = metadata.whole(interval, 4, least=1)
     folding = metadata.of_each(key, layers, least=0) if key in metadata else [(n + 1) % every for n in range(layers)]
@@ -316,7 +316,7 @@ def _window_field(family: str) -> str:
 
 
 def _window(metadata: GgufMetadata, family: str, layers: int, *, rotated_windows: bool) -> dict[str, Any]:
-    """Which layers have one is said by few files; where none says, transformers' defaults are llama.cpp's."""
+    """Few files say which layers have a window; where none says, transformers' defaults are llama.cpp's."""
     window, key = metadata.whole(_window_field(family), 0), f"{family}.attention.sliding_window_pattern"
     if not window:
         return {"sliding_window": None, "layer_types": ["full_attention"] * layers} if rotated_windows else {}
@@ -354,7 +354,7 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
 
 
 def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
-    """As llama.cpp has it, the shares of the chosen experts sum to one where the file does not say otherwise."""
+    """The shares of the chosen experts sum to one, as in llama.cpp, where the file does not say otherwise."""
     name = family.gguf_name
     if family.experts is None or (family.dense_beside and not metadata.whole(f"{name}.expert_count", 0)):
         return {"num_local_experts": 0} if family.dense_beside else {}
@@ -501,7 +501,7 @@ def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> di
 
 
 def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:
-    """As in llama.cpp, scaling of unnamed type is linear, and a factor of 0 is 1."""
+    """Scaling of unnamed type is linear and a factor of 0 is 1, as in llama.cpp."""
     scaling = f"{family}.rope.scaling."
     kind = metadata.text(scaling + "type", "linear")
     factor = metadata.real(scaling + "factor", metadata.real(f"{family}.rope.scale_linear", 0.0)) or 1.0

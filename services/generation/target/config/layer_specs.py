@@ -327,7 +327,7 @@ def _fused(name: str, modules: Sequence[ModuleSpec]) -> ModuleSpec:
 
 
 def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int) -> LayerSpec:
-    """A layer as Llama has it, whose attention reads so many inputs."""
+    """A layer as Llama has it, whose attention reads `inputs` inputs."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     attention, mlp = sizes.attention_bias, sizes.mlp_bias

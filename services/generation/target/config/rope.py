@@ -35,7 +35,7 @@ class Rotation:
     interleaved: bool = False
 
     def within(self, context: int) -> tuple[float, ...]:
-        """The inverse frequencies in a context of so many tokens."""
+        """The inverse frequencies in a context of `context` tokens."""
         return self.long if self.long and context > self.trained else self.inverse_frequencies
 
 
@@ -222,7 +222,7 @@ KINDS: Mapping[str, Callable[[Parameters, Frequencies, Decimal, int], Scaled]] =
     "proportional": _proportional,
     "dynamic": _default,
 }
-"""By `rope_type`. `dynamic` is `default` up to the length that was trained; `longrope` is its short form."""
+"""Scalings by `rope_type`. `dynamic` is `default` up to the length that was trained; `longrope` is its short form."""
 
 
 def _number(parameters: Parameters, name: str, default: Decimal | int | None = None, *, above: int = 0) -> Decimal:
@@ -297,7 +297,7 @@ def _sine_and_cosine(x: Float64) -> tuple[Float64, Float64]:
 
 
 def _polynomial(coefficients: Sequence[float], z: Float64) -> Float64:
-    """By Horner's rule, a product and a sum at a time, from the last coefficient."""
+    """The polynomial's value by Horner's rule, one product and one sum at a time, from the last coefficient."""
     total = np.full_like(z, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = total * z + coefficient

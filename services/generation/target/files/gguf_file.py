@@ -92,7 +92,7 @@ def is_gguf(path: Path) -> bool:
 
 @contextmanager
 def held_open(path: Path) -> Iterator[None]:
-    """In this block a GGUF file is read and checked once, however often it is opened; other paths are left alone.
+    """A block in which a GGUF file is read and checked once, however often it is opened; other paths are not affected.
 
     Raises what `GgufFile.open` raises.
     """

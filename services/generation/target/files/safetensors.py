@@ -142,7 +142,7 @@ class _Stack:
 
 
 def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Part]:
-    """By the names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
+    """Parts by names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
     found: dict[str, Part] = {}
     if family and (family.multimodal or family.delta):
         named = ((_in_text_part(name), part) for name, part in entries.items())
@@ -213,7 +213,7 @@ def _each(match: re.Match[str], stack: _Stack, stacked: StackedExperts) -> Itera
 
 
 def _modules(stacked: StackedExperts, name: str, outputs: int) -> dict[str, slice]:
-    """Which outputs belong to which module."""
+    """The slice of outputs that belongs to each module."""
     if name == stacked.down:
         return {"down_proj": slice(None)}
     if stacked.interleaved:

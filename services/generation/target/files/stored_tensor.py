@@ -53,7 +53,7 @@ class BlockLayout:
         return int(GGML_QUANT_SIZES[self.ggml][1])
 
     def row_bytes(self, weights: int) -> int:
-        """Raises ValueError where a row of so many weights does not end with a block."""
+        """Raises ValueError where a row of `weights` weights does not end with a block."""
         if weights % self.weights:
             raise ValueError(f"a row of {weights} weights is no whole number of {self.storage}'s {self.weights}")
         return weights // self.weights * self.size
@@ -77,7 +77,7 @@ LAYOUTS = {
         BlockLayout("mxfp4", GGMLQuantizationType.MXFP4),
     )
 }
-"""By `StoredTensor.storage`."""
+"""Layouts by `StoredTensor.storage`."""
 
 
 _CHECKED_BYTES = 1 << 20

@@ -165,7 +165,7 @@ _PROCESSES = os.cpu_count() or 1
 
 
 def _compile_apart(machine: Machine, number: Callable[[], str], modules: Sequence[str]) -> None:
-    """In a process of its own. A kernel that it could not compile is compiled, or fails, where it is needed."""
+    """Compiles in another process. A kernel that it could not compile is compiled, or fails, where it is needed."""
     command = [sys.executable, "-m", __name__, machine.name, *modules]
     with subprocess.Popen(command, cwd=_HERE.parents[3], stdout=subprocess.PIPE, text=True) as process:
         for module in process.stdout or ():

@@ -111,7 +111,7 @@ class Kernel:
         return self.code.word(self._pass, self.record.count)
 
     def share(self, units: Value) -> tuple[Value, Value]:
-        """This member's run [first, last) of so many units of work."""
+        """This member's run [first, last) of `units` of work."""
         c = self.code
         first = c.div(c.mul(units, self.member), self.members)
         return first, c.div(c.mul(units, c.add(self.member, 1)), self.members)

@@ -61,7 +61,7 @@ class Storage:
         return self.name.startswith("q")
 
     def panel(self, inputs: int) -> int:
-        """Bytes of a panel of weights of so many inputs, a multiple of GROUP."""
+        """Bytes of a panel of weights of `inputs` inputs, a multiple of GROUP."""
         count = inputs // GROUP
         return count * self.group + -(-count // self.groups) * self.header
 

@@ -72,7 +72,7 @@ _COPIES, _BESIDE = 2, 1 << 30
 
 
 def quantisation(file: str) -> str:
-    """As the name of a GGUF file says, in capitals; empty where it does not."""
+    """The quantisation that a GGUF file's name states, in capitals; empty where it states none."""
     found = _QUANTISATION.search(file)
     return found[1].upper() if found else ""
 
@@ -83,7 +83,7 @@ def is_model_file(name: str) -> bool:
 
 
 def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str | None:
-    """Which of a repository's files is meant. None where it is no GGUF file, but the whole folder.
+    """The file of a repository that is meant. None where it is the whole folder and no GGUF file.
 
     Without a wish, the best one of eight to five bits that is small beside `memory`, else the best one of four bits
     that fits; with memory None there has to be just one. Raises ModelNotFound where none is meant, or does not fit.

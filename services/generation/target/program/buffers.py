@@ -156,7 +156,7 @@ class ExpertBuffers:
     """Buffers for up to `pairs` pairs of a row and an expert (`kernels.experts`); lines are sorted by expert."""
 
     def __init__(self, experts: Experts, hidden: int, rows: int, lines: Callable[[int, int], Float32]) -> None:
-        """`lines(count, size)` are so many lines of zeros."""
+        """`lines(count, size)` are `count` lines of zeros."""
         pairs, inner = rows * experts.chosen, padded(experts.size, PANEL)
         self.logits = lines(rows, experts.count)
         self.x, self.y = lines(pairs, hidden), lines(pairs, hidden)
@@ -229,13 +229,13 @@ class Buffers:
         return {"scratch": self.scratch, "scratch_size": self.scratch_size}
 
     def mixed(self, size: int) -> Float32:
-        """Results of attention: lines of so many values, which nothing longer was ever written into."""
+        """Results of attention: lines of `size` values, which nothing longer was ever written into."""
         if size not in self._mixed:
             self._mixed[size] = self.lines(size)
         return self._mixed[size]
 
     def lines(self, size: int) -> Float32:
-        """A line of at least so many values for each row."""
+        """A line of at least `size` values for each row."""
         return _lines(self.rows, size)
 
 

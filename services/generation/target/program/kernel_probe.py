@@ -127,7 +127,7 @@ def _random(like: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 def _attention(
     parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, Float32, Float32]]:
-    """As `_layer_attention`, of one layer for each size of heads."""
+    """The comparisons of `_layer_attention`, of one layer for each size of heads."""
     sizes = {
         (layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): number
         for number, layer in enumerate(parts.layers) if not layer.spec.taps and not layer.spec.rule

@@ -85,7 +85,7 @@ class Layer:
 
     @property
     def matrices(self) -> list[Matrix]:
-        """As many as a pass over one row reads."""
+        """The matrices that a pass over one row reads."""
         inside = [part.matrices for part in (self.mlp, self.experts, self.inputs) if part]
         return [*self.qkv, self.output, *(matrix for matrices in inside for matrix in matrices)]
 
@@ -178,7 +178,7 @@ class ExpertLayer:
 
     @property
     def matrices(self) -> list[Matrix]:
-        """As many as a pass over one row reads."""
+        """The matrices that a pass over one row reads."""
         gate = [self.shared_gate] if self.shared_gate else []
         return [self.router, *gate, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
 

@@ -1,4 +1,4 @@
-"""From weights as they are published to packed panels (`storages`), without a rounding."""
+"""The packing of published weights into panels (`storages`), without rounding."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _upper(values: NDArray[Any], bits: int) -> NDArray[Any]:
 
 
 def _words(values: NDArray[Any], bits: int, panels: int) -> Bytes:
-    """Values [n, groups, 32] of so many bits as words [panels, groups, bytes]."""
+    """Values [n, groups, 32] of `bits` bits as words [panels, groups, bytes]."""
     in_word = 32 // bits
     fields = values.reshape(panels, PANEL, -1, GROUP // in_word, in_word)
     words = np.zeros((panels, fields.shape[2], GROUP // in_word, PANEL), np.uint32)

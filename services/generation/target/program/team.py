@@ -62,7 +62,7 @@ class Team:
         self._paces: dict[tuple[int, int], _Pace] = {}  # by program and rows
 
     def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
-        """Run the program of a pass (`records.PASS`) on up to so many threads; returns when all of it is done.
+        """Run the program of a pass (`records.PASS`) on up to `threads` threads; returns when all of it is done.
 
         `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
         """
@@ -85,7 +85,7 @@ class Team:
             self._busy.release()
 
     def keep_subnormals(self) -> None:
-        """From now on the calling thread rounds to nearest and keeps subnormals, as passes do, whatever a library has
+        """Sets the calling thread to round to nearest and keep subnormals, as passes do, whatever a library has
         told it: sampling and processors are arithmetic too.
         """
         self._set_float_mode(float_mode(this_machine()))
@@ -97,7 +97,7 @@ class Team:
             self._threads += 1
 
     def _note(self, pace: _Pace, seconds: float, threads: int) -> None:
-        """The members have run a pass together in so many `seconds`, part of which they may have slept, waiting for
+        """The members have run a pass together in `seconds`, part of which they may have slept, waiting for
         another one.
         """
         pace.together = _blended(pace.together, seconds)

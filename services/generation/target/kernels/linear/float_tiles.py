@@ -89,7 +89,7 @@ class _Direct:
 
 
 def direct(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> Any:
-    """direct(record, x, y, nowhere, rows, first, last): panels [first, last) for up to so many rows."""
+    """direct(record, x, y, nowhere, rows, first, last): panels [first, last) for up to `rows` rows."""
     kinds = (POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
     c = Code(module, machine, f"direct_{rows}", kinds)
     record_, x, y, nowhere, count, first, last = c.arguments
@@ -239,7 +239,7 @@ def _tile_vectors(machine: Machine, rows: int) -> int:
 
 
 def _tile(module: ir.Module, machine: Machine, rows: int) -> Any:
-    """tile(weights, count, x, y, y_stride, is_first, bias): y of so many rows of a panel gains one block.
+    """tile(weights, count, x, y, y_stride, is_first, bias): y of `rows` rows of a panel gains one block.
 
     weights float32 [count][PANEL]; x [rows][BLOCK]; `bias` is 0 where this is not the last block.
     """

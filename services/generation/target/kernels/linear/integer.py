@@ -102,7 +102,7 @@ class IntegerProducts:
     """
 
     def __init__(self, code: Code, word: Callable[[int], Value], bits: int, lanes: int) -> None:
-        """`word(i)`, i < 8: a vector [lanes] of int32, each four bytes of so many bits."""
+        """`word(i)`, i < 8: a vector [lanes] of int32, each four bytes of `bits` bits."""
         self._c, self._lanes = code, lanes
         self._way = code.machine.products
         self._sets = [(word, 1, bits)]
@@ -175,13 +175,13 @@ _FOURS = {
     "vnni": {8: "llvm.x86.avx512.vpdpbusd.256", 16: "llvm.x86.avx512.vpdpbusd.512"},  # unsigned weights, signed x
     "sdot": {4: "llvm.aarch64.neon.sdot.v4i32.v16i8"},  # both signed
 }
-"""By machine and lanes: products of bytes summed by fours and added."""
+"""The instructions, by machine and lanes, for products of bytes summed by fours and added."""
 
 _PAIRS = {
     8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
     16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
 }
-"""By lanes: products of bytes summed by twos, products of int16 summed by twos."""
+"""The instructions, by lanes, for products of bytes summed by twos and products of int16 summed by twos."""
 
 
 _X_BYTES = 3 << 17  # of rounded x that go through the panels together: most of a second-level cache
@@ -226,7 +226,7 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
 
 
 def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> Any:
-    """tile(record, x, x_stride, y, first, last): panels [first, last) for so many rows.
+    """tile(record, x, x_stride, y, first, last): panels [first, last) for `rows` rows.
 
     x is rounded; a row is ROUNDED bytes behind the one before it, a group x_stride bytes.
     """

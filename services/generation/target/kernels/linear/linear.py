@@ -47,7 +47,7 @@ def _is_wide(machine: Machine) -> bool:
 
 
 def scratch_bytes(inputs: int) -> int:
-    """Scratch of one member, for a layer of so many inputs."""
+    """Scratch of one member, for a layer of `inputs` inputs."""
     line = -(-inputs // BLOCK) * LINE
     return max(line * max(_DIRECT[-1], _CHUNK), _X_BYTES + line * _CHUNK, tiled_scratch_bytes()) + _NOWHERE
 

@@ -34,6 +34,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.http = h11.Connection(h11.CLIENT)
         self.lost: str | None = None  # why it is of no use any more
+        self.ended = False  # by its server
         self.kept_at: float | None = None  # since then no request uses it
         self._ahead = 0
         self._waiter: asyncio.Future[None] | None = None  # the answer is read, and nothing is there
@@ -59,6 +60,7 @@ class _Connection(asyncio.Protocol):
         self.connection_lost(None)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.ended = self.ended or self.lost is None
         self.lost = self.lost or repr(error or "the connection ended")
         self._wake()
 
@@ -143,17 +145,37 @@ class Connections:
         """The answer to a GET or, with a JSON body, a POST. Leaving before its end closes the connection, which ends
         the request at the server. Raises ConnectionBroken.
         """
-        connection = self._take() or await self._connected()
+        connection: _Connection | None = None
         try:
-            connection.transport.write(self._request(connection.http, path, body))
-            while not isinstance(head := await connection.event(self._silence_seconds), h11.Response):
-                pass
+            connection, head = await self._begun(path, body)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
             yield HttpAnswer(head.status_code, headers, connection, self._silence_seconds)
         except h11.ProtocolError as error:
             raise ConnectionBroken(repr(error)) from error
         finally:
-            self._keep(connection)
+            if connection is not None:
+                self._keep(connection)
+
+    async def _begun(self, path: str, body: bytes | None) -> tuple[_Connection, h11.Response]:
+        """The answer's head, and the connection that it came on. A kept one that ends before was closed by its server
+        while the request was on its way, as llama-server does after a stream: another one is taken.
+        """
+        while True:
+            kept = self._take()
+            connection = kept or await self._connected()
+            try:
+                connection.transport.write(self._request(connection.http, path, body))
+                while not isinstance(head := await connection.event(self._silence_seconds), h11.Response):
+                    pass
+            except (ConnectionBroken, h11.ProtocolError):
+                connection.close()
+                if kept is None or not connection.ended:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return connection, head
 
     def _request(self, http: h11.Connection, path: str, body: bytes | None) -> bytes:
         headers = list(self._headers)

@@ -72,6 +72,14 @@ def test_a_connection_is_used_again() -> None:
     assert server.seen[1].endswith(b"\r\nContent-Length: 2\r\n\r\n{}")
 
 
+def test_a_kept_connection_that_its_server_closes_instead_of_answering_is_replaced() -> None:
+    async def test(connections: Connections) -> None:
+        assert [await _whole(connections), await _whole(connections, b"{}")] == [b"{}", b"{}"]
+
+    _run(server := Server(_ANSWER, b"", _ANSWER), test)
+    assert (server.connections, len(server.seen)) == (2, 3)
+
+
 @pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother", b"x"])
 def test_an_answer_that_nobody_asked_for_answers_nothing(more: bytes) -> None:
     async def test(connections: Connections) -> None:

@@ -120,7 +120,7 @@ _Part = Callable[[int], Value]
 
 
 def _together(machine: Machine, heads: int) -> int:
-    """Registers beside each other whose sums fit the registers, for each of so many heads."""
+    """Registers beside each other whose sums fit the registers, for each of the heads."""
     fits = (12 if machine.registers == 16 else 24) // heads
     return min(BLOCK // machine.lanes, 1 << (fits.bit_length() - 1))
 

@@ -188,7 +188,7 @@ def _biased(c: Code, head: Value, dim: Value) -> tuple[Value, Value]:
 
 
 def _together(machine: Machine, heads: int) -> int:
-    """Registers beside each other whose sums fit the registers, for each of so many heads."""
+    """Registers beside each other whose sums fit the registers, for each of the heads."""
     fits = (12 if machine.registers == 16 else 24) // heads // (1 if machine.products in ("vnni", "sdot") else 2)
     return min(BLOCK // machine.lanes, 1 << max(fits.bit_length() - 1, 0))
 

@@ -33,6 +33,14 @@ def replaced_durably(path: Path, mode: int = 0o600, folder_mode: int = 0o700) ->
     return _drafted(path, mode, folder_mode, os.replace)
 
 
+def move_durably(draft: Path, path: Path) -> None:
+    """Give a file, or a folder with what is in it, the name `path` once the disk has it. Raises OSError."""
+    for each in (*draft.rglob("*"), draft):
+        sync_path(each)
+    os.replace(draft, path)
+    sync_path(path.parent)
+
+
 def remove_drafts(folder: Path) -> None:
     """Removes files that crashes have left half written. Call it while nobody writes."""
     for draft in folder.glob(f"{_DRAFT}*"):

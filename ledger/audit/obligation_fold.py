@@ -14,7 +14,7 @@ for a receipt whose issuer's own replay deviated, nothing is drawn: those are ow
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -23,12 +23,10 @@ from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, Obligation
 from ledger.documents.audit import EXACT, OUTCOMES, OWN_OUTCOMES, AuditPolicy, Draw, Verdict, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import Document, open_document
+from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import moved, timestamp
 from ledger.keys.envelope import Envelope
-from ledger.keys.trusted_keys import TrustedKeys
-from ledger.tree.entry import Entry
-from ledger.tree.merkle import Frontier, leaf_hash
+from ledger.tree.merkle import Frontier
 from ledger.tree.multiproof import GrowingTree
 
 
@@ -268,12 +266,3 @@ class ObligationFold:
     def _hear(self, time: str) -> None:
         self._see(time)
         self._auditor_spoke = max(self._auditor_spoke, time)
-
-
-def fold_obligations(entries: Iterable[bytes], trusted: TrustedKeys) -> ObligationFold:
-    """The fold over the bytes of a whole log. Raises FormatError, SignatureError."""
-    fold = ObligationFold()
-    for data in entries:
-        envelope = Entry.from_bytes(data).envelope
-        fold.observe(leaf_hash(data), envelope, open_document(envelope, trusted, fold.size))
-    return fold

@@ -24,18 +24,6 @@ _PIECE = 2**20
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
-    """Write files into a new or empty folder. Raises StoreError; the files written before it stay."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise StoreError(f"{folder} is not empty: a bundle goes into a folder of its own")
-        for file in files:
-            _write(folder, file)
-    except OSError as error:
-        raise StoreError(f"cannot write the bundle to {folder}: {error.strerror}") from None
-
-
 def add_file(folder: Path, file: BundleFile) -> None:
     """Write one file more into a bundle's folder. Raises StoreError, also where it is there already."""
     try:

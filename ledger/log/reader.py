@@ -74,10 +74,6 @@ class LedgerReader:
         """The latest checkpoint with its signed note and halt state."""
         return self._board.latest()
 
-    def wait_beyond(self, size: int, timeout: float | None = None) -> TreeHead:
-        """The latest head, once the log has more than `size` entries or `timeout` seconds have passed."""
-        return self._board.wait_beyond(size, timeout)
-
     def entry(self, index: int) -> bytes:
         """Raises NotFound."""
         if not 0 <= index < self.head().size:

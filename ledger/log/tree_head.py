@@ -1,8 +1,7 @@
-"""The published tree head: the latest signed checkpoint, and a place to wait for the next one."""
+"""The published tree head: the latest signed checkpoint."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,21 +24,18 @@ class TreeHead:
 
 
 class TreeHeadBoard:
-    """The sequencer posts tree heads here, and readers wait for them. Sizes only grow. Safe between threads."""
+    """One thread, the sequencer's, posts tree heads here, and any thread reads the latest. Sizes only grow."""
 
     def __init__(self, head: TreeHead, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` counts seconds."""
         self._head = head
         self._clock = clock
         self._posted = clock()
-        self._changed = threading.Condition()
 
     def post(self, head: TreeHead) -> None:
-        with self._changed:
-            if head is not self._head:
-                self._posted = self._clock()
-            self._head = head
-            self._changed.notify_all()
+        if head is not self._head:
+            self._posted = self._clock()
+        self._head = head
 
     @property
     def age(self) -> float:
@@ -47,11 +43,4 @@ class TreeHeadBoard:
         return self._clock() - self._posted
 
     def latest(self) -> TreeHead:
-        with self._changed:
-            return self._head
-
-    def wait_beyond(self, size: int, timeout: float | None = None) -> TreeHead:
-        """The first head with more than `size` entries, or after `timeout` seconds the latest, whatever its size."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._head.size > size, timeout)
-            return self._head
+        return self._head

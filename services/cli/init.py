@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from typer import Argument, Option
 
-from ledger.durable_file import sync_path, write_durably
+from ledger.durable_file import move_durably, write_durably
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.output import answer
@@ -117,8 +117,7 @@ class InitialFolder:
             write_durably(draft / self.settings.name, self._settings().encode(), 0o600)
             write_durably(draft / self.environment.name, self._environment().encode(), 0o600)
             write_principals(draft / self.principals.name, _principals(now))
-            os.rename(draft, self.path)  # takes the place of an empty folder as well
-            sync_path(self.path.parent)
+            move_durably(draft, self.path)  # takes the place of an empty folder as well
         except OSError as error:
             raise Failed(f"cannot write {self.path}: {error.strerror}") from None
         finally:

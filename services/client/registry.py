@@ -7,7 +7,6 @@ with RegistryClient.connect("127.0.0.1:50054") as registry:
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from kolm.registry.v1 import registry_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore
 from ledger.documents.manifests import DraftHeadManifest, NamedFile
+from ledger.durable_file import move_durably
 from services.client.channel import Client, Stream
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable, decoded_errors
 from services.client.ledger.log import shown_document
@@ -159,7 +159,7 @@ def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
     if file_digest(arriving) != part.digest:
         arriving.unlink()
         raise DataLoss(f"{part.name}: what arrived is not {part.digest}", reason="DIGEST_MISMATCH")
-    os.replace(arriving, path)
+    move_durably(arriving, path)
 
 
 def _receive(registry: RegistryClient, part: NamedFile, path: Path, progress: Progress) -> None:

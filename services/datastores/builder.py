@@ -17,6 +17,7 @@ import faiss
 import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 
+from ledger.durable_file import move_durably
 from services.datastores.documents import CorpusInvalid, Document
 from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import Tokenising
@@ -147,7 +148,7 @@ class DatastoreBuilder:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             manifest = self._write(documents, folder, progress or BuildProgress())
-            folder.rename(out)
+            move_durably(folder, out)
             return manifest
         except OSError as error:
             raise BuildFailed(f"{out}: cannot be written: {error.strerror or error}; nothing was kept") from error

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.folder import archive
+from ledger.bundle.folder import add_file, archive
 from ledger.bundle.layout import BundleFile, BundleManifest, ContentLine, OlderTree, Span, split_lines
 from ledger.documents.content import Content
 from ledger.documents.key_entry import KeyEntry
@@ -137,6 +137,11 @@ class ListedLog:
         if (level, number) not in self._tiles:
             raise NotFound(f"{level}/{number}")
         return self._tiles[level, number]
+
+
+def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
+    for file in files:
+        add_file(folder, file)
 
 
 def log_of(changes: dict[int, Document | Envelope] | None = None, drop: int = 0) -> ListedLog:

@@ -16,6 +16,7 @@ from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
 from ledger.bundle.folder import BundleFolder, add_file, archive, unpack
 from ledger.bundle.layout import TRANSCRIPT, BundleFile
 from ledger.bundle.tiles import CHECKPOINT, TileFolder, export_tiles
+from ledger.durable_file import move_durably
 from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame import options
@@ -131,9 +132,9 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
             if path.name.endswith(ARCHIVES):
                 with draft.open("wb") as out:
                     out.writelines(archive(unpacked.files(), compressed=path.name.endswith(TAR_GZ)))
-                os.replace(draft, path)
+                move_durably(draft, path)
             else:
-                os.replace(unpacked.folder, path)
+                move_durably(unpacked.folder, path)
     return absent
 
 
@@ -171,7 +172,7 @@ def export_proof_to(path: Path, ledger: str, receipt: str) -> None:
         proof = proof_of(client, client.receipt(receipt).receipt.index)
     with draft_of(path) as draft:
         draft.write_bytes(proof.to_bytes())
-        os.replace(draft, path)
+        move_durably(draft, path)
 
 
 def proof_of(client: LedgerClient, index: int) -> TlogProof:

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import pytest
 
-from ledger.audit.obligation_fold import fold_obligations
 from ledger.documents.audit import Draw
 from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
@@ -27,7 +26,16 @@ from tests.integration.auditor.deployment import (
     stopped_after,
 )
 from tests.mutations import replace
-from tests.unit.ledger.builders import SCOPE, erasure, foreign_receipt, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.builders import (
+    SCOPE,
+    erasure,
+    fold_obligations,
+    foreign_receipt,
+    receipt,
+    receipt_id,
+    signed,
+    verdict,
+)
 
 
 def outcomes(deployment: Deployment) -> list[tuple[int, str]]:

@@ -11,7 +11,6 @@ import pytest
 
 from kolm.ledger.v1.ledger_pb2 import AppendEntryRequest
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.folder import write_folder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.tiles import TiledTree, TileFolder
 from ledger.documents.receipt import SpecDecode
@@ -41,7 +40,7 @@ from tests.mutations import replace
 from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id, signed
 from tests.unit.ledger.test_mutations import FILES
 from tests.vectors.make_bundles import checkpoint as signed_head
-from tests.vectors.make_bundles import exported, log_of
+from tests.vectors.make_bundles import exported, log_of, write_folder
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ledger.audit.obligation_fold import fold_obligations
 from ledger.documents.audit import Drift, ReferencePass, Verdict
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import Document, sign_document
@@ -25,6 +24,7 @@ from tests.unit.ledger.builders import (
     TRUSTED,
     draw,
     expiry,
+    fold_obligations,
     halt,
     policy,
     receipt,
@@ -115,7 +115,7 @@ def test_at_a_rate_between_nothing_is_due_before_the_draw_and_what_it_names_afte
     log = drawn_log(30)
     before, after = folded(log[:-1]), folded(log)
     assert (before.due(), len(before.undrawn())) == ((), 30)
-    owed = [one.index for one in fold_obligations(log, TRUSTED).owed()]
+    owed = [one.index for one in fold_obligations(log).owed()]
     assert list(after.due()) == owed != []
     assert after.undrawn() == ()
     assert {why(after, index) for index in after.due()} == {"drawn at rate 0.5 by entry 31"}

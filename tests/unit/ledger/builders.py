@@ -1,12 +1,14 @@
 """Documents, keys and envelopes for tests: deterministic, valid, and easy to vary."""
 
 import hashlib
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
 from msgspec.structs import replace
 
+from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit import AuditPolicy, Deviation, Draw, Verdict
 from ledger.documents.content import Content
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal, KScore, kscore_status
@@ -15,7 +17,7 @@ from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling, SpecDecode
-from ledger.documents.signed_document import Document, sign_document
+from ledger.documents.signed_document import Document, open_document, sign_document
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.encoding.document import Seed
@@ -25,6 +27,8 @@ from ledger.keys.ed25519 import ROLES, SigningKey
 from ledger.keys.envelope import sign
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash
 
 ORIGIN = "kolm.example/ledger"
 START = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
@@ -251,3 +255,12 @@ def of_a_later_version(key: Signer = KEYS["receipts"], kind: str = "kolm.weather
 @cache
 def signed_receipt(number: int = 0, **changes: Any) -> bytes:
     return signed(receipt(number, **changes))
+
+
+def fold_obligations(entries: Iterable[bytes], trusted: TrustedKeys = TRUSTED) -> ObligationFold:
+    """The fold over the bytes of a whole log."""
+    fold = ObligationFold()
+    for data in entries:
+        envelope = Entry.from_bytes(data).envelope
+        fold.observe(leaf_hash(data), envelope, open_document(envelope, trusted, fold.size))
+    return fold

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ledger
-from ledger.durable_file import create_durably, replaced_durably, write_durably
+from ledger.durable_file import create_durably, move_durably, replaced_durably, write_durably
 
 PACKAGE = Path(ledger.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -81,6 +81,17 @@ def test_the_data_comes_first_then_the_name_then_the_folder(tmp_path: Path, aske
         create_durably(tmp_path / "new", b"second")
     assert (tmp_path / "new").read_bytes() == b"first"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "file", "new"]
+
+
+def test_what_was_written_elsewhere_is_moved_once_the_disk_has_all_of_it(tmp_path: Path, asked: list[str]) -> None:
+    (tmp_path / "draft/in").mkdir(parents=True)
+    (tmp_path / "draft/in/file").write_bytes(b"one")
+    move_durably(tmp_path / "draft", tmp_path / "folder")
+    assert sorted(asked[:3]) == ["data", "folder", "folder"]
+    assert asked[3:] == ["name", "folder"]
+    move_durably(tmp_path / "folder/in/file", tmp_path / "file")
+    assert asked[5:] == ["data", "name", "folder"]
+    assert (tmp_path / "file").read_bytes() == b"one"
 
 
 def test_a_file_that_could_not_be_written_whole_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ledger.bundle.conversation import Transcript
-from ledger.bundle.folder import BundleFolder, write_folder
+from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.proven import prove_entry, prove_statement
 from ledger.bundle.receipt_file import ReceiptFile
@@ -47,7 +47,7 @@ from tests.unit.client.test_answer_check import signed as answered
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, policy, publication, receipt, receipt_id, verdict
 from tests.unit.ledger.bundle.test_transcript import SAID, Reader
 from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
-from tests.vectors.make_bundles import POLICY, bundles, checkpoint, log_of
+from tests.vectors.make_bundles import POLICY, bundles, checkpoint, log_of, write_folder
 
 COUNT = 200
 GOOD = bundles()["good"].files

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ledger.durable_file import sync_path
+from ledger.durable_file import move_durably
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.identity import TOKENIZER_FILES, FileDigests
 from services.generation.target.naming.catalogue import HubName, choose, memory_at_hand
@@ -172,9 +172,7 @@ def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
                 _partial(blob).unlink()
             raise
         partial.flush()
-        sync_path(_partial(blob))
-        os.rename(_partial(blob), blob)
-        sync_path(blob.parent)
+        move_durably(_partial(blob), blob)
     if not _is_intact(blob):
         blob.unlink()
         raise DigestWrong(f"{model.name}: {file.name} has another digest than the hub says, {blob.name}; removed")

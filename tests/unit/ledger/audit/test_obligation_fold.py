@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.audit.obligation_fold import ObligationFold, fold_obligations
+from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit import Draw, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document, sign_document
@@ -17,7 +17,17 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from tests.examples import examples
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, draw, policy, receipt, signed, verdict
+from tests.unit.ledger.builders import (
+    KEYS,
+    START,
+    at,
+    draw,
+    fold_obligations,
+    policy,
+    receipt,
+    signed,
+    verdict,
+)
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 
 AUDITOR = KEYS["auditor"]
@@ -45,7 +55,7 @@ class Log:
         return NaiveTree([leaf_hash(entry) for entry in self.entries[:size]]).root(0, size)
 
     def fold(self) -> ObligationFold:
-        return fold_obligations(self.entries, TRUSTED)
+        return fold_obligations(self.entries)
 
     def owed(self) -> list[int]:
         return [one.index for one in self.fold().owed()]

@@ -12,7 +12,7 @@ import pytest
 
 from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.file_checks import CheckedFile, FileCheck
-from ledger.bundle.folder import BundleFolder, write_folder
+from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.verification import verify_bundle
@@ -23,7 +23,7 @@ from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, receipt, verdict
 from tests.unit.ledger.bundle import test_verification
 from tests.unit.ledger.bundle.test_verification import failed
-from tests.vectors.make_bundles import DOCUMENTS, SUCCESSOR, ListedLog, exported, log_of
+from tests.vectors.make_bundles import DOCUMENTS, SUCCESSOR, ListedLog, exported, log_of, write_folder
 
 SIZE = len(DOCUMENTS)
 TRUST = replace(test_verification.TRUST, as_of=START + timedelta(seconds=100))  # before any verdict is overdue

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from ledger.bundle import layout
-from ledger.bundle.folder import archive, opened_bundle, unpack, write_folder
+from ledger.bundle.folder import archive, opened_bundle, unpack
 from ledger.bundle.layout import BundleFile
 from ledger.errors import FormatError, LedgerError
+from tests.vectors.make_bundles import write_folder
 
 FILES = (
     BundleFile("bundle.json", b"{}"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ledger.bundle.conversation import Transcript, Turn
-from ledger.bundle.folder import BundleFolder, write_folder
+from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
@@ -15,7 +15,7 @@ from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError
 from tests.mutations import replace
 from tests.unit.ledger.builders import TRUSTED, content, receipt, receipt_id
-from tests.vectors.make_bundles import POLICY, bundles, exported, log_of
+from tests.vectors.make_bundles import POLICY, bundles, exported, log_of, write_folder
 
 GOOD = bundles()["good"].files
 SAID = Transcript(

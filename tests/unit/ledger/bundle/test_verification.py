@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.folder import BundleFolder, opened_bundle, write_folder
+from ledger.bundle.folder import BundleFolder, opened_bundle
 from ledger.bundle.layout import (
     BundleFile,
     BundleManifest,
@@ -62,6 +62,7 @@ from tests.vectors.make_bundles import (
     expected,
     exported,
     log_of,
+    write_folder,
 )
 from tests.vectors.make_log import signed_claim
 

@@ -371,14 +371,3 @@ def test_proofs_are_served_for_published_trees_only(store: MemoryEntryStore, seq
     for old, new in ((3, 2), (0, 6), (-1, 2)):
         with pytest.raises(NotFound):
             reader.consistency_proof(old, new)
-
-
-def test_waiting_for_growth_wakes_up_when_the_log_grows(store: MemoryEntryStore, sequencer: Sequencer) -> None:
-    reader = LedgerReader(store, sequencer.board)
-    assert reader.wait_beyond(0, timeout=0).size == 0
-    woken: list[int] = []
-    waiter = threading.Thread(target=lambda: woken.append(reader.wait_beyond(0).size))
-    waiter.start()
-    sequencer.append(signed_receipt(0)).result()
-    waiter.join()
-    assert woken == [1]

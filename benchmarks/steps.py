@@ -15,7 +15,7 @@ from benchmarks.engines import KINDS, KolmEngine, Run, load_prompts
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, Draft, Drafter
+from services.generation.engine.drafter import Draft, Drafter, DraftRequest
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ class _Timed(Drafter):
     def begin(self, request: EngineRequest) -> Draft:
         return self._drafter.begin(request)
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         started = time.perf_counter()
         trees = self._drafter.propose(asks)
         if len(trees[0]) > DEPTH:

@@ -1,7 +1,7 @@
 """Follows a log: every new checkpoint, every entry under it, and what is owed and promised.
 
     monitor = Monitor(memory, trusted, limits)
-    monitor.look(files, now)             # as often as you like; reads only what is new
+    monitor.poll(files, now)             # as often as you like; reads only what is new
     for finding in monitor.findings(promises, now): ...
 
 Entries are taken in batches, each proven to be of the newest signed tree before it is kept. So a crash costs a batch,
@@ -61,7 +61,7 @@ class Monitor:
         """The entries that were checked so far."""
         return self._summary.size
 
-    def look(self, files: TileFiles, now: datetime) -> None:
+    def poll(self, files: TileFiles, now: datetime) -> None:
         """Read what is new. Faults in it become findings.
 
         Raises only where the log cannot be reached: NotFound without a checkpoint, the errors of `files`, StoreError.

@@ -71,12 +71,12 @@ def show(
 def _explained() -> Iterator[None]:
     """Turns errors of datastores, texts and bases into those of commands."""
     from services.datastores.builder import BuildFailed
-    from services.datastores.documents import CorpusInvalid
+    from services.datastores.documents import DocumentsInvalid
     from services.generation.drafting.retrieval.manifest import StoreInvalid, StoreMismatch
 
     try:
         yield
-    except (CorpusInvalid, StoreMismatch, TargetError) as error:
+    except (DocumentsInvalid, StoreMismatch, TargetError) as error:
         raise UsageError(str(error)) from error
     except StoreInvalid as error:
         raise VerificationFailed(str(error)) from error

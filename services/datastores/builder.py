@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
 
 from ledger.durable_file import move_durably
-from services.datastores.documents import CorpusInvalid, Document
+from services.datastores.documents import Document, DocumentsInvalid
 from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import Tokenising
 from services.generation.drafting.retrieval.input_layer import Embedding, InputLayer
@@ -139,7 +139,7 @@ class DatastoreBuilder:
 
         Raises:
             BuildFailed: `out` stands already, or cannot be written; nothing is left of it then.
-            CorpusInvalid: there is no text.
+            DocumentsInvalid: there is no text.
             TargetError: the base's directory is not one whose token embeddings can be read.
         """
         check_out(out)
@@ -171,7 +171,7 @@ class DatastoreBuilder:
                 progress.read(sum(len(document.text) for document, _ in batch))
         shards.end()
         if not shards.shards:
-            raise CorpusInvalid("the corpus holds no text; name files with text in them")
+            raise DocumentsInvalid("the corpus holds no text; name files with text in them")
         return self._finish(folder, shards, count, progress)
 
     def _finish(self, folder: Path, shards: ShardWriter, documents: int, progress: BuildProgress) -> Manifest:

@@ -18,7 +18,7 @@ _HIDDEN = ("script", "style", "noscript", "template")
 _BREAKS = ("p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "section", "article", "table")
 
 
-class CorpusInvalid(DatastoreError):
+class DocumentsInvalid(DatastoreError):
     """A corpus cannot be read, or holds nothing; the message names the file and what to do."""
 
 
@@ -32,20 +32,20 @@ def find_files(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]
     """All files under the paths, in order, without hidden ones and those in or under what a pattern of `exclude` names
     (`fnmatch`: `tests`, `*.css`).
 
-    Raises CorpusInvalid for a path that is neither file nor folder, and for a folder that may not be read.
+    Raises DocumentsInvalid for a path that is neither file nor folder, and for a folder that may not be read.
     """
     files: list[Path] = []
     for path in paths:
         try:
             mode = path.stat().st_mode
         except OSError as error:
-            raise CorpusInvalid(f"{path}: {error.strerror}") from error
+            raise DocumentsInvalid(f"{path}: {error.strerror}") from error
         if stat.S_ISDIR(mode):
             files += sorted(_files_under(path, exclude))
         elif stat.S_ISREG(mode):
             files.append(path)
         else:
-            raise CorpusInvalid(f"{path}: neither a file nor a folder")
+            raise DocumentsInvalid(f"{path}: neither a file nor a folder")
     return files
 
 
@@ -54,7 +54,7 @@ def _files_under(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
         return not name.startswith(".") and not any(fnmatch(name, pattern) for pattern in exclude)
 
     def refuse(error: OSError) -> None:
-        raise CorpusInvalid(f"{error.filename}: {error.strerror}; leave it out or make it readable") from error
+        raise DocumentsInvalid(f"{error.filename}: {error.strerror}; leave it out or make it readable") from error
 
     for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = filter(wanted, folders)
@@ -67,33 +67,33 @@ def read_documents(
 ) -> Iterator[Document]:
     """The documents of the files, in order.
 
-    A file that is not UTF-8 text is `skipped`, unless it was `asked_for` by its own name: then it is CorpusInvalid, as
-    is a line of JSON that holds no text.
+    A file that is not UTF-8 text is `skipped`, unless it was `asked_for` by its own name: then it is DocumentsInvalid,
+    as is a line of JSON that holds no text.
     """
     named = set(asked_for)
     for file in files:
         try:
             data = file.read_bytes()
         except OSError as error:
-            raise CorpusInvalid(f"{file}: {error.strerror}; leave it out or make it readable") from error
+            raise DocumentsInvalid(f"{file}: {error.strerror}; leave it out or make it readable") from error
         try:
             text = _text(data)
         except ValueError:
             if file in named:
-                raise CorpusInvalid(f"{file}: not UTF-8 text; leave it out or convert it") from None
+                raise DocumentsInvalid(f"{file}: not UTF-8 text; leave it out or convert it") from None
             skipped(file)
             continue
         yield from _documents(file, text)
 
 
 def with_text(documents: Iterator[Document]) -> Iterator[Document]:
-    """The same documents, once one of them has text. Raises CorpusInvalid where none has."""
+    """The same documents, once one of them has text. Raises DocumentsInvalid where none has."""
     read = []
     for document in documents:
         read.append(document)
         if document.text:
             return chain(read, documents)
-    raise CorpusInvalid("the corpus holds no text; name files with text in them")
+    raise DocumentsInvalid("the corpus holds no text; name files with text in them")
 
 
 def _text(data: bytes) -> str:
@@ -118,14 +118,14 @@ def _json_text(file: Path, number: int, line: str) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CorpusInvalid(f"{file}:{number}: not JSON: {error}") from error
+        raise DocumentsInvalid(f"{file}:{number}: not JSON: {error}") from error
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise CorpusInvalid(f'{file}:{number}: expected a string or an object with a string "text"')
+        raise DocumentsInvalid(f'{file}:{number}: expected a string or an object with a string "text"')
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise CorpusInvalid(f"{file}:{number}: not Unicode: {error.reason}") from error
+        raise DocumentsInvalid(f"{file}:{number}: not Unicode: {error.reason}") from error
     return text
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.ledger import key_entries
-from services.generation.drafting.method_spec import Parts
+from services.generation.drafting.method_spec import DrafterInputs
 from services.generation.drafting.methods import CannotDraft, build_drafters, method_of
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.manifest import DatastoreError
@@ -72,7 +72,7 @@ class Model:
         return tuple(dict.fromkeys(method_of(name) for name in self.drafters))
 
 
-def with_drafters(model: Model, parts: Parts, heads: Sequence[ServedHead] = ()) -> Model:
+def with_drafters(model: Model, parts: DrafterInputs, heads: Sequence[ServedHead] = ()) -> Model:
     """The model with every drafter that can be built. Raises CannotDraft."""
     trees = compiling("trees") if parts.heads or parts.draft_model else nullcontext()
     with compiling("copies"), trees:  # two servers that start together compile nothing twice
@@ -157,7 +157,7 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
     """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart."""
     model = await _loaded(settings, load)
     found = await _heads(settings, model)
-    parts = Parts(
+    parts = DrafterInputs(
         base=settings.model,
         target=model.target,
         tokenizer=model.tokenizer,

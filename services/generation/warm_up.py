@@ -85,13 +85,13 @@ def _warm_up_trees() -> None:
 
     from services.generation.drafting.acceptance import Acceptance
     from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary
-    from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking
+    from services.generation.drafting.draft_tree.draft_tree import DraftModelState, DraftTree
     from services.generation.drafting.draft_tree.nodes import Costs
     from services.generation.engine.request import EngineRequest, SamplingParams
 
     ids, request = np.arange(2), EngineRequest("", (0,), SamplingParams())
     vocabulary, acceptance = Vocabulary(ids, ids), Acceptance().begin(request)
-    speaking = Speaking.of(request, acceptance, (), vocabulary)
+    speaking = DraftModelState.of(request, acceptance, (), vocabulary)
     tree = DraftTree(0, acceptance, DraftShape(depth=2, width=2, tree_tokens=8), Costs(np.ones(4)))
     speaking.begin(tree, (0, 0))
     tree.worth_expanding()

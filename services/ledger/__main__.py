@@ -25,8 +25,8 @@ from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
 from ledger.tree.tile import TileHashes
+from services.ledger.external_signers import ExternalSigners
 from services.ledger.ledger_metrics import LedgerMetrics
-from services.ledger.outside_signers import OutsideSigners
 from services.ledger.retention_sweeper import RetentionSweeper
 from services.ledger.servicer import SERVICE, LedgerServicer
 from services.ledger.settings import LedgerSettings
@@ -44,7 +44,7 @@ async def main(settings: LedgerSettings) -> None:
     """Open, serve until a signal, close."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     registry = CollectorRegistry()
-    outside = OutsideSigners.of(settings)
+    outside = ExternalSigners.of(settings)
     with opened_servicer(settings, registry, outside) as servicer, outside.collecting(servicer.reader, registry):
         sweeper = RetentionSweeper(
             servicer.reader, servicer.append_own, lambda: datetime.now(UTC), settings.retention_seconds
@@ -59,7 +59,7 @@ async def main(settings: LedgerSettings) -> None:
 
 @contextmanager
 def opened_servicer(
-    settings: LedgerSettings, registry: CollectorRegistry, outside: OutsideSigners | None = None
+    settings: LedgerSettings, registry: CollectorRegistry, outside: ExternalSigners | None = None
 ) -> Iterator[LedgerServicer]:
     """A servicer over the ledger of `settings`: recovered, its key made at first start and published in a
     folder of its own. Everything queued is written before this returns. Raises CannotStart.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.generation.engine.cost import MARGIN
-from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
+from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
@@ -90,10 +90,10 @@ class ReadingDrafter(Drafter):
     def begin(self, request: EngineRequest) -> ReadingDraft:
         return ReadingDraft(self)
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         return [self._tree(ask) for ask in asks]
 
-    def _tree(self, ask: Ask) -> TokenTree:
+    def _tree(self, ask: DraftRequest) -> TokenTree:
         draft = ask.draft
         assert isinstance(draft, ReadingDraft)
         if draft.length != len(ask.tokens) - 1:

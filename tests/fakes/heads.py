@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from services.generation.drafting.block.block_checkpoint import BlockConfig, BlockHead, block_shapes
 from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.draft_tree.candidates import NO_CONFIDENCE, Vocabulary
-from services.generation.drafting.draft_tree.draft_tree import Speaking
+from services.generation.drafting.draft_tree.draft_tree import DraftModelState
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, head_shapes, write_head
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.head_drafter import HeadDraft
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, Drafter
+from services.generation.engine.drafter import Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
@@ -92,11 +92,11 @@ class InformedDrafter(Drafter):
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         draft = self._drafter.begin(request)
-        draft.speaking = _Told(*(getattr(draft.speaking, each.name) for each in fields(Speaking)))
+        draft.speaking = _Told(*(getattr(draft.speaking, each.name) for each in fields(DraftModelState)))
         draft.speaking.informed = self
         return draft
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         return self._drafter.propose(asks)
 
     def tell(self, request: EngineRequest, position: int) -> int | None:
@@ -111,7 +111,7 @@ class InformedDrafter(Drafter):
         return self._rng.choice((6.0, 6.0, 6.0, -0.01))
 
 
-class _Told(Speaking):
+class _Told(DraftModelState):
     """A head's word on one request, with what it is told among its likeliest tokens."""
 
     informed: InformedDrafter

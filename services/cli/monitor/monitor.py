@@ -146,7 +146,7 @@ class Watching:
         now, away = datetime.now(UTC), None
         promised = read_promises(self.promises)
         try:
-            self.monitor.look(self.files, now)
+            self.monitor.poll(self.files, now)
         except (Unreachable, NotFound) as error:
             away = error if isinstance(error, Unreachable) else exits.NotFound(str(error))
         findings = tuple(self.monitor.findings(promised, now))

@@ -14,13 +14,13 @@ import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary
-from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking, expand
+from services.generation.drafting.draft_tree.draft_tree import DraftModelState, DraftTree, expand
 from services.generation.drafting.draft_tree.nodes import Costs
-from services.generation.drafting.method_spec import MethodSpec, Parts
+from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.string_level import DEEPEST, StringLevelDrafter
 from services.generation.engine.cost import StepCost
-from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Drafter
+from services.generation.engine.drafter import ONE_NODE, Budget, Draft, Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
@@ -44,7 +44,7 @@ class ModelDraft(Draft):
     Accepted ones stay in the cache, the others are overwritten.
     """
 
-    def __init__(self, request: EngineRequest, model: Target, speaking: Speaking) -> None:
+    def __init__(self, request: EngineRequest, model: Target, speaking: DraftModelState) -> None:
         self.depth, self.speaking, self.prediction = request.k or DEEPEST, speaking, Prediction(request)
         self.table: list[int] = []
         self.length = 0
@@ -94,16 +94,16 @@ class DraftModelDrafter(Drafter):
 
     def begin(self, request: EngineRequest) -> ModelDraft:
         acceptance = self._acceptance.begin(request)
-        speaking = Speaking.of(request, acceptance, self._model.config.eos_token_ids, self._vocabulary)
+        speaking = DraftModelState.of(request, acceptance, self._model.config.eos_token_ids, self._vocabulary)
         return ModelDraft(request, self._model, speaking)
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         starting = [ask for ask in asks if self._starts(ask, len(asks))]
         if starting:
             self._expand([(_draft(ask), ask.tokens) for ask in starting])
         return [_draft(ask).tree.token_tree() for ask in asks]
 
-    def _starts(self, ask: Ask, together: int) -> bool:
+    def _starts(self, ask: DraftRequest, together: int) -> bool:
         """Whether the model begins a chain. It does not where drafts do not pay, where the cache is full, or where more
         is left to read. The tree has the caller's prediction in any case.
         """
@@ -125,7 +125,7 @@ class DraftModelDrafter(Drafter):
         return self._caught_up(draft, tokens)
 
     def _begin_tree(self, draft: ModelDraft, tokens: list[int], budget: Budget, depth: int, together: int) -> DraftTree:
-        costs = Costs(budget.shares, self._step_cost.fixed / together, self._step_cost.row)
+        costs = Costs(budget.cost_by_nodes, self._step_cost.fixed / together, self._step_cost.row)
         most = max(depth, budget.nodes if draft.speaking.request.prediction else 0)
         tree = DraftTree(tokens[-1], draft.speaking.acceptance, DraftShape(depth, 1, most), costs)
         draft.speaking.begin(tree, tokens)
@@ -175,12 +175,12 @@ def _tip(draft: ModelDraft) -> list[int]:
     return tokens
 
 
-def _draft(ask: Ask) -> ModelDraft:
+def _draft(ask: DraftRequest) -> ModelDraft:
     assert isinstance(ask.draft, ModelDraft)
     return ask.draft
 
 
-def _build(parts: Parts) -> dict[str, Drafter]:
+def _build(parts: DrafterInputs) -> dict[str, Drafter]:
     """A smaller model's drafter, its cache as long as the base's. With another tokenizer text is tokenized again."""
     directory, target = parts.draft_model, parts.target
     if directory is None:

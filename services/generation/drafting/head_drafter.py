@@ -16,13 +16,13 @@ import numpy as np
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import OwnText
 from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape, Vocabulary
-from services.generation.drafting.draft_tree.draft_tree import DraftTree, Speaking
+from services.generation.drafting.draft_tree.draft_tree import DraftModelState, DraftTree
 from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.heads import DraftHead
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.cost import PassCost, StepCost
-from services.generation.engine.drafter import Ask, Draft, Drafter
+from services.generation.engine.drafter import Draft, Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
@@ -57,7 +57,7 @@ class HeadDraft(Draft):
         self,
         request: EngineRequest,
         shape: DraftShape,
-        speaking: Speaking,
+        speaking: DraftModelState,
         blocks: BlockPool,
         store: Callable[[HeadDraft, int], None],
     ) -> None:
@@ -163,21 +163,21 @@ class HeadDrafter(Drafter):
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         acceptance = self._acceptance.begin(request)
-        speaking = Speaking.of(request, acceptance, self._ends, self._passes.vocabulary, noise=self._noise)
+        speaking = DraftModelState.of(request, acceptance, self._ends, self._passes.vocabulary, noise=self._noise)
         shape = self._bounded(self.shape.for_request(request, self.width))
         return HeadDraft(request, shape, speaking, self._passes.blocks, self._store)
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         trees = [self._begun(ask, len(asks)) for ask in asks]
         drafting = [_draft(ask) for ask, tree in zip(asks, trees, strict=True) if self._expands(ask, tree)]
         if drafting:
             self._expand(drafting)
         return [tree.token_tree() for tree in trees]
 
-    def _begun(self, ask: Ask, together: int) -> DraftTree:
+    def _begun(self, ask: DraftRequest, together: int) -> DraftTree:
         """A tree of copies, in flight."""
         draft, budget, once, step = _draft(ask), ask.budget, self.draft_cost, self.step_cost
-        costs = Costs(budget.shares, step.fixed / together, step.row, once.fixed / together + once.row)
+        costs = Costs(budget.cost_by_nodes, step.fixed / together, step.row, once.fixed / together + once.row)
         tree = DraftTree(ask.tokens[-1], draft.speaking.acceptance, draft.shape.within(budget), costs)
         tree.add(draft.prediction.copies(ask.tokens), budget)
         if self._guesses:
@@ -187,7 +187,7 @@ class HeadDrafter(Drafter):
         draft.speaking.begin(tree, ask.tokens)
         return tree
 
-    def _expands(self, ask: Ask, tree: DraftTree) -> bool:
+    def _expands(self, ask: DraftRequest, tree: DraftTree) -> bool:
         """Whether the head drafts: it has a feature to begin with and room in its cache, and is expected to gain more
         than it costs.
 
@@ -267,6 +267,6 @@ class HeadDrafter(Drafter):
         return median(seconds)
 
 
-def _draft(ask: Ask) -> HeadDraft:
+def _draft(ask: DraftRequest) -> HeadDraft:
     assert isinstance(ask.draft, HeadDraft)
     return ask.draft

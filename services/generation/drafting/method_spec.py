@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a method of copies is compiled ahead without torch
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DrafterInputs:
     """The parts from which a server builds drafters."""
 
     base: Path  # the directory or file of the base
@@ -46,7 +46,7 @@ class MethodSpec:
 
     name: str
     meaning: str
-    build: Callable[[Parts], Mapping[str, Drafter]]
+    build: Callable[[DrafterInputs], Mapping[str, Drafter]]
     """Its drafters by the names that the engine knows: the method's, or "method/…" for each of several. Empty where the
     server lacks what it needs. Seconds, on the calling thread. Raises TargetError, DatastoreError, HeadError.
     """

@@ -12,7 +12,7 @@ from services.generation.drafting import draft_model, lookahead, rest, suffix
 from services.generation.drafting.block import block_drafter as block
 from services.generation.drafting.eagle3 import drafter as eagle3
 from services.generation.drafting.heads import DraftHead, HeadConfigInvalid, HeadError, read_document
-from services.generation.drafting.method_spec import MethodSpec, Parts
+from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
 from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.drafter import Drafter
 from services.generation.target.config.config import TargetConfig
@@ -47,7 +47,7 @@ def load_head(folder: Path, base: TargetConfig) -> DraftHead:
     raise HeadConfigInvalid(f"config.json: of no known kind of head. {known}")
 
 
-def build_drafters(parts: Parts) -> dict[str, Drafter]:
+def build_drafters(parts: DrafterInputs) -> dict[str, Drafter]:
     """The drafters of all methods that can be built, in the order of the table.
 
     Raises CannotDraft: a method cannot be built from the server's flags.

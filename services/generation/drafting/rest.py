@@ -15,7 +15,7 @@ from services.generation.drafting.acceptance import NEAR, Acceptance
 from services.generation.drafting.copies import END, Copies, OwnText, copies_from
 from services.generation.drafting.draft_tree.candidates import Samplings, sampling_of
 from services.generation.drafting.draft_tree.nodes import Bounds, Nodes
-from services.generation.drafting.method_spec import MethodSpec, Parts
+from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
 from services.generation.drafting.retrieval.backoff import LONGEST, expand
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.text_draft import TextDraft
@@ -107,7 +107,7 @@ def joined(passages: Sequence[Int64]) -> Int64:
     return np.concatenate(kept[::-1])
 
 
-def _build(parts: Parts) -> dict[str, RestDrafter]:
+def _build(parts: DrafterInputs) -> dict[str, RestDrafter]:
     """Over datastores that speak the base's tokenizer. Every file is hashed: the search trusts what it maps."""
     if not parts.datastores:
         return {}

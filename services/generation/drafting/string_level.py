@@ -20,7 +20,7 @@ from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.nodes import Costs, best_depth
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.cost import StepCost
-from services.generation.engine.drafter import ONE_NODE, Ask, Budget, Draft, Drafter
+from services.generation.engine.drafter import ONE_NODE, Budget, Draft, Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
@@ -131,7 +131,7 @@ class StringLevelDraft(Draft):
     def begin_tree(self, tokens: list[int], budget: Budget, chain: list[int]) -> TokenTree:
         """A tree of the caller's prediction and of the draft model's tokens."""
         tree = DraftTree(
-            tokens[-1], self.acceptance, DraftShape(budget.depth, 0, budget.nodes), Costs(budget.shares), room=0
+            tokens[-1], self.acceptance, DraftShape(budget.depth, 0, budget.nodes), Costs(budget.cost_by_nodes), room=0
         )
         tree.add(self.prediction.copies(tokens), budget)
         if chain:
@@ -181,7 +181,7 @@ class StringLevelDrafter(Drafter):
         text = Retokenized(self._tokenizer, self._own)
         return StringLevelDraft(request, self._model, text, self._acceptance.begin(request))
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         chains = [_Chain(_draft(ask), self._depth(ask, len(asks)), []) for ask in asks]
         self._expand([chain for chain in chains if chain.depth])
         return [
@@ -194,13 +194,14 @@ class StringLevelDrafter(Drafter):
         said = chain.draft.text.continuation(chain.ids) if chain.ids else []
         return said + (self._ends if chain.ended else [])
 
-    def _depth(self, ask: Ask, together: int) -> int:
+    def _depth(self, ask: DraftRequest, together: int) -> int:
         """How many tokens to draft: those that gain most by its acceptance. 0 without room, or with more to read."""
         draft, budget = _draft(ask), ask.budget
         rates, step = draft.acceptance.rates(), self._step_cost
         depths = range(1, min(draft.depth, budget.depth, budget.nodes) + 1)
-        costs = Costs(budget.shares, step.fixed / together, step.row)
-        best = best_depth(rates[[copied(RETOKENIZED, depth, 0) for depth in depths]], costs, 1.0, 1.0, costs.shares[0])
+        costs = Costs(budget.cost_by_nodes, step.fixed / together, step.row)
+        chances = rates[[copied(RETOKENIZED, depth, 0) for depth in depths]]
+        best = best_depth(chances, costs, 1.0, 1.0, costs.by_nodes[0])
         if not best:
             draft.acceptance.fade()
             return 0
@@ -246,6 +247,6 @@ class StringLevelDrafter(Drafter):
         return logits
 
 
-def _draft(ask: Ask) -> StringLevelDraft:
+def _draft(ask: DraftRequest) -> StringLevelDraft:
     assert isinstance(ask.draft, StringLevelDraft)
     return ask.draft

@@ -44,7 +44,7 @@ class TextDraft(Draft):
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._text.extend(tokens)
         bounds, room = DraftShape(budget.depth, 0, budget.nodes), 0 if self._expand is None else _ROOM
-        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.shares), room=room)
+        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.cost_by_nodes), room=room)
         self._tree.add(self._prediction.copies(tokens), budget)
         self._tree.add(self._look(self._text), budget, most=self._most)
         if self._expand is not None:

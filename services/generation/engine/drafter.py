@@ -19,21 +19,21 @@ class Budget:
     """The rows and depth that one sequence may spend in the next pass."""
 
     depth: int  # deepest draft node; deeper ones could not be emitted
-    shares: Float64  # [nodes + 1] shares[n]: seconds of the pass that this sequence accounts for with n draft nodes
+    cost_by_nodes: Float64  # [nodes + 1] seconds of the pass that this sequence accounts for with 0, 1, … draft nodes
     breakeven: float  # chance of acceptance below which a node is not worth its row, however many there are
 
     @classmethod
-    def of(cls, depth: int, shares: Float64) -> Budget:
-        return cls(depth, shares, breakeven(shares))
+    def of(cls, depth: int, cost_by_nodes: Float64) -> Budget:
+        return cls(depth, cost_by_nodes, breakeven(cost_by_nodes))
 
     @property
     def nodes(self) -> int:
         """Draft nodes at most, the root not counted."""
-        return len(self.shares) - 1
+        return len(self.cost_by_nodes) - 1
 
     def seconds_of(self, nodes: int) -> float:
         """The cost that `nodes` draft nodes add to this sequence's share of the pass."""
-        return float(self.shares[nodes] - self.shares[0]) / MARGIN
+        return float(self.cost_by_nodes[nodes] - self.cost_by_nodes[0]) / MARGIN
 
 
 ONE_NODE = Budget(1, np.ones(2), 0.0)  # to try a drafter with
@@ -76,7 +76,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DraftRequest:
     """A sequence that wants a draft. `tokens` are prompt and output so far; not to be changed or kept."""
 
     draft: Draft
@@ -94,7 +94,7 @@ class Drafter(Protocol):
         """Start on a sequence; called before its first pass."""
         ...
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> Sequence[TokenTree]:
         """A tree for each, its root the last token. After an exception it is called again with each of them alone."""
         return [ask.draft.propose(ask.tokens, ask.budget) for ask in asks]
 

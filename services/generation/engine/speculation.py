@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from llguidance import LLMatcher
 
-from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
+from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequest
 from services.generation.engine.request import Grammar
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.tree import TokenTree
@@ -225,7 +225,7 @@ class Speculation:
         trees: dict[Sequence, TokenTree],
     ) -> None:
         started = self._clock()
-        asks = [Ask(self._drafts[s].by_method[method], s.tokens, budgets[s]) for s in sequences]
+        asks = [DraftRequest(self._drafts[s].by_method[method], s.tokens, budgets[s]) for s in sequences]
         proposed = self._drafters[method].propose(asks)
         share = (self._clock() - started) / len(sequences)
         for sequence, tree in zip(sequences, proposed, strict=True):
@@ -276,7 +276,7 @@ class Speculation:
         if drafts.turns.method is None:
             drafts.turns.passed(0.0)
         elif budget is not None and method == drafts.turns.method:
-            plain = float(budget.shares[0])
+            plain = float(budget.cost_by_nodes[0])
             cost = self.pace.last * (plain + budget.seconds_of(len(tree) - 1)) + seconds
             drafts.turns.passed(len(path) - cost / plain)
 

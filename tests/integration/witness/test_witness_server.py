@@ -34,7 +34,7 @@ from services.client import errors as client_errors
 from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
-from services.ledger.outside_signers import OutsideSigners, post_to_witness
+from services.ledger.external_signers import ExternalSigners, post_to_witness
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
@@ -297,7 +297,7 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
     )
     (tmp_path / "policy").write_bytes(policy.to_bytes())
     settings = trust_log(LedgerSettings(data_dir=tmp_path / "log", witness_policy=tmp_path / "policy"))
-    outside = OutsideSigners.of(settings)
+    outside = ExternalSigners.of(settings)
     with opened_servicer(settings, CollectorRegistry(), outside) as servicer:
         KEYS["receipts"].publish(settings.trusted_directory)
         mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))

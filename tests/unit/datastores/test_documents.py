@@ -17,7 +17,7 @@ from tokenizers import Encoding
 
 from services.datastores import shard_writer
 from services.datastores.builder import BuildFailed, BuildParameters, DatastoreBuilder, PassageVectors
-from services.datastores.documents import CorpusInvalid, find_files, read_documents, strip_tags
+from services.datastores.documents import DocumentsInvalid, find_files, read_documents, strip_tags
 from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.drafting.retrieval.datastore import Datastore
@@ -63,7 +63,7 @@ def test_a_string_of_json_may_hold_every_separator_but_a_line_feed(tmp_path: Pat
 def test_a_line_without_text_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('"good"\n' + line)
-    with pytest.raises(CorpusInvalid, match=r"x\.jsonl:2"):
+    with pytest.raises(DocumentsInvalid, match=r"x\.jsonl:2"):
         read(path)
 
 
@@ -82,13 +82,13 @@ def test_a_page_is_what_its_reader_sees(tmp_path: Path) -> None:
 def test_a_binary_file_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"abc\x00")
-    with pytest.raises(CorpusInvalid):
+    with pytest.raises(DocumentsInvalid):
         read(path)
 
 
 def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(CorpusInvalid, match="pipe: "):
+    with pytest.raises(DocumentsInvalid, match="pipe: "):
         read(tmp_path / "pipe")
     (tmp_path / "a.txt").write_text("text")
     assert read(tmp_path) == (["text"], [])
@@ -97,7 +97,7 @@ def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path
 _AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from services.datastores.documents import CorpusInvalid, find_files, read_documents
+from services.datastores.documents import DocumentsInvalid, find_files, read_documents
 b"x".decode("utf-8-sig")  # found now: nobody may not read where Python is installed
 if os.getuid() == 0:  # permissions mean nothing to root
     os.setgroups([])
@@ -105,7 +105,7 @@ if os.getuid() == 0:  # permissions mean nothing to root
     os.setuid(65534)
 try:
     print(len(list(read_documents(find_files([Path("corpus")]), [], print))))
-except CorpusInvalid as error:
+except DocumentsInvalid as error:
     print(error)
 """
 
@@ -205,7 +205,7 @@ def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: P
 
 @pytest.mark.parametrize("texts", [[], ["", ""]])
 def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path: Path, texts: list[str]) -> None:
-    with pytest.raises(CorpusInvalid):
+    with pytest.raises(DocumentsInvalid):
         builder().build(documents(texts), tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
 

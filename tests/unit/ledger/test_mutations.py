@@ -183,5 +183,5 @@ def followed(entries: Sequence[bytes], note: bytes) -> int | None:
     """How far a new monitor follows; None where it tells that something is wrong."""
     log, monitor = ListedLog(entries), Monitor(ListedMemory(), TRUSTED, Limits())
     log.overlay = {"checkpoint": note}
-    monitor.look(log, START)
+    monitor.poll(log, START)
     return None if monitor.findings((), START) else monitor.size

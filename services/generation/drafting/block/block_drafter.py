@@ -17,7 +17,7 @@ from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, Draft
 from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import HeadKind
-from services.generation.drafting.method_spec import MethodSpec, Parameter, Parts
+from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
 from services.generation.engine.cost import PassCost
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
@@ -74,7 +74,7 @@ class BlockDrafter(HeadDrafter):
             expand(growing, said, sure)
 
 
-def _build(parts: Parts) -> dict[str, BlockDrafter]:
+def _build(parts: DrafterInputs) -> dict[str, BlockDrafter]:
     """One for each head, its drafts timed."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, BlockHead)}
     return {name: BlockDrafter(head, parts.target, parts.cost, copies=True) for name, head in own.items()}

@@ -52,7 +52,7 @@ class BlockOutput:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
+class _BlockWeights:
     """All that the passes point to. `context_layers` compute keys and values alone."""
 
     config: BlockConfig
@@ -66,7 +66,7 @@ class _Parts:
     cache: Cache
 
     @classmethod
-    def of(cls, head: BlockHead, arithmetic: str, cache_blocks: int, positions: int) -> _Parts:
+    def of(cls, head: BlockHead, arithmetic: str, cache_blocks: int, positions: int) -> _BlockWeights:
         config = head.config
         matrices = head.tensors.keys() - {EMBEDDING, MARKOV_IN, MARKOV_OUT, CONFIDENCE, CONFIDENCE_BIAS}
         stored = {name: StoredTensor.of_values(name, head.tensors[name]) for name in matrices}
@@ -104,7 +104,7 @@ class _Programs:
     embeddings in `buffers.x` to states, in `buffers.normed`, and logits.
     """
 
-    def __init__(self, parts: _Parts, members: int, positions: int) -> None:
+    def __init__(self, parts: _BlockWeights, members: int, positions: int) -> None:
         config = parts.config
         features = len(config.feature_layers) * config.target_hidden_size
         specs = [layer.spec for layer in parts.layers]
@@ -159,7 +159,7 @@ class BlockPass:
         draft_ids[head.target_ids] = np.arange(len(head.target_ids))
         self.vocabulary = Vocabulary(head.target_ids, draft_ids)
         self._target, ahead = target, context_length + config.block_size
-        parts = _Parts.of(head, arithmetic, cache_blocks, ahead)
+        parts = _BlockWeights.of(head, arithmetic, cache_blocks, ahead)
         self._embed = target.embed
         if config.own_embeddings:
             table = matrix_of(StoredTensor.of_values(EMBEDDING, tensors[EMBEDDING]))

@@ -114,7 +114,7 @@ class DraftTree:
 
 
 @dataclass(slots=True)
-class Speaking:
+class DraftModelState:
     """The state of a draft model for one request: how the request samples, [1], and how often drafts were accepted."""
 
     request: EngineRequest
@@ -129,7 +129,7 @@ class Speaking:
     def of(
         cls, request: EngineRequest, acceptance: RequestAcceptance, eos: Collection[int], vocabulary: Vocabulary,
         *, noise: float = 1.0,
-    ) -> Speaking:  # fmt: skip
+    ) -> DraftModelState:  # fmt: skip
         """`noise`: how much of the sampler's own noise the model draws with."""
         ends = end_ids(request.sampling, eos)
         processors = LogitsProcessors(request.sampling, request.prompt, ends, vocabulary.draft_ids)
@@ -158,7 +158,7 @@ class Speaking:
         self.tree.expand(said, self.vocabulary, self.sampling, confidence)
 
 
-def expand(speaking: Sequence[Speaking], logits: Float32, confidence: Float32 | None = None) -> None:
+def expand(speaking: Sequence[DraftModelState], logits: Float32, confidence: Float32 | None = None) -> None:
     """Let the model expand all trees. logits [rows, draft vocabulary] and confidence [rows] in the order of the trees
     and, in each, of its frontier.
     """

@@ -37,11 +37,11 @@ MOST_COPIED = 160  # nodes of copies
 
 
 class Costs(NamedTuple):
-    """Seconds: shares of a pass by draft nodes (`Budget.shares`), and of the model that drafts: once for a draft, and
+    """Seconds: of a pass by draft nodes (`Budget.cost_by_nodes`), and of the model that drafts: once for a draft, and
     for each of its steps, a level of the tree each.
     """
 
-    shares: Float64  # [nodes + 1]
+    by_nodes: Float64  # [nodes + 1]
     step: float = 0.0  # of one step, this sequence's share
     step_row: float = 0.0  # of one more row in it
     draft: float = 0.0  # before the first step
@@ -185,7 +185,7 @@ def _next_frontier(nodes: Nodes, count: int, newest: Int64, growth: Growth, cost
         return newest
     taken, emitted, seconds = chosen(nodes, count, growth.most, growth.steps, costs)
     next_choice = rates[first_choice(nodes[newest[0]].depth + 1)]
-    row = next_row(costs.shares, len(taken))
+    row = next_row(costs.by_nodes, len(taken))
     best, gain, kept = likeliest(nodes, newest, growth.width), 0.0, 0
     for node in best:
         worth = nodes[node].chance * next_choice * seconds / emitted - costs.step_row - row
@@ -201,7 +201,7 @@ def pays(nodes: Nodes, count: int, depth: int, most: int, costs: Costs, rates: F
     """Whether a chain of a model's first choices is expected to gain more than it costs. What the caller predicts
     leaves it less to gain.
     """
-    chance, emitted, seconds = 1.0, 1.0, costs.shares[0]
+    chance, emitted, seconds = 1.0, 1.0, costs.by_nodes[0]
     for node in range(1, count):
         if nodes[node].copy == PREDICTED and nodes[node].parent == 0:
             chance -= nodes[node].chance
@@ -219,10 +219,10 @@ def best_depth(rates: Float64, costs: Costs, chance: float, emitted: float, seco
     holds after those before. Without the chain a pass emits `emitted` tokens in `seconds`, and leaves it the `chance`.
     """
     best, most, held, gained = 0, 0.0, chance, 0.0
-    for depth in range(1, min(len(rates), len(costs.shares) - 1) + 1):
+    for depth in range(1, min(len(rates), len(costs.by_nodes) - 1) + 1):
         held *= rates[depth - 1]
         gained += held
-        more = costs.shares[depth] - costs.shares[0] + costs.draft + depth * (costs.step + costs.step_row)
+        more = costs.by_nodes[depth] - costs.by_nodes[0] + costs.draft + depth * (costs.step + costs.step_row)
         worth = gained * seconds - emitted * more
         if worth > most:
             best, most = depth, worth
@@ -230,11 +230,11 @@ def best_depth(rates: Float64, costs: Costs, chance: float, emitted: float, seco
 
 
 @relaxed
-def next_row(shares: Float64, taken: int) -> float:
+def next_row(by_nodes: Float64, taken: int) -> float:
     """The lowest average cost of a further row after `taken` draft rows; after the last row, the cost of that one."""
-    least, before = np.inf, min(taken, len(shares) - 2)
-    for rows in range(before + 1, len(shares)):
-        least = min(least, (shares[rows] - shares[before]) / (rows - before))
+    least, before = np.inf, min(taken, len(by_nodes) - 2)
+    for rows in range(before + 1, len(by_nodes)):
+        least = min(least, (by_nodes[rows] - by_nodes[before]) / (rows - before))
     return least
 
 
@@ -263,11 +263,11 @@ def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tup
     Every number of nodes is tried: where the second row costs more than later ones, two may pay where one does not.
     """
     drafting = steps * costs.step + (costs.draft if steps else 0.0)
-    taken, emitted, seconds = 0, 1.0, costs.shares[0] + drafting
-    best, expected = likeliest(nodes, np.arange(1, count), min(most, len(costs.shares) - 1)), 1.0
+    taken, emitted, seconds = 0, 1.0, costs.by_nodes[0] + drafting
+    best, expected = likeliest(nodes, np.arange(1, count), min(most, len(costs.by_nodes) - 1)), 1.0
     for place in range(len(best)):
         expected += nodes[best[place]].chance
-        together = costs.shares[place + 1] + drafting
+        together = costs.by_nodes[place + 1] + drafting
         if expected * seconds > emitted * together:
             taken, emitted, seconds = place + 1, expected, together
     return best[:taken], emitted, seconds

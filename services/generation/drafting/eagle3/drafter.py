@@ -16,7 +16,7 @@ from services.generation.drafting.eagle3.head_pass import Head, HeadPass
 from services.generation.drafting.eagle3.loading import confirm_layers, is_eagle3, load_head
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import HeadKind
-from services.generation.drafting.method_spec import MethodSpec, Parameter, Parts
+from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
 from services.generation.engine.cost import PassCost
 from services.generation.target.blocks import slot_of
 from services.generation.target.rows import PlacedNode, RowsBuilder
@@ -109,7 +109,7 @@ _PROBE = "The capital of France is Paris. Once upon a time, in a small town by t
 """The prompt that the base continues to confirm a published head's layers."""
 
 
-def _build(parts: Parts) -> dict[str, Eagle3Drafter]:
+def _build(parts: DrafterInputs) -> dict[str, Eagle3Drafter]:
     """One for each head, its layers confirmed and its steps timed."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, Head)}
     prompt = parts.tokenizer.encode(_PROBE) if own else []

@@ -17,7 +17,7 @@ from services.generation.drafting.acceptance import first_choice, said
 from services.generation.drafting.draft_model import DraftModelDrafter, ModelDraft
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.cost import StepCost
-from services.generation.engine.drafter import Ask
+from services.generation.engine.drafter import DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
@@ -114,8 +114,8 @@ class Fed:
         self.tokens = [rng.randrange(384) for _ in range(rng.choice((1, 2, 30, 63, 64, 65, 300)))]
         self.draft = drafter.begin(EngineRequest("r", tuple(self.tokens), SamplingParams()))
 
-    def ask(self) -> Ask:
-        return Ask(self.draft, self.tokens, replace(BOLD, depth=self.rng.choice((1, 3, 8))))
+    def ask(self) -> DraftRequest:
+        return DraftRequest(self.draft, self.tokens, replace(BOLD, depth=self.rng.choice((1, 3, 8))))
 
     def accept(self, tree: TokenTree) -> None:
         held = self.rng.randrange(len(tree))
@@ -164,7 +164,7 @@ def test_the_cache_follows_the_accepted_path(kin_target: CpuTarget, seed: int) -
 def test_what_was_drafted_and_accepted_is_not_read_again(kin_target: CpuTarget) -> None:
     drafter = trusted(kin_target)
     sequence = Fed(drafter, random.Random(1))
-    (tree,) = drafter.propose([Ask(sequence.draft, sequence.tokens, BOLD)])
+    (tree,) = drafter.propose([DraftRequest(sequence.draft, sequence.tokens, BOLD)])
     assert len(tree) == 9
     read = len(sequence.tokens)
     sequence.tokens += [*tree.tokens[1:6], 383]
@@ -200,7 +200,7 @@ def test_past_its_context_and_beyond_its_vocabulary_it_steps_aside(
     drafter = trusted(short)
     draft = drafter.begin(_ask())
     for length, nodes in ((94, 4), (96, 2), (97, 1), (200, 1)):
-        assert len(drafter.propose([Ask(draft, [0] * length, replace(BOLD, depth=3))])[0]) == nodes
+        assert len(drafter.propose([DraftRequest(draft, [0] * length, replace(BOLD, depth=3))])[0]) == nodes
         draft.release()
     assert not caplog.records
 
@@ -218,7 +218,7 @@ def test_of_a_larger_vocabulary_it_drafts_what_the_target_knows(
 
     monkeypatch.setattr(large, "forward", beyond)
     draft = drafter.begin(_ask())
-    tree = drafter.propose([Ask(draft, [1, 2, 3], BOLD)])[0]
+    tree = drafter.propose([DraftRequest(draft, [1, 2, 3], BOLD)])[0]
     assert len(tree) > 1
     assert max(tree.tokens) < 384
 
@@ -233,7 +233,7 @@ def test_sequences_are_drafted_for_in_the_same_passes(kin_target: CpuTarget, mon
     monkeypatch.setattr(kin_target, "forward", lambda rows: passes.append(len(rows)) or forward(rows))
     drafter = trusted(kin_target)
     drafts = [drafter.begin(_ask(k=k)) for k in (1, 3, 3)]
-    trees = drafter.propose([Ask(draft, [1, 2, n], BOLD) for n, draft in enumerate(drafts)])
+    trees = drafter.propose([DraftRequest(draft, [1, 2, n], BOLD) for n, draft in enumerate(drafts)])
     assert [len(tree) for tree in trees] == [2, 4, 4]
     assert passes == [9, 2, 2]
     for draft in drafts:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.string_level import Retokenized, StringLevelDrafter
 from services.generation.engine.cost import StepCost
-from services.generation.engine.drafter import Ask
+from services.generation.engine.drafter import DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget, load_target
@@ -182,7 +182,7 @@ def test_what_is_kept_of_the_cache_is_that_of_the_text(
     tokens, draft = rng.choices(letters, k=rng.choice((1, 30, 64, 300))), drafter.begin(request)
     for _ in range(6):
         fresh = drafter.begin(request)
-        trees = [drafter.propose([Ask(each, tokens, BOLD)])[0] for each in (draft, fresh, fresh)]
+        trees = [drafter.propose([DraftRequest(each, tokens, BOLD)])[0] for each in (draft, fresh, fresh)]
         if len(tokens) < 256:
             assert trees[0] == trees[1] == trees[2]
         held = rng.randrange(len(trees[0]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import PassCost
-from services.generation.engine.drafter import Ask, Budget, Draft, Drafter
+from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.speculation import GrammarGuide
@@ -68,7 +68,7 @@ class ReadingDrafter(Drafter):
         self.readers[name] = Reader(self._truth.get(name, ()), len(request.prompt), name == self._broken)
         return self.readers[name]
 
-    def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         self.largest = max(self.largest, len(asks))
         trees = []
         for ask in asks:

@@ -158,7 +158,7 @@ def told(
 ) -> list[str]:
     """The kinds of the findings of a monitor that has just started on what is remembered."""
     monitor = Monitor(memory, TRUSTED, Limits(**limits))  # type: ignore[arg-type]
-    monitor.look(log, now)
+    monitor.poll(log, now)
     return [finding.kind for finding in monitor.findings(promised, now)]
 
 

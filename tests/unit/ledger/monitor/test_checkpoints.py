@@ -231,10 +231,10 @@ def test_a_monitor_that_runs_on_takes_back_what_did_not_hold(memory: MonitorMemo
     other.append(receipt(9))
     monitor = Monitor(memory, TRUSTED, Limits())
     log.overlay["tile/entries/000.p/4"] = other.read("tile/entries/000.p/4", 10**6)
-    monitor.look(log, NOW)
+    monitor.poll(log, NOW)
     assert ([finding.kind for finding in monitor.findings((), NOW)], monitor.size) == ([kinds.UNPROVEN], 0)
     log.overlay = {}
-    monitor.look(log, NOW)
+    monitor.poll(log, NOW)
     assert (monitor.findings((), NOW), monitor.size) == ([], 4)
 
 

@@ -248,7 +248,7 @@ def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
     report = verify_log(log.entries, None, trusted)
     assert (report.bad_index, "was in use before the entry" in str(report.problem)) == (1, True)
     monitor = Monitor(ListedMemory(), trusted, Limits())
-    monitor.look(log, START)
+    monitor.poll(log, START)
     assert [finding.kind for finding in monitor.findings((), START)] == [kinds.INVALID]
 
 

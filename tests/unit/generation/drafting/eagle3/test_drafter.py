@@ -19,7 +19,7 @@ from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import confirm_layers
 from services.generation.drafting.head_drafter import HeadDraft
 from services.generation.engine.cost import StepCost
-from services.generation.engine.drafter import Ask, Budget
+from services.generation.engine.drafter import Budget, DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.tree import TokenTree
@@ -77,8 +77,8 @@ class Fed:
         self.commit(len(path))
         self.draft.observe(self.tokens, tree, path, np.zeros((len(tree), 384), np.float32))
 
-    def ask(self, budget: Budget = WIDE) -> Ask:
-        return Ask(self.draft, self.tokens, budget)
+    def ask(self, budget: Budget = WIDE) -> DraftRequest:
+        return DraftRequest(self.draft, self.tokens, budget)
 
     def cached(self) -> KeysAndValues:
         return entries_at(self.drafter, [slot_of(self.draft.table, i) for i in range(self.draft.length)])
@@ -149,7 +149,7 @@ def test_copies_without_the_head_keep_to_the_request_s_bound(
     prompt = [7, *range(40)] * 2
     for bounds, drafted in (({"tree_tokens": 5}, 5), ({}, 31)):
         asked = EngineRequest("r", tuple(prompt), SamplingParams(), method="eagle3", parameters=bounds)
-        (tree,) = drafter.propose([Ask(drafter.begin(asked), prompt, budget_of(60, 60, WIDE.breakeven))])
+        (tree,) = drafter.propose([DraftRequest(drafter.begin(asked), prompt, budget_of(60, 60, WIDE.breakeven))])
         assert tree.tokens == tuple([7, *range(40)] * 2)[-1:] + tuple([7, *range(40)][:drafted])
 
 

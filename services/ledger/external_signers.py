@@ -24,7 +24,7 @@ from services.runtime.process import CannotStart
 
 
 @dataclass(frozen=True, slots=True)
-class OutsideSigners:
+class ExternalSigners:
     """The witnesses of one log, by their policy, and the store of their cosignatures; both may be missing."""
 
     settings: LedgerSettings
@@ -32,7 +32,7 @@ class OutsideSigners:
     notes: CosignatureStore | None
 
     @classmethod
-    def of(cls, settings: LedgerSettings) -> OutsideSigners:
+    def of(cls, settings: LedgerSettings) -> ExternalSigners:
         """Raises CannotStart for a policy that cannot be read."""
         if settings.witness_policy is None:
             return cls(settings, None, None)

@@ -5,7 +5,7 @@ Heads are rounded as rows of int8 linear layers are, with one scale each. Bytes 
 them: four elements of a key, of all keys of a block; four positions, of all columns of a value. 128 is added to each.
 
 With fewer heads than HEADS the arithmetic of a block takes no longer than it takes to come from memory, and processors
-look ahead better by themselves.
+look ahead better by themselves, where memory is gone through as it lies.
 """
 
 from __future__ import annotations
@@ -187,15 +187,25 @@ def _biased(c: Code, head: Value, dim: Value) -> tuple[Value, Value]:
     return bytes_, scale
 
 
+_FOURS = ("vnni", "sdot")
+"""Machines that multiply bytes by fours: word after word, of all columns beside each other. Others go on to the next
+columns after a group of words.
+"""
+
+
+def _fetches(machine: Machine, heads: int) -> bool:
+    return heads == HEADS or machine.products not in _FOURS
+
+
 def _together(machine: Machine, heads: int) -> int:
     """Registers beside each other whose sums fit the registers, for each of the heads."""
-    fits = (12 if machine.registers == 16 else 24) // heads // (1 if machine.products in ("vnni", "sdot") else 2)
+    fits = (12 if machine.registers == 16 else 24) // heads // (1 if machine.products in _FOURS else 2)
     return min(BLOCK // machine.lanes, 1 << max(fits.bit_length() - 1, 0))
 
 
 def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], totals: Sequence[Sequence[Value]]) -> None:
     """totals[h][v], a variable [lanes] of int32, gains the products of a group: of words of the table, `stride` bytes
-    apart, and those of row h. Memory is gone through as it lies.
+    apart, and those of row h.
     """
     lanes = c.machine.lanes
 
@@ -203,7 +213,7 @@ def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], tota
         return c.load(table, c.add(c.mul(stride, i), 4 * lanes * v), I32, lanes)
 
     each = [IntegerProducts(c, partial(word, v), 8, lanes) for v in range(len(totals[0]))]
-    step = 1 if c.machine.products in ("vnni", "sdot") else _WORDS
+    step = 1 if c.machine.products in _FOURS else _WORDS
     for first in range(0, _WORDS, step):
         for v, products in enumerate(each):
             products.add(rows, range(first, first + step), [row[v] for row in totals])
@@ -233,7 +243,7 @@ def _scores(module: ir.Module, machine: Machine, heads: int) -> Any:
     with c.loop(BLOCK, step=lanes * vectors) as first:
         totals = _totals(c, starts, vectors)
         with c.loop(size, step=_GROUP) as i:
-            if heads == HEADS:
+            if _fetches(machine, heads):
                 with c.when(c.compare(first, "==", 0)):
                     _fetch(c, ahead, c.mul(i, BLOCK), _GROUP * BLOCK)
             table = c.at(keys, c.add(c.mul(i, BLOCK), c.mul(first, 4)))
@@ -290,7 +300,7 @@ def _mix(module: ir.Module, machine: Machine, heads: int) -> Any:
         totals = _totals(c, starts, vectors)
         with c.loop(end, begin, _GROUP) as j:
             line = c.mul(j, padded)
-            if heads == HEADS:
+            if _fetches(machine, heads):
                 with c.when(c.compare(i, "==", 0)), c.loop(c.mul(padded, _GROUP), step=64) as at:
                     c.prefetch(c.at(ahead, line), at, locality=2)
             _add_group(c, c.at(values, c.add(line, c.mul(i, 4))), word, [c.at(row, j) for row in rows], totals)

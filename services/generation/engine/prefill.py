@@ -69,8 +69,10 @@ class _Rows:
         if len(wanted) < 2:
             return 0
         seen = self._cost.seen * prompt.done * wanted + (self._cost.key * prompt.done if new else 0.0)
-        in_time = self._base[self._used + wanted] + self._seeing + seen <= self._seconds
-        count = int(wanted[in_time | (self._used + wanted <= self._least)][-1])
+        fits = self._base[self._used + wanted] + self._seeing + seen <= self._seconds
+        fits |= self._used + wanted <= self._least
+        fits[0] = True  # for no rows nothing is fetched, however late it is
+        count = int(wanted[fits][-1])
         self._used += count
         self._seeing += float(seen[count]) if count else 0.0
         return count

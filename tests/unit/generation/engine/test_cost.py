@@ -101,27 +101,33 @@ def test_a_long_prompt_goes_on_however_many_shorter_ones_come() -> None:
     assert rows(*[Prompt(6000, 0), *[Prompt(30, 0)] * 100], decoding=4)[0] == 1
 
 
+def test_prompts_behind_prefixes_for_which_there_is_no_time_left_get_no_rows() -> None:
+    """Their caches alone would take longer, and nothing is fetched for a prompt without rows."""
+    cost = PassCost.line(0.004, 0.001, key=1e-5)
+    assert rows(*[Prompt(30, 24)] * 64, cost=cost, decoding=4, seconds=0.0299) == [1] * 24 + [0] * 40
+
+
 def test_the_tenant_that_was_given_least_comes_first() -> None:
     rich, poor = rows(Prompt(20, 0, given=900.0), Prompt(500, 0, given=100.0))
     assert poor > rich > 0
 
 
-prompts = st.lists(st.builds(Prompt, st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 1e6)), max_size=40)
+prompts = st.lists(st.builds(Prompt, st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 1e6)), max_size=64)
 
 
-@pytest.mark.parametrize("seen", [0.0, 1e-6, 1.0])
+@pytest.mark.parametrize(("seen", "key"), [(0.0, 1e-7), (1e-6, 1e-6), (1.0, 1e-7)])
 @given(found=prompts, most=st.integers(0, 300), decoding=st.integers(0, 32), seconds=st.floats(1e-6, 1.0))
 def test_no_more_than_there_are_and_than_there_is_time_for(
-    seen: float, found: list[Prompt], most: int, decoding: int, seconds: float
+    seen: float, key: float, found: list[Prompt], most: int, decoding: int, seconds: float
 ) -> None:
-    cost = PassCost.line(fixed=0.004, row=0.001, seen=seen, key=1e-7)
+    cost = PassCost.line(fixed=0.004, row=0.001, seen=seen, key=key)
     given = rows(*found, most=most, cost=cost, decoding=decoding, seconds=seconds)
     assert sum(given) <= most
     assert all(0 <= count <= prompt.left for count, prompt in zip(given, found, strict=True))
     assert not found or not most or given[0] > 0
     if decoding and sum(given) > max(16, 2 * decoding):
         places = zip(given, found, strict=True)
-        taken = sum(n * (0.001 + seen * each.done) + (1e-7 * each.done if n else 0.0) for n, each in places)
+        taken = sum(n * (0.001 + seen * each.done) + (key * each.done if n else 0.0) for n, each in places)
         assert taken <= seconds + 1e-9
     if not decoding:
         assert sum(given) == min(most, sum(prompt.left for prompt in found))

@@ -298,6 +298,17 @@ def test_a_ledger_does_not_start_without_the_keys_of_its_contents(tmp_path: Path
         assert store.content(1) == content(1)
 
 
+def test_a_ledger_whose_contents_are_all_erased_needs_none_of_their_keys(tmp_path: Path) -> None:
+    """A crash came after the key had died, before the emptied row was deleted."""
+    target = tmp_path / "ledger.db"
+    with closing(SqlEntryStore.open(target, tmp_path / "keys.db")) as store:
+        append(store, signed_receipt(0)).close()
+    with closing(sqlite3.connect(target)) as database, database:
+        database.execute("UPDATE contents SET sealed = x''")
+    with closing(SqlEntryStore.open(target, tmp_path / "elsewhere.db")) as store:
+        assert [store.size(), store.content(0)] == [1, None]
+
+
 @pytest.mark.parametrize("named", [erasure(0, 1), erasure(2, 0), erasure(9, 1)])
 def test_an_erasure_of_something_that_is_not_there_is_refused_and_erases_nothing(named: Erasure) -> None:
     store = MemoryEntryStore()

@@ -51,11 +51,28 @@ def weights_function(module: ir.Module, machine: Machine, put: Put) -> Any:
     return c.done()
 
 
+def fetch(c: Code, start: Value, offset: Value, size: int) -> None:
+    """Fetch `size` bytes behind an offset into the second-level cache: in the first they would not live to be used."""
+    line = c.at(start, offset)
+    for at in range(0, size, 64):
+        c.prefetch(line, at, locality=2)
+
+
+def in_columns(c: Code, padded: Value, together: int, columns: Callable[[Value, int], None]) -> None:
+    """columns(first column, registers) for all columns of a value: `together` registers at a time, then one by one."""
+    lanes = c.machine.lanes
+    whole = c.sub(padded, c.rem(padded, lanes * together))
+    with c.loop(whole, step=lanes * together) as i:
+        columns(i, together)
+    with c.loop(padded, whole, lanes) as i:
+        columns(i, 1)
+
+
 def block_function(module: ir.Module, machine: Machine, form: Form) -> Any:
     """block(record, pass, scratch, queries, row, rows, kv, block, out): a block's results [rows][heads] for the
     query heads of a key head, of one row, or of several rows of a sequence that all see the block whole.
 
-    The keys that lie behind these, of the next key head, are fetched meanwhile.
+    Keys and values of the sequence's next block are fetched meanwhile.
     """
     c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, POINTER, I64, I64, I64, I64, POINTER))
     block = _Block(c, form, form.products(module, machine))

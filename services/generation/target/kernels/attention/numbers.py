@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.kernels.attention.block import weights_function
+from services.generation.target.kernels.attention.block import fetch, in_columns, weights_function
 from services.generation.target.kernels.attention.form import Place, Products
 from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE
 from services.generation.target.kernels.code import F32, I8, I16, I32, I64, POINTER, Code, Value
@@ -154,13 +154,6 @@ def _sums(c: Code, heads: int, vectors: int) -> list[list[Value]]:
     return [[c.variable(zero.type, zero) for _ in range(vectors)] for _ in range(heads)]
 
 
-def _fetch(c: Code, start: Value, offset: Value, size: int) -> None:
-    """`size` bytes behind an offset."""
-    line = c.at(start, offset)
-    for at in range(0, size, 64):
-        c.prefetch(line, at, locality=2)
-
-
 def _scores(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> Any:
     """scores(keys, queries, stride, dim, out, ahead): out[h][j] = sum over i of queries[h][i] * keys[i][j].
 
@@ -177,7 +170,7 @@ def _scores(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> A
             at = c.mul(c.add(c.mul(i, BLOCK), first), form.size)
             line = c.at(keys, at)
             with c.when(c.compare(first, "==", 0)):
-                _fetch(c, ahead, at, form.size * BLOCK)
+                fetch(c, ahead, at, form.size * BLOCK)
             _add_products(
                 c, sums, lambda h: c.repeated(c.load(rows[h], c.mul(i, 4), F32), lanes),
                 lambda v: form.load(c, line, form.size * lanes * v, lanes),
@@ -216,16 +209,8 @@ def _mix(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> Any:
             for v, total in enumerate(each):
                 c.store(c.get(total), place, 4 * lanes * v)
 
-    together = _together(machine, heads)
-    whole = c.sub(padded, c.rem(padded, lanes * together))
-    with c.loop(whole, step=lanes * together) as i:
-        columns(i, together)
-    with c.loop(padded, whole, lanes) as i:
-        columns(i, 1)
+    in_columns(c, padded, _together(machine, heads), columns)
     return c.done()
-
-
-_BYTES = 32  # copied at a time: sixteen elements of two bytes
 
 
 def _kept(c: Code, line: Value, weights: Sequence[Value], masks: Sequence[Value], values: Value, padded: Value) -> None:

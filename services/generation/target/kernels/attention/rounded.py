@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK
-from services.generation.target.kernels.attention.block import weights_function
+from services.generation.target.kernels.attention.block import fetch, in_columns, weights_function
 from services.generation.target.kernels.attention.form import Place, Products
 from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE
 from services.generation.target.kernels.attention.numbers import Numbers
@@ -245,7 +245,7 @@ def _scores(module: ir.Module, machine: Machine, heads: int) -> Any:
         with c.loop(size, step=_GROUP) as i:
             if _fetches(machine, heads):
                 with c.when(c.compare(first, "==", 0)):
-                    _fetch(c, ahead, c.mul(i, BLOCK), _GROUP * BLOCK)
+                    fetch(c, ahead, c.mul(i, BLOCK), _GROUP * BLOCK)
             table = c.at(keys, c.add(c.mul(i, BLOCK), c.mul(first, 4)))
             _add_group(c, table, c.i(4 * BLOCK), [c.at(row, i) for row in rows], totals)
         for v in range(vectors):
@@ -255,11 +255,6 @@ def _scores(module: ir.Module, machine: Machine, heads: int) -> Any:
                 both = c.b.fmul(c.repeated(scales[h], lanes), each)
                 c.store(c.b.fmul(both, _as_float(c, sums[v])), c.at(out, place), LINE * h)
     return c.done()
-
-
-def _fetch(c: Code, start: Value, offset: Value, size: int) -> None:
-    for at in range(0, size, 64):
-        c.prefetch(c.at(start, offset), at, locality=2)
 
 
 def _round_weights(
@@ -309,10 +304,5 @@ def _mix(module: ir.Module, machine: Machine, heads: int) -> Any:
             for v, total in enumerate(sums):
                 c.store(c.b.fmul(c.repeated(scales[h], lanes), _as_float(c, total)), place, 4 * lanes * v)
 
-    several = _together(machine, heads)
-    whole = c.sub(padded, c.rem(padded, lanes * several))
-    with c.loop(whole, step=lanes * several) as i:
-        columns(i, several)
-    with c.loop(padded, whole, lanes) as i:
-        columns(i, 1)
+    in_columns(c, padded, _together(machine, heads), columns)
     return c.done()

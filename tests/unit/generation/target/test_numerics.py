@@ -29,7 +29,7 @@ from tests.vectors.make_numerics import files
 def test_the_files_are_what_the_reference_makes_of_them() -> None:
     made = files()
     assert {f"numerics/{path.name}": path.read_bytes() for path in FOLDER.iterdir()} == made
-    assert sum(map(len, made.values())) < 700_000
+    assert sum(map(len, made.values())) < 600_000
 
 
 @pytest.mark.parametrize("section", SECTIONS)

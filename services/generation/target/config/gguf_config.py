@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
+from services.generation.target.config.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
 from services.generation.target.config.rope import inverse_root
-from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
+from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from services.generation.target.family import Family
-from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile
+from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.gguf_header import GgufMetadata, gguf_sizes
 
 
@@ -38,8 +39,8 @@ def sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> 
             f"{file.path}: {name}.feed_forward_length; supported: one size, or twice as much in the last layers, which "
             "read the keys of others"
         )
-    whole = _head_dim(metadata, name, "", metadata.whole(f"{name}.attention.key_length", least=1))
-    windowed = _head_dim(metadata, name, "_swa", metadata.whole(f"{name}.attention.key_length_swa", whole, least=1))
+    whole = _head_dim(metadata, family, "", metadata.whole(f"{name}.attention.key_length", least=1))
+    windowed = _head_dim(metadata, family, "_swa", metadata.whole(f"{name}.attention.key_length_swa", whole, least=1))
     values = f"model.layers.{windows.index(False)}.self_attn.v_proj.weight"
     return {
         "layer_types": ["sliding_attention" if each else "full_attention" for each in windows],
@@ -59,13 +60,14 @@ def sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> 
     }
 
 
-def _head_dim(metadata: GgufMetadata, name: str, kind: str, head_dim: int) -> int:
-    """The size of a key; values have the same, and heads turn as one."""
-    for option in ("attention.value_length", "rope.dimension_count"):
-        found = metadata.whole(f"{name}.{option}{kind}", head_dim)
+def _head_dim(metadata: GgufMetadata, family: Family, kind: str, head_dim: int) -> int:
+    """The size of a key; values have the same, and heads turn as one where no share of them does."""
+    for option in ("attention.value_length", *(() if family.partial_rotation else ("rope.dimension_count",))):
+        name = f"{family.gguf_name}.{option}{kind}"
+        found = metadata.whole(name, head_dim)
         if found != head_dim:
             raise UnsupportedArchitecture(
-                f"{metadata.path}: {name}.{option}{kind} is {found}; supported: the {head_dim} of a query head"
+                f"{metadata.path}: {name} is {found}; supported: the {head_dim} of a query head"
             )
     return head_dim
 
@@ -207,8 +209,7 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
 def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Where layers are alike, but for those that are convolutions."""
     name, hidden = family.gguf_name, sizes["hidden_size"]
-    head_dim = metadata.whole(f"{name}.attention.key_length", hidden // heads, least=1)
-    _check_attention(metadata, family, head_dim)
+    head_dim = _head_dim(metadata, family, "", metadata.whole(f"{name}.attention.key_length", hidden // heads, least=1))
     if family.convolved:
         return {"head_dim": head_dim} | _convolved(metadata, name, sizes["num_hidden_layers"])
     if family.mamba:
@@ -293,16 +294,6 @@ def _convolved(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]
         **_attending(metadata, name, layers, "conv"),
         "conv_L_cache": metadata.whole(f"{name}.shortconv.l_cache", least=1),
     }
-
-
-def _check_attention(metadata: GgufMetadata, family: Family, head_dim: int) -> None:
-    name = family.gguf_name
-    for option in ("attention.value_length", *(() if family.partial_rotation else ("rope.dimension_count",))):
-        found = metadata.whole(f"{name}.{option}", head_dim)
-        if found != head_dim:
-            raise UnsupportedArchitecture(
-                f"{metadata.path}: {name}.{option} is {found}; supported: the {head_dim} of a query head"
-            )
 
 
 def _check_tokens(metadata: GgufMetadata, vocab_size: int) -> None:
@@ -444,121 +435,3 @@ def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
         if {"<|return|>", "<|call|>"} <= named.keys():  # of gpt-oss, where it ends one of an answer's messages
             ids.discard(named.get("<|end|>", vocab_size))
     return tuple(sorted(i for i in ids if i < vocab_size))
-
-
-def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:
-    """`rope_parameters` of config.json. Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid."""
-    metadata, name = file.metadata, family.gguf_name
-    rope = _longrope(file, name) if is_longrope(file) else _rope(metadata, name)
-    if rope["rope_type"] == "yarn" and not family.yarn_truncated:
-        rope["truncate"] = False
-    if family.sizes_by_layer:
-        rope = _proportional(file, rope, metadata.whole(f"{name}.attention.key_length"))
-    return _by_kind(metadata, family, rope | _turned(metadata, family, head_dim))
-
-
-def is_longrope(file: GgufFile) -> bool:
-    return ROPE_LONG in file.names()
-
-
-def _turned(metadata: GgufMetadata, family: Family, head_dim: int) -> dict[str, float]:
-    """The share of a head that turns, which transformers multiplies with its size and rounds down."""
-    if not family.partial_rotation:
-        return {}
-    key = f"{family.gguf_name}.rope.dimension_count"
-    turned = metadata.whole(key, head_dim)
-    if turned % 2 or not 0 < turned <= head_dim:
-        raise metadata.refused(key, f"an even number up to the {head_dim} of a head")
-    return {"partial_rotary_factor": 1.0 if turned == head_dim else (turned + 0.5) / head_dim}
-
-
-def _proportional(file: GgufFile, rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """Gemma 4's layers without a window turn a share of their heads: the divisors of the other frequencies are 1e30."""
-    divisors = gguf_rope_factors(file, head_dim)
-    turned = sum(divisor == 1.0 for divisor in divisors)
-    stay = divisors[turned:]
-    first = turned > 0 and set(divisors[:turned]) == {1.0} and all(divisor >= _STAY for divisor in stay)
-    if not first or rope["rope_type"] != "default":
-        raise UnsupportedArchitecture(
-            f"{file.path}: {ROPE_FACTORS} and rope.scaling; supported: divisors 1, behind them 1e30, and no scaling"
-        )
-    share = 1.0 if not stay else (turned + 0.25) / len(divisors)  # which is multiplied with the size and rounded down
-    return {"rope_type": "proportional", "rope_theta": rope["rope_theta"], "partial_rotary_factor": share}
-
-
-_STAY = 1e29
-"""A divisor from which on a frequency is taken for none."""
-
-
-def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, of each kind of layer where transformers has them so: layers with a window are not scaled."""
-    by_kind = family.rotations_by_kind or isinstance(CONFIG_MAPPING[family.name].default_theta, dict)
-    if not (family.sizes_by_layer or by_kind):
-        return rope
-    own = rope["rope_theta"] if family.rotations_by_kind else 10_000.0
-    theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", own, above=1.0)
-    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
-
-
-def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:
-    """Scaling of unnamed type is linear and a factor of 0 is 1, as in llama.cpp."""
-    scaling = f"{family}.rope.scaling."
-    kind = metadata.text(scaling + "type", "linear")
-    factor = metadata.real(scaling + "factor", metadata.real(f"{family}.rope.scale_linear", 0.0)) or 1.0
-    base = metadata.real(f"{family}.rope.freq_base", 10_000.0, above=1.0)
-    if kind == "none" or (kind == "linear" and factor == 1.0):
-        return {"rope_type": "default", "rope_theta": base}
-    if kind not in ("linear", "yarn"):
-        raise UnsupportedArchitecture(f"{metadata.path}: {scaling}type is {kind!r:.80}; supported: none, linear, yarn")
-    if factor < 1.0:
-        raise metadata.refused(scaling + "factor", "a number of at least 1")
-    parameters = {"rope_type": kind, "rope_theta": base, "factor": factor}
-    return parameters | (_yarn(metadata, family) if kind == "yarn" else {})
-
-
-def _yarn(metadata: GgufMetadata, family: str) -> dict[str, Any]:
-    scaling, context = f"{family}.rope.scaling.", metadata.whole(f"{family}.context_length", least=1)
-    factor, more = metadata.real(scaling + "yarn_attn_factor", 0.0), dict[str, Any]()
-    if factor not in (0.0, 1.0):
-        more["attention_factor"] = factor
-    if logarithm := metadata.real(scaling + "yarn_log_multiplier", 0.0):
-        more |= {"mscale": 1.0, "mscale_all_dim": logarithm}
-    if scale := metadata.real(f"{family}.attention.temperature_scale", 0.0):
-        more["llama_4_scaling_beta"] = scale
-    return more | {
-        "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=1),
-        "beta_fast": metadata.real(scaling + "yarn_beta_fast", 32.0, above=0.0),
-        "beta_slow": metadata.real(scaling + "yarn_beta_slow", 1.0, above=0.0),
-    }
-
-
-def _longrope(file: GgufFile, family: str) -> dict[str, Any]:
-    metadata, scaling = file.metadata, f"{family}.rope.scaling."
-    context = metadata.whole(f"{family}.context_length", least=1)
-    return {
-        "rope_type": "longrope",
-        "rope_theta": metadata.real(f"{family}.rope.freq_base", 10_000.0, above=1.0),
-        "original_max_position_embeddings": metadata.whole(scaling + "original_context_length", context, least=2),
-        "attention_factor": metadata.real(scaling + "attn_factor", 1.0, above=0.0),
-        "short_factor": _divisors(file, ROPE_SHORT),
-        "long_factor": _divisors(file, ROPE_LONG),
-    }
-
-
-def _divisors(file: GgufFile, name: str) -> list[float]:
-    if name not in file.names():
-        raise WeightsInvalid(f"{file.path}: {name} is missing; the file is not a whole model")
-    found: list[float] = file.tensor(name).values().reshape(-1).tolist()
-    return found
-
-
-def gguf_rope_factors(file: GgufFile, head_dim: int) -> tuple[float, ...]:
-    """The divisor of each rotary frequency, [head_dim / 2], or nothing. Raises ConfigInvalid or WeightsInvalid."""
-    if ROPE_FACTORS not in file.names():
-        return ()
-    file.check_shape(ROPE_FACTORS, (head_dim // 2,))
-    factors = file.tensor(ROPE_FACTORS)
-    factors.check_finite()
-    if (factors.values() < 1.0).any():
-        raise WeightsInvalid(f"{file.path}: {ROPE_FACTORS} holds a factor below 1; the file is damaged")
-    return tuple(factors.values().tolist())

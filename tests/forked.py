@@ -17,6 +17,7 @@ from typing import IO, Any, Self
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.preloaded"])
+_PATIENCE = 240.0  # seconds; only a test that fails gets there
 
 
 class Forked:
@@ -85,6 +86,13 @@ class Forked:
         self.stderr.close()
 
     __del__ = _close
+
+
+def ran(module: str, *arguments: str, **options: Any) -> tuple[int, str]:
+    """The exit code of a process that ends by itself, and what it said on stderr; `options` are those of `Forked`."""
+    with Forked(module, *arguments, **options) as process:
+        _, said = process.communicate(_PATIENCE)
+        return process.wait(), said
 
 
 def _text(pipe: Connection) -> IO[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import ENVIRONMENT, until
+from tests.forked import Forked
 
 _START_SECONDS = 300.0  # of all services together; only a test that fails gets there
 
@@ -34,7 +35,7 @@ class Network:
     folder: Path
     _wire: subprocess.Popen[bytes]
     _prefix: str
-    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _processes: dict[str, Forked] = field(default_factory=dict)
 
     def weather(self, weather: Weather) -> None:
         """From here on."""
@@ -52,11 +53,9 @@ class Network:
         """Start a service, on port 50051 of its host."""
         self._ready(host).unlink(missing_ok=True)
         shared = (f"--listen={self.hosts[host]}:50051", f"--ready-file={self._ready(host)}", "--insecure")
-        command = [*self.within(host), sys.executable, "-m", module, *flags, *shared]
-        with (self.folder / f"{host}.log").open("ab") as log:
-            self._processes[host] = subprocess.Popen(
-                command, env={**ENVIRONMENT, **(environment or {})}, stderr=log, stdin=subprocess.DEVNULL
-            )
+        inside = ("tests.cluster.inside", f"{self._prefix}{host}", str(self.folder / f"{host}.log"), module)
+        own = {**ENVIRONMENT, **(environment or {})}
+        self._processes[host] = Forked(*inside, *flags, *shared, environment=own)
 
     def address(self, host: str) -> str:
         """The address of the service that was launched there, once it serves."""

@@ -2,11 +2,8 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,20 +31,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-@contextmanager
-def auditor_process(directory: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def auditor_process(directory: Path, *flags: str) -> Forked:
     """`python -m services.auditor`; killed at the end where it still runs."""
-    command = [sys.executable, "-m", "services.auditor", f"--data-dir={directory}", "--listen=127.0.0.1:0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    return Forked("services.auditor", f"--data-dir={directory}", "--listen=127.0.0.1:0", *flags)
 
 
-def address_of(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
+def address_of(process: Forked) -> str:
     for line in process.stderr:
         if "listening on" in line:
             return line.split()[-1]
@@ -61,7 +50,6 @@ def test_it_serves_health_and_stops_cleanly_also_while_the_ledger_is_away(tmp_pa
         connection.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
-        assert process.stderr is not None
         assert "auditor stopped" in process.stderr.read()
 
 
@@ -107,7 +95,6 @@ def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path, m
     key.write_text("not a key")
     with auditor_process(tmp_path, "--ledger=127.0.0.1:1", f"--model={model}") as process:
         assert process.wait(PATIENCE) == 1
-        assert process.stderr is not None
         said = process.stderr.read()
     assert "others can read the auditor key" in said
     assert "Traceback" not in said

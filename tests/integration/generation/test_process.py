@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,11 +20,12 @@ from services.generation.serving import main
 from services.runtime.process import CannotStart
 from tests.access import everybodys_file
 from tests.fakes.tampered_targets import BreakingTarget, Loader
+from tests.forked import Forked
 from tests.integration.generation.deployment import PATIENCE, Deployment, Failure, asking, until
 
 
 @asynccontextmanager
-async def generation_process(deployment: Deployment, **flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def generation_process(deployment: Deployment, **flags: str) -> AsyncIterator[Forked]:
     """`python -m services.generation`, answering; the caller ends it."""
     settings = deployment.settings()
     assert settings.trusted_keys is not None
@@ -40,20 +40,16 @@ async def generation_process(deployment: Deployment, **flags: str) -> AsyncItera
         "cache-bytes": "5MiB",
         "principals": str(everybodys_file()),
     } | flags
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.generation", *(f"--{name}={value}" for name, value in given.items()),
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
+    with Forked("services.generation", *(f"--{name}={value}" for name, value in given.items())) as process:
         async with asyncio.timeout(PATIENCE):
-            while b"listening on" not in (line := await process.stderr.readline()):
+            while "listening on" not in (line := await asyncio.to_thread(process.stderr.readline)):
                 assert line, "the process ended before it listened"
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+
+
+async def ended(process: Forked) -> int:
+    """The exit code of a process that is about to end."""
+    return await asyncio.to_thread(process.wait, PATIENCE)
 
 
 async def stub_of(deployment: Deployment) -> GenerationServiceStub:
@@ -67,7 +63,7 @@ async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start
         for name in ("one", "two"):
             assert (await stub.Generate(asking(max_tokens=4, request_id=name))).choices[0].receipt.pending
         process.kill()
-        assert await process.wait() == -signal.SIGKILL
+        assert await ended(process) == -signal.SIGKILL
     await deployment.start_ledger()
     await deployment.start_generation()
     assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["one", "two"]
@@ -105,12 +101,11 @@ async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(deplo
         for call in calls:
             assert (await call.read()).HasField("started")
         process.send_signal(signal.SIGTERM)
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
             await _read_to_the_end(*calls)
-        told = Failure(ended.value)
+        told = Failure(broken.value)
         assert (told.code.name, told.reason) == ("UNAVAILABLE", "SERVER_STOPPING")
-        async with asyncio.timeout(PATIENCE):
-            assert await process.wait() == 0
+        assert await ended(process) == 0
     receipts = await deployment.receipts(16 * _CALLS)
     chosen = Counter(receipt.sampling.choice for receipt in receipts)
     assert chosen == dict.fromkeys(range(16), _CALLS)
@@ -132,8 +127,7 @@ async def test_a_grammar_that_overflows_a_stack_ends_its_own_request_and_one_tha
         hanging = asyncio.ensure_future(stub.Generate(_held("regex", "held up")))
         assert (await stub.Generate(asking(max_tokens=2))).choices[0].token_ids
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(PATIENCE):
-            assert await process.wait() == 0
+        assert await ended(process) == 0
         with pytest.raises(grpc.aio.AioRpcError):
             await hanging
     assert not await asyncio.to_thread(Path(f"/proc/{trial}").exists)

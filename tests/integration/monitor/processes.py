@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -75,15 +73,9 @@ def looked(data: Path, *arguments: str) -> dict[str, Any]:
     return answer
 
 
-@contextmanager
-def following(data: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def following(data: Path, *arguments: str) -> Forked:
     """A monitor that goes on looking, several times a second. Killed (SIGKILL) at the end."""
-    command = [sys.executable, "-m", "services.cli", "monitor", "--every=1s", *arguments, f"--data-dir={data}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return Forked("services.cli", "monitor", "--every=1s", *arguments, f"--data-dir={data}")
 
 
 @dataclass
@@ -126,10 +118,10 @@ def receiver() -> Iterator[Receiver]:
         server.server_close()
 
 
-def until(condition: Any, process: subprocess.Popen[str] | Forked | None = None) -> None:
+def until(condition: Any, process: Forked | None = None) -> None:
     """Ask again until the answer is yes."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert process is None or process.poll() is None, process.stderr and process.stderr.read()
+        assert process is None or process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.05)

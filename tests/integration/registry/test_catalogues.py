@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +27,7 @@ from services.registry.catalogue import (
 )
 from services.runtime.errors import Unavailable
 from tests.access import everybodys_file
-from tests.forked import Forked
+from tests.forked import Forked, ran
 from tests.fuzzing import flood
 from tests.integration.registry.conftest import Serve
 from tests.serving import started
@@ -235,11 +233,8 @@ def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_pat
     ],
 )
 def test_what_cannot_be_opened_ends_the_start_with_a_reason(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
-    command = [sys.executable, "-m", "services.registry", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
-    ended = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 1
-    assert words in ended.stderr
-    assert "Traceback" not in ended.stderr
+    code, said = ran("services.registry", f"--data-dir={tmp_path}", "--listen=127.0.0.1:0", *flags)
+    assert (code, words in said, "Traceback" in said) == (1, True, False), said
 
 
 SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"]

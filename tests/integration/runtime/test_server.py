@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from services.runtime import calls
 from services.runtime.listening import CannotListen
 from services.runtime.server import start_server
 from tests.access import everybodys_file
+from tests.forked import Forked, ran
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 from tests.serving import Served, serving
 
@@ -149,26 +148,20 @@ async def _start_once(address: str) -> None:
     await (await start_server([], address)).stop(None)
 
 
-ROOT = Path(__file__).resolve().parents[3]
+STUBBORN = "tests.integration.runtime.scripted"
 PATIENCE = 240.0  # seconds; only a test that fails gets there
 
 
 @contextmanager
-def _process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _process(*flags: str) -> Iterator[tuple[Forked, str]]:
     """The stubborn server and its address, read from the line that says so."""
-    command = [sys.executable, "-m", "tests.integration.runtime.scripted", "--listen", "127.0.0.1:0", *flags]
-    command += ["--principals", str(everybodys_file())]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            assert line.startswith("stubborn listening on ")
-            yield process, line.split()[-1]
-        finally:
-            process.kill()
+    with Forked(STUBBORN, "--listen=127.0.0.1:0", f"--principals={everybodys_file()}", *flags) as process:
+        line = process.stderr.readline()
+        assert line.startswith("stubborn listening on ")
+        yield process, line.split()[-1]
 
 
-def _finish(process: subprocess.Popen[str]) -> str:
+def _finish(process: Forked) -> str:
     _, talk = process.communicate(timeout=PATIENCE)
     return talk
 
@@ -212,32 +205,23 @@ def test_running_calls_are_cancelled_when_the_grace_period_is_over() -> None:
 
 
 def test_wrong_settings_and_a_taken_port_are_messages_with_exit_codes() -> None:
-    command = [sys.executable, "-m", "tests.integration.runtime.scripted", "--listen"]
-    usage = subprocess.run([*command, "nonsense"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert (usage.returncode, usage.stderr.startswith("--listen: expected host:port")) == (2, True)
+    code, said = ran(STUBBORN, "--listen", "nonsense")
+    assert (code, said.startswith("--listen: expected host:port")) == (2, True)
     with _process() as (_, address):
-        taken = subprocess.run([*command, address], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert taken.returncode == 1
-    assert f"cannot listen on {address}" in taken.stderr
-    assert "Traceback" not in taken.stderr
+        code, said = ran(STUBBORN, "--listen", address)
+    assert (code, f"cannot listen on {address}" in said, "Traceback" in said) == (1, True, False)
 
 
 def test_json_logs_are_json_from_the_first_line_to_the_last() -> None:
     with _process() as (_, address):
-        command = [sys.executable, "-m", "tests.integration.runtime.scripted", "--log-format=json", "--log-level=error"]
-        command += ["--principals", str(everybodys_file())]
+        command = [STUBBORN, "--log-format=json", f"--principals={everybodys_file()}"]
+        code, said = ran(*command, "--log-level=error", f"--listen={address}")
         environment = {**os.environ, "KOLM_STUBBORN_TYPO": "1"}
-        taken = subprocess.run(
-            [*command, f"--listen={address}"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
-        )
-        with subprocess.Popen(
-            [*command, "--log-level=warning"], cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environment
-        ) as free:
-            assert free.stderr is not None
+        with Forked(*command, "--log-level=warning", environment=environment) as free:
             first = [json.loads(free.stderr.readline())["message"] for _ in range(2)]
             free.send_signal(signal.SIGTERM)
             last = [json.loads(line) for line in _finish(free).splitlines()]
-    assert (taken.returncode, [json.loads(line)["service"] for line in taken.stderr.splitlines()]) == (1, ["stubborn"])
+    assert (code, [json.loads(line)["service"] for line in said.splitlines()]) == (1, ["stubborn"])
     assert "KOLM_STUBBORN_TYPO is set, and nothing reads it" in first[0]
     assert first[1].startswith("stubborn listening on ")
     assert [(line["message"], line["service"]) for line in last] == [("stubborn stopped", "stubborn")]
@@ -247,7 +231,6 @@ def test_metrics_are_served_where_a_port_is_set() -> None:
     with _process("--metrics-port", "0") as (process, address):
         with grpc.insecure_channel(address) as channel:
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        assert process.stderr is not None
         port = next(match[1] for line in process.stderr if (match := re.search(r"metrics on .*:(\d+)", line)))
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as page:
             assert b'kolm_rpc_calls_total{code="OK",method="Check"' in page.read()

@@ -3,8 +3,6 @@
 import http.client
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from services.client import LedgerClient
 from services.client.errors import NotFound
 from tests.access import everybodys_file, trust_log_in
 from tests.fakes.dripping_server import dripping
+from tests.forked import ran
 from tests.integration.monitor.processes import until
 from tests.serving import PATIENCE, started
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed_receipt
@@ -59,9 +58,8 @@ def test_a_witness_without_a_log_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("# none yet\n")
     for logs, said in ((tmp_path / "logs", "names no log"), (tmp_path / "none", "No such file")):
         flags = ["--data-dir", str(tmp_path / "w"), "--logs", str(logs), "--listen", "127.0.0.1:0"]
-        command = [sys.executable, "-m", "services.witness", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+        code, error = ran("services.witness", *flags)
+        assert (code, said in error) == (1, True), error
 
 
 def test_witnesses_that_hang_cost_neither_a_cosignature_nor_a_reader_nor_the_end(tmp_path: Path) -> None:

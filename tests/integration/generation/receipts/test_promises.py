@@ -23,7 +23,7 @@ from services.client.ledger.verified import VerifiedLedger
 from services.generation.receipts.journal import Kind, Record, open_records, read_records
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.integration.generation.deployment import Deployment, asking, failure
-from tests.integration.generation.test_process import generation_process, stub_of
+from tests.integration.generation.test_process import ended, generation_process, stub_of
 
 BEFORE, AFTER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -98,7 +98,7 @@ async def test_a_server_that_is_killed_keeps_its_promise_when_it_is_back(deploym
         promise = await first_event(call)
         assert (await call.read()).HasField("chunk")
         process.kill()
-        assert await process.wait() == -signal.SIGKILL
+        assert await ended(process) == -signal.SIGKILL
     assert (await held(deployment, promise)).state == "BROKEN"
     await deployment.start_generation()
     receipts = await deployment.receipts(16)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
@@ -66,10 +65,7 @@ class PlainEngine:
         async def ask(upstream: Upstream) -> Answer:
             answer, model = Answer(), (await upstream.about()).model
             body = self._dialect.body(request, model, adapter, stream=False)
-            async with aclosing(upstream.events(body, numbers_of(request))) as events:
-                async for event in events:
-                    if event is not None:
-                        self._dialect.read(event, answer)
+            await upstream.answer(body, numbers_of(request), lambda event: self._dialect.read(event, answer))
             return answer
 
         return self._asked(ask)

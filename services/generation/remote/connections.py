@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -19,7 +19,6 @@ import httpx2
 
 _MOST_KEPT = 64  # connections that no request uses
 _KEPT_SECONDS = 4.0  # vLLM and SGLang close them after five
-_MOST_AHEAD = 1 << 18  # bytes that have come and are not read
 
 
 class ConnectionBroken(Exception):
@@ -27,7 +26,10 @@ class ConnectionBroken(Exception):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. The server says nothing on it before it is asked."""
+    """One connection. The server says nothing on it before it is asked.
+
+    A body is handed on as it is received: a task that woke for each piece would take longer than all else.
+    """
 
     transport: asyncio.Transport
 
@@ -36,9 +38,9 @@ class _Connection(asyncio.Protocol):
         self.lost: str | None = None  # why it is of no use any more
         self.ended = False  # by its server
         self.kept_at: float | None = None  # since then no request uses it
-        self._ahead = 0
-        self._waiter: asyncio.Future[None] | None = None  # the answer is read, and nothing is there
-        self._waits_since = 0.0
+        self._take: Callable[[bytes], None] | None = None  # of the body that is read
+        self._awaited: asyncio.Future[h11.Event] | None = None  # an answer's head, or the end of its body
+        self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -48,45 +50,61 @@ class _Connection(asyncio.Protocol):
         if self.kept_at is not None:
             self.close("it speaks unasked")
             return
-        self._ahead += len(data)
-        if self._ahead > _MOST_AHEAD:
-            self.transport.pause_reading()
+        self._heard = asyncio.get_running_loop().time()
         self.http.receive_data(data)
-        self._wake()
+        self._go_on()
 
     def eof_received(self) -> None:
         if self.kept_at is None:
             self.http.receive_data(b"")
+            self._go_on()
         self.connection_lost(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended = self.ended or self.lost is None
-        self.lost = self.lost or repr(error or "the connection ended")
-        self._wake()
+        self._lose(repr(error or "the connection ended"))
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _lose(self, why: str) -> None:
+        self.lost = self.lost or why
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_exception(ConnectionBroken(self.lost))
 
-    async def event(self, seconds: float) -> h11.Event:
-        """The next event of an answer. Raises ConnectionBroken, also where nothing comes for so long."""
+    def _go_on(self) -> None:
+        """Read what has come, as far as something is awaited."""
+        if (awaited := self._awaited) is None or awaited.done():
+            return
+        try:
+            while (event := self.http.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.Data) and self._take is not None:
+                    self._take(bytes(event.data))
+                elif isinstance(event, h11.Response | h11.EndOfMessage):
+                    if isinstance(event, h11.Response):
+                        self.transport.pause_reading()  # until somebody reads the body
+                    awaited.set_result(event)
+                    return
+        except Exception as error:  # of who reads it too
+            awaited.set_exception(error)
+
+    async def event(self, seconds: float, take: Callable[[bytes], None] | None = None) -> h11.Event:
+        """The head of an answer or, with `take`, the end of its body, once `take` has got each piece of it.
+
+        Raises ConnectionBroken, also where nothing comes for so long, h11.ProtocolError, and what `take` raises.
+        """
         loop = asyncio.get_running_loop()
-        while (event := self.http.next_event()) is h11.NEED_DATA:
-            if self.lost is not None:
-                raise ConnectionBroken(self.lost)
-            if self._ahead > _MOST_AHEAD:
-                self.transport.resume_reading()
-            self._ahead, self._waiter, self._waits_since = 0, loop.create_future(), loop.time()
-            if self._timer is None:
-                self._timer = loop.call_later(seconds, self._look, seconds)
-            await self._waiter
-            self._waiter = None
-        return cast(h11.Event, event)
+        self._take, self._awaited, self._heard = take, loop.create_future(), loop.time()
+        self._go_on()
+        if self.lost is not None and not self._awaited.done():
+            raise ConnectionBroken(self.lost)
+        if self._timer is None:
+            self._timer = loop.call_later(seconds, self._look, seconds)
+        if take is not None:
+            self.transport.resume_reading()
+        return await self._awaited
 
     def _look(self, seconds: float) -> None:
         """One timer for all that is read of an answer: setting one for each piece costs as much as reading it."""
         loop = asyncio.get_running_loop()
-        since = loop.time() if self._waiter is None else self._waits_since
+        since = loop.time() if self._awaited is None or self._awaited.done() else self._heard
         if loop.time() - since >= seconds:
             self.close(f"nothing came for {seconds:g} s")
         else:
@@ -103,10 +121,9 @@ class _Connection(asyncio.Protocol):
             self._timer = None
 
     def close(self, why: str = "closed") -> None:
-        self.lost = self.lost or why
         self._stop()
         self.transport.abort()
-        self._wake()
+        self._lose(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +135,9 @@ class HttpAnswer:
     _connection: _Connection
     _silence_seconds: float
 
-    async def piece(self) -> bytes:
-        """The next part of the body as it came; none is left where it is empty. Raises ConnectionBroken."""
-        event = await self._connection.event(self._silence_seconds)
-        return bytes(event.data) if isinstance(event, h11.Data) else b""
+    async def read(self, take: Callable[[bytes], None]) -> None:
+        """Call `take` with each part of the body as it comes. Raises ConnectionBroken, and what `take` raises."""
+        await self._connection.event(self._silence_seconds, take)
 
 
 class Connections:

@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,6 +56,10 @@ class _Sequence:
         """Anew: nothing of it has been handed on."""
         self.answer, decoder = Answer(), text.stream(self.request.prompt)
         self.spelling = None if decoder is None else Spelling(decoder)
+
+    def has_been_taken(self) -> None:
+        if not self.taken.done():
+            self.taken.set_result(None)
 
     def arrived(self, now: float) -> None:
         """Hand on what has come, unless ids are missing that the engine has counted. Raises UpstreamError."""
@@ -215,8 +218,7 @@ class RemoteEngine:
             if not isinstance(wrong, UpstreamError):
                 _log.exception("an answer could not be read")
             reason, error = "error", f"{self._dialect.name}: {wrong}"
-        if not sequence.taken.done():
-            sequence.taken.set_result(None)
+        sequence.has_been_taken()
         del self._open[sequence]
         request = sequence.request
         sequence.events.put_nowait(Finished(request.request_id, request.choice, self._outcome(sequence, reason, error)))
@@ -249,23 +251,22 @@ class RemoteEngine:
         sequence.begin(self._text)
         limit, loop = upstream.silence_seconds * _PATIENCE, asyncio.get_running_loop()
         heard = loop.time()  # when a token came; timers are set anew now and then, and not for each token
+
+        def read(event: Mapping[str, Any]) -> None:
+            nonlocal heard
+            before = len(sequence.answer.ids)
+            self._dialect.read(event, sequence.answer)
+            sequence.arrived(self._clock())
+            now = loop.time()
+            if len(sequence.answer.ids) != before and now - heard > upstream.silence_seconds:
+                heard = now
+                silence.reschedule(now + limit + upstream.silence_seconds)
+
         try:
-            async with (
-                asyncio.timeout(limit) as silence,
-                aclosing(upstream.events(self._body(request, stream=True), numbers_of(request))) as events,
-            ):
-                async for event in events:
-                    if event is None:
-                        if not sequence.taken.done():
-                            sequence.taken.set_result(None)
-                        continue
-                    before = len(sequence.answer.ids)
-                    self._dialect.read(event, sequence.answer)
-                    sequence.arrived(self._clock())
-                    now = loop.time()
-                    if len(sequence.answer.ids) != before and now - heard > upstream.silence_seconds:
-                        heard = now
-                        silence.reschedule(now + limit + upstream.silence_seconds)
+            async with asyncio.timeout(limit) as silence:
+                await upstream.answer(
+                    self._body(request, stream=True), numbers_of(request), read, sequence.has_been_taken
+                )
         except TimeoutError as error:
             raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
         drafted = sequence.answer.drafted
@@ -280,12 +281,9 @@ class RemoteEngine:
     async def _asked_whole(self, sequence: _Sequence, upstream: Upstream) -> None:
         """Ids that the stream left out, from the same request at one go. Raises UpstreamError if that differs."""
         streamed, sequence.answer = sequence.answer, Answer()
-        asked = self._body(sequence.request, stream=False)
-        async with aclosing(upstream.events(asked, numbers_of(sequence.request))) as events:
-            async for event in events:
-                if event is not None:
-                    self._dialect.read(event, sequence.answer)
-        whole, rest = sequence.answer, iter(sequence.answer.ids)
+        whole, asked = sequence.answer, self._body(sequence.request, stream=False)
+        await upstream.answer(asked, numbers_of(sequence.request), lambda event: self._dialect.read(event, whole))
+        rest = iter(whole.ids)
         same = whole.text == streamed.text and whole.ids[: sequence.released] == streamed.ids[: sequence.released]
         if not same or not all(token in rest for token in streamed.ids) or len(whole.ids) != streamed.counted:
             sequence.answer = streamed

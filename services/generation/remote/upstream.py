@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -82,24 +82,33 @@ class Upstream:
 
     ask = _ask
 
-    async def events(self, body: Mapping[str, Any], numbers: int) -> AsyncGenerator[Mapping[str, Any] | None, None]:
-        """None once the engine has taken the request, then its events. Closing it ends the request there. `numbers` is
-        how many tokens and log-probabilities an event can have at most; one that is too long for them is an error.
+    async def answer(
+        self,
+        body: Mapping[str, Any],
+        numbers: int,
+        read: Callable[[Mapping[str, Any]], None],
+        taken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `taken` once the engine has taken the request, then `read` with each of its events, as they come.
+        Cancelling it ends the request there. `numbers` is how many tokens and log-probabilities an event can have at
+        most; one that is too long for them is an error.
 
-        Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError.
+        Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError, and what `read`
+        raises.
         """
         most = _LEAST_BYTES + numbers * _TOKEN_BYTES
         try:
             async with self._connections.asked(self._dialect.path, msgspec.json.encode(body)) as answer:
                 if answer.status != 200:
                     raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_WORD))
-                yield None
+                taken()
                 if "event-stream" not in answer.headers.get("content-type", ""):
-                    yield _parsed(await _whole(answer, most))
+                    read(_parsed(await _whole(answer, most)))
                     return
-                async for line in _lines(answer, most):
-                    if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                        yield _parsed(data)
+                _check_encoding(answer)
+                lines = _Lines(read, most)
+                await answer.read(lines.feed)
+                lines.end()
         except ConnectionBroken as error:
             raise UpstreamDown(f"{self.url} broke off: {error}") from error
 
@@ -107,29 +116,41 @@ class Upstream:
         self._connections.close()
 
 
-async def _lines(answer: HttpAnswer, most: int) -> AsyncGenerator[bytes, None]:
-    """Raises UpstreamError for a line of more than `most` bytes, before it is whole."""
-    begun = bytearray()
-    _check_encoding(answer)
-    while piece := await answer.piece():
-        first, *others = piece.split(b"\n")
-        begun += first
-        for other in others:
-            yield bytes(begun)
-            begun = bytearray(other)
-        if len(begun) > most:
-            raise UpstreamError(f"sent a line of more than {most} bytes")
-    yield bytes(begun)
+class _Lines:
+    """The lines of an event stream as its pieces come. Methods raise UpstreamError, and what `read` raises."""
+
+    def __init__(self, read: Callable[[Mapping[str, Any]], None], most: int) -> None:
+        """`read` gets the events. A line of more than `most` bytes is an error before it is whole."""
+        self._read, self._most, self._begun = read, most, bytearray()
+
+    def feed(self, piece: bytes) -> None:
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            self._line(bytes(self._begun + line) if self._begun else line)
+            self._begun.clear()
+        self._begun += rest
+        if len(self._begun) > self._most:
+            raise UpstreamError(f"sent a line of more than {self._most} bytes")
+
+    def end(self) -> None:
+        self._line(bytes(self._begun))
+
+    def _line(self, line: bytes) -> None:
+        if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+            self._read(_parsed(data))
 
 
 async def _whole(answer: HttpAnswer, most: int) -> bytes:
     """Raises UpstreamError for more than `most` bytes."""
     data = bytearray()
-    _check_encoding(answer)
-    while piece := await answer.piece():
-        data += piece
+
+    def take(piece: bytes) -> None:
+        data.extend(piece)
         if len(data) > most:
             raise UpstreamError(f"sent more than {most} bytes")
+
+    _check_encoding(answer)
+    await answer.read(take)
     return bytes(data)
 
 

@@ -46,11 +46,10 @@ class Server:
 
 
 async def _whole(connections: Connections, body: bytes | None = None) -> bytes:
-    data = b""
+    data = list[bytes]()
     async with connections.asked("/path", body) as answer:
-        while piece := await answer.piece():
-            data += piece
-    return data
+        await answer.read(data.append)
+    return b"".join(data)
 
 
 def _run(server: Server, test: Callable[[Connections], object], **given: float) -> None:
@@ -143,9 +142,8 @@ def test_a_long_answer_comes_whole_though_it_comes_faster_than_it_is_read() -> N
     async def test(connections: Connections) -> None:
         async with connections.asked("/path", None) as answer:
             await asyncio.sleep(0.05)
-            read = 0
-            while piece := await answer.piece():
-                read += len(piece)
-        assert read == size
+            pieces = list[bytes]()
+            await answer.read(pieces.append)
+        assert sum(map(len, pieces)) == size
 
     _run(Server(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)), test)

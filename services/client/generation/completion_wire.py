@@ -13,7 +13,17 @@ from kolm.generation.v1 import sampling_pb2
 from services.client.channel import plain_value
 from services.client.errors import Internal
 from services.client.generation import completion as values
-from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Metrics, Started, Usage
+from services.client.generation.completion import (
+    Choice,
+    Chunk,
+    Completion,
+    Event,
+    Finished,
+    Metrics,
+    PositionLogprobs,
+    Started,
+    Usage,
+)
 from services.client.generation.output_reader import with_calls
 from services.client.generation.request import Request, SpecDecodeConfig, ThoughtSyntax, ToolCallSyntax
 from services.client.generation.request_wire import structured_outputs_value
@@ -43,7 +53,7 @@ class StreamReader:
             self.resolved = _resolved(message.started.resolved)
             return Started(self.resolved, message.started.promise or None)
         if kind == "chunk":
-            chunk = plain_value(Chunk, message.chunk)
+            chunk = _chunk(message.chunk)
             self._tokens[chunk.index] += chunk.token_ids
             self._text[chunk.index].append(chunk.text)
             return chunk
@@ -54,6 +64,12 @@ class StreamReader:
     def _finished(self, message: pb.Finished, resolved: values.Resolved) -> Finished:
         token_ids, text = self._tokens.pop(message.index, []), "".join(self._text.pop(message.index, []))
         return plain_value(Finished, message, **_ending(message), receipt=_receipt(message, resolved, token_ids, text))
+
+
+def _chunk(message: pb.Chunk) -> Chunk:
+    """The same as `plain_value` makes of it, in a quarter of the time: there is one for each token."""
+    logprobs = tuple(plain_value(PositionLogprobs, each) for each in message.logprobs)
+    return Chunk(message.index, message.text, tuple(message.token_ids), logprobs)
 
 
 def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:

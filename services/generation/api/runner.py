@@ -15,7 +15,7 @@ from ledger.documents.halt import scopes_of
 from services.generation.api.generation_metrics import GenerationMetrics, log_request
 from services.generation.engine.backend import Backend
 from services.generation.engine.engine import Ticket
-from services.generation.engine.events import Chunk, Event, Outcome
+from services.generation.engine.events import Chunk, Event, Finished, Outcome, Sink
 from services.generation.engine.request import EngineError
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import (
@@ -164,10 +164,18 @@ class Generation:
             self._engine.cancel(run.engine_id)
 
     async def _work(self, run: Run, taken: asyncio.Future[None]) -> None:
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        finished: asyncio.Queue[Finished] = asyncio.Queue()
         times, started = self._metrics.arrived(), time.perf_counter()
+
+        def sink(event: Event) -> None:
+            if isinstance(event, Chunk):
+                times.observe(event)
+                run.post(event)
+            else:
+                finished.put_nowait(event)
+
         try:
-            tickets = await self._submit(run, events)
+            tickets = await self._submit(run, sink)
             run.promise = promise = await self._promise(run)
         except Exception as error:
             self._outbox.release(run.resolved.choices)
@@ -179,9 +187,7 @@ class Generation:
         completing: list[asyncio.Task[None]] = []
         outcomes: list[Outcome] = []
         for _ in tickets:
-            while isinstance(event := await events.get(), Chunk):
-                times.observe(event)
-                run.post(event)
+            event = await finished.get()
             times.observe(event)
             outcomes.append(event.outcome)
             receipt_id = promise.unfinished[event.choice].receipt_id
@@ -196,9 +202,9 @@ class Generation:
             _log.error("a receipt could not be issued", exc_info=failed)
         run.end(failed)
 
-    async def _submit(self, run: Run, events: asyncio.Queue[Event]) -> list[Ticket]:
+    async def _submit(self, run: Run, sink: Sink) -> list[Ticket]:
         choices = [run.resolved.engine_request(run.engine_id, choice) for choice in range(run.resolved.choices)]
-        tickets = await self._engine.submit_all(choices, events)
+        tickets = await self._engine.submit_all(choices, sink)
         if run.cancelled:  # the call ended before the engine had taken everything
             self._engine.cancel(run.engine_id)
         return tickets

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 from services.generation.engine.engine import Load, Ticket
-from services.generation.engine.events import Counts, Event, Outcome
+from services.generation.engine.events import Counts, Outcome, Sink
 from services.generation.engine.request import EngineRequest
 
 
@@ -28,8 +27,9 @@ class Backend(Protocol):
         """How busy it is."""
         ...
 
-    async def submit_all(self, requests: Sequence[EngineRequest], events: asyncio.Queue[Event]) -> list[Ticket]:
-        """Take the sequences of a request, numbered as its choices are, or none; each ends with a Finished in `events`.
+    async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
+        """Take the sequences of a request, numbered as its choices are, or none. `sink` is called on the event loop and
+        gets their events; each sequence ends with a Finished.
 
         Do not cancel this call. Raises InvalidRequest, EngineFull, EngineStopped.
         """

@@ -154,10 +154,10 @@ _APART = 0.02  # seconds between two hand-overs of one of them: a chunk costs th
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A sequence's events on their way to `queue`. `chunk` and `finished` wait on the engine's thread."""
+    """A sequence's events on their way to `sink`. `chunk` and `finished` wait on the engine's thread."""
 
     ticket: Ticket
-    queue: asyncio.Queue[Event]
+    sink: Sink  # of the event loop
     chunk: Chunk | None = None
     finished: Finished | None = None
     handed_over: float = -math.inf
@@ -175,7 +175,7 @@ class _Stream:
 
 
 class AsyncEngine:
-    """On one event loop. A queue holds at most what its own sequences emit, so a slow reader costs memory, not time.
+    """On one event loop.
 
     The events of a pass reach the loop together. While many sequences run, a chunk may wait for those of the next
     passes, up to `_APART`; the first of a sequence and its end never do.
@@ -200,8 +200,8 @@ class AsyncEngine:
         """Counts of all sequences since the start."""
         return self._engine.totals
 
-    async def submit_all(self, requests: Sequence[EngineRequest], events: asyncio.Queue[Event]) -> list[Ticket]:
-        """Queue the sequences of a request, numbered as its choices are, or none; their events go into `events`.
+    async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
+        """Queue the sequences of a request, numbered as its choices are, or none; `sink` gets their events on the loop.
 
         Do not cancel this call. Raises InvalidRequest, EngineFull, EngineStopped.
         """
@@ -210,16 +210,16 @@ class AsyncEngine:
         for other in self._open:
             other.alone = False
         self._open.update(tickets)
-        streams = {each.choice: _Stream(ticket, events) for each, ticket in zip(requests, tickets, strict=True)}
+        streams = {each.choice: _Stream(ticket, sink) for each, ticket in zip(requests, tickets, strict=True)}
 
-        def sink(event: Event) -> None:
+        def held(event: Event) -> None:
             stream = streams[event.choice]
             stream.put(event)
             self._held[stream] = None
 
         taken: asyncio.Future[None] = loop.create_future()
         try:
-            self._engine.submit_all(requests, sink, lambda error: _call(loop, _settle, taken, error))
+            self._engine.submit_all(requests, held, lambda error: _call(loop, _settle, taken, error))
             await taken
         except BaseException:
             self._open.difference_update(tickets)
@@ -240,7 +240,7 @@ class AsyncEngine:
     def _arrived(self, events: list[tuple[_Stream, list[Event]]]) -> None:
         for stream, each in events:
             for event in each:
-                stream.queue.put_nowait(event)
+                stream.sink(event)
             if stream.finished is not None:
                 self._open.discard(stream.ticket)
 
@@ -251,7 +251,7 @@ class AsyncEngine:
     async def complete(self, request: EngineRequest) -> tuple[Outcome, Ticket]:
         """Run one sequence to its end. A caller that is cancelled cancels it."""
         events: asyncio.Queue[Event] = asyncio.Queue()
-        submitted = asyncio.ensure_future(self.submit_all((request,), events))
+        submitted = asyncio.ensure_future(self.submit_all((request,), events.put_nowait))
         try:
             (ticket,) = await asyncio.shield(submitted)
             while not isinstance(event := await events.get(), Finished):

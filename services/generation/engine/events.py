@@ -165,7 +165,7 @@ EMPTY_OUTCOME = Outcome(
 
 Event = Chunk | Finished
 Sink = Callable[[Event], None]
-"""Called on the engine's thread; must not block and must not raise."""
+"""Called where the engine runs, on a thread or an event loop; must not block and must not raise."""
 
 
 class Tracker:

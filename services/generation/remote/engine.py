@@ -20,6 +20,7 @@ from services.generation.engine.events import (
     Finished,
     FinishReason,
     Outcome,
+    Sink,
     SpeculationMetrics,
     TokenLogprobs,
 )
@@ -40,7 +41,7 @@ class _Sequence:
     """One sequence upstream, and what of it has been handed on."""
 
     request: EngineRequest
-    events: asyncio.Queue[Event]
+    sink: Sink
     ticket: Ticket
     taken: asyncio.Future[None]
     started: float
@@ -86,7 +87,7 @@ class _Sequence:
         logprobs = self.answer.logprobs[self.released : self.released + len(ids)] if most is not None else []
         self.released, self.released_text = self.released + len(ids), self.released_text + len(text)
         shown = tuple(replace(each, top=_best(each, most or 0)) for each in logprobs)
-        self.events.put_nowait(Chunk(self.request.request_id, self.request.choice, tuple(ids), text, shown))
+        self.sink(Chunk(self.request.request_id, self.request.choice, tuple(ids), text, shown))
 
     def tail(self, text: str) -> None:
         """Text that the engine left out."""
@@ -144,7 +145,7 @@ class RemoteEngine:
         begun = sum(sequence.first_token is not None for sequence in self._open)
         return Load(begun, len(self._open) - begun, 0, 1, 0, 0)
 
-    async def submit_all(self, requests: Sequence[EngineRequest], events: asyncio.Queue[Event]) -> list[Ticket]:
+    async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
         for request in requests:
             checked(self._dialect, request)
             self._body(request, stream=True)  # refuses what it cannot say
@@ -153,9 +154,9 @@ class RemoteEngine:
         alone, loop = not self._open and len(requests) == 1, asyncio.get_running_loop()
         for other in self._open:
             other.ticket.alone = False
-        held: asyncio.Queue[Event] = asyncio.Queue() if len(requests) > 1 else events
+        held = list[Event]()  # of those that the engine has taken, while it may refuse others
         sequences = [
-            _Sequence(request, held, Ticket(alone), loop.create_future(), self._clock(), self._vocabulary)
+            _Sequence(request, held.append, Ticket(alone), loop.create_future(), self._clock(), self._vocabulary)
             for request in requests
         ]
         for sequence in sequences:
@@ -166,16 +167,16 @@ class RemoteEngine:
             for sequence in sequences:
                 self._end(sequence)
             raise refusal
-        while not held.empty() and held is not events:
-            events.put_nowait(held.get_nowait())
+        for event in held:
+            sink(event)
         for sequence in sequences:
-            sequence.events = events
+            sequence.sink = sink
         return [sequence.ticket for sequence in sequences]
 
     async def complete(self, request: EngineRequest) -> tuple[Outcome, Ticket]:
         events: asyncio.Queue[Event] = asyncio.Queue()
         try:
-            (ticket,) = await self.submit_all((request,), events)
+            (ticket,) = await self.submit_all((request,), events.put_nowait)
             while not isinstance(event := await events.get(), Finished):
                 pass
         except asyncio.CancelledError:
@@ -221,7 +222,7 @@ class RemoteEngine:
         sequence.has_been_taken()
         del self._open[sequence]
         request = sequence.request
-        sequence.events.put_nowait(Finished(request.request_id, request.choice, self._outcome(sequence, reason, error)))
+        sequence.sink(Finished(request.request_id, request.choice, self._outcome(sequence, reason, error)))
 
     def _body(self, request: EngineRequest, *, stream: bool) -> dict[str, Any]:
         return self._dialect.body(request, self.model, self._adapters.get(request.adapter or ""), stream=stream)

@@ -169,7 +169,7 @@ async def ended(events: asyncio.Queue[Event], count: int) -> list[Event]:
 
 async def test_all_choices_are_in_the_first_pass(running: Running) -> None:
     events: asyncio.Queue[Event] = asyncio.Queue()
-    tickets = await running.engine.submit_all(choices(4), events)
+    tickets = await running.engine.submit_all(choices(4), events.put_nowait)
     outcomes = [event.outcome for event in await ended(events, 4) if isinstance(event, Finished)]
     assert [ticket.alone for ticket in tickets] == [False] * 4
     assert [outcome.token_ids for outcome in outcomes] == [(0,) * 5] * 4
@@ -183,7 +183,7 @@ async def test_none_is_queued_where_one_is_refused(running: Running, refused: ty
     if refused is InvalidRequest:
         asked[-1] = choices(1, max_tokens=0)[0]
     with pytest.raises(refused):
-        await running.engine.submit_all(asked, asyncio.Queue())
+        await running.engine.submit_all(asked, asyncio.Queue[Event]().put_nowait)
     assert (running.engine.load().waiting, running.engine.load().running) == (0, 0)
     (outcome, ticket) = await running.engine.complete(choices(1)[0])
     assert (outcome.finish_reason, ticket.alone) == ("length", True)
@@ -191,14 +191,14 @@ async def test_none_is_queued_where_one_is_refused(running: Running, refused: ty
 
 async def test_the_events_of_a_pass_reach_the_loop_at_once(running: Running) -> None:
     events: asyncio.Queue[Event] = asyncio.Queue()
-    await running.engine.submit_all(choices(4), events)
+    await running.engine.submit_all(choices(4), events.put_nowait)
     assert len(await ended(events, 4)) == 4 * 6
     assert running.handed_over == 5
 
 
 async def test_under_load_chunks_are_put_together_but_the_first_and_the_last(running: Running) -> None:
     events: asyncio.Queue[Event] = asyncio.Queue()
-    await running.engine.submit_all(choices(8, max_tokens=40), events)
+    await running.engine.submit_all(choices(8, max_tokens=40), events.put_nowait)
     found = await ended(events, 8)
     for choice in range(8):
         own = [event for event in found if isinstance(event, Chunk) and event.choice == choice]
@@ -215,6 +215,6 @@ async def test_under_load_chunks_are_not_held_for_long(running: Running) -> None
         return forward(*arguments)  # type: ignore[arg-type]
 
     running.target.forward = ticking  # type: ignore[method-assign, assignment]
-    await running.engine.submit_all(choices(8, max_tokens=9), events)
+    await running.engine.submit_all(choices(8, max_tokens=9), events.put_nowait)
     own = [event for event in await ended(events, 8) if isinstance(event, Chunk) and event.choice == 0]
     assert [len(chunk.token_ids) for chunk in own] == [1, 2, 2, 2, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Machine:
         str  # of bytes: four at a time into int32 ("vnni", "sdot"), two into int16 ("pairs"), one by one ("plain")
     )
     needs: tuple[str, ...]  # features beyond those of `cpu`, as LLVM names them
+    matrices: bool = False  # whether it multiplies matrices of bytes, in registers of their own
 
     @property
     def features(self) -> str:
@@ -41,10 +43,12 @@ _X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 _FMA = ("fma", "f16c")
 _AVX2 = ("avx2", *_FMA)
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", *_AVX2)
+_AMX = ("amx-tile", "amx-int8")
 
 MACHINES = {
     machine.name: machine
     for machine in (
+        Machine("amx", _X86, "icelake-server", 16, 32, "v", "vnni", (*_AVX512, "avx512vnni", *_AMX), matrices=True),
         Machine("avx512vnni", _X86, "icelake-server", 16, 32, "v", "vnni", (*_AVX512, "avx512vnni")),
         Machine("avx512", _X86, "skylake-avx512", 16, 32, "v", "pairs", _AVX512),
         Machine("avxvnni", _X86, "x86-64", 8, 16, "x", "vnni", (*_AVX2, "avxvnni")),
@@ -81,8 +85,16 @@ def _able() -> list[str]:
     return [
         machine.name
         for machine in MACHINES.values()
-        if machine.triple.startswith(architecture) and all(has.get(feature) for feature in machine.needs)
+        if machine.triple.startswith(architecture)
+        and all(has.get(feature) for feature in machine.needs)
+        and (not machine.matrices or _matrices_are_permitted())
     ]
+
+
+def _matrices_are_permitted() -> bool:
+    """Whether Linux lets this process, and those that it forks, use the registers of matrices; asks for it."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0)
 
 
 def _linux_says() -> str:

@@ -115,7 +115,8 @@ class _AttentionFunctions:
         self.join = join_function(module, machine)
         self.sink = sink_function(module, machine, self.join)
         self.finish = finish_function(module, machine)
-        self.block = block_function(module, machine, form)
+        products = form.products(module, machine)
+        self.block, self.registers = block_function(module, machine, form, products), products.registers
 
 
 _Take = Callable[[Value, Value, Value, Value], None]
@@ -194,7 +195,8 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
 
                 compute(tile, span, kv, _copied_queries(c, record, layout, tile, kv), block, keep)
 
-    c.either(is_split(kernel), by_blocks, by_rows)
+    with parts.registers(c):
+        c.either(is_split(kernel), by_blocks, by_rows)
     c.done()
 
 

@@ -9,14 +9,14 @@ from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
 from services.generation.target.kernels.attention.form import Form, Place, Products
-from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE, Layout, Path, seen
+from services.generation.target.kernels.attention.layout import LANES, LINE, Layout, Path, seen
 from services.generation.target.kernels.code import F32, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, PASS, Words
 from services.generation.target.kernels.row_operations import capped, decay
 
 _VECTORS = BLOCK // LANES
-
+_TOGETHER = 3  # heads whose weights are computed side by side: one alone waits for its largest score and its sums
 
 Put = Callable[[Code, Value, Sequence[Value], Sequence[Value], Value, Value], None]
 """put(code, line, weights, masks, values, padded): keep a head's weights in its line of the scores; `masks` say which
@@ -38,16 +38,28 @@ def weights_function(module: ir.Module, machine: Machine, put: Put) -> Any:
     def larger(p: Value, q: Value) -> Value:
         return b.select(b.fcmp_ordered(">", p, q), p, q)
 
-    with c.loop(heads) as head:
-        line, end = c.at(scores, c.mul(head, LINE)), c.at(to, c.mul(head, stride))
-        seen = [b.select(mask, c.load(line, 4 * LANES * v, F32, LANES), least) for v, mask in enumerate(masks)]
-        largest = c.folded(larger(larger(seen[0], seen[2]), larger(seen[1], seen[3])), larger)
-        top = c.repeated(largest, LANES)
-        weights = [decay(c, b.fsub(score, top)) for score in seen]
-        put(c, line, weights, masks, values, padded)
-        total = c.folded(b.fadd(b.fadd(weights[0], weights[2]), b.fadd(weights[1], weights[3])), b.fadd)
-        c.store(largest, end, 0)
-        c.store(total, end, 4)
+    def several(first: Value, count: int) -> None:
+        lines = [c.at(scores, c.mul(c.add(first, h), LINE)) for h in range(count)]
+        ends = [c.at(to, c.mul(c.add(first, h), stride)) for h in range(count)]
+        seen = [
+            [b.select(mask, c.load(line, 4 * LANES * v, F32, LANES), least) for v, mask in enumerate(masks)]
+            for line in lines
+        ]
+        largest = [c.folded(larger(larger(each[0], each[2]), larger(each[1], each[3])), larger) for each in seen]
+        tops = [c.repeated(top, LANES) for top in largest]
+        weights = [[decay(c, b.fsub(score, top)) for score in each] for each, top in zip(seen, tops, strict=True)]
+        for line, each in zip(lines, weights, strict=True):
+            put(c, line, each, masks, values, padded)
+        for end, top, each in zip(ends, largest, weights, strict=True):
+            total = c.folded(b.fadd(b.fadd(each[0], each[2]), b.fadd(each[1], each[3])), b.fadd)
+            c.store(top, end, 0)
+            c.store(total, end, 4)
+
+    rest = c.rem(heads, _TOGETHER)
+    with c.loop(c.sub(heads, rest), step=_TOGETHER) as head:
+        several(head, _TOGETHER)
+    with c.loop(heads, c.sub(heads, rest)) as head:
+        several(head, 1)
     return c.done()
 
 
@@ -68,14 +80,14 @@ def in_columns(c: Code, padded: Value, together: int, columns: Callable[[Value, 
         columns(i, 1)
 
 
-def block_function(module: ir.Module, machine: Machine, form: Form) -> Any:
+def block_function(module: ir.Module, machine: Machine, form: Form, products: Products) -> Any:
     """block(record, pass, scratch, queries, row, rows, kv, block, out): a block's results [rows][heads] for the
     query heads of a key head, of one row, or of several rows of a sequence that all see the block whole.
 
     Keys and values of the sequence's next block are fetched meanwhile.
     """
     c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, POINTER, I64, I64, I64, I64, POINTER))
-    block = _Block(c, form, form.products(module, machine))
+    block = _Block(c, form, products)
     block.mix(block.values_in_order())
     return c.done()
 
@@ -171,9 +183,9 @@ class _Block:
         self.form.copy_value(c, Place(block, offset), Place(layout.values, j), self.padded)
 
     def _by_heads(self, functions: dict[int, Any], arguments: Any) -> None:
-        """Call functions[n](*arguments(first head)) for heads in groups of up to HEADS."""
-        c = self.c
-        with c.loop(self.heads, step=HEADS) as head:
+        """Call functions[n](*arguments(first head)) for heads in groups, of as many as there are functions for."""
+        c, most = self.c, max(functions)
+        with c.loop(self.heads, step=most) as head:
             values = arguments(head)
             cases = {n: calling(c, function, *values) for n, function in functions.items()}
-            c.choose(c.smaller(c.sub(self.heads, head), HEADS), cases)
+            c.choose(c.smaller(c.sub(self.heads, head), most), cases)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +18,8 @@ from services.generation.target.kernels.records import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The functions of a block's arithmetic, `scores` and `mixes` by the number of heads.
+    """The functions of a block's arithmetic, `scores` and `mixes` by the number of heads. They are called within
+    `registers`.
 
     scores(keys, queries, stride, dim, out, ahead): out [heads][BLOCK] float32, of queries `stride` bytes apart. As many
     bytes as the keys have are fetched from `ahead`.
@@ -33,6 +36,7 @@ class Products:
     scores: dict[int, Any]
     weights: Any
     mixes: dict[int, Any]
+    registers: Callable[[Code], AbstractContextManager[Any]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from services.generation.target.kernels.records import Kernel
 LANES = 16
 LINE = 4 * BLOCK  # bytes of a block's scores
 HEADS = 6  # query heads, of one row or of several, that a key is loaded for
-TILE = 24  # query heads, of one row or of several, that go through a block together
+TILE = 16  # query heads, of one row or of several, that go through a block together
 _SPLIT = 8  # units of work for each member below which blocks, not rows, are shared out
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK
+from services.generation.target.kernels.attention import matrices
 from services.generation.target.kernels.attention.block import fetch, in_columns, weights_function
 from services.generation.target.kernels.attention.form import Place, Products
 from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE
@@ -116,12 +117,16 @@ class Rounded:
         c.store(scale, target.block, _scale_at(c, target.offset, padded))
 
     def products(self, module: ir.Module, machine: Machine) -> Products:
-        each = range(1, HEADS + 1)
-        return Products(
-            {heads: _scores(module, machine, heads) for heads in each},
-            weights_function(module, machine, _round_weights),
-            {heads: _mix(module, machine, heads) for heads in each},
-        )
+        weights = weights_function(module, machine, _round_weights)
+        few = range(1, HEADS + 1)
+        scores = {heads: _scores(module, machine, heads) for heads in few}
+        mixes = {heads: _mix(module, machine, heads) for heads in few}
+        if not machine.matrices:
+            return Products(scores, weights, mixes)
+        for heads in range(HEADS + 1, matrices.MOST + 1):
+            scores[heads] = matrices.scores(module, machine, heads, _whole)
+            mixes[heads] = matrices.mix(module, machine, heads, _SCALE)
+        return Products(scores, weights, mixes, matrices.registers)
 
 
 def query_lines(whole: NDArray[Any], scales: Float32 | np.float32, size: int) -> Float32:

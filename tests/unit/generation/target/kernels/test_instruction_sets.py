@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[5]
 FEW = ("float32", "q4_1", "q6_k")
 """One storage of each layout: plain numbers, blocks of 32, blocks of 256. Compiling the others takes minutes."""
 STORED = [pytest.param(FEW, id="few"), pytest.param(tuple(LAYOUTS), id="all", marks=pytest.mark.long)]
-TWINS = {"avx512vnni": "avx512", "avxvnni": "avx2", "neondot": "neon"}
+TWINS = {"amx": "avx512", "avx512vnni": "avx512", "avxvnni": "avx2", "neondot": "neon"}
 """Instruction sets that multiply bytes otherwise than another one: all else is the same code."""
 
 

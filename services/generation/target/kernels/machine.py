@@ -31,7 +31,7 @@ class Machine:
         str  # of bytes: four at a time into int32 ("vnni", "sdot"), two into int16 ("pairs"), one by one ("plain")
     )
     needs: tuple[str, ...]  # features beyond those of `cpu`, as LLVM names them
-    matrices: bool = False  # whether it multiplies matrices of bytes, in registers of their own
+    matrices: str = ""  # of bytes: 16 x 64 with 64 x 16 ("amx"), 2 x 8 with 8 x 2 ("smmla")
 
     @property
     def features(self) -> str:
@@ -48,12 +48,13 @@ _AMX = ("amx-tile", "amx-int8")
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine("amx", _X86, "icelake-server", 16, 32, "v", "vnni", (*_AVX512, "avx512vnni", *_AMX), matrices=True),
+        Machine("amx", _X86, "icelake-server", 16, 32, "v", "vnni", (*_AVX512, "avx512vnni", *_AMX), matrices="amx"),
         Machine("avx512vnni", _X86, "icelake-server", 16, 32, "v", "vnni", (*_AVX512, "avx512vnni")),
         Machine("avx512", _X86, "skylake-avx512", 16, 32, "v", "pairs", _AVX512),
         Machine("avxvnni", _X86, "x86-64", 8, 16, "x", "vnni", (*_AVX2, "avxvnni")),
         Machine("avx2", _X86, "x86-64", 8, 16, "x", "pairs", _AVX2),
         Machine("scalar", _X86, "x86-64", 1, 16, "x", "plain", _FMA),
+        Machine("neoni8mm", _ARM, "generic", 4, 32, "w", "sdot", ("dotprod", "i8mm"), matrices="smmla"),
         Machine("neondot", _ARM, "generic", 4, 32, "w", "sdot", ("dotprod",)),
         Machine("neon", _ARM, "generic", 4, 32, "w", "plain", ()),
     )
@@ -78,16 +79,21 @@ def this_machine() -> Machine:
     return MACHINES[wanted]
 
 
+_UNREAD = {"dotprod": "asimddp", "i8mm": "i8mm"}
+"""Features that LLVM does not read from an Arm CPU, and Linux's words for them."""
+
+
 def _able() -> list[str]:
     """Names of the instruction sets of this CPU, the best first."""
     architecture = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
-    has = dict(llvm.get_host_cpu_features()) | {"dotprod": " asimddp" in _linux_says()}  # LLVM does not read that one
+    has = dict(llvm.get_host_cpu_features())
+    has |= {feature: f" {word}" in _linux_says() for feature, word in _UNREAD.items()}
     return [
         machine.name
         for machine in MACHINES.values()
         if machine.triple.startswith(architecture)
         and all(has.get(feature) for feature in machine.needs)
-        and (not machine.matrices or _matrices_are_permitted())
+        and (machine.matrices != "amx" or _matrices_are_permitted())
     ]
 
 

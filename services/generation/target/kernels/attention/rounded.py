@@ -121,7 +121,7 @@ class Rounded:
         few = range(1, HEADS + 1)
         scores = {heads: _scores(module, machine, heads) for heads in few}
         mixes = {heads: _mix(module, machine, heads) for heads in few}
-        if not machine.matrices:
+        if machine.matrices != "amx":
             return Products(scores, weights, mixes)
         for heads in range(HEADS + 1, matrices.MOST + 1):
             scores[heads] = matrices.scores(module, machine, heads, _whole)
@@ -218,7 +218,7 @@ def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], tota
         return c.load(table, c.add(c.mul(stride, i), 4 * lanes * v), I32, lanes)
 
     each = [IntegerProducts(c, partial(word, v), 8, lanes) for v in range(len(totals[0]))]
-    step = 1 if c.machine.products in _FOURS else _WORDS
+    step = 1 if c.machine.products in _FOURS and c.machine.matrices != "smmla" else _WORDS
     for first in range(0, _WORDS, step):
         for v, products in enumerate(each):
             products.add(rows, range(first, first + step), [row[v] for row in totals])

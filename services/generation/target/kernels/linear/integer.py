@@ -118,7 +118,11 @@ class IntegerProducts:
     def add(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         """Each row's total, a variable int32 [lanes], gains products of words with as many times four bytes of x."""
         if self._way in _FOURS:
-            self._by_fours(rows, places, totals)
+            paired = len(rows) // 2 * 2 if self._c.machine.matrices == "smmla" else 0
+            if paired:
+                self._by_matrices(rows[:paired], places, totals[:paired])
+            if paired < len(rows):
+                self._by_fours(rows[paired:], places, totals[paired:])
         elif self._way == "pairs":
             self._by_pairs(rows, places, totals)
         else:
@@ -133,6 +137,27 @@ class IntegerProducts:
             for x, total in zip(rows, totals, strict=True):
                 c.put(c.call(function, c.get(total), word, c.b.bitcast(self._four(x, i), wide)), total)
             c.keep_order(totals)
+
+    def _by_matrices(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
+        """Eight bytes of two rows with those of two columns: [2][2] sums."""
+        c, b = self._c, self._c.b
+        kind, bytes_ = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
+        function = c.external("llvm.aarch64.neon.smmla.v4i32.v16i8", kind, (kind, bytes_, bytes_))
+        pairs = [rows[r : r + 2] for r in range(0, len(rows), 2)]
+        sums = [[c.variable(kind, c.vector(I32, 0, 4)) for _ in range(2)] for _ in pairs]
+        for i in places[::2]:
+            one, other = (self._sets[0][0](k) for k in (i, i + 1))
+            columns = [b.bitcast(_picked(c, one, other, mask), bytes_) for mask in ([0, 4, 1, 5], [2, 6, 3, 7])]
+            for pair, each in zip(pairs, sums, strict=True):
+                upper, lower = (c.repeated(c.load(row, 4 * i, I64), 2) for row in pair)
+                x = b.bitcast(_picked(c, upper, lower, [0, 2]), bytes_)
+                for column, sum_ in zip(columns, each, strict=True):
+                    c.put(c.call(function, c.get(sum_), x, column), sum_)
+            c.keep_order([sum_ for each in sums for sum_ in each])
+        for row, total in enumerate(totals):
+            left, right = (c.get(sum_) for sum_ in sums[row // 2])
+            mask = [0, 1, 4, 5] if row % 2 == 0 else [2, 3, 6, 7]
+            c.put(b.add(c.get(total), _picked(c, left, right, mask)), total)
 
     def _by_pairs(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         c, lanes = self._c, self._lanes
@@ -169,6 +194,11 @@ class IntegerProducts:
 
     def _int(self, value: int) -> Value:
         return self._c.vector(I32, value, self._lanes)
+
+
+def _picked(c: Code, first: Value, second: Value, mask: list[int]) -> Value:
+    """Lanes of two vectors, those of the second counted on from the first's."""
+    return c.b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, len(mask)), mask))
 
 
 _FOURS = {

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[5]
 FEW = ("float32", "q4_1", "q6_k")
 """One storage of each layout: plain numbers, blocks of 32, blocks of 256. Compiling the others takes minutes."""
 STORED = [pytest.param(FEW, id="few"), pytest.param(tuple(LAYOUTS), id="all", marks=pytest.mark.long)]
-TWINS = {"amx": "avx512", "avx512vnni": "avx512", "avxvnni": "avx2", "neondot": "neon"}
+TWINS = {"amx": "avx512", "avx512vnni": "avx512", "avxvnni": "avx2", "neondot": "neon", "neoni8mm": "neon"}
 """Instruction sets that multiply bytes otherwise than another one: all else is the same code."""
 
 
@@ -99,9 +99,12 @@ def emulated(storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
     return _emulated(folder, "neon", storages, ["rows", *(f"cache_{form}" for form in FORMS), *linear])
 
 
-@pytest.fixture(scope="module")
-def twin(storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return _emulated(tmp_path_factory.mktemp("aarch64"), "neondot", storages, [f"cache_{form}" for form in FORMS])
+@pytest.fixture(scope="module", params=[name for name, twin in TWINS.items() if twin == "neon"])
+def twin(
+    request: pytest.FixtureRequest, storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Emulated:
+    folder = tmp_path_factory.mktemp("aarch64")
+    return _emulated(folder, request.param, storages, [f"cache_{form}" for form in FORMS])
 
 
 def _emulated(folder: Path, name: str, storages: tuple[str, ...], modules: list[str]) -> Emulated:

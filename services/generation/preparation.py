@@ -23,6 +23,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import Engine
 from services.generation.engine.numba_cache import compiling
+from services.generation.engine.prefix_disk import PrefixDisk, PrefixFolder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.heads import (
@@ -36,6 +37,7 @@ from services.generation.requests.heads import (
 )
 from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
+from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import explained, read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
@@ -43,6 +45,7 @@ from services.generation.target.model_path import head_beside, store_beside
 from services.generation.target.probe import (
     KeptProbes,
     NumericsProfile,
+    code_version,
     measure_profile,
     time_keys,
     time_passes,
@@ -139,10 +142,26 @@ def identity_of(model: Model, name: str) -> Identity:
     )
 
 
-def engine_of(model: Model, settings: EngineSettings, clock: Callable[[], float] = time.perf_counter) -> Engine:
+def engine_of(
+    model: Model, settings: EngineSettings, clock: Callable[[], float] = time.perf_counter,
+    disk: PrefixDisk | None = None,
+) -> Engine:  # fmt: skip
     """An engine over the model, not yet started; its bounds are `settings` where the profile is proven."""
     bounds = settings if model.profile.passed else _one_row_a_pass(settings)
-    return Engine(EngineCore(model.target, model.drafters, model.tokenizer.stream, model.cost, bounds, clock))
+    drafters, stream = model.drafters, model.tokenizer.stream
+    return Engine(EngineCore(model.target, drafters, stream, model.cost, bounds, clock, disk=disk))
+
+
+def prefix_disk(model: Model, folder: PrefixFolder) -> PrefixDisk:
+    """The model's blocks in a folder. Raises CannotStart for a bound that has no room for one."""
+    block = len(model.target.block_content(0))
+    if folder.most_bytes < 2 * block:
+        raise CannotStart(
+            f"--prefix-cache-bytes: {folder.most_bytes} bytes; this model needs {2 * block} for two blocks of {BLOCK} "
+            "tokens at least"
+        )
+    identity = model.target.base_cid, model.profile.cid, code_version()
+    return PrefixDisk(folder, identity, block, model.cost.of(BLOCK))
 
 
 def _one_row_a_pass(settings: EngineSettings) -> EngineSettings:

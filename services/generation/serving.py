@@ -31,10 +31,11 @@ from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.engine import AsyncEngine
 from services.generation.engine.numba_cache import compile_log
+from services.generation.engine.prefix_disk import PrefixDisk, PrefixFolder
 from services.generation.engine.text.grammar_compiler import Grammars
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.preparation import Model, engine_of, identity_of, prepared, trusted_keys
+from services.generation.preparation import Model, engine_of, identity_of, prefix_disk, prepared, trusted_keys
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.journal import Journal
@@ -104,15 +105,16 @@ async def opened_servicer(
 
     After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
     """
-    with _own_folder(settings) as folder:
+    with _own_folder(settings) as folder, _prefix_folder(settings) as prefixes:
         key = _receipts_key(settings)
-        served = await (_own(settings, load) if settings.engine == "kolm" else _foreign(settings, folder, key))
+        own = settings.engine == "kolm"
+        served = await (_own(settings, load, prefixes) if own else _foreign(settings, folder, key))
         identity = served.identity
-        async with _ledger(settings, folder, key, served) as records, served.running() as engine:
+        async with _ledger(settings, folder, key, served, prefixes) as records, served.running() as engine:
             outbox, halts, heads, erasures, quotas = records
             issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
             metrics = GenerationMetrics(registry, identity)
-            metrics.watch(engine, outbox, halts)
+            metrics.watch(engine, outbox, halts, prefixes)
             generation = Generation(
                 engine, identity, issuer, outbox, halts, erasures, metrics, quotas, settings.append_seconds
             )
@@ -128,14 +130,35 @@ async def opened_servicer(
 @contextmanager
 def _own_folder(settings: GenerationSettings) -> Iterator[Path]:
     """Where this server keeps its receipts, and no other. Raises CannotStart."""
+    with _taken(settings.state_dir, settings.replicas, "--state-dir") as folder:
+        yield folder
+
+
+@contextmanager
+def _prefix_folder(settings: GenerationSettings) -> Iterator[PrefixFolder | None]:
+    """Where this server keeps prefixes, and no other, if it does. Raises CannotStart."""
+    if settings.prefix_cache_dir is None:
+        yield None
+        return
+    with _taken(settings.prefix_cache_dir, settings.replicas, "--prefix-cache-dir") as folder:
+        try:
+            prefixes = PrefixFolder(folder, settings.prefix_cache_bytes)
+        except OSError as error:
+            raise CannotStart(f"--prefix-cache-dir: cannot write in {folder}: {error.strerror}") from None
+        yield prefixes
+        prefixes.close()
+
+
+@contextmanager
+def _taken(folder: Path, replicas: int, flag: str) -> Iterator[Path]:
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(state_folder(settings.state_dir, settings.replicas))
+            own = stack.enter_context(state_folder(folder, replicas, flag))
         except StateTaken as error:
             raise CannotStart(str(error)) from None
         except OSError as error:
-            raise CannotStart(f"--state-dir: cannot write in {settings.state_dir}: {error.strerror}") from None
-        yield folder
+            raise CannotStart(f"{flag}: cannot write in {folder}: {error.strerror}") from None
+        yield own
 
 
 def _resolver(settings: GenerationSettings, served: _Served, halts: HaltBoard, heads: HeadBoard) -> Resolver:
@@ -171,13 +194,13 @@ class _Served:
     on_entry: Callable[[Callable[[bytes], None]], None] = lambda told: None
 
 
-async def _own(settings: GenerationSettings, load: LoadTarget | None) -> _Served:
+async def _own(settings: GenerationSettings, load: LoadTarget | None, prefixes: PrefixFolder | None) -> _Served:
     load = load or partial(
         load_target, cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic, threads=settings.threads
     )  # fmt: skip
     model, heads = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)
-    running = partial(_engine, settings, model)
+    running = partial(_engine, settings, model, None if prefixes is None else prefix_disk(model, prefixes))
     return _Served(identity, model.tokenizer, model.grammars, running, heads, tuple(model.drafters.values()))
 
 
@@ -193,7 +216,9 @@ async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _
 
 
 @asynccontextmanager
-async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[AsyncEngine]:
+async def _engine(
+    settings: GenerationSettings, model: Model, disk: PrefixDisk | None
+) -> AsyncIterator[AsyncEngine]:  # fmt: skip
     bounds = EngineSettings(
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,
@@ -202,18 +227,20 @@ async def _engine(settings: GenerationSettings, model: Model) -> AsyncIterator[A
         prefix_share=settings.prefix_share,
         feature_bytes=feature_bytes(settings.cache_bytes),
     )
-    running = engine_of(model, bounds)
+    running = engine_of(model, bounds, disk=disk)
     running.start()
     engine = AsyncEngine(running)
     try:
         yield engine
     finally:
         await engine.stop()
+        if disk is not None:
+            await asyncio.to_thread(disk.close)
 
 
 @asynccontextmanager
 async def _ledger(
-    settings: GenerationSettings, folder: Path, key: Signer, served: _Served
+    settings: GenerationSettings, folder: Path, key: Signer, served: _Served, prefixes: PrefixFolder | None
 ) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard, Erasures, TenantQuotas]]:
     """The outbox in `folder`; known halts, heads, erasures and quotas, which tasks keep current.
 
@@ -235,7 +262,7 @@ async def _ledger(
         kept, link.halt_state, settings.halt_poll_seconds, resumes.unverified, settings.halt_lease_seconds
     )
     heads = HeadBoard(served.heads, link.about_heads, trusted, settings.halt_poll_seconds)
-    erasures = Erasures(served.drafters, link.erasures, settings.halt_poll_seconds)
+    erasures = Erasures(served.drafters, link.erasures, settings.halt_poll_seconds, prefixes)
     quotas = TenantQuotas(settings.quotas)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [

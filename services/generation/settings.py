@@ -27,7 +27,7 @@ _TenantStore = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.sto
 _Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
-_OWN_ENGINE = ("draft_model", "datastore", "shared_datastore", "cache_dtype", "arithmetic")
+_OWN_ENGINE = ("draft_model", "datastore", "shared_datastore", "cache_dtype", "arithmetic", "prefix_cache_dir")
 _ENGINE_FLAG = re.compile(r"[a-z][a-z0-9_-]{0,31}=.{1,256}")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
 
@@ -181,6 +181,18 @@ class GenerationSettings(RpcServerSettings):
         description="Part of the cache, 0 to 1, up to which memory is taken to keep what earlier requests computed; "
         "beyond, the oldest of it makes way.",
     )
+    prefix_cache_dir: Path | None = Field(
+        None,
+        description="A folder in which computed prefixes outlive this server: a start with the same model finds them "
+        "again. It holds what prompts can be told from, in files for their owner alone. Default: none, memory only.",
+        examples=["/var/cache/kolm/prefixes"],
+    )
+    prefix_cache_bytes: Size = Field(
+        4 << 30,
+        validate_default=True,
+        description="The most that this folder takes; beyond, what is longest out of use makes way.",
+        examples=["8GiB"],
+    )
     verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
     on_halt: Literal["refuse", "off"] | None = Field(
         None,
@@ -284,6 +296,12 @@ class GenerationSettings(RpcServerSettings):
             raise ValueError("--head: expected the one folder that the engine drafts with, from `kolm heads pull`")
         elif self.plain_url is None:
             raise ValueError(f"--engine {self.engine} needs --plain-url, an upstream with speculation off")
+        return self
+
+    @model_validator(mode="after")
+    def _prefixes_are_kept(self) -> Self:
+        if self.prefix_cache_dir is not None and not self.prefix_caching:
+            raise ValueError("--prefix-cache-dir goes without --no-prefix-caching")
         return self
 
     @model_validator(mode="after")

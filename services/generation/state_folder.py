@@ -12,17 +12,17 @@ from pathlib import Path
 class StateTaken(Exception):
     """Every folder that this server might have is another one's."""
 
-    def __init__(self, folder: Path, replicas: int) -> None:
+    def __init__(self, folder: Path, replicas: int, flag: str) -> None:
         who = "another server has it" if replicas == 1 else f"{replicas} servers share it already"
-        super().__init__(f"--state-dir: {folder}: {who}; give this one its own, or share one by a larger --replicas")
+        super().__init__(f"{flag}: {folder}: {who}; give this one its own, or share one by a larger --replicas")
 
 
 @contextmanager
-def state_folder(folder: Path, replicas: int) -> Iterator[Path]:
+def state_folder(folder: Path, replicas: int, flag: str = "--state-dir") -> Iterator[Path]:
     """The folder of this server: `folder` itself, or of several `replicas` the first numbered one in it that is free.
 
     A replica that takes the place of another finds what that one left. The lock ends with the process, however it
-    ends. Raises StateTaken, OSError.
+    ends. Raises StateTaken, which names the `flag`, OSError.
     """
     for candidate in (folder,) if replicas == 1 else (folder / str(number) for number in range(replicas)):
         candidate.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def state_folder(folder: Path, replicas: int) -> Iterator[Path]:
         finally:
             os.close(descriptor)
         return
-    raise StateTaken(folder, replicas)
+    raise StateTaken(folder, replicas, flag)
 
 
 @contextmanager

@@ -95,6 +95,8 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _counter("vllm:generation_tokens", "Tokens emitted.", _M),
         _counter("vllm:prefix_cache_queries", "Prompt tokens looked up.", _M),
         _counter("vllm:prefix_cache_hits", "Prompt tokens that were there.", _M),
+        _gauge("kolm_prefix_disk_bytes", "Size of the prefix cache on the disk."),
+        _counter("kolm_prefix_disk_files", "Files of it: read, written, damaged, failed, dropped.", "outcome"),
         _counter("vllm:request_success", "Ended sequences.", _M, "finished_reason"),
         _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _CALLS, _M),
         _histogram("vllm:inter_token_latency_seconds", "Between two releases of tokens.", _TOKENS, _M),

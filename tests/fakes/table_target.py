@@ -85,6 +85,12 @@ class TableTarget:
     def move(self, sources: list[int], targets: list[int]) -> None:
         pass
 
+    def block_content(self, block: int) -> bytes:
+        return b""
+
+    def fill_block(self, block: int, content: bytes | memoryview) -> None:
+        pass
+
 
 _ROWS = 997  # of logits to choose among
 
@@ -147,6 +153,12 @@ class ContextTarget:
         self.moves += len(sources)
         for source, target in zip(sources, targets, strict=True):
             self._slots[target] = self._slots[source]
+
+    def block_content(self, block: int) -> bytes:
+        return self._slots[block * BLOCK : (block + 1) * BLOCK].tobytes()
+
+    def fill_block(self, block: int, content: bytes | memoryview) -> None:
+        self._slots[block * BLOCK : (block + 1) * BLOCK] = np.frombuffer(content, np.uint64)
 
 
 def _stored(tokens: Int64, positions: Int64 | Int32) -> UInt64:

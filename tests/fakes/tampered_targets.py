@@ -37,6 +37,12 @@ class WrappedTarget:
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
 
+    def block_content(self, block: int) -> bytes:
+        return self._target.block_content(block)
+
+    def fill_block(self, block: int, content: bytes | memoryview) -> None:
+        self._target.fill_block(block, content)
+
 
 class WidthDependentTarget(WrappedTarget):
     """Bit-exact until `deviating` is set; from then on a row's logits depend on how many rows are wanted beside it."""

@@ -156,6 +156,13 @@ class ServedOptions:
     arithmetic: Annotated[
         Literal["float32", "int8"] | None, Option(help="Of linear layers. Default: int8 for quantised weights (GGUF).")
     ] = None
+    prefix_cache_dir: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="A folder in which computed prefixes outlive the server. Default: none."),
+    ] = None
+    prefix_cache_bytes: Annotated[
+        str | None, Option(metavar="SIZE", help="The most that it takes, such as 8GiB. Default: 4GiB.")
+    ] = None
     draft_model: Annotated[
         Path | None,
         Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="A smaller model, for the method draft."),
@@ -190,7 +197,7 @@ class ServedOptions:
         for head in self.head or ():
             if "/" in head:
                 expect_folder("--head", Path(head), HEAD_FOLDER)
-        own = ("head", "cache_bytes", "draft_model", "shared_datastore")
+        own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")
         return words(no_beside=not self.beside, **{name: getattr(self, name) for name in own})
 
 

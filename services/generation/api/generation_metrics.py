@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from services.generation.engine.backend import Backend
 from services.generation.engine.events import Chunk, Finished, Outcome
+from services.generation.engine.prefix_disk import PrefixFolder
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.resolution import Identity, Resolved
@@ -43,9 +44,13 @@ class GenerationMetrics:
         if identity.engine is None:
             metrics.read("kolm_profile_proven", lambda: {(identity.profile_cid,): float(identity.probe_passed)})
 
-    def watch(self, engine: Backend, outbox: Outbox, halts: HaltBoard) -> None:
+    def watch(self, engine: Backend, outbox: Outbox, halts: HaltBoard, prefixes: PrefixFolder | None = None) -> None:
         """Ask these at each scrape."""
         self._watch_engine(engine)
+        if prefixes is not None:
+            counts = prefixes.counts
+            self._metrics.read("kolm_prefix_disk_bytes", lambda: prefixes.bytes)
+            self._metrics.read("kolm_prefix_disk_files", lambda: {(each,): counts[each] for each in tuple(counts)})
         self._metrics.read("kolm_outbox_pending", lambda: outbox.pending)
         self._metrics.read("kolm_outbox_refused", lambda: outbox.refused)
         self._metrics.read("kolm_halts_known", lambda: halts.known)

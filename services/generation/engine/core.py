@@ -14,6 +14,7 @@ from services.generation.engine.cost import PassCost, breakeven
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.events import Counts, Sink
 from services.generation.engine.prefill import Prompt, rows_of_prompts
+from services.generation.engine.prefix_disk import PrefixDisk
 from services.generation.engine.prefixes import PrefixSharing
 from services.generation.engine.request import EngineRequest, InvalidRequest
 from services.generation.engine.sequence import Sequence, TokenDecoder
@@ -81,8 +82,9 @@ class EngineCore:
         settings: EngineSettings,
         clock: Callable[[], float],
         gains: Gains | None = None,
+        disk: PrefixDisk | None = None,
     ) -> None:
-        """`gains`: what is known already of drafts' worth."""
+        """`gains`: what is known already of drafts' worth. `disk`: where prefixes are kept beyond this process."""
         self._target = target
         self._adapters = {adapter.cid: index for index, adapter in enumerate(target.adapters)}
         self._methods = ("off", *drafters)
@@ -98,7 +100,9 @@ class EngineCore:
         self._deadlines: list[tuple[float, int, ref[Sequence]]] = []  # a heap
         self._added = count()
         target.blocks.resident = int(settings.prefix_share * target.blocks.total)
-        self._sharing = PrefixSharing(target, self._speculation, settings.feature_bytes, on=settings.prefix_caching)
+        self._sharing = PrefixSharing(
+            target, self._speculation, settings.feature_bytes, disk, on=settings.prefix_caching
+        )
         self.preemptions = 0
         self.totals = Counts()
 
@@ -203,6 +207,8 @@ class EngineCore:
                 last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
                 self._advance(work, computed.logits[logit:last], computed.features[row : row + work.rows], layers)
                 logit, row = last, row + work.rows
+        else:
+            self._sharing.wait()
         self.retire()
 
     def _expire(self) -> None:

@@ -11,13 +11,16 @@ one computes.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
+from services.generation.engine.prefix_disk import KeptBlock, Owner, PrefixDisk, Reading, Tokens, next_digest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.speculation import Speculation
 from services.generation.target.arrays import Float32
@@ -27,9 +30,7 @@ from services.generation.target.target import Target
 
 _WORTH_A_PASS = 16  # tokens: a sequence does not wait for less, it would begin to answer later for little
 _LOOKED_AT = 64  # blocks of those that may follow, the newest ones
-
-Owner = tuple[str | None, str | None]  # tenant and adapter: others share nothing with it
-Tokens = tuple[int, ...]
+_TAKING = 0.005  # seconds of a step in which a sequence takes over blocks from the disk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,7 @@ class PrefixNode:
 
     block: int
     parent: PrefixNode | None
+    digest: bytes  # its name on the disk, empty where there is none
 
     def upwards(self) -> Iterator[PrefixNode]:
         """This one first, the one that holds the first tokens last."""
@@ -54,7 +56,8 @@ Before = tuple[Owner, PrefixNode | None]
 class PrefixCursor:
     """At the end of `node`, after the first `tokens` tokens of `sequence`.
 
-    `unfilled` are features of those computed since, of `layers`: of all of them, or there are no layers.
+    `unfilled` are features of those computed since, of `layers`: of all of them, or there are no layers. `reading` are
+    blocks that are on their way from the disk, waited for up to `patience`.
     """
 
     sequence: Sequence
@@ -62,11 +65,18 @@ class PrefixCursor:
     node: PrefixNode | None = None
     tokens: int = 0
     unfilled: list[Float32] = field(default_factory=list)
+    reading: Reading | None = None
+    patience: float = 0.0
+    looks: bool = False  # on the disk
+    entered: int = field(default_factory=time.time_ns)
+
+    @property
+    def owner(self) -> Owner:
+        return self.sequence.request.tenant, self.sequence.request.adapter
 
     @property
     def before(self) -> Before:
-        request = self.sequence.request
-        return (request.tenant, request.adapter), self.node
+        return self.owner, self.node
 
     @property
     def block(self) -> Tokens:
@@ -164,9 +174,11 @@ class PrefixSharing:
     sequence is left to be computed. Used by the engine's thread, between passes.
     """
 
-    def __init__(self, target: Target, speculation: Speculation, feature_bytes: int, *, on: bool) -> None:
-        """If it is not `on`, it keeps and shares nothing."""
-        self._target, self._speculation, self._on = target, speculation, on
+    def __init__(
+        self, target: Target, speculation: Speculation, feature_bytes: int, disk: PrefixDisk | None, *, on: bool
+    ) -> None:
+        """If it is not `on`, it keeps and shares nothing. Blocks are kept on the `disk`, too, where there is one."""
+        self._target, self._speculation, self._disk, self._on = target, speculation, disk, on
         self._following: dict[Before, dict[Tokens, PrefixNode]] = {}
         self._cursors: dict[Sequence, PrefixCursor] = {}
         self.features = KeptFeatures(feature_bytes)
@@ -183,7 +195,8 @@ class PrefixSharing:
         """A sequence was admitted, its table empty."""
         if self._takes_part(sequence):
             assert not sequence.table
-            self._cursors[sequence] = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
+            self._cursors[sequence] = cursor = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
+            cursor.looks = self._disk is not None and self._disk.is_worth_a_look()
 
     def _takes_part(self, sequence: Sequence) -> bool:
         return self._on and sequence.request.reuse
@@ -204,13 +217,21 @@ class PrefixSharing:
 
     def leave(self, sequence: Sequence) -> None:
         """It gives up its table."""
-        self._cursors.pop(sequence, None)
+        cursor = self._cursors.pop(sequence, None)
+        if cursor is not None and cursor.reading is not None:
+            cursor.reading.cancel()
+
+    def wait(self) -> None:
+        """Nothing can be computed now: wait for what is on its way from the disk, some milliseconds at most."""
+        if readings := [cursor.reading for cursor in self._cursors.values() if cursor.reading is not None]:
+            PrefixDisk.wait(readings)
 
     def share(self, running: list[Sequence]) -> set[Sequence]:
         """Give each of `running`, by arrival, what is there for it; returns those that wait for another one.
 
-        The first one that is not done with its prompt never waits, and nobody waits for one that waits itself or comes
-        later: so there is no circle, and who is waited for takes part in the pass that follows.
+        The first one that is not done with its prompt waits for the disk at most, and nobody waits for one that waits
+        for another one itself or comes later: so there is no circle, and who is waited for takes part in the pass that
+        follows, or reads.
         """
         computing: list[Sequence] = []
         waiting: set[Sequence] = set()
@@ -222,11 +243,15 @@ class PrefixSharing:
         return waiting
 
     def _waits(self, sequence: Sequence, computing: list[Sequence]) -> bool:
-        """Whether one of `computing` will soon have what is next. If none will, what is there of a block is copied."""
+        """Whether one of `computing`, or the disk, will soon have what is next. If not, what is there of a block is
+        copied.
+        """
         cursor = self._cursors.get(sequence)
         if cursor is None or not cursor.at_border:
             return False
         self._follow(cursor)
+        if self._disk is not None and cursor.looks and self._arrives(cursor, self._disk):
+            return True
         piece, coming = self._known_piece(cursor), 0
         for other in self._cursors.values():
             if other is cursor or not other.can_feed(cursor):
@@ -252,12 +277,69 @@ class PrefixSharing:
             features = self.features.of(node, cursor.layers)
             if features is not None:
                 found.append(features)
+            if self._disk is not None:
+                self._disk.use(cursor.owner, node.digest, cursor.layers, cursor.entered - cursor.tokens)
+            if cursor.reading is not None:
+                cursor.reading.advance()
         cursor.sequence.cached = cursor.tokens
         if found and cursor.node is not None:
             self.features.use(cursor.node)
         for number, features in enumerate(found):
             self._speculation.read(cursor.sequence, start + number * BLOCK, features, cursor.layers)
         self._count(cursor.sequence, cursor.tokens - start)
+
+    def _arrives(self, cursor: PrefixCursor, disk: PrefixDisk) -> bool:
+        """Take over what has come from the disk of what is next; whether there is more to wait for."""
+        if cursor.reading is None:
+            if self._is_read_for_another(cursor):
+                return True
+            digest = disk.first_digest(cursor.owner) if cursor.node is None else cursor.node.digest
+            rest = tuple(cursor.sequence.tokens[cursor.tokens :])
+            cursor.reading = disk.read(cursor.owner, digest, rest, cursor.layers, cursor.entered - cursor.tokens)
+            if cursor.reading is None:
+                return False
+            cursor.patience = disk.clock() + cursor.reading.patience
+        reading, until = cursor.reading, disk.clock() + _TAKING
+        while (block := reading.next) is not None:
+            if not block.done() and disk.clock() < cursor.patience:
+                return True
+            kept = block.result() if block.done() else None
+            if kept is None or not self._take(cursor, kept):
+                reading.cancel()
+                cursor.looks = kept is None and block.done()  # what follows may be there once this is computed
+                break
+            reading.advance()
+            if disk.clock() > until and reading.next is not None:
+                return True  # others wait for their tokens; the rest comes after a pass
+        cursor.reading = None
+        return False
+
+    def _is_read_for_another(self, cursor: PrefixCursor) -> bool:
+        """Whether another sequence waits for the very block that is next."""
+        return len(cursor.sequence.tokens) > cursor.tokens + BLOCK and any(
+            other.reading is not None and other.can_feed(cursor) and other.block == cursor.block
+            for other in self._cursors.values()
+        )
+
+    def _take(self, cursor: PrefixCursor, kept: KeptBlock) -> bool:
+        """Into a block of its own; whether there was room. Nobody is preempted for it."""
+        sequence = cursor.sequence
+        try:
+            self._target.blocks.extend(sequence.table, sequence.cached + BLOCK)
+        except CacheFull:
+            return False
+        self._target.fill_block(sequence.table[-1], kept.content)
+        self._taken(cursor, BLOCK, kept.features)
+        return True
+
+    def _taken(self, cursor: PrefixCursor, tokens: int, features: Float32 | None) -> None:
+        """`tokens` more are in its table, computed earlier; its drafter reads their features."""
+        sequence, start = cursor.sequence, cursor.tokens
+        sequence.cached += tokens
+        if features is not None:
+            self._speculation.read(sequence, start, features, cursor.layers)
+        self.computed(sequence, features)
+        self._count(sequence, tokens)
 
     def _copy(self, cursor: PrefixCursor, piece: Piece) -> None:
         """Into a block of its own, which it goes on to fill in another way. Nobody is preempted for its room.
@@ -271,11 +353,7 @@ class PrefixSharing:
             return
         first, copy = piece.block * BLOCK, sequence.table[-1] * BLOCK
         self._target.move([*range(first, first + piece.tokens)], [*range(copy, copy + piece.tokens)])
-        sequence.cached += piece.tokens
-        if piece.features is not None:
-            self._speculation.read(sequence, cursor.tokens, piece.features, cursor.layers)
-        self.computed(sequence, piece.features)
-        self._count(sequence, piece.tokens)
+        self._taken(cursor, piece.tokens, piece.features)
 
     def _count(self, sequence: Sequence, tokens: int) -> None:
         sequence.tracker.reused(tokens)
@@ -312,10 +390,18 @@ class PrefixSharing:
         following = self._following.setdefault(before, {})
         node = following.get(tokens)
         if node is None:
-            node = following[tokens] = PrefixNode(cursor.sequence.table[cursor.tokens // BLOCK], cursor.node)
+            block, digest = cursor.sequence.table[cursor.tokens // BLOCK], b""
+            if self._disk is not None:
+                digest = self._disk.first_digest(cursor.owner) if cursor.node is None else cursor.node.digest
+                digest = next_digest(digest, tokens)
+            node = following[tokens] = PrefixNode(block, cursor.node, digest)
             self._target.blocks.keep(node.block, lambda: self._forget(before, tokens))
         if features is not None:
             self.features.keep(node, cursor.layers, features)
+        if self._disk is not None:
+            content = partial(self._target.block_content, node.block)
+            used = cursor.entered - cursor.tokens
+            self._disk.keep(cursor.owner, node.digest, content, cursor.layers, features, used)
         cursor.advance(node)
 
     def _forget(self, before: Before, tokens: Tokens) -> None:

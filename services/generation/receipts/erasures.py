@@ -1,4 +1,4 @@
-"""Drafters forget an output when the content of its receipt is erased."""
+"""What drafters and the disk have of a receipt's content goes when the content is erased."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Collection
 
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.signed_document import read_document
-from ledger.encoding.text_forms import time_of, timestamp
+from ledger.encoding.text_forms import parse_timestamp, time_of, timestamp
 from ledger.errors import LedgerError
 from ledger.tree.entry import Entry
 from services.generation.engine.drafter import Drafter
+from services.generation.engine.prefix_disk import PrefixFolder
 from services.generation.engine.request import RequestKey
 from services.generation.ledger_link import LedgerUnreachable
 from services.runtime.process import Outage
@@ -25,14 +26,16 @@ MOST_ISSUED = 65_536  # receipts whose outputs can be found again; those of olde
 class Erasures:
     """Follows the ledger's erasures. On the event loop.
 
-    Drafters keep text in memory only, so that only receipts of this process matter.
+    Drafters keep text in memory only, so that only receipts of this process matter to them. What is on the disk is
+    deleted by its age, whatever process wrote it: of the tenant whose receipt it is, of all where that is not known.
     """
 
     def __init__(
-        self, drafters: Collection[Drafter], read: Callable[[int], Awaitable[list[Entry]]], every: float
-    ) -> None:
+        self, drafters: Collection[Drafter], read: Callable[[int], Awaitable[list[Entry]]], every: float,
+        prefixes: PrefixFolder | None = None,
+    ) -> None:  # fmt: skip
         """`read` returns the erasures of the log from an index on; it is asked every `every` seconds."""
-        self._drafters, self._read, self._every = drafters, read, every
+        self._drafters, self._read, self._every, self._prefixes = drafters, read, every, prefixes
         self._issued: OrderedDict[str, tuple[str, RequestKey]] = OrderedDict()  # tenant and request by receipt id
         self._position = 0
 
@@ -45,7 +48,7 @@ class Erasures:
     async def refresh(self) -> None:
         """Ask the ledger once for new erasures. Raises LedgerUnreachable."""
         for entry in await self._read(self._position):
-            self._take(entry)
+            await self._take(entry)
             self._position = entry.index + 1
 
     async def follow(self) -> None:
@@ -56,7 +59,7 @@ class Erasures:
                 await self.refresh()
             await asyncio.sleep(self._every)
 
-    def _take(self, entry: Entry) -> None:
+    async def _take(self, entry: Entry) -> None:
         """An erasure counts, whatever key signed it: the log has accepted it, and to forget a draft is always safe."""
         try:
             document = read_document(entry.envelope)
@@ -64,10 +67,18 @@ class Erasures:
             _log.warning("entry %d is no erasure that can be read: %s", entry.index, error)
             return
         if isinstance(document, Erasure):
+            tenant, _ = self._issued.get(document.receipt_id, (None, None))
             self._forget(document.receipt_id)
+            until = max(document.issued_at, timestamp(time_of(document.receipt_id)))  # the operator's clock, and ours
+            await self._erase(until, tenant)
         if isinstance(document, Expiry):
+            await self._erase(document.issued_before, document.tenant, document.except_tenants)
             for receipt_id in [each for each in self._issued if self._covers(document, each)]:
                 self._forget(receipt_id)
+
+    async def _erase(self, until: str, tenant: str | None, but: Collection[str] = ()) -> None:
+        if self._prefixes is not None:
+            await asyncio.to_thread(self._prefixes.erase, parse_timestamp(until).timestamp(), tenant, but)
 
     def _covers(self, expiry: Expiry, receipt_id: str) -> bool:
         """Whether the expiry covers a receipt, by the time in its id, the time of issue."""

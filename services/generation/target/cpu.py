@@ -163,6 +163,18 @@ class CpuTarget:
                 *(place.ctypes.data for place in places), len(sources),
             )  # fmt: skip
 
+    def block_content(self, block: int) -> bytes:
+        return b"".join(part.tobytes() for part in self._parts.cache.block(block))
+
+    def fill_block(self, block: int, content: bytes | memoryview) -> None:
+        """States are not kept with blocks: they are folded from them again."""
+        if self._states:
+            self._states.written(np.arange(block * BLOCK, (block + 1) * BLOCK))
+        at = 0
+        for part in self._parts.cache.block(block):
+            part[...] = np.frombuffer(content, part.dtype, part.size, at).reshape(part.shape)
+            at += part.nbytes
+
 
 _STATE_BYTES = 1 << 30  # that states are kept in, where that is enough for a few sequences
 _FEWEST_STATES, _MOST_STATES = 25, 193  # for passes of 8 and of 64 sequences

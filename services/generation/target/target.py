@@ -71,6 +71,14 @@ class Target(Protocol):
         """Copy cache slots, in the order given: the accepted path of a tree becomes the sequence."""
         ...
 
+    def block_content(self, block: int) -> bytes:
+        """All that the cache holds in a block; as many bytes for every block."""
+        ...
+
+    def fill_block(self, block: int, content: bytes | memoryview) -> None:
+        """Make a block hold what `block_content` of a target of the same numerics has returned."""
+        ...
+
 
 class LoadTarget(Protocol):
     """`services.generation.target.cpu.load_target`, or what a test puts in its place."""

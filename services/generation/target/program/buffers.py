@@ -151,6 +151,10 @@ class Cache:
         read = [found[number if layer.source is None else layer.source] for number, layer in enumerate(layers)]
         return cls(form, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales, states)
 
+    def block(self, number: int) -> list[NDArray[Any]]:
+        """Where a block's keys and values lie: of each group, [layers, kv_heads, ...]."""
+        return [array[:, number] for group in self.groups for array in (group.keys, group.values)]
+
 
 class ExpertBuffers:
     """Buffers for up to `pairs` pairs of a row and an expert (`kernels.experts`); lines are sorted by expert."""

@@ -1,19 +1,21 @@
-"""Receipts: the key's entry, the speedup they state, and drafters that forget what is erased."""
+"""Receipts: the key's entry, the speedup they state, and what forgets with them when content is erased."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
 
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_document
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
 from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import EMPTY_OUTCOME
+from services.generation.engine.prefix_disk import PrefixFolder
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
 from services.generation.receipts import erasures
 from services.generation.receipts.erasures import Erasures
@@ -143,3 +145,24 @@ def test_an_erased_output_is_not_drafted_from() -> None:
     assert len(drafter.begin(request)._past.text) == 4
     asyncio.run(following(Log(1), [drafter]).refresh())
     assert len(drafter.begin(request)._past.text) == 0
+
+
+def test_what_the_disk_has_of_erased_content_goes_by_its_age_whatever_process_wrote_it() -> None:
+    class Folder(PrefixFolder):
+        def __init__(self) -> None:
+            self.erased: list[tuple[float, str | None, Collection[str]]] = []
+
+        def erase(self, until: float, tenant: str | None = None, but: Collection[str] = ()) -> None:
+            self.erased.append((until, tenant, but))
+
+    log, folder = Log(1, 9), Folder()
+    early = erasure(2, 400, issued_at=at(3))  # by a clock that is behind, or prepared beforehand
+    for document, key in ((early, OPERATOR), (expiry(0, 9, issued_before=at(30), except_tenants=("b",)), KEYS["log"])):
+        log.entries.append(Entry(10 * len(log.entries), sign_document(document, key)))
+    found = Erasures([], log.read, 0.01, folder)
+    found.issued(receipt_id(1), "a", ("request 1", 0))
+    asyncio.run(found.refresh())
+    seconds = [parse_timestamp(at(number)).timestamp() for number in (350, 400, 30)]
+    assert folder.erased == [
+        (seconds[0], "a", ()), (seconds[0], None, ()), (seconds[1], None, ()), (seconds[2], None, ("b",)),
+    ]  # fmt: skip

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from services.generation.target.architectures import ARCHITECTURES, MISSING
+from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import read_config, rope_parameters
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
@@ -63,6 +64,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtyp
     alone = logits_of(target, [1] * len(TOKENS))
     for widths in ([len(TOKENS)], [3, 20, 1, 66], [64, 26]):
         assert_same_bits(logits_of(target, widths), alone)
+
+
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
+def test_what_a_block_holds_is_worth_the_same_in_another_target(directory: Path, cache_dtype: str) -> None:
+    first, second = (target_of(directory, cache_dtype=cache_dtype) for _ in range(2))
+    expected, table = logits_of(first), list[int]()
+    second.blocks.extend(table, len(TOKENS))
+    for start, tokens in ((0, TOKENS[::-1]), (BLOCK, TOKENS[BLOCK:])):
+        rows = RowsBuilder()
+        rows.add_tree(table, start, tokens, range(-1, len(tokens) - 1))
+        logits = second.forward(rows.build()).logits
+        second.fill_block(table[0], first.block_content(0))
+    assert_same_bits(logits, expected[BLOCK:])
 
 
 @pytest.mark.slow

@@ -23,9 +23,7 @@ def serve(given: argparse.Namespace) -> None:
     params.cache_ram_mib, params.verbosity, params.endpoint_metrics = given.cache, -1, True
     if given.speculation is not None:
         name = given.speculation.upper().replace("-", "_")
-        params.speculative.types = [
-            getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{name}"),
-        ]
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{name}")]
         for kind in (params.speculative.ngram_simple, params.speculative.ngram_map_k):
             kind.size_n, kind.size_m = 3, 8  # tokens that have to agree, and that are drafted then
     server = xllamacpp.Server(params)

@@ -34,11 +34,7 @@ class Told:
 
 
 def converse(
-    contender: Contender,
-    questions: Sequence[Question],
-    tokenizer: ChatTokenizer,
-    temperature: float,
-    max_tokens: int,
+    contender: Contender, questions: Sequence[Question], tokenizer: ChatTokenizer, temperature: float, max_tokens: int
 ) -> Told | None:
     """All at once, turn by turn, each with the contender's own answers; None if it takes no such batch."""
     said: list[list[dict[str, str]]] = [[] for _ in questions]

@@ -131,11 +131,7 @@ def explained(details: ReceiptDetails, proof: Proof) -> Table:
     rows: list[tuple[Line, ...]] = [
         ("the model", short(document["base_cid"]), "digest of weights and tokenizer"),
         ("the arithmetic", short(document["profile_cid"]), "how to compute the same bits again"),
-        (
-            "the prompt",
-            f"{prompt['tokens']} tokens",
-            f"sealed as {short(prompt['commitment'])}",
-        ),
+        ("the prompt", f"{prompt['tokens']} tokens", f"sealed as {short(prompt['commitment'])}"),
         ("the answer", f"{output['tokens']} tokens", f"sealed as {short(output['commitment'])}"),
         ("the computation", short(output["stream_digest"]), "digest over tokens and logits"),
         ("how it was made", block["method"], f"{block['target_passes']} passes of the model"),

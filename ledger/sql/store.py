@@ -131,12 +131,7 @@ class SqlEntryStore:
     """A ledger in an SQL database, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
 
     def __init__(
-        self,
-        database: Database,
-        fence: Fence | None,
-        contents: SealedContents,
-        size: int,
-        log: TiledLog | None = None,
+        self, database: Database, fence: Fence | None, contents: SealedContents, size: int, log: TiledLog | None = None
     ) -> None:
         """`size`: the number of entries there are. `log`: None where it is in the database."""
         self._database = database

@@ -14,15 +14,7 @@ from dataclasses import dataclass
 
 from ledger.encoding.text_forms import decode_base64, encode_base64
 from ledger.errors import FormatError, SignatureError
-from ledger.keys.note import (
-    COSIGNATURE,
-    MAX_NOTE_BYTES,
-    Note,
-    NoteSignature,
-    VerifierKey,
-    check_key_name,
-    note_key_id,
-)
+from ledger.keys.note import COSIGNATURE, MAX_NOTE_BYTES, Note, NoteSignature, VerifierKey, check_key_name, note_key_id
 from ledger.keys.signer import Signer
 from ledger.tree.merkle import HASH_BYTES
 

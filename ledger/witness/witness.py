@@ -77,12 +77,7 @@ class Witness:
     """One witness, for the logs that it is told to watch. Safe between threads."""
 
     def __init__(
-        self,
-        name: str,
-        key: Signer,
-        logs: Iterable[VerifierKey],
-        memory: WitnessMemory,
-        clock: Callable[[], float],
+        self, name: str, key: Signer, logs: Iterable[VerifierKey], memory: WitnessMemory, clock: Callable[[], float]
     ) -> None:
         """`clock` gives POSIX seconds. Raises FormatError for a name that no key may have."""
         check_key_name(name)

@@ -47,10 +47,7 @@ if TYPE_CHECKING:
     from services.client.verification import ProvenReceipt, verify, verify_receipt
 
 _PLACES = {
-    "services.client.generation.runtime": (
-        "AsyncRuntime",
-        "Runtime",
-    ),
+    "services.client.generation.runtime": ("AsyncRuntime", "Runtime"),
     "ledger.bundle.report": ("BundleReport",),
     "services.client.generation.completion": (
         "Choice",
@@ -78,11 +75,7 @@ _PLACES = {
         "Tools",
     ),
     "services.client.registry": ("RegistryClient",),
-    "services.client.verification": (
-        "ProvenReceipt",
-        "verify",
-        "verify_receipt",
-    ),
+    "services.client.verification": ("ProvenReceipt", "verify", "verify_receipt"),
 }
 
 __all__ = [

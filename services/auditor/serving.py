@@ -90,10 +90,7 @@ def connected(plan: AuditorPlan, engine: LoadedWhenAsked) -> Iterator[Auditor]:
         key.publish(plan.public_directory)
     plan.trusted_directory.mkdir(parents=True, exist_ok=True)
     trust = TrustedDirectory(plan.trusted_directory, own=key, key_entries=partial(key_entries, plan.ledger)).trusted()
-    with (
-        LedgerClient.connect(plan.ledger) as ledger,
-        HeldFolder(plan.folder, plan.max_attempts) as folder,
-    ):
+    with LedgerClient.connect(plan.ledger) as ledger, HeldFolder(plan.folder, plan.max_attempts) as folder:
         journal = Journal(ledger, key, lambda: datetime.now(UTC))
         backlog = kept_backlog(folder, ledger, trust, plan.spot_checks)
         foreign = _foreign(plan.foreign, backlog, None if plan.engine is None else engine.refer)
@@ -292,10 +289,7 @@ def follow(
 
 
 def _pass(
-    auditor: Auditor,
-    stop: threading.Event,
-    on_examined: Callable[[Examined], None],
-    on_read: Callable[[Backlog], None],
+    auditor: Auditor, stop: threading.Event, on_examined: Callable[[Examined], None], on_read: Callable[[Backlog], None]
 ) -> None:
     for examined in auditor.run_pass():
         on_examined(examined)

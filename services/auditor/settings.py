@@ -85,8 +85,7 @@ class AuditorSettings(RpcServerSettings):
         None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
     trusted_keys: Path | None = Field(
-        None,
-        description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted.",
+        None, description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted."
     )
     share: str = Field(
         "1/1",

@@ -287,8 +287,5 @@ _UNUSED = (
 
 def _usage(*, authority: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not authority,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        **dict.fromkeys(_UNUSED, False),
+        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, **dict.fromkeys(_UNUSED, False)
     )

@@ -45,8 +45,7 @@ _PLACES = {
     "ClientTls": "services.client.identity",
     "Content": "ledger.documents.content",
     **dict.fromkeys(
-        ("Chunk", "Completion", "Event", "Finished", "Receipt", "Started"),
-        "services.client.generation.completion",
+        ("Chunk", "Completion", "Event", "Finished", "Receipt", "Started"), "services.client.generation.completion"
     ),
     "KolmError": "services.client.errors",
     "LedgerClient": "services.client.ledger.ledger",

@@ -10,13 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from services.generation.requests.quotas import Quota, read_quotas
-from services.generation.target.beside import (
-    IF_FOLDER_A_HEAD,
-    MODEL,
-    NAMED_ADAPTER,
-    NAMED_STORE,
-    STORE,
-)
+from services.generation.target.beside import IF_FOLDER_A_HEAD, MODEL, NAMED_ADAPTER, NAMED_STORE, STORE
 from services.generation.target.model_path import name_of
 from services.runtime.setting_kind import Adapter, KeyFile, Kind, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
@@ -89,8 +83,7 @@ class GenerationSettings(RpcServerSettings):
         "named and the registry has no head.",
     )
     datastore: tuple[_TenantStore, ...] = Field(
-        (),
-        description="Datastores (`kolm datastore build`) for one tenant's requests: TENANT=FOLDER, may be repeated.",
+        (), description="Datastores (`kolm datastore build`) for one tenant's requests: TENANT=FOLDER, may be repeated."
     )
     shared_datastore: tuple[Annotated[Path, STORE], ...] = Field(
         (), description="Datastores that requests of every tenant draw on; may be repeated."

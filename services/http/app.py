@@ -146,10 +146,7 @@ _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/tokenize": (TokenizeFields, "Which tokens a prompt or messages are"),
     "/detokenize": (DetokenizeFields, "The text of tokens"),
 }
-_LOOKUPS = {
-    "/v1/models": "The model that is served",
-    "/health": "Whether the generation server serves",
-}
+_LOOKUPS = {"/v1/models": "The model that is served", "/health": "Whether the generation server serves"}
 
 
 def openapi() -> dict[str, Any]:

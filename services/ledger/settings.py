@@ -64,8 +64,7 @@ class LedgerSettings(RpcServerSettings):
         None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
     trusted_keys: Path | None = Field(
-        None,
-        description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted.",
+        None, description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted."
     )
     origin: str = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
     witness_policy: Path | None = Field(

@@ -90,10 +90,7 @@ def service_help(service: str, own: Mapping[str, FieldInfo], shared: Mapping[str
         summary,
         [
             Section("Options", tuple(_row(name, field) for name, field in own.items())),
-            Section(
-                "Options of every service",
-                (*(_row(name, field) for name, field in shared.items()), _HELP),
-            ),
+            Section("Options of every service", (*(_row(name, field) for name, field in shared.items()), _HELP)),
         ],
     )
 
@@ -174,11 +171,7 @@ __all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_confi
 
 def settings_config(service: str) -> SettingsConfigDict:
     """Configuration of a settings class: environment prefix `KOLM_<SERVICE>_`, TOML table `[<service>]`."""
-    return SettingsConfigDict(
-        env_prefix=f"KOLM_{service.upper()}_",
-        extra="forbid",
-        frozen=True,
-    )
+    return SettingsConfigDict(env_prefix=f"KOLM_{service.upper()}_", extra="forbid", frozen=True)
 
 
 def _host_and_port(value: str) -> str:

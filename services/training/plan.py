@@ -119,12 +119,7 @@ class HeadSizes:
     def config(self, base: TargetConfig, rope: dict[str, Any], trained_length: int) -> HeadConfig:
         """The head's config.json: every choice that this training makes, none left to who loads it."""
         config = HeadConfig(
-            **asdict(self),
-            **_of_base(base),
-            layers=1,
-            rope=rope,
-            trained_length=trained_length,
-            **_WITHOUT,
+            **asdict(self), **_of_base(base), layers=1, rope=rope, trained_length=trained_length, **_WITHOUT
         )
         config.check()
         check_base(config, base)

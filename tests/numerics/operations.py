@@ -213,10 +213,7 @@ def _sine_and_cosine(a: Float64) -> tuple[Float64, Float64]:
     cosine = (1.0 - 0.5 * z) + (z * z) * _horner(_C, z)
     quarter = (t % 4).astype(np.int64)
     # sin(r + 0, 1, 2, 3 quarters) is sin r, cos r, -sin r, -cos r; the cosine is one quarter ahead.
-    return (
-        np.choose(quarter, [sine, cosine, -sine, -cosine]),
-        np.choose(quarter, [cosine, -sine, -cosine, sine]),
-    )
+    return (np.choose(quarter, [sine, cosine, -sine, -cosine]), np.choose(quarter, [cosine, -sine, -cosine, sine]))
 
 
 def _horner(coefficients: Sequence[float], z: Float64) -> Float64:

@@ -18,13 +18,7 @@ from ledger.documents.content import Content
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.manifests import DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
 from ledger.documents.receipt import SpecDecode
-from ledger.documents.signed_document import (
-    Document,
-    kind_of,
-    read_document,
-    sign_document,
-    sign_rotation,
-)
+from ledger.documents.signed_document import Document, kind_of, read_document, sign_document, sign_rotation
 from ledger.encoding.text_forms import cid, encode_base64
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import SigningKey

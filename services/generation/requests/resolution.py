@@ -30,12 +30,7 @@ from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.heads import HeadBoard
-from services.generation.requests.parameters import (
-    SpeculationRequest,
-    read_choices,
-    read_sampling,
-    read_speculation,
-)
+from services.generation.requests.parameters import SpeculationRequest, read_choices, read_sampling, read_speculation
 from services.generation.requests.policy import Decision, PolicyContext, decide
 from services.generation.requests.prompt import CONTEXT_LENGTH_EXCEEDED, PromptReader, Tools
 from services.generation.target.adapters import AdapterIdentity

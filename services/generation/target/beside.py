@@ -9,13 +9,7 @@ from pydantic import AfterValidator
 
 from services.generation.target.adapters import base_names
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.model_path import (
-    ADAPTER_FOLDER,
-    HEAD_FOLDER,
-    STORE_FOLDER,
-    model_path,
-    places,
-)
+from services.generation.target.model_path import ADAPTER_FOLDER, HEAD_FOLDER, STORE_FOLDER, model_path, places
 
 
 def _model(named: Path) -> Path:

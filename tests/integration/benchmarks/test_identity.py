@@ -13,15 +13,7 @@ import pytest
 
 from benchmarks import identity
 from benchmarks.exactness import Engine, Outputs, Prompts, rows
-from benchmarks.identity import (
-    Answer,
-    Asked,
-    Compared,
-    compare,
-    first_difference,
-    read_completion,
-    report,
-)
+from benchmarks.identity import Answer, Asked, Compared, compare, first_difference, read_completion, report
 from benchmarks.specbench.questions import Question
 
 

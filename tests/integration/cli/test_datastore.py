@@ -73,12 +73,7 @@ def test_flags_that_make_no_datastore_are_usage_errors(
 
 @pytest.mark.usefixtures("no_tokenizer")
 @pytest.mark.parametrize(
-    ("name", "data", "named"),
-    [
-        ("empty.txt", b"", False),
-        ("x.bin", b"\0", True),
-        ("x.jsonl", b'{"txt": 1}\n', False),
-    ],
+    ("name", "data", "named"), [("empty.txt", b"", False), ("x.bin", b"\0", True), ("x.jsonl", b'{"txt": 1}\n', False)]
 )
 def test_a_text_that_is_none_leaves_nothing(base: Path, tmp_path: Path, name: str, data: bytes, named: bool) -> None:
     folder = tmp_path / "texts"

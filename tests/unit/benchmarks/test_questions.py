@@ -11,11 +11,7 @@ from benchmarks.engines import Run
 from benchmarks.load.callers import Seen
 from benchmarks.load.measure import figures
 from benchmarks.specbench.conversation import Told, converse, geometric_mean, identical_share, summarised
-from benchmarks.specbench.questions import (
-    Question,
-    QuestionsInvalid,
-    load_questions,
-)
+from benchmarks.specbench.questions import Question, QuestionsInvalid, load_questions
 from demo.smollm2.prompts import Choice, is_held_out, words
 
 

@@ -219,13 +219,7 @@ def test_what_stands_already_is_not_touched(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
-    process = FORKED.Process(
-        target=build_killed,
-        args=(
-            BASE,
-            tmp_path / "store",
-        ),
-    )
+    process = FORKED.Process(target=build_killed, args=(BASE, tmp_path / "store"))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

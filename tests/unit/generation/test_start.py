@@ -147,11 +147,7 @@ def test_settings_are_read_before_transformers_is_there() -> None:
 
 
 def test_a_second_server_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
-    with (
-        state_folder(tmp_path, 1) as folder,
-        pytest.raises(StateTaken),
-        state_folder(tmp_path, 1),
-    ):
+    with state_folder(tmp_path, 1) as folder, pytest.raises(StateTaken), state_folder(tmp_path, 1):
         pass
     assert folder == tmp_path
     with state_folder(tmp_path, 1):

@@ -9,12 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from services.generation.drafting.draft_tree.candidates import Vocabulary
-from services.generation.drafting.eagle3.checkpoint import (
-    EMBEDDING,
-    FEATURE_NORM,
-    HeadConfig,
-    layer_spec,
-)
+from services.generation.drafting.eagle3.checkpoint import EMBEDDING, FEATURE_NORM, HeadConfig, layer_spec
 from services.generation.drafting.heads import rotation_of_head
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool

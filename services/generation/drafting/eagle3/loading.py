@@ -21,13 +21,7 @@ from services.generation.drafting.eagle3.checkpoint import (
     read_speculators,
 )
 from services.generation.drafting.eagle3.head_pass import Head, HeadPass, Origin
-from services.generation.drafting.heads import (
-    HeadConfigInvalid,
-    Stored,
-    check_base,
-    read_document,
-    read_weights,
-)
+from services.generation.drafting.heads import HeadConfigInvalid, Stored, check_base, read_document, read_weights
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import blocks_for
 from services.generation.target.config.config import TargetConfig

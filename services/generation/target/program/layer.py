@@ -9,24 +9,12 @@ import numpy as np
 
 from services.generation.target.adapters import Adapter
 from services.generation.target.arrays import Float32
-from services.generation.target.config.layer_specs import (
-    ExpertsSpec,
-    LayerInputsSpec,
-    LayerSpec,
-    ModuleSpec,
-)
+from services.generation.target.config.layer_specs import ExpertsSpec, LayerInputsSpec, LayerSpec, ModuleSpec
 from services.generation.target.config.rope import decay_rates, inverse_root
 from services.generation.target.family import CONVOLUTION, StateRule
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.storages import padded
-from services.generation.target.program.matrices import (
-    AdapterUpdates,
-    Matrix,
-    Read,
-    alternating,
-    side_by_side,
-    vector,
-)
+from services.generation.target.program.matrices import AdapterUpdates, Matrix, Read, alternating, side_by_side, vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,12 +17,7 @@ from services.generation.target.kernels.records import count_of, record_of
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ExpertBuffers
 from services.generation.target.program.layer import BesideNorms, ExpertLayer, Layer, Mlp, State
-from services.generation.target.program.matrices import (
-    AdapterUpdates,
-    Matrix,
-    embedding_record,
-    linear_record,
-)
+from services.generation.target.program.matrices import AdapterUpdates, Matrix, embedding_record, linear_record
 
 NOWHERE = np.empty((0, 0), np.float32)
 """Stands for what `bind_output` is told for each pass."""

@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.arrays import Bytes, Int64
-from services.generation.target.kernels.storages import (
-    GROUP,
-    PANEL,
-    ROTATION,
-    Storage,
-    packed_as,
-    padded,
-    upper_place,
-)
+from services.generation.target.kernels.storages import GROUP, PANEL, ROTATION, Storage, packed_as, padded, upper_place
 from services.generation.target.program.buffers import on_huge_pages
 
 _CHUNK = 64 * PANEL  # columns that are packed at a time

@@ -15,13 +15,7 @@ from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected
 from tests.fakes.heads import eagle3
-from tests.unit.generation.engine.test_identity import (
-    alone,
-    check_unchanged,
-    drafters_of,
-    requests_of,
-    short_battery,
-)
+from tests.unit.generation.engine.test_identity import alone, check_unchanged, drafters_of, requests_of, short_battery
 
 PLAIN = SamplingParams(max_tokens=6, ignore_eos=True)
 LONGEST = 4 * BLOCK - 48  # of a prompt, so that it fits into the cramped target with its answer

@@ -12,15 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger.audit import log_verification
-from ledger.audit.log_verification import (
-    CHECKS,
-    Piece,
-    Report,
-    Spread,
-    verify_appended,
-    verify_log,
-    verify_receipt,
-)
+from ledger.audit.log_verification import CHECKS, Piece, Report, Spread, verify_appended, verify_log, verify_receipt
 from ledger.audit.log_walk import CheckedEntry
 from ledger.audit.processes import Processes
 from ledger.documents.key_entry import KeyEntry

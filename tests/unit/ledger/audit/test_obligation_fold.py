@@ -17,17 +17,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from tests.examples import examples
 from tests.mutations import replace
-from tests.unit.ledger.builders import (
-    KEYS,
-    START,
-    at,
-    draw,
-    fold_obligations,
-    policy,
-    receipt,
-    signed,
-    verdict,
-)
+from tests.unit.ledger.builders import KEYS, START, at, draw, fold_obligations, policy, receipt, signed, verdict
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 
 AUDITOR = KEYS["auditor"]

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from ledger.documents.audit import ReferencePass, Verdict
 from ledger.documents.halt import HaltState, Scope
 from ledger.documents.receipt import Receipt, SpecDecode
-from ledger.documents.signed_document import (
-    KINDS,
-    Document,
-    open_document,
-    payload_type,
-    read_document,
-    sign_document,
-)
+from ledger.documents.signed_document import KINDS, Document, open_document, payload_type, read_document, sign_document
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import cid
@@ -463,10 +456,7 @@ FOREIGN = foreign_receipt().spec_decode
         ({"profile_proven": True}, "profile_proven"),
         ({"spec_decode": receipt().spec_decode}, "spec_decode.method"),
         ({"spec_decode": OFF}, "spec_decode.reported_by"),
-        (
-            {"spec_decode": replace(FOREIGN, target_passes=1)},
-            "spec_decode.tokens_proposed",
-        ),
+        ({"spec_decode": replace(FOREIGN, target_passes=1)}, "spec_decode.tokens_proposed"),
         ({"spec_decode": SpecDecode("engine", "auto", 4, 1, 1, reported_by="engine")}, "spec_decode.acceptance_rate"),
         (
             {"spec_decode": replace(FOREIGN, unverified="UNSTABLE", verified_identical_to_off=True)},

@@ -10,14 +10,7 @@ from ledger.audit.log_verification import verify_appended
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import timestamp
-from ledger.errors import (
-    Backpressure,
-    Conflict,
-    FormatError,
-    NotFound,
-    SignatureError,
-    Stopped,
-)
+from ledger.errors import Backpressure, Conflict, FormatError, NotFound, SignatureError, Stopped
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys

@@ -24,15 +24,7 @@ from ledger.monitor.monitor import Monitor
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
-from tests.unit.ledger.builders import (
-    KEYS,
-    ORIGIN,
-    START,
-    TRUSTED,
-    policy,
-    receipt,
-    signed,
-)
+from tests.unit.ledger.builders import KEYS, ORIGIN, START, TRUSTED, policy, receipt, signed
 
 
 class ListedLog:

@@ -8,15 +8,7 @@ from typing import Any
 from llvmlite import ir
 
 from services.generation.target.kernels.code import F16, F32, I8, I32, Code, Value
-from services.generation.target.kernels.storages import (
-    BLOCK,
-    GROUP,
-    PANEL,
-    ROTATION,
-    Storage,
-    byte_of,
-    upper_place,
-)
+from services.generation.target.kernels.storages import BLOCK, GROUP, PANEL, ROTATION, Storage, byte_of, upper_place
 
 BITS = {"q8_0": 8, "q4_0": 4, "q4_1": 4, "q5_0": 5, "q5_1": 5, "q4_k": 4, "q5_k": 5, "q6_k": 6}
 MIDDLE = {"q8_0": 128, "q4_0": 8, "q5_0": 16, "q6_k": 32}

@@ -10,21 +10,9 @@ from hypothesis import strategies as st
 
 from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, said
 from services.generation.drafting.copies import END, Copies, OwnText
-from services.generation.drafting.draft_tree.candidates import (
-    MOST_ASKED,
-    DraftShape,
-    Vocabulary,
-    sampling_of,
-)
+from services.generation.drafting.draft_tree.candidates import MOST_ASKED, DraftShape, Vocabulary, sampling_of
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.nodes import (
-    MOST_COPIED,
-    Costs,
-    Growth,
-    Level,
-    add_level,
-    copies_below,
-)
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Costs, Growth, Level, add_level, copies_below
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.race import gumbel
 from services.generation.engine.tree import TokenTree

@@ -83,6 +83,20 @@ def one_thread_a_pass() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of a random Llama with a vocabulary of 384 and a context of 512."""
+    from tests.fakes.tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def own_model(model: Path, tmp_path: Path) -> Path:
+    """A copy of it, which a test may change."""
+    return Path(shutil.copytree(model, tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The published model; skips where its package is not installed."""
     from services.generation.target.errors import ModelNotFound

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -94,12 +93,6 @@ def tiny_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=END, pad_token=PAD)
     tokenizer.chat_template = TEMPLATE
     return tokenizer
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of a random Llama with a vocabulary of 384 and a context of 512."""
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(90)]

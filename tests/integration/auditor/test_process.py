@@ -17,18 +17,12 @@ from services.client.channel import Connection
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.kernels.compilation import LOADING, cache_folder
 from tests.e2e.command import until
-from tests.fakes.tiny_model import make_tiny_model
 from tests.forked import Forked
 from tests.fuzzing import flood
 from tests.integration.auditor.deployment import Deployment
 from tests.unit.ledger.builders import KEYS
 
 PATIENCE = 240.0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def auditor_process(directory: Path, *flags: str) -> Forked:

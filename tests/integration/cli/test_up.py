@@ -29,11 +29,6 @@ KOLM = (sys.executable, "-m", "services.cli", "up")
 FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 def test_a_taken_port_is_one_line_before_anything_is_started(model: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

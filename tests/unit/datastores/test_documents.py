@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -136,27 +135,22 @@ def test_what_may_not_be_read_is_named_and_never_left_out_in_silence(
     assert done.stdout.strip() == said
 
 
-@pytest.fixture
-def model(tiny_model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
-
-
 @pytest.mark.slow
-def test_the_tokenizer_is_the_one_that_serves(tiny_model: Path) -> None:
-    for directory in (tiny_model, BASE):
+def test_the_tokenizer_is_the_one_that_serves(model: Path) -> None:
+    for directory in (model, BASE):
         assert fast_tokenizer(directory).to_str() == Tokenizer(directory).fast.to_str()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [None, "{"])
-def test_a_directory_without_a_tokenizer_is_refused_by_name(model: Path, text: str | None) -> None:
-    for path in model.glob("*token*"):
+def test_a_directory_without_a_tokenizer_is_refused_by_name(own_model: Path, text: str | None) -> None:
+    for path in own_model.glob("*token*"):
         path.unlink()
     if text is not None:
-        (model / "tokenizer.json").write_text(text)
+        (own_model / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigInvalid) as refused:
-        fast_tokenizer(model)
-    assert str(model) in str(refused.value)
+        fast_tokenizer(own_model)
+    assert str(own_model) in str(refused.value)
 
 
 class _Counting:
@@ -255,13 +249,13 @@ def test_a_folder_that_cannot_be_made_is_an_error_by_its_name(tmp_path: Path) ->
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_vectors_come_in_blocks_whatever_parts_they_are_computed_in(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr("services.datastores.builder._BLOCK", 8)
     tokens = np.arange(300) % 384
     np.save(tmp_path / "tokens.npy", tokens)
     table = np.array([[shard, first, 5] for shard in (0, 1) for first in range(0, 290, 7)])
-    layer = InputLayer.of_base(tiny_model, np.ones(384, dtype=np.float32))
+    layer = InputLayer.of_base(model, np.ones(384, dtype=np.float32))
     expected = np.stack([layer.request(tokens[first : first + 5]) for _, first, _ in table[::step].tolist()])
     for part in (3, 8, 1000):
         monkeypatch.setattr("services.generation.drafting.retrieval.input_layer._PASSAGES", part)

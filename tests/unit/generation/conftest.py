@@ -7,17 +7,14 @@ import torch
 
 from services.generation.target.cpu import CpuTarget, load_target
 from tests.fakes.tiny_gguf import make_tiny_gguf
-from tests.fakes.tiny_model import tiny_model
-
-__all__ = ["tiny_model"]
 
 torch.set_num_threads(1)  # tiny products gain nothing from a second thread, and a busy machine makes it wait for one
 
 
 @pytest.fixture(scope="session")
-def target(tiny_model: Path) -> CpuTarget:
+def target(model: Path) -> CpuTarget:
     """The tiny model with a cache of 40 blocks, roomy for every test that does not ask for less."""
-    return load_target(tiny_model, cache_tokens=40 * 64)
+    return load_target(model, cache_tokens=40 * 64)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +25,6 @@ def whole_number_target(tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
 
 
 @pytest.fixture(scope="session")
-def cramped_target(tiny_model: Path) -> CpuTarget:
+def cramped_target(model: Path) -> CpuTarget:
     """The same model with a cache of four blocks: sequences preempt each other. Two threads run its passes."""
-    return load_target(tiny_model, cache_tokens=4 * 64, threads=2)
+    return load_target(model, cache_tokens=4 * 64, threads=2)

@@ -65,10 +65,10 @@ def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path)
     ],
 )
 def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(
-    setting: str, said: str, tiny_model: Path
+    setting: str, said: str, model: Path
 ) -> None:
     with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(said)}"):
-        GenerationSettings.load(["--model", str(tiny_model), setting], environment={})
+        GenerationSettings.load(["--model", str(model), setting], environment={})
 
 
 @pytest.mark.parametrize("settings", [GenerationSettings, AuditorSettings])

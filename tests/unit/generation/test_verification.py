@@ -23,19 +23,19 @@ PROVEN = NumericsProfile({}, "cidv1:sha256:" + "0" * 64, ProbeReport(1, (), ""))
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
     """The target that serves, with two adapters."""
     folder = tmp_path_factory.mktemp("adapters")
-    adapters = {name: make_tiny_adapter(folder / name, tiny_model, seed=seed) for seed, name in enumerate("ab")}
-    return load_target(tiny_model, cache_tokens=40 * 64, adapters=adapters)
+    adapters = {name: make_tiny_adapter(folder / name, model, seed=seed) for seed, name in enumerate("ab")}
+    return load_target(model, cache_tokens=40 * 64, adapters=adapters)
 
 
 @pytest.fixture(scope="module")
-def auditor(server: CpuTarget, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
+def auditor(server: CpuTarget, model: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
     """A target of somebody else's, with the same weights."""
     folder = tmp_path_factory.mktemp("again")
-    adapters = {name: make_tiny_adapter(folder / name, tiny_model, seed=seed) for seed, name in enumerate("ab")}
-    return load_target(tiny_model, cache_tokens=10 * 64, adapters=adapters, threads=1)
+    adapters = {name: make_tiny_adapter(folder / name, model, seed=seed) for seed, name in enumerate("ab")}
+    return load_target(model, cache_tokens=10 * 64, adapters=adapters, threads=1)
 
 
 def verifier(target: CpuTarget, rows: int = 64) -> Verifier:

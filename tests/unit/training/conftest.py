@@ -2,10 +2,8 @@
 
 import pytest
 
-from tests.fakes.tiny_model import make_tiny_model, tiny_model
+from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.training.material import Material, material_of
-
-__all__ = ["tiny_model"]
 
 
 @pytest.fixture(scope="session")

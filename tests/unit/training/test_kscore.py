@@ -63,10 +63,8 @@ def test_acceptance_is_counted_per_prompt_and_per_depth(
     assert found.acceptance_by_depth == (1.0, 3 / 7, 0.0, 0.0)
 
 
-def test_a_random_head_is_measured_for_each_adapter(tiny_model: Path, tmp_path: Path) -> None:
-    target = load_target(
-        tiny_model, cache_tokens=40 * 64, adapters={"mine": make_tiny_adapter(tmp_path / "mine", tiny_model)}
-    )
+def test_a_random_head_is_measured_for_each_adapter(model: Path, tmp_path: Path) -> None:
+    target = load_target(model, cache_tokens=40 * 64, adapters={"mine": make_tiny_adapter(tmp_path / "mine", model)})
     head, done = random_head(target.config), []
     prompts = [tuple(range(start, start + 5)) for start in range(20)]
     bare = measure(target, head, prompts, max_tokens=20, progress=done.append)

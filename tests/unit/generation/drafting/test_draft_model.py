@@ -35,9 +35,9 @@ NOTHING = np.empty((1, 384), np.float32)
 
 
 @pytest.fixture(scope="module")
-def kin(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kin(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model, its weights a little off: it foresees some of what the tiny model says."""
-    folder = shutil.copytree(tiny_model, tmp_path_factory.mktemp("kin") / "model")
+    folder = shutil.copytree(model, tmp_path_factory.mktemp("kin") / "model")
     weights, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     off = {name: each + 0.01 * torch.randn(each.shape, generator=generator) for name, each in weights.items()}
     save_file(off, folder / "model.safetensors")
@@ -88,14 +88,14 @@ def test_no_draft_model_changes_a_token(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_draft_model_equal_to_the_target_is_always_right(
-    target: CpuTarget, tiny_model: Path, temperature: float, caplog: pytest.LogCaptureFixture
+    target: CpuTarget, model: Path, temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(
         temperature=temperature, seed=5, max_tokens=60, min_tokens=60, stop_token_ids=(5, 8), ignore_eos=True,
         logit_bias=((7, 3.0), (9, -100.0)),
     )  # fmt: skip
     requests = [EngineRequest(f"r{n}", tuple(range(n, 3 + 40 * n)), sampling, n, method="draft", k=4) for n in range(3)]
-    equal = load_target(tiny_model, cache_tokens=40 * 64)
+    equal = load_target(model, cache_tokens=40 * 64)
     collected = run(target, requests, drafters={"draft": drafter_of(equal)})
     for request in requests:
         metrics = collected.outcomes[request.key].metrics

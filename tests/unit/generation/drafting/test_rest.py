@@ -45,7 +45,7 @@ def request(prompt: list[int], tenant: str | None = None, **sampling: object) ->
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @battery
-def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int, tmp_path_factory: object) -> None:
+def test_no_store_changes_a_token(target: CpuTarget, model: Path, seed: int, tmp_path_factory: object) -> None:
     rng = random.Random(seed)
     requests, expected = [], {}
     for number in range(rng.randrange(1, 4)):
@@ -59,32 +59,32 @@ def test_no_store_changes_a_token(target: CpuTarget, tiny_model: Path, seed: int
     for document in known:
         if document and rng.random() < 0.5:
             document[rng.randrange(len(document))] = rng.randrange(384)
-    store = store_of([d for d in known if d] or [[1]], tiny_model, tmp_path_factory.mktemp("rest") / "store")  # type: ignore[attr-defined]
+    store = store_of([d for d in known if d] or [[1]], model, tmp_path_factory.mktemp("rest") / "store")  # type: ignore[attr-defined]
     drafters = {"rest": RestDrafter({None: [store]}), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
     check_unchanged(target, requests, expected, drafters, rng)
 
 
-def test_text_that_is_in_the_store_takes_few_passes(target: CpuTarget, tiny_model: Path, tmp_path: Path) -> None:
+def test_text_that_is_in_the_store_takes_few_passes(target: CpuTarget, model: Path, tmp_path: Path) -> None:
     asked = request([5, 9, 300, 17])
     answer = alone(target, asked)[0]
-    store = store_of([[5, 9, 300, 17, *answer]], tiny_model, tmp_path / "store")
+    store = store_of([[5, 9, 300, 17, *answer]], model, tmp_path / "store")
     collected = run(target, [asked], drafters={"rest": RestDrafter({None: [store]})})
     outcome = collected.outcomes[asked.key]
     assert outcome.token_ids == answer
     assert outcome.metrics.target_passes < 20
 
 
-def test_without_a_match_it_steps_aside(tiny_model: Path, tmp_path: Path) -> None:
-    store = store_of([[1, 2, 3, 4]], tiny_model, tmp_path / "store")
+def test_without_a_match_it_steps_aside(model: Path, tmp_path: Path) -> None:
+    store = store_of([[1, 2, 3, 4]], model, tmp_path / "store")
     draft = RestDrafter({None: [store]}).begin(request([7]))
     assert len(draft.propose([7, 8, 9], BOLD)) == 1
     assert len(draft.propose([7, 8, 9, 1, 2], BOLD)) > 1
 
 
-def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(tiny_model: Path, tmp_path: Path) -> None:
+def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(model: Path, tmp_path: Path) -> None:
     rng = random.Random(3)
     text = [rng.randrange(384) for _ in range(300)]
-    store = store_of([text], tiny_model, tmp_path / "store")
+    store = store_of([text], model, tmp_path / "store")
     drafter = RestDrafter({None: [store]})
     draft = drafter.begin(request(text[:4]))
     assert len(draft.propose(text[:4], DEAR)) == 1
@@ -94,9 +94,9 @@ def test_where_rows_are_dear_it_drafts_only_what_has_proved_right(tiny_model: Pa
     assert len(draft.propose(text[:280], budget_of(64, 16, 0.6))) > 4
 
 
-def test_a_request_draws_on_its_own_tenants_store_and_on_the_shared_one_alone(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_request_draws_on_its_own_tenants_store_and_on_the_shared_one_alone(model: Path, tmp_path: Path) -> None:
     stores = {
-        tenant: [store_of([[1, 2, 3, own]], tiny_model, tmp_path / str(tenant))]
+        tenant: [store_of([[1, 2, 3, own]], model, tmp_path / str(tenant))]
         for tenant, own in (("a", 10), ("b", 20), (None, 30))
     }
     drafter = RestDrafter(stores)
@@ -114,10 +114,10 @@ class _Untouchable:
 
 @pytest.mark.parametrize("tenant", ["a", "A", "b ", "bb", "", "None", "*", "b=/x", "../b", "c", None])
 def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
-    tiny_model: Path, tmp_path: Path, tenant: str | None
+    model: Path, tmp_path: Path, tenant: str | None
 ) -> None:
-    own = store_of([[1, 2, 3, 10], [1, 2, 11]], tiny_model, tmp_path / "a")
-    shared = store_of([[1, 2, 3, 30]], tiny_model, tmp_path / "shared")
+    own = store_of([[1, 2, 3, 10], [1, 2, 11]], model, tmp_path / "a")
+    shared = store_of([[1, 2, 3, 30]], model, tmp_path / "shared")
     retrieving = RestDrafter({"a": [own], "b": [_Untouchable()], None: [shared]})  # type: ignore[list-item]
     asked = request([0, 1, 2, 3], tenant)
     allowed = {10, 11, 30} if tenant == "a" else {30}
@@ -131,11 +131,11 @@ def test_nothing_that_a_request_calls_itself_touches_another_tenants_store(
 
 
 def test_own_text_and_near_passages_are_drafted_beside_what_is_more_frequent(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far = [[1, 2, 40]] * 5
     near = [[7, 8, 9, 1, 2, 50]]
-    store = store_of([*far, *near], tiny_model, tmp_path / "store")
+    store = store_of([*far, *near], model, tmp_path / "store")
     drafter, tokens = RestDrafter({None: [store]}), [1, 2, 60, 7, 8, 9, 1, 2]
     tree = drafter.begin(request([0])).propose(tokens[:3] + tokens[-2:], BOLD)
     assert {60, 40} <= set(tree.tokens)

@@ -34,8 +34,8 @@ TEXTS = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tiny_model: Path) -> list[Tokenizer]:
-    return [Tokenizer(tiny_model), Tokenizer(model_path("smollm2"))]
+def tokenizers(model: Path) -> list[Tokenizer]:
+    return [Tokenizer(model), Tokenizer(model_path("smollm2"))]
 
 
 @given(text=TEXTS, seed=st.integers(0, 2**32), to=st.integers(0, 1))
@@ -199,7 +199,7 @@ def test_what_is_kept_of_the_cache_is_that_of_the_text(
 @given(seed=st.integers(0, 2**32))
 @short_battery
 def test_no_such_model_changes_a_token(
-    target: CpuTarget, cramped_target: CpuTarget, tiny_model: Path, foreign: tuple[Path, CpuTarget], seed: int
+    target: CpuTarget, cramped_target: CpuTarget, model: Path, foreign: tuple[Path, CpuTarget], seed: int
 ) -> None:
     rng = random.Random(seed)
     requests = []
@@ -208,10 +208,10 @@ def test_no_such_model_changes_a_token(
         method = rng.choice(("draft", "draft", "off"))
         requests.append(EngineRequest(f"r{number}", prompt, parameters(rng), rng.randrange(3), method=method))
     expected = {request.key: alone(target, request) for request in requests}
-    own, model = foreign
-    drafters = {"draft": drafter_of(target, tiny_model, model, own)}
+    own, drafting = foreign
+    drafters = {"draft": drafter_of(target, model, drafting, own)}
     check_unchanged(rng.choice((target, cramped_target)), requests, expected, drafters, rng)
-    assert model.blocks.used == 0
+    assert drafting.blocks.used == 0
 
 
 @pytest.fixture(scope="module")

@@ -259,12 +259,12 @@ def test_a_cancelled_neighbour_changes_nothing_and_keeps_what_it_had(target: Cpu
     assert gone.token_ids == expected[0][: len(gone.token_ids)]
 
 
-def test_the_number_of_threads_changes_no_bit(tiny_model: Path) -> None:
+def test_the_number_of_threads_changes_no_bit(model: Path) -> None:
     sampling = SamplingParams(temperature=1.0, seed=11, max_tokens=80, ignore_eos=True)
     request = EngineRequest("r", tuple(range(70)), sampling, method="lookahead")
     signatures = set()
     for threads in (1, 2, 3):
-        target = load_target(tiny_model, cache_tokens=40 * 64, threads=threads)
+        target = load_target(model, cache_tokens=40 * 64, threads=threads)
         drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
         signatures.add(signature(run(target, [request], drafters=drafters), request))
     assert len(signatures) == 1
@@ -306,30 +306,30 @@ ADAPTERS = {"small": {"rank": 3, "modules": ("q_proj", "up_proj")}, "wide": {"ra
 
 
 @pytest.fixture(scope="module")
-def directories(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
     return {
-        name: make_tiny_adapter(folder / name, tiny_model, seed=seed, **kind)  # type: ignore[arg-type]
+        name: make_tiny_adapter(folder / name, model, seed=seed, **kind)  # type: ignore[arg-type]
         for seed, (name, kind) in enumerate(ADAPTERS.items())
     }
 
 
 @pytest.fixture(scope="module")
-def mixed(tiny_model: Path, directories: dict[str, Path]) -> CpuTarget:
-    return load_target(tiny_model, cache_tokens=40 * 64, adapters=directories)
+def mixed(model: Path, directories: dict[str, Path]) -> CpuTarget:
+    return load_target(model, cache_tokens=40 * 64, adapters=directories)
 
 
 @pytest.fixture(scope="module")
-def cramped(tiny_model: Path, directories: dict[str, Path]) -> CpuTarget:
+def cramped(model: Path, directories: dict[str, Path]) -> CpuTarget:
     """The same with a cache of four blocks: sequences preempt each other."""
-    return load_target(tiny_model, cache_tokens=4 * 64, adapters=directories)
+    return load_target(model, cache_tokens=4 * 64, adapters=directories)
 
 
 @pytest.fixture(scope="module")
-def lone(tiny_model: Path, directories: dict[str, Path]) -> dict[str | None, CpuTarget]:
+def lone(model: Path, directories: dict[str, Path]) -> dict[str | None, CpuTarget]:
     """By the identifier that a request names: a target that has that adapter only; for None, one that has none."""
-    each = [load_target(tiny_model, cache_tokens=20 * 64, adapters={n: path}) for n, path in directories.items()]
-    return {t.adapters[0].cid: t for t in each} | {None: load_target(tiny_model, cache_tokens=20 * 64)}
+    each = [load_target(model, cache_tokens=20 * 64, adapters={n: path}) for n, path in directories.items()]
+    return {t.adapters[0].cid: t for t in each} | {None: load_target(model, cache_tokens=20 * 64)}
 
 
 def check_adapted_identity(target: CpuTarget, lone: dict[str | None, CpuTarget], seed: int) -> None:

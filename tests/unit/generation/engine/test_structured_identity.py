@@ -33,8 +33,8 @@ METHODS = ("off", "lying", "lookahead", "suffix", "rest", "eagle3")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model) -> Tokenizer:  # type: ignore[no-untyped-def]
-    return Tokenizer(tiny_model)
+def tokenizer(model) -> Tokenizer:  # type: ignore[no-untyped-def]
+    return Tokenizer(model)
 
 
 def request_of(rng: random.Random, number: int) -> EngineRequest:

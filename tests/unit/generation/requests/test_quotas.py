@@ -115,12 +115,12 @@ def test_callers_get_the_quota_and_the_time_as_details() -> None:
     assert retry.retry_delay.ToNanoseconds() == pytest.approx(2e9)
 
 
-def test_servers_that_share_a_quota_give_out_a_part_each(tiny_model: Path) -> None:
+def test_servers_that_share_a_quota_give_out_a_part_each(model: Path) -> None:
     assert Quota(8, 60_000).part(1) == Quota(8, 60_000)
     assert Quota(8, 100).part(3) == Quota(3, 34)
     assert Quota().part(3) == Quota()
     flags = ["--quota", "*=requests:4,tokens:600", "--quota", "acme=requests:1", "--quota-servers", "2"]
-    shared = GenerationSettings.load(["--model", str(tiny_model), *flags]).quotas
+    shared = GenerationSettings.load(["--model", str(model), *flags]).quotas
     assert shared == {"*": Quota(2, 300), "acme": Quota(1, 300)}
     servers = [TenantQuotas(shared, clock=lambda: 0.0) for _ in range(2)]
     for server in servers:

@@ -123,9 +123,9 @@ def test_a_result_under_another_targets_name_is_not_believed(
 
 
 @pytest.fixture(scope="module")
-def shared_target(tiny_model: Path) -> CpuTarget:
+def shared_target(model: Path) -> CpuTarget:
     """The tiny model, whose passes are shared by two threads."""
-    return load_target(tiny_model, cache_tokens=40 * 64, threads=2)
+    return load_target(model, cache_tokens=40 * 64, threads=2)
 
 
 @pytest.mark.slow

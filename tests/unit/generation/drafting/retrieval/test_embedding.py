@@ -37,22 +37,22 @@ def store_of(base: Path, folder: Path) -> Manifest:
 
 
 def test_a_store_names_its_base_and_finds_a_passage_by_its_own_text(
-    target: CpuTarget, tiny_model: Path, tmp_path: Path
+    target: CpuTarget, model: Path, tmp_path: Path
 ) -> None:
-    manifest = store_of(tiny_model, tmp_path / "store")
+    manifest = store_of(model, tmp_path / "store")
     assert manifest.embedding == Embedding(target.base_cid)
     assert Manifest.read(tmp_path / "store") == manifest
-    store = Datastore.open(tmp_path / "store", tiny_model, target.tokenizer_cid)
+    store = Datastore.open(tmp_path / "store", model, target.tokenizer_cid)
     for passage in (0, 2, 4):
         (nearest,) = store.nearest_passages(store.passage(passage), 1).tolist()
         assert store.passage(nearest).tolist() == store.passage(passage).tolist()
 
 
-def test_a_store_of_another_base_is_refused_but_where_nothing_is_to_be_near(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_store_of_another_base_is_refused_but_where_nothing_is_to_be_near(model: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "base", seed=1)
-    cid = tokenizer_cid(tiny_model)
+    cid = tokenizer_cid(model)
     assert tokenizer_cid(other) == cid
-    store_of(tiny_model, tmp_path / "store")
+    store_of(model, tmp_path / "store")
     with pytest.raises(StoreMismatch) as refused:
         Datastore.open(tmp_path / "store", other, cid)
     assert str(tmp_path / "store") in str(refused.value)
@@ -61,10 +61,10 @@ def test_a_store_of_another_base_is_refused_but_where_nothing_is_to_be_near(tiny
 
 @pytest.mark.parametrize("replaced", ["dimensions", "passages", "bytes"])
 def test_an_index_of_other_dimensions_is_refused_by_its_name(
-    tiny_model: Path, target: CpuTarget, tmp_path: Path, replaced: str
+    model: Path, target: CpuTarget, tmp_path: Path, replaced: str
 ) -> None:
     folder = tmp_path / "store"
-    manifest = store_of(tiny_model, folder)
+    manifest = store_of(model, folder)
     count = len(np.load(folder / "passages.npy"))
     index = faiss.IndexFlatIP(target.config.hidden_size + (replaced == "dimensions"))
     index.add(np.zeros((count + (replaced == "passages"), index.d), np.float32))
@@ -74,7 +74,7 @@ def test_an_index_of_other_dimensions_is_refused_by_its_name(
     signed = replace(manifest, index=Blob.of(folder, "passages.faiss"))
     (folder / NAME).write_bytes(signed.to_bytes())  # all of it agrees, so that the index itself is looked at
     with pytest.raises(StoreInvalid, match=r"passages\.faiss") as refused:
-        Datastore.open(folder, tiny_model, target.tokenizer_cid)
+        Datastore.open(folder, model, target.tokenizer_cid)
     if replaced != "bytes":
         assert f"of {index.d} dimensions" in str(refused.value)
 
@@ -87,8 +87,8 @@ def test_an_index_of_other_dimensions_is_refused_by_its_name(
         {"kind": "base", "cid": CID, "layer": 1}, {"kind": "sentence-transformers", "cid": CID}, [], None,
     ],
 )  # fmt: skip
-def test_a_manifest_with_another_embedding_is_refused(tiny_model: Path, tmp_path: Path, embedding: object) -> None:
-    store_of(tiny_model, tmp_path / "store")
+def test_a_manifest_with_another_embedding_is_refused(model: Path, tmp_path: Path, embedding: object) -> None:
+    store_of(model, tmp_path / "store")
     path = tmp_path / "store" / NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | {"embedding": embedding}))
     with pytest.raises(StoreInvalid, match="embedding"):
@@ -98,26 +98,21 @@ def test_a_manifest_with_another_embedding_is_refused(tiny_model: Path, tmp_path
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
-@pytest.fixture
-def model(tiny_model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_token_vectors_are_the_bits_that_torch_reads(model: Path, dtype: torch.dtype, sharded: bool) -> None:
-    path = model / "model.safetensors"
+def test_token_vectors_are_the_bits_that_torch_reads(own_model: Path, dtype: torch.dtype, sharded: bool) -> None:
+    path = own_model / "model.safetensors"
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
     save_file(tensors, path)
     if sharded:
-        save_file({EMBEDDINGS: tensors.pop(EMBEDDINGS)}, model / "one.safetensors")
-        save_file(tensors, model / "two.safetensors")
+        save_file({EMBEDDINGS: tensors.pop(EMBEDDINGS)}, own_model / "one.safetensors")
+        save_file(tensors, own_model / "two.safetensors")
         path.unlink()
         files = {EMBEDDINGS: "one.safetensors", **dict.fromkeys(tensors, "two.safetensors")}
-        (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-        tensors = load_file(model / "one.safetensors")
+        (own_model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+        tensors = load_file(own_model / "one.safetensors")
     expected = tensors[EMBEDDINGS].to(torch.float32).numpy()
-    vectors = TokenVectors.of_base(model)
+    vectors = TokenVectors.of_base(own_model)
     assert (vectors.count, vectors.dimensions) == expected.shape
     assert vectors.rows(slice(None)).tobytes() == expected.tobytes()
     assert vectors.rows(np.array([3, 0, 3])).tobytes() == expected[[3, 0, 3]].tobytes()
@@ -153,17 +148,17 @@ def configure(**change: object) -> Callable[[Path], None]:
     ],
 )
 def test_a_base_without_a_fitting_table_is_refused(
-    model: Path, damage: Callable[[Path], object], kind: type[Exception], message: str
+    own_model: Path, damage: Callable[[Path], object], kind: type[Exception], message: str
 ) -> None:
-    damage(model)
+    damage(own_model)
     with pytest.raises(kind, match=message):
-        TokenVectors.of_base(model)
+        TokenVectors.of_base(own_model)
 
 
-def test_a_passage_and_a_request_of_the_same_tokens_have_the_same_bits(tiny_model: Path) -> None:
+def test_a_passage_and_a_request_of_the_same_tokens_have_the_same_bits(model: Path) -> None:
     rng = np.random.default_rng(0)
     weights = rng.random(384, dtype=np.float32)
-    layer = InputLayer.of_base(tiny_model, weights)
+    layer = InputLayer.of_base(model, weights)
     tokens = rng.integers(0, 384, 4000)
     table = np.stack([np.zeros(2000), np.arange(2000) * 2, rng.integers(1, 40, 2000)], axis=1).astype(np.int64)
     table[:, 2] = np.minimum(table[:, 2], len(tokens) - table[:, 1])

@@ -237,12 +237,12 @@ def test_more_than_the_model_s_own_is_refused_by_the_flag(asked: int) -> None:
         bounded(config_of(2048), asked)
 
 
-def test_a_target_is_loaded_with_it(tiny_model: Path) -> None:
-    target = load_target(tiny_model, context_length=100, cache_bytes=1 << 20)
+def test_a_target_is_loaded_with_it(model: Path) -> None:
+    target = load_target(model, context_length=100, cache_bytes=1 << 20)
     assert target.config.context_length == 100
     assert target.blocks.total == (7 << 17) // (32 << 10)  # a block of the tiny model takes 32 KiB
     with pytest.raises(ConfigInvalid, match="--cache-bytes"):
-        load_target(tiny_model, cache_bytes=1 << 16)
+        load_target(model, cache_bytes=1 << 16)
 
 
 @pytest.fixture

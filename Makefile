@@ -44,7 +44,6 @@ SPREAD  := $(PYTEST) -q --numprocesses=$(WORKERS) --dist=loadscope --no-loadscop
 BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2
 
 test: $(STAMP) ## lint and the whole test suite beside each other, random examples drawn anew
-	@$(BIN)/kolm doctor --compile
 	$(BESIDE) suite lint
 
 # Tests would wait for the disk for a minute in eight: what they write, 3 GB at most, lies in memory where there is room for
@@ -55,6 +54,7 @@ PASSING  = folder=$$(mktemp -d "$$({ $(MEMORY); } 2>/dev/null && echo /dev/shm |
            chmod 755 "$$folder" && trap 'rm -rf "$$folder"' EXIT INT TERM && TMPDIR=$$folder
 
 suite:
+	@$(BIN)/kolm doctor --compile
 	@$(PASSING) $(SPREAD)
 
 test-long: $(STAMP) ## the same with four times as many random examples and grids in full: for a night

@@ -95,13 +95,6 @@ def time_of(receipt_id: str) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=int(receipt_id.replace("-", "")[:12], 16))
 
 
-def parse_receipt_id(text: object, field: str = "receipt_id") -> str:
-    """`text` if it is a UUID version 7 in lowercase hyphenated form. Raises FormatError for anything else."""
-    if not isinstance(text, str) or re.fullmatch(RECEIPT_ID, text) is None:
-        raise FormatError(field, "expected a lowercase hyphenated UUID version 7")
-    return text
-
-
 def timestamp(time: datetime) -> str:
     """A moment (timezone-aware) as document text, cut to whole milliseconds."""
     if time.tzinfo is None:

@@ -111,7 +111,6 @@ def test_junk_as_an_envelope_is_invalid_and_never_internal(ledger: LedgerClient,
 
 
 def test_random_messages_are_answered_or_refused(served: Served, ledger: LedgerClient) -> None:
-    """Random messages to every RPC of the ledger: no bug, no loss."""
     index = ledger.append(signed_receipt(0)).index
     size = ledger.checkpoint().tree_size
     flood(served.address, ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"])

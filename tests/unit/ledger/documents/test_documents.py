@@ -148,7 +148,8 @@ def test_a_member_that_nobody_knows_is_refused(kind: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("receipt_id", "42"),
+        ("receipt_id", "017F22E2-79B0-7CC3-98C4-DC0C0C07398F"),
+        ("receipt_id", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f"),
         ("issued_at", "yesterday"),
         ("tenant", ""),
         ("tenant", "x" * 257),

@@ -124,10 +124,9 @@ def test_what_is_wrong_with_a_manifest_is_named(path: str, value: object, field:
 
 
 def test_a_manifest_has_one_spelling_and_a_largest_size() -> None:
-    with pytest.raises(FormatError, match="canonical"):
-        DraftHeadManifest.from_bytes(HEAD.to_bytes() + b" ")
-    with pytest.raises(FormatError, match="measures"):
-        DraftHeadManifest.from_bytes(b" " * (MAX_MANIFEST_BYTES + 1))
+    for other in (HEAD.to_bytes() + b" ", b" " * (MAX_MANIFEST_BYTES + 1)):
+        with pytest.raises(FormatError):
+            DraftHeadManifest.from_bytes(other)
 
 
 def test_a_base_without_config_json_has_none() -> None:

@@ -55,7 +55,7 @@ def test_only_so_many_tenants_have_policies_of_their_own() -> None:
     full = [(number, retention(7, f"tenant {number}")) for number in range(MOST_TENANTS)]
     check_retention(retention(8, "tenant 1"), full)
     check_retention(retention(8), full)
-    with pytest.raises(FormatError, match="64 tenants"):
+    with pytest.raises(FormatError):
         check_retention(retention(8, "one more"), full)
 
 

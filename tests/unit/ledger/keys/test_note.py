@@ -157,5 +157,5 @@ def test_whatever_the_text_a_checkpoint_reads_back_or_raises_one_error(text: str
 
 
 def test_a_public_key_of_another_length_is_no_key() -> None:
-    with pytest.raises(FormatError, match="32 bytes"):
+    with pytest.raises(FormatError):
         PublicKey(b"short")

@@ -154,7 +154,7 @@ def test_only_checkpoints_of_its_logs_are_looked_at() -> None:
     ):
         with pytest.raises(expected):
             witness(memory).add_checkpoint(AddCheckpoint(0, (), note).to_bytes())
-    with pytest.raises(FormatError, match="exceeds"):
+    with pytest.raises(FormatError):
         witness(memory).add_checkpoint(AddCheckpoint(9, (), log.checkpoint(3)).to_bytes())
     with pytest.raises(Inconsistent):
         witness(memory).add_checkpoint(AddCheckpoint(0, (leaf_hash(b"x"),), log.checkpoint(3)).to_bytes())

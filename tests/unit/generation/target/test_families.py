@@ -22,7 +22,7 @@ from services.generation.target.probe import probe
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.generation.target.weights import check_weights, open_weights
-from tests.examples import examples
+from tests.examples import examples, grid
 from tests.fakes.converted_gguf import convert
 from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
 from tests.fakes.tiny_gguf import write_gguf
@@ -37,7 +37,7 @@ def _cases(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow if "," in name else ()) for name in names]
 
 
-@pytest.fixture(scope="module", params=_cases(FAMILIES))
+@pytest.fixture(scope="module")
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **FAMILIES[request.param]))
 
@@ -58,7 +58,12 @@ _FORM = ("norm_offset",)
 """Allowed differences: the same values in another form."""
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("directory", "cache_dtype"),
+    grid(3, list(FAMILIES), ["float32", "bfloat16", "int8"]),
+    indirect=["directory"],
+    scope="module",
+)
 def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtype: str) -> None:
     target = target_of(directory, cache_dtype=cache_dtype)
     alone = logits_of(target, [1] * len(TOKENS))

@@ -88,9 +88,9 @@ def test_branches_of_trees(window: int, cache_dtype: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heads", "bounds"), grid(2, [(1, 24), (3, 16), (5, 80), (30, 8)], [(0, 0), (200, 0), (192, 0), (0, 250), (70, 0)])
+    ("cache_dtype", "heads", "bounds"),
+    grid(3, ["float32", "int8"], [(1, 24), (3, 16), (5, 80), (30, 8)], [(0, 0), (200, 0), (192, 0), (0, 250), (70, 0)]),
 )
-@pytest.mark.parametrize("cache_dtype", ["float32", "int8"])
 def test_rows_that_see_blocks_whole_go_through_them_together(
     heads: tuple[int, int], bounds: tuple[int, int], cache_dtype: str
 ) -> None:

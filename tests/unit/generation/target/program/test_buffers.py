@@ -19,6 +19,7 @@ from services.generation.target.program.buffers import ReusedMemory
 from services.generation.target.program.team import Team
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
+from tests.examples import grid
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -86,7 +87,9 @@ def tree_near_the_end(target: CpuTarget, nodes: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [2, 8, 16, 32])
+@pytest.mark.parametrize(
+    ("model", "threads"), grid(2, [1, 2, 3, 8], [2, 8, 16, 32]), indirect=["model"], scope="module"
+)
 def test_a_tree_near_the_contexts_end_stays_within_the_buffers(model: Path, threads: int, guarded: Guarded) -> None:
     alone, together = (target_of(model, members) for members in (1, threads))
     for nodes in (1, 31, 63, 85, 127, 200, 255):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import one_at_a_time
@@ -15,13 +17,18 @@ from services.generation.target.without_torch import spare_torch
 from services.generation.warm_up import compile_beside
 from services.runtime.process import CannotStart, run_service
 
+if TYPE_CHECKING:
+    from services.runtime.server import RunningServer
+
 _SWITCH_SECONDS = 0.0005
 """How long the event loop may keep the engine's thread from going on, which gives the interpreter away for each pass
 and each step of a draft: at Python's 5 ms, 16 callers get 8 % fewer drafted tokens a second.
 """
 
 
-async def main(settings: GenerationSettings) -> None:
+async def main(
+    settings: GenerationSettings, beside: Callable[[RunningServer], AbstractAsyncContextManager[object]] = nullcontext
+) -> None:
     """See `services.generation.serving`."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     own = settings.engine == "kolm"
@@ -35,13 +42,13 @@ async def main(settings: GenerationSettings) -> None:
         if own:
             compile_beside("sampling", settings.log_format)
             compile_beside("copies", settings.log_format)
-        beside = settings.beside and head_beside(settings.model)  # the registry seldom has a head at a first start
-        if own and (settings.head or settings.draft_model or beside):
+        found = settings.beside and head_beside(settings.model)  # the registry seldom has a head at a first start
+        if own and (settings.head or settings.draft_model or found):
             compile_beside("trees", settings.log_format)
         spare_torch()
         from services.generation.serving import main
 
-        await main(settings, on_loaded=loading.close)
+        await main(settings, on_loaded=loading.close, beside=beside)
 
 
 if __name__ == "__main__":

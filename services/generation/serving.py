@@ -12,6 +12,7 @@ from contextlib import (
     ExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
     suppress,
 )
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ from services.generation.target.config.config import feature_bytes
 from services.generation.target.cpu import load_target
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
-from services.runtime.server import Mount, serve
+from services.runtime.server import Mount, RunningServer, serve
 
 _log = logging.getLogger(__name__)
 
@@ -62,16 +63,20 @@ _FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goe
 
 
 async def main(
-    settings: GenerationSettings, load: LoadTarget | None = None, on_loaded: Callable[[], None] = lambda: None
+    settings: GenerationSettings,
+    load: LoadTarget | None = None,
+    on_loaded: Callable[[], None] = lambda: None,
+    beside: Callable[[RunningServer], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
-    """Load, serve until a signal, let running requests end, hand their receipts over."""
+    """Load, serve until a signal, let running requests end, hand their receipts over. `beside` as `serve` has it."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         with compile_log():
             servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
         on_loaded()
         async with _ending_with(servicer.engine):
-            await serve("generation", [mount(servicer)], settings, registry=registry, interrupt=servicer.interrupt)
+            mounts, interrupt = [mount(servicer)], servicer.interrupt
+            await serve("generation", mounts, settings, registry=registry, interrupt=interrupt, beside=beside)
 
 
 def mount(servicer: GenerationServicer) -> Mount:

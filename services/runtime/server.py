@@ -11,7 +11,7 @@ import asyncio
 import gc
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ledger.durable_file import write_durably
 from services.runtime.access import Access
 from services.runtime.calls import CallInterceptor
 from services.runtime.credentials import new_token, token_left
+from services.runtime.in_process import InProcessChannel, InProcessServer
 from services.runtime.limits import CallLimits, Limits
 from services.runtime.listening import CannotListen, ServerTls, check_free
 from services.runtime.metrics import CallMetrics, Metrics, metrics_endpoint
@@ -54,7 +55,7 @@ class Mount:
     """One gRPC service: its full name (`kolm.ledger.v1.LedgerService`) and how it gets onto a server."""
 
     service: str
-    add: Callable[[grpc.aio.Server], None]
+    add: Callable[[Any], None]  # to a `grpc.aio.Server`, or an `InProcessServer`
 
 
 _TELEMETRY = "kolm.telemetry.v1.TelemetryService"
@@ -87,6 +88,7 @@ class RunningServer:
     """A server that accepts calls at `address` (`host:port`, with the port that was bound)."""
 
     address: str
+    channel: InProcessChannel  # to `mounts` and health, for callers in this process
     _server: grpc.aio.Server
     _health: health.aio.HealthServicer
 
@@ -129,18 +131,21 @@ async def start_server(
     registry, limits = registry or CollectorRegistry(), limits or Limits()
     interceptor = CallInterceptor(CallMetrics(registry), access or Access(), CallLimits(limits))
     server = grpc.aio.server(interceptors=[interceptor], options=(*_OPTIONS, *_limiting(limits)))
+    beside = InProcessServer(interceptor)
     for mount in mounts:
         mount.add(server)
+        mount.add(beside)
     add_TelemetryServiceServicer_to_server(TelemetryServicer(registry), server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, beside)
     names = ["", health.SERVICE_NAME, _TELEMETRY, *(mount.service for mount in mounts)]
     reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
     port = _bind(server, listen, tls)
     for name in names:
         await health_servicer.set(name, _health_status(True))
     await server.start()
-    return RunningServer(f"{listen.rpartition(':')[0]}:{port}", server, health_servicer)
+    return RunningServer(f"{listen.rpartition(':')[0]}:{port}", InProcessChannel(beside), server, health_servicer)
 
 
 def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> int:
@@ -177,13 +182,15 @@ async def serve(
     on_drain: Callable[[], None] = lambda: None,
     interrupt: Callable[[], None] | None = None,
     healthy: Callable[[], bool] = lambda: True,
+    beside: Callable[[RunningServer], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
     """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen, CannotStart.
 
     `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` and
     `interrupt` run on the event loop, once.
     `healthy` is called every second, on the event loop: while it is False, health is NOT_SERVING for the whole server
-    and each of `mounts`, and calls are still answered.
+    and each of `mounts`, and calls are still answered. `beside` is what serves in this process as well: it begins
+    before the server says that it is ready, and has ended before the server's calls are given their grace period.
     """
     registry = registry or CollectorRegistry()
     metrics = Metrics(registry)
@@ -200,13 +207,14 @@ async def serve(
             left = token_left(server.address, local)
             gc.freeze()  # objects of the start stay: looking through them for garbage stops every thread for 50 ms
             gc.enable()
-            with left as place, ready_file(settings.ready_file, server.address), reporting:
-                say(f"{name} listening on {server.address}")
-                if place is not None:
-                    say(f"{name} may be asked with the token of this start, in {place}")
-                if metrics_port is not None:
-                    say(f"{name} metrics on {host}:{metrics_port}")
-                await received.get()
+            async with beside(server):
+                with left as place, ready_file(settings.ready_file, server.address), reporting:
+                    say(f"{name} listening on {server.address}")
+                    if place is not None:
+                        say(f"{name} may be asked with the token of this start, in {place}")
+                    if metrics_port is not None:
+                        say(f"{name} metrics on {host}:{metrics_port}")
+                    await received.get()
             await _drain(server, settings.grace_seconds, received, on_drain, interrupt)
     say(f"{name} stopped")
 

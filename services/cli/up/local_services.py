@@ -87,6 +87,11 @@ class LocalServices:
         return trust_own(self.data_dir / "keys" / f"{role}.pem", role, self.data_dir / "trusted", file)
 
     @property
+    def front_is_within(self) -> bool:
+        """Whether the front runs in the generation service's process (`services.cli.up.with_front`)."""
+        return self.http_port is not None and bool(self.engine_flags)
+
+    @property
     def local_token(self) -> Path:
         """The file with the token of this start, for browsers and API keys. Made by `trust_own_keys`."""
         return token_file(self.data_dir, LOCAL)
@@ -192,15 +197,29 @@ def bring_up(
     launched = partial(_Launched, supervisor)
     ledger = launched(services.ledger())
     registry = launched(services.registry(ledger.place))
-    generation = launched(services.generation(ledger.place, registry.place), _MODEL_SECONDS)
-    auditor = launched(services.auditor(ledger.place), _MODEL_SECONDS)
     page = None if services.explorer_port is None else launched(services.explorer(ledger.place), later=True)
-    place = None if page is None else page.place
-    http = None if services.http_port is None else launched(services.http(generation.place, place))
+
+    def front(generation: str) -> Plan:
+        return services.http(generation, None if page is None else page.place)
+
+    plan = services.generation(ledger.place, registry.place)
+    within = front(plan.listens_at) if services.front_is_within else None
+    generation = launched(plan if within is None else _with_front(plan, within), _MODEL_SECONDS)
+    auditor = launched(services.auditor(ledger.place), _MODEL_SECONDS)
+    http = None if services.http_port is None or within else launched(front(generation.place))
     first = Addresses(generation.address, ledger.address, registry=registry.address)
-    first = replace(first, http=None if http is None else http.address)
+    if within is not None:
+        first = replace(first, http=within.ready_file.read_text(encoding="utf-8").strip())
+    elif http is not None:
+        first = replace(first, http=http.address)
     answering(first)
     return replace(first, explorer=None if page is None else page.address, auditor=auditor.address)
+
+
+def _with_front(generation: Plan, front: Plan) -> Plan:
+    """One process for both, which is ready when both are."""
+    front.ready_file.unlink(missing_ok=True)
+    return replace(generation, module="services.cli.up.with_front", flags=(*generation.flags, "--", *front.flags))
 
 
 @contextmanager

@@ -55,14 +55,17 @@ class AsyncRuntime:
     A cancelled task cancels its request on the server.
     """
 
-    def __init__(self, target: str, token: str | None = None, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self, target: str, token: str | None = None, tls: ClientTls | None = None, channel: Any = None
+    ) -> None:
         """Connects lazily. `target` is host:port, https://host:port or any gRPC name; `token` as in
-        `services.client.identity`. Raises InvalidArgument as `Connection` does.
+        `services.client.identity`; `channel` is one that leads there already. Raises InvalidArgument as `Connection`
+        does.
         """
         self.target = target
         self._token = token
         self._where = endpoint(target, tls)
-        self._channel: Any = async_channel(self._where, OPTIONS)
+        self._channel: Any = async_channel(self._where, OPTIONS) if channel is None else channel
         self._stub: Any = GenerationServiceStub(self._channel)
 
     @classmethod

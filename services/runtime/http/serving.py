@@ -13,8 +13,8 @@ import gc
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -215,7 +215,25 @@ async def serve_http(
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period.
 
-    A second signal ends them at once. `connections` are limits other than the usual ones. Metrics go to `registry`.
+    A second signal ends them at once. Otherwise as `serving_http`.
+    """
+    with received_signals() as received:
+        async with serving_http(name, app, settings, registry, connections, received) as serving:
+            await _first(serving, received)
+
+
+@asynccontextmanager
+async def serving_http(
+    name: str,
+    app: ASGIApp,
+    settings: ServerSettings,
+    registry: CollectorRegistry | None = None,
+    connections: Connections | None = None,
+    hurry: asyncio.Queue[signal.Signals] | None = None,
+) -> AsyncIterator[asyncio.Future[None]]:
+    """A block in which `app` is served; behind it running requests end within the grace period, or at once when
+    something comes to `hurry`. `connections` are limits other than the usual ones. Metrics go to `registry`.
+
     Raises CannotListen, TlsFilesInvalid.
     """
     registry = registry or CollectorRegistry()
@@ -236,22 +254,24 @@ async def serve_http(
     host = settings.listen.rpartition(":")[0].strip("[]")
     with (
         _listening(settings.listen) as listener,
-        received_signals() as received,
         metrics_endpoint(registry, host, settings.metrics_port, tls) as metrics_port,
     ):
         address = _address(listener)
         gc.freeze()  # as in services.runtime.server
         gc.enable()
-        with ready_file(settings.ready_file, address):
-            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-            say(f"{name} listening on {address}")
-            if metrics_port is not None:
-                say(f"{name} metrics on {host}:{metrics_port}")
-            await _first(serving, received)
-        server.should_exit = True
-        await _first(serving, received)
-        server.force_exit = True
-        await serving
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            with ready_file(settings.ready_file, address):
+                say(f"{name} listening on {address}")
+                if metrics_port is not None:
+                    say(f"{name} metrics on {host}:{metrics_port}")
+                yield serving
+        finally:
+            server.should_exit = True
+            if hurry is not None:
+                await _first(serving, hurry)
+                server.force_exit = True
+            await serving
     say(f"{name} stopped")
 
 

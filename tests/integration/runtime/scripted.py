@@ -20,13 +20,19 @@ SERVICE = "kolm.generation.v1.GenerationService"
 
 
 class ScriptedServicer(GenerationServiceServicer):
-    """`closed` is set when a stream's generator has been closed, however that came about."""
+    """`closed` is set when a stream's generator has been closed, or an endless call has ended, in whatever way."""
 
     def __init__(self) -> None:
-        self.closed = threading.Event()
+        self.begun, self.closed = threading.Event(), threading.Event()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         self._maybe_fail(request.request_id)
+        if request.request_id == "endless":
+            self.begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.closed.set()
         if request.request_id == "peer":
             (name,) = context.peer_identities()
             return pb.GenerateResponse(choices=[pb.Choice(text=name.decode())])

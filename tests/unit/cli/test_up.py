@@ -178,3 +178,26 @@ def test_page_and_api_are_over_this_ledger_and_this_generation_server(
 def test_without_a_port_there_is_no_page_and_no_api(tmp_path: Path) -> None:
     made, addresses = started(LocalServices(tmp_path, Path("model")))
     assert (len(made.plans), addresses.explorer, addresses.http) == (4, None, None)
+
+
+def test_before_another_engine_the_front_is_within_the_generation_service(tmp_path: Path) -> None:
+    place = tmp_path / "run" / "http.address"
+    place.parent.mkdir()
+    place.write_text("127.0.0.1:1\n")  # of a front that was killed
+
+    class Starting(Starts):
+        def address(self, plan: Plan, seconds: float) -> str:
+            if plan.name == "generation":
+                assert not place.exists()
+                place.write_text("127.0.0.1:50057\n")
+            return super().address(plan, seconds)
+
+    engine = ("--engine", "vllm", "--plain-url", "http://127.0.0.1:8000")
+    supervisor = Starting()
+    services = LocalServices(tmp_path, None, explorer_port=50056, http_port=50057, engine_flags=engine)
+    addresses = bring_up(services, cast(Supervisor, supervisor))
+    assert [plan.name for plan in supervisor.plans] == ["ledger", "registry", "generation", "auditor", "explorer"]
+    generation = supervisor.plans[2]
+    assert (generation.module, addresses.http) == ("services.cli.up.with_front", "127.0.0.1:50057")
+    front = generation.flags[generation.flags.index("--") + 1 :]
+    assert {"--explorer-url", "http://127.0.0.1:50056", "--listen", "127.0.0.1:50057"} <= set(front)

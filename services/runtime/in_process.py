@@ -1,0 +1,187 @@
+"""A gRPC channel to a server of the same process, as Java's in-process transport is one: the same stubs, interceptor,
+access, limits, errors, deadlines and cancellation, without sockets and gRPC's threads, which take longer for a short
+message than all else. On one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+
+from services.runtime.calls import CallInterceptor, Handler
+
+_AHEAD = 16  # messages that a stream may be ahead of its reader, as buffers let one be between two processes
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class InProcessServer:
+    """Handlers behind the interceptor of a server."""
+
+    def __init__(self, interceptor: CallInterceptor) -> None:
+        self._interceptor = interceptor
+        self._handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """What generated code calls, as with a `grpc.aio.Server`."""
+        self._handlers += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """The same handlers once more, for servers that look them up in another way."""
+
+    async def handler(self, call: _Called) -> Handler | None:
+        async def found(details: grpc.HandlerCallDetails) -> Any:
+            return next(filter(None, (each.service(details) for each in self._handlers)), None)
+
+        return await self._interceptor.intercept_service(found, call)
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessChannel:
+    """What stubs need of a `grpc.aio.Channel`. Only calls with one request are made over it."""
+
+    server: InProcessServer
+
+    def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+        return self._calling(method, request_serializer, response_deserializer)
+
+    unary_stream = unary_unary
+
+    def stream_stream(self, method: str, *_: Any, **__: Any) -> None:
+        """Stubs of services that have such calls can be made."""
+
+    def _calling(self, method: str, serialize: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Any:
+        def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> _Call:
+            return _Call(self.server, _Called(method, tuple(metadata)), serialize(request), read, timeout)
+
+        return call
+
+    async def channel_ready(self) -> None:
+        """It always is."""
+
+    async def close(self) -> None:
+        """Calls end with those who make them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Called(grpc.HandlerCallDetails):
+    method: str
+    invocation_metadata: Metadata
+
+
+class _Context:
+    """What a handler has of its call. Messages are serialised, so that neither side holds what the other changes."""
+
+    def __init__(self, called: _Called, request: bytes, timeout: float | None) -> None:
+        self._called, self._requests = called, [request]
+        self._ends = None if timeout is None else time.monotonic() + timeout
+        self.serialize: Callable[[Any], bytes]
+        self.answers: asyncio.Queue[Any] = asyncio.Queue(_AHEAD)
+        self.initial: Metadata = ()
+        self.trailing: Metadata = ()
+        self.status: tuple[grpc.StatusCode, str] | None = None  # once it is known how the call ends
+
+    async def read(self) -> Any:
+        return self._requests.pop() if self._requests else grpc.aio.EOF
+
+    async def write(self, message: Any) -> None:
+        await self.answers.put(self.serialize(message))
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Metadata) -> NoReturn:
+        self.status, self.trailing = self.status or (code, details), trailing_metadata
+        raise grpc.aio.AbortError
+
+    async def send_initial_metadata(self, metadata: Metadata) -> None:
+        self.initial = metadata
+
+    def set_trailing_metadata(self, metadata: Metadata) -> None:
+        self.trailing = metadata
+
+    def invocation_metadata(self) -> Metadata:
+        return self._called.invocation_metadata
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.OK if self.status is None else self.status[0]
+
+    def time_remaining(self) -> float | None:
+        return None if self._ends is None else max(0.0, self._ends - time.monotonic())
+
+    def peer(self) -> str:
+        return "in-process:0"
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return {}
+
+
+class _Call:
+    """What a caller has of its call: a stream to read, or an answer to await."""
+
+    def __init__(
+        self, server: InProcessServer, called: _Called, request: bytes, deserialize: Callable[[bytes], Any],
+        timeout: float | None,
+    ) -> None:  # fmt: skip
+        self._context, self._deserialize = _Context(called, request, timeout), deserialize
+        self._task = asyncio.create_task(self._answered(server, called))
+        if timeout is not None:
+            late = grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline passed"
+            timer = asyncio.get_running_loop().call_later(timeout, self._end, *late)
+            self._task.add_done_callback(lambda _: timer.cancel())
+
+    async def _answered(self, server: InProcessServer, called: _Called) -> None:
+        context, ended = self._context, (grpc.StatusCode.UNKNOWN, "the handler failed")
+        try:
+            handler: Any = await server.handler(called)
+            if handler is None:
+                ended = grpc.StatusCode.UNIMPLEMENTED, f"{called.method} is not implemented by this server"
+                return
+            context.serialize = handler.response_serializer
+            answer = await (handler.stream_stream or handler.stream_unary)(None, context)
+            if answer is not None:
+                await context.write(answer)
+            ended = grpc.StatusCode.OK, ""
+        except (asyncio.CancelledError, grpc.aio.AbortError):  # `_end` or `abort` has said why
+            ended = grpc.StatusCode.CANCELLED, "the call was cancelled"
+        finally:
+            context.status = context.status or ended
+            await context.answers.put(grpc.aio.EOF)
+
+    async def read(self) -> Any:
+        """The next message of a stream, grpc.aio.EOF behind the last. Raises AioRpcError."""
+        context = self._context
+        if context.status is None or not context.answers.empty():
+            answer = await context.answers.get()
+            if answer is not grpc.aio.EOF:
+                return self._deserialize(answer)
+        assert context.status is not None
+        code, details = context.status
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*context.trailing), details)
+        return grpc.aio.EOF
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._only().__await__()
+
+    async def _only(self) -> Any:
+        try:
+            return await self.read()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    async def initial_metadata(self) -> Metadata:
+        return self._context.initial
+
+    def cancel(self) -> None:
+        self._end(grpc.StatusCode.CANCELLED, "the call was cancelled")
+
+    def _end(self, code: grpc.StatusCode, details: str) -> None:
+        context = self._context
+        context.status = context.status or (code, details)
+        while not context.answers.empty():  # nobody reads them any more
+            context.answers.get_nowait()
+        self._task.cancel()

@@ -28,7 +28,7 @@ from services.generation.target.kernels.attention import attend, rotation
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.attention.form import build_move
 from services.generation.target.kernels.linear import integer, linear
-from services.generation.target.kernels.machine import MACHINES, Machine, this_machine
+from services.generation.target.kernels.machine import MACHINES, Machine, looks_ahead, this_machine
 from services.generation.target.kernels.storages import STORAGES, packed_as
 
 _log = logging.getLogger(__name__)
@@ -236,10 +236,10 @@ def _architecture() -> str:
 
 @cache
 def version() -> str:
-    """The version of the kernels' sources and of LLVM: another one is compiled anew."""
+    """The version of the kernels' sources and of LLVM, and what they know of the CPU: another one is compiled anew."""
     files = [*sorted(_HERE.rglob("*.py")), _HERE.parent / "blocks.py"]
     sources = b"".join(path.read_bytes() for path in files)
-    return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()[:16]
+    return hashlib.sha256(sources + repr((llvm.llvm_version_info, looks_ahead())).encode()).hexdigest()[:16]
 
 
 def _object_path(machine: Machine, module: str) -> Path:

@@ -27,7 +27,7 @@ from services.generation.target.kernels.attention.layout import HEADS, LANES, LI
 from services.generation.target.kernels.attention.numbers import Numbers
 from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Code, Value
 from services.generation.target.kernels.linear.integer import IntegerProducts, scale_of, to_bytes
-from services.generation.target.kernels.machine import Machine
+from services.generation.target.kernels.machine import Machine, looks_ahead
 from services.generation.target.kernels.records import Kernel
 from services.generation.target.kernels.row_operations import vectors
 from services.generation.target.kernels.storages import padded
@@ -199,7 +199,7 @@ columns after a group of words.
 
 
 def _fetches(machine: Machine, heads: int) -> bool:
-    return heads == HEADS or machine.products not in _FOURS
+    return heads == HEADS or machine.products not in _FOURS or not looks_ahead()
 
 
 def _together(machine: Machine, heads: int) -> int:

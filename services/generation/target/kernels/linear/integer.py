@@ -11,7 +11,7 @@ from llvmlite import ir
 from services.generation.target.kernels.code import F32, I8, I16, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.kernels.linear.float_tiles import panel_bytes
 from services.generation.target.kernels.linear.widening import BITS, MIDDLE, QuantisedGroup, byte_order
-from services.generation.target.kernels.machine import Machine
+from services.generation.target.kernels.machine import Machine, looks_ahead
 from services.generation.target.kernels.records import FIELDS, Kernel, Words
 from services.generation.target.kernels.storages import GROUP, PANEL, Storage
 
@@ -216,7 +216,9 @@ _PAIRS = {
 
 _X_BYTES = 3 << 17  # of rounded x that go through the panels together: most of a second-level cache
 _AHEAD = 8192  # bytes of weights that are fetched ahead into the second-level cache
-_MANY = 4  # rows from which on arithmetic takes longer than reading: for fewer, the CPU looks ahead better by itself
+_MANY = (
+    4  # rows from which on arithmetic takes longer than reading: for fewer, CPUs may look ahead better by themselves
+)
 _DWORDS = 8  # of a group's rounded bytes
 
 
@@ -272,7 +274,7 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
 
         def group(header: Value, start: Value, number: Value, sums: list[list[Value]] = sums) -> None:
             near = c.at(x, c.mul(number, x_stride))
-            if rows >= _MANY:
+            if rows >= _MANY or not looks_ahead():
                 for at in range(0, storage.group, 64):
                     c.prefetch(start, _AHEAD + at, locality=2)
             for column, totals in zip(columns, sums, strict=True):

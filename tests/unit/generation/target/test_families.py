@@ -71,7 +71,12 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtyp
         assert_same_bits(logits_of(target, widths), alone)
 
 
-@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("directory", "cache_dtype"),
+    grid(3, list(FAMILIES), ["float32", "bfloat16", "int8"]),
+    indirect=["directory"],
+    scope="module",
+)
 def test_what_a_block_holds_is_worth_the_same_in_another_target(directory: Path, cache_dtype: str) -> None:
     first, second = (target_of(directory, cache_dtype=cache_dtype) for _ in range(2))
     expected, table = logits_of(first), list[int]()

@@ -8,14 +8,8 @@ import pytest
 
 from services.generation.target.identity import base_cid, tokenizer_cid
 from tests.cli import kolm
-from tests.fakes.tiny_model import make_tiny_model
 
 TEXT = "The ledger keeps one receipt for every request that was served.\n"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture
@@ -24,10 +18,10 @@ def texts(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built once; a test that changes it takes a copy."""
     folder = tmp_path_factory.mktemp("built")
-    assert datastore("build", written(folder / "texts"), "--base", base, "--out", folder / "store").code == 0
+    assert datastore("build", written(folder / "texts"), "--base", model, "--out", folder / "store").code == 0
     return folder / "store"
 
 
@@ -41,13 +35,13 @@ def written(folder: Path) -> Path:
 datastore = partial(kolm, "datastore")
 
 
-def test_a_datastore_is_built_shown_and_verified(base: Path, texts: Path, tmp_path: Path) -> None:
+def test_a_datastore_is_built_shown_and_verified(model: Path, texts: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     (texts / "picture.bin").write_bytes(b"\0\1\2")
-    done = datastore("build", texts, "--base", base, "--out", store)
+    done = datastore("build", texts, "--base", model, "--out", store)
     shown = datastore("show", store, "--json").document
-    assert (shown["documents"], shown["tokenizer_cid"]) == (2, tokenizer_cid(base))
-    assert shown["embedding"] == {"kind": "base", "cid": base_cid(base), "layer": 0}
+    assert (shown["documents"], shown["tokenizer_cid"]) == (2, tokenizer_cid(model))
+    assert shown["embedding"] == {"kind": "base", "cid": base_cid(model), "layer": 0}
     assert (done.code, shown["cid"] in done.out) == (0, True)
     assert datastore("show", store, "--verify").code == 0
 
@@ -65,9 +59,9 @@ def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_tokenizer")
 @pytest.mark.parametrize("flags", [("--passage-tokens", "1"), ("--base", "nowhere")])
 def test_flags_that_make_no_datastore_are_usage_errors(
-    base: Path, texts: Path, tmp_path: Path, flags: tuple[str, ...]
+    model: Path, texts: Path, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    assert datastore("build", texts, "--base", base, "--out", tmp_path / "store", *flags).code == 2
+    assert datastore("build", texts, "--base", model, "--out", tmp_path / "store", *flags).code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 
@@ -75,12 +69,12 @@ def test_flags_that_make_no_datastore_are_usage_errors(
 @pytest.mark.parametrize(
     ("name", "data", "named"), [("empty.txt", b"", False), ("x.bin", b"\0", True), ("x.jsonl", b'{"txt": 1}\n', False)]
 )
-def test_a_text_that_is_none_leaves_nothing(base: Path, tmp_path: Path, name: str, data: bytes, named: bool) -> None:
+def test_a_text_that_is_none_leaves_nothing(model: Path, tmp_path: Path, name: str, data: bytes, named: bool) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / name).write_bytes(data)
     texts = folder / name if named else folder
-    assert datastore("build", texts, "--base", base, "--out", tmp_path / "store").code == 2
+    assert datastore("build", texts, "--base", model, "--out", tmp_path / "store").code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 

@@ -2,7 +2,6 @@
 served is named."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,13 @@ from tests.numerics.arithmetic import assert_same_bits
 from tests.unit.generation.engine.test_identity import check_identity
 
 
-def _cases(names: Iterable[str]) -> list[Any]:
-    """Families. Their further forms, with a comma in their names, are for the whole suite."""
-    return [pytest.param(name, marks=pytest.mark.slow if "," in name else ()) for name in names]
-
-
 @pytest.fixture(scope="module")
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_vectors(make_tiny_model(tmp_path_factory.mktemp("model"), **FAMILIES[request.param]))
 
 
-@pytest.mark.parametrize("family", _cases(sorted(FAMILIES.keys() - WITHOUT_GGUF)))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_GGUF))
 def test_a_gguf_file_gives_the_bits_of_the_directory(family: str, tmp_path: Path) -> None:
     directory = draw_vectors(make_tiny_model(tmp_path / "directory", **FAMILIES[family]))
     path = convert(directory, tmp_path / "tiny.gguf")

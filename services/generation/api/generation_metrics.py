@@ -47,10 +47,9 @@ class GenerationMetrics:
     def watch(self, engine: Backend, outbox: Outbox, halts: HaltBoard, prefixes: PrefixFolder | None = None) -> None:
         """Ask these at each scrape."""
         self._watch_engine(engine)
-        if prefixes is not None:
-            counts = prefixes.counts
-            self._metrics.read("kolm_prefix_disk_bytes", lambda: prefixes.bytes)
-            self._metrics.read("kolm_prefix_disk_files", lambda: {(each,): counts[each] for each in tuple(counts)})
+        counts = prefixes.counts if prefixes else {}
+        self._metrics.read("kolm_prefix_disk_bytes", lambda: prefixes.bytes if prefixes else 0)
+        self._metrics.read("kolm_prefix_disk_files", lambda: {(each,): counts[each] for each in tuple(counts)})
         self._metrics.read("kolm_outbox_pending", lambda: outbox.pending)
         self._metrics.read("kolm_outbox_refused", lambda: outbox.refused)
         self._metrics.read("kolm_halts_known", lambda: halts.known)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from services.generation.target import model_path as paths
 from services.generation.target.beside import adapters_beside
 from services.generation.target.config.config import read_config
-from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.cpu import load_target
 from services.generation.target.errors import (
     ArithmeticUnsupported,
     CacheFull,
@@ -139,8 +139,8 @@ def test_the_base_identifier_changes_with_any_byte_of_the_model(model: Path) -> 
     assert before.tokenizer_cid == after.tokenizer_cid
 
 
-def test_blocks_are_all_or_nothing(target: CpuTarget) -> None:
-    table: list[int] = []
+def test_blocks_are_all_or_nothing(model: Path) -> None:
+    target, table = load_target(model, cache_tokens=40 * 64), list[int]()
     target.blocks.extend(table, 100)
     with pytest.raises(CacheFull):
         target.blocks.extend(table, 10**6)

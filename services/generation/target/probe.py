@@ -307,6 +307,10 @@ _LENGTH = 3 * BLOCK  # tokens of context that the timed rows attend to
 _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS, _FEWEST = 12, 5
 _SECONDS = 1.2  # after which no more rounds than the fewest begin: a model of 135 M parameters takes 0.9 s on idle CPUs
+_AGAIN, _WARM = 8, 0.03
+"""Passes over one row before each round, and seconds after which no more begin: behind a pass over many rows the first
+few take up to twice as long as those of a sequence that is decoded, whose weights come from the caches.
+"""
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, that the cost of a key is measured with
 _LONG = 1024  # tokens of the history that the cost of seeing a token is measured with
 _PAGE = 8  # slots of a block that lie in one page of memory at most
@@ -315,8 +319,9 @@ _PAGE = 8  # slots of a block that lie in one page of memory at most
 def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
     """(rows, seconds) of passes over chains of several widths.
 
-    A pass over one row takes what it does as a rule: memory that others use too is now fast and now slow. The others
-    are the usual multiple of what one row took in the same round, so that a slow moment makes no width look dear.
+    Each round begins as decoding goes, with passes over one row. One takes what it does as a rule: memory that others
+    use too is now fast and now slow. The others are the usual multiple of what one row took in the same round, so that
+    a slow moment makes no width look dear.
     """
     length = min(_LENGTH, target.config.context_length - _ROWS[-1])
     table: list[int] = []
@@ -325,6 +330,10 @@ def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) 
         passes = {count: _chain(table, length, count) for count in _ROWS}
         seconds: dict[int, list[float]] = {count: [] for count in _ROWS}
         for _ in _rounds(clock):
+            begin, again = clock(), _AGAIN
+            while again and clock() - begin < _WARM:
+                target.forward(passes[_ROWS[0]])
+                again -= 1
             for count, rows in passes.items():
                 start = clock()
                 target.forward(rows)

@@ -26,6 +26,12 @@ OPERATOR = SigningKey.generate("operator")
 INLINE = 2
 
 
+@pytest.fixture(autouse=True)
+def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts pay, however busy this machine is while a server times its passes."""
+    monkeypatch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
+
+
 def now() -> str:
     return timestamp(datetime.now(UTC))
 
@@ -148,7 +154,6 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
             self._choose()
 
     monkeypatch.setattr(turns, "Turns", Alternating)  # every pass hands over
-    monkeypatch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
     monkeypatch.setattr(StepCost, "fit", lambda *_: StepCost(fixed=0.001, row=0.001))
     loaded: list[WidthDependentTarget] = []
 

@@ -15,6 +15,7 @@ from services.generation.target.without_torch import spare_torch
 
 spare_torch()
 
+from services.generation.engine.cost import PassCost
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.cpu import load_target
@@ -23,6 +24,8 @@ from services.generation.target.target import PassOutput, Target
 from services.generation.warm_up import compile_beside
 from services.runtime.process import run_service
 from tests.fakes.tampered_targets import WidthDependentTarget
+
+PassCost.measured = lambda *_: PassCost.line(fixed=1.0, row=0.001)  # type: ignore[method-assign]  # drafts pay
 
 
 class SwitchedTarget(WidthDependentTarget):

@@ -23,9 +23,10 @@ from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput, Target
 from services.generation.warm_up import compile_beside
 from services.runtime.process import run_service
+from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import WidthDependentTarget
 
-PassCost.measured = lambda *_: PassCost.line(fixed=1.0, row=0.001)  # type: ignore[method-assign]  # drafts pay
+PassCost.measured = lambda *_: CHEAP_ROWS  # type: ignore[method-assign]  # drafts pay, however busy the machine is
 
 
 class SwitchedTarget(WidthDependentTarget):

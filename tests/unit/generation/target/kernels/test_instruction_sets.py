@@ -13,7 +13,7 @@ import pytest
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
 from services.generation.target.files.stored_tensor import LAYOUTS
-from services.generation.target.kernels import compilation
+from services.generation.target.kernels import compilation, machine
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.linear import integer
 from services.generation.target.kernels.linear.widening import BITS
@@ -64,6 +64,15 @@ def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: 
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {RESTRICTION: name}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == [name, *map(logits_digest, models)]
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_matrices_are_for_processes_that_linux_permits_them(permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = {feature: True for each in MACHINES.values() for feature in each.needs}
+    monkeypatch.setattr(machine.llvm, "get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(machine, "_matrices_are_permitted", lambda: permitted)
+    assert _able()[0] == ("amx" if permitted else "avx512vnni")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,10 @@ class ScriptedServicer(GenerationServiceServicer):
         if request.request_id == "peer":
             (name,) = context.peer_identities()
             return pb.GenerateResponse(choices=[pb.Choice(text=name.decode())])
+        if request.request_id == "told":
+            await context.send_initial_metadata((("kolm-told", "before the answer"),))
+            left = context.time_remaining()
+            return pb.GenerateResponse(choices=[pb.Choice(text="no deadline" if left is None else f"{left:.0f}")])
         return pb.GenerateResponse(choices=[pb.Choice(text=f"{len(request.prompt)} characters")])
 
     async def GenerateStream(

@@ -82,10 +82,20 @@ async def test_errors_are_those_of_a_socket(reached: Reached, script: str) -> No
     assert ours == theirs
     unary = []
     for channel in CHANNELS:
-        with pytest.raises(grpc.RpcError) as caught:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await reached.stub(channel).Generate(pb.GenerateRequest(request_id=script))
-        unary.append((caught.value.code(), caught.value.details(), decode_error(caught.value).reason))  # type: ignore[attr-defined]
+        unary.append((caught.value.code(), caught.value.details(), decode_error(caught.value).reason))
     assert unary[0] == unary[1]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(None, "no deadline"), (60.4, "60")])
+async def test_handlers_know_the_deadline_and_callers_what_comes_before_the_answer(
+    reached: Reached, seconds: float | None, expected: str
+) -> None:
+    for channel in CHANNELS:
+        call = reached.stub(channel).Generate(pb.GenerateRequest(request_id="told"), timeout=seconds)
+        assert (await call).choices[0].text == expected
+        assert dict(await call.initial_metadata())["kolm-told"] == "before the answer"
 
 
 async def test_a_method_that_no_servicer_has_is_unimplemented(reached: Reached) -> None:

@@ -88,8 +88,6 @@ class HeadDraft(Draft):
         self.tokens += tokens[start + 1 : start + 1 + len(features)]
         if self.waiting > _FEW and self.waiting * features.itemsize * features.shape[1] > _MOST_WAITING:
             self._store_all_but_one()
-        else:
-            self._waiting[-1] = features.copy()
 
     def settle(self) -> None:
         """Read the waiting features, but for those that the next draft reads anyway."""

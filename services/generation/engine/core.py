@@ -192,12 +192,13 @@ class EngineCore:
         self._expire()
         self.retire()
         self._admit()
+        started = self._clock()
         plan = self._plan(self._sharing.share(self._running))
         if plan:
             layers = self._speculation.feature_layers(work.sequence for work in plan)
-            started, keys = self._clock(), sum(work.sequence.cached for work in plan)
+            keys, rows = sum(work.sequence.cached for work in plan), sum(work.rows for work in plan)
             computed = self._forward(plan, layers)
-            seconds, rows = self._clock() - started, sum(work.rows for work in plan)
+            seconds = self._clock() - started - self._speculation.drafting
             if any(work.tree is None for work in plan):  # prompts are not in the cost of roots and drafts
                 seconds = 0.0
             plain = self._cost.of(len(plan), keys, len(plan))
@@ -263,7 +264,7 @@ class EngineCore:
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
         """The budget of each sequence that drafts: an equal share of the rows, no deeper than it may still emit."""
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s, len(roots))]
-        if not drafting:
+        if not drafting or self._speculation.pace.due:
             return {}
         shares = self._cost.of_drafts(
             rows_left // len(drafting), drafting=len(drafting), sequences=len(roots),
@@ -330,13 +331,12 @@ class EngineCore:
         sequence.tracker.walked(method, tree, path, self._clock())
         self._waiting.emitted(sequence, len(path))
         sequence.stream()
-        committed = features if work.tree is None else features[path]
         if not sequence.finished:
-            self._read(sequence, start, committed, layers)
+            self._read(sequence, start, features if work.tree is None else features[path], layers)
         self._speculation.observe(sequence, tree, path, logits)
 
     def _read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
-        """Let the drafter, and those that begin alike, have what was computed of tokens from `start` on."""
+        """Let the drafter, and those that begin alike, keep what was computed of tokens from `start` on."""
         self._speculation.read(sequence, start, features, layers)
         self._sharing.computed(sequence, self._speculation.own(sequence, features, layers))
 

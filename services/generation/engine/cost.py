@@ -128,45 +128,59 @@ class StepCost:
 _FASTEST, _SLOWEST = 0.1, 3.0  # times what is expected: no clock has measured less, something held up what takes longer
 _NEWEST = 0.05  # weight of the newest pass
 _CHEAPEST, _DEAREST = 0.2, 4.0  # times what the cost model says of drafts
-_SURE = 0.02  # variance of what drafts add, in passes without them, from which on passes say more than the cost model
+_SURE_OF_NONE, _SURE_OF_ONE = 4.0, 0.4  # what the cost model counts for: passes, and squares of what drafts add
+_CONTROL = 32  # passes with drafts for each without
 
 
 class Pace:
-    """What passes take of late beside what the cost model says: those without drafts `usual` times as much, and what
-    drafts add to them `dearness` times as much again. Both change with what else uses the machine and its memory.
+    """What passes take of late beside what the cost model says. Both change with what else uses the machine, and a pass
+    behind a draft finds less of its weights in the caches.
 
-    They are a line through what passes took by what drafts were to add, both in passes without drafts: least squares,
-    newer passes counting more, and the cost model's own slope with the weight of `_SURE`.
+    Those without drafts take `usual` times as much: a mean, newer passes counting more. They alone tell what a token
+    costs without drafts, so that one is `due` among many with drafts. Drafts take `onset`, in passes without drafts,
+    however many they are, and `dearness` times what the model says: least squares, beside which the model counts, too.
     """
 
     def __init__(self) -> None:
         self.last = self.usual = self.dearness = 1.0  # last: the last pass, times what is expected of it
-        self._passes = 0
-        self._x = self._y = self._xx = self._xy = 0.0  # means
+        self.onset = 0.0
+        self._plain = self._drafted = 0  # passes without drafts; with drafts since
+        self._n = self._x = self._xx = self._y = self._xy = 0.0  # sums over passes with drafts
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a pass without drafts."""
+        return self._drafted >= _CONTROL
 
     def of(self, shares: Float64) -> Float64:
         """What shares of passes with 0, 1, … draft rows take of late."""
-        of_late: Float64 = self.usual * (shares[0] + self.dearness * (shares - shares[0]))
-        return of_late
+        of_late: Float64 = self.dearness * (shares - shares[0]) + (1.0 + MARGIN * self.onset) * shares[0]
+        of_late[0] = shares[0]
+        return self.usual * of_late
 
     def took(self, seconds: float, plain: float, more: float) -> None:
         """A pass took so long, where the cost model expects `plain` without drafts and `more` for them."""
         self.last = 1.0
-        x, y = more / plain, seconds / plain
-        expected = self.usual * (1.0 + self.dearness * x)
-        if y < _FASTEST * expected:
+        self._drafted = self._drafted + 1 if more else 0
+        x, took = more / plain, seconds / plain
+        expected = self.usual * (1.0 + (self.onset + self.dearness * x if more else 0.0))
+        if took < _FASTEST * expected:
             return
-        if self._passes:
-            y = min(y, _SLOWEST * expected)
-            self.last = y / expected
-        self._passes += 1
-        new = max(_NEWEST, 1.0 / self._passes)
-        self._x += new * (x - self._x)
-        self._y += new * (y - self._y)
-        self._xx += new * (x * x - self._xx)
-        self._xy += new * (x * y - self._xy)
-        usual = self._y / (1.0 + self._x)
-        slope = (self._xy - self._x * self._y + _SURE * usual) / (self._xx - self._x * self._x + _SURE)
-        usual = max(self._y - slope * self._x, 0.1 * usual)
-        self.dearness = min(max(slope / usual, _CHEAPEST), _DEAREST)
-        self.usual = self._y / (1.0 + self.dearness * self._x)
+        if self._plain or more:
+            took = min(took, _SLOWEST * expected)
+            self.last = took / expected
+        if more:
+            self._learn(x, took / self.usual - 1.0 - x)
+        else:
+            self._plain += 1
+            self.usual += max(_NEWEST, 1.0 / self._plain) * (took - self.usual)
+
+    def _learn(self, x: float, y: float) -> None:
+        """Drafts that were to add x have added x + y."""
+        kept = 1.0 - _NEWEST
+        self._n, self._x, self._xx = kept * self._n + 1.0, kept * self._x + x, kept * self._xx + x * x
+        self._y, self._xy = kept * self._y + y, kept * self._xy + x * y
+        n, xx = self._n + _SURE_OF_NONE, self._xx + _SURE_OF_ONE
+        dearness = 1.0 + (n * self._xy - self._x * self._y) / (n * xx - self._x * self._x)
+        self.dearness = min(max(dearness, _CHEAPEST), _DEAREST)
+        self.onset = max((self._y - (self.dearness - 1.0) * self._x) / n, 0.0)

@@ -60,7 +60,8 @@ class Draft:
         """Features [rows, layers * hidden_size] of the committed tokens from position `start` on.
 
         Called after every pass that computed some, prompts included, positions in order, if the drafter reads any
-        layers; `tokens` goes at least one token further. After `release` it starts again from position 0.
+        layers. They stay as they are, and may be kept; `tokens` goes at least one token further. After `release` it
+        starts again from position 0.
         """
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:

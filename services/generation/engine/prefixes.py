@@ -103,12 +103,17 @@ class PrefixCursor:
         self.node, self.tokens = node, self.tokens + BLOCK
 
     def features_of_block(self) -> Float32 | None:
-        """Take those of the next block out of `unfilled`; copied, so that they hold no pass's memory."""
+        """Take those of the next block out of `unfilled`."""
         if not self.layers:
             return None
-        together = np.concatenate(self.unfilled)
-        self.unfilled = [together[BLOCK:].copy()]
-        return together[:BLOCK].copy()
+        pieces, left = list[Float32](), BLOCK
+        while left:
+            first = self.unfilled.pop(0)
+            pieces.append(first[:left])
+            if len(first) > left:
+                self.unfilled.insert(0, first[left:])
+            left -= len(pieces[-1])
+        return np.concatenate(pieces)
 
 
 @dataclass(frozen=True, slots=True)

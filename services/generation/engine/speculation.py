@@ -103,6 +103,7 @@ class _Drafts:
     drafter: str  # that was asked last, at first the preferred one: what a grammar forces counts as its draft
     budget: Budget | None = None  # of the draft in flight
     seconds: float = 0.0  # that drafting has taken since the last pass
+    once: float = 0.0  # the same, but for a method's first draft, which reads what there is
     warm: set[str] = field(default_factory=set)  # methods that have read what there was to read when they began
 
 
@@ -118,6 +119,7 @@ class Speculation:
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
         self._gains, self.pace = gains, gains.pace
+        self.drafting = 0.0  # seconds that drafters took for the last `propose`
 
     def begin(self, sequence: Sequence) -> None:
         """Once in a sequence's life: one that was preempted keeps its drafts, or its lack of them."""
@@ -147,6 +149,7 @@ class Speculation:
 
     def propose(self, budgets: Mapping[Sequence, Budget]) -> dict[Sequence, TokenTree]:
         """A tree for each sequence, within its budget; the bare root where nothing can or does draft."""
+        self.drafting = 0.0
         trees = {sequence: TokenTree.root(sequence.tokens[-1]) for sequence in budgets}
         together: dict[str, list[Sequence]] = {}
         drafting = [s for s, budget in budgets.items() if s in self._drafts and budget.nodes > 0 and budget.depth > 0]
@@ -227,15 +230,20 @@ class Speculation:
         started = self._clock()
         asks = [DraftRequest(self._drafts[s].by_method[method], s.tokens, budgets[s]) for s in sequences]
         proposed = self._drafters[method].propose(asks)
-        share = (self._clock() - started) / len(sequences)
         for sequence, tree in zip(sequences, proposed, strict=True):
             budget, drafts = budgets[sequence], self._drafts[sequence]
             drafts.budget, drafts.drafter = budget, method
-            drafts.seconds += share if method in drafts.warm else 0.0
-            drafts.warm.add(method)
             plain = TokenTree(tuple(map(int, tree.tokens)), tuple(map(int, tree.parents)), tree.predicted)
             if plain.tokens[0] == sequence.tokens[-1]:
                 trees[sequence] = plain.cut(budget.nodes + 1, budget.depth, self._vocab_size)
+        seconds = self._clock() - started
+        self.drafting, share = self.drafting + seconds, seconds / len(sequences)
+        for drafts in (self._drafts[sequence] for sequence in sequences):
+            if method in drafts.warm:
+                drafts.seconds += share
+            else:
+                drafts.once += share
+                drafts.warm.add(method)
 
     def read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
         """Hand over features [rows, layers * hidden] of committed tokens from position `start` on."""
@@ -271,14 +279,14 @@ class Speculation:
             started = self._clock()
             self._guarded(sequence, method, lambda: draft.observe(sequence.tokens, tree, path, logits))
             drafts.seconds += self._clock() - started
-        budget, seconds = drafts.budget, drafts.seconds
-        drafts.budget, drafts.seconds = None, 0.0
+        budget, seconds, once = drafts.budget, drafts.seconds, drafts.once
+        drafts.budget, drafts.seconds, drafts.once = None, 0.0, 0.0
         if drafts.turns.method is None:
             drafts.turns.passed(0.0)
         elif budget is not None and method == drafts.turns.method:
             plain = float(budget.cost_by_nodes[0])
             cost = self.pace.last * (plain + budget.seconds_of(len(tree) - 1)) + seconds
-            drafts.turns.passed(len(path) - cost / plain)
+            drafts.turns.passed(len(path) - cost / plain, once / plain)
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""

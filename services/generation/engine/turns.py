@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from services.generation.engine.cost import Pace
 from services.generation.engine.request import EngineRequest
 
-_TRIAL = 8  # passes after which it is judged again whose turn it is
-_TOLERATED = 0.02  # tokens a pass that a method may lose and keep its turn
-_REST, _LONGEST_REST = 32, 256  # passes without drafts where no method pays; each rest is twice as long
+_TURN = 8  # passes after which it is judged again whose turn it is
+_SPENT = 0.005  # tokens a pass that may be lost, by a method that has its turn and by trials of others
+_SAVED = 8.0  # tokens that passes have earned for trials, at most
 _WEIGHT = 16.0  # passes: what is known of other requests counts as much, and that without them there is no gain
 _OWN_MEMORY, _SHARED_MEMORY = 0.98, 0.998  # decay of the counts each pass, of one request and of all
-_FADE = 0.95  # decay of the shared counts each request: a method that stopped paying is tried again
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which gains are counted together
 _FEW = 4  # sequences up to which a load is one
 _MOST_KINDS = 1024  # of requests; the least recently seen goes
@@ -28,10 +27,12 @@ _MOST_KINDS = 1024  # of requests; the least recently seen goes
 @dataclass(slots=True)
 class _Sum:
     gain: float = 0.0
+    once: float = 0.0
     passes: float = 0.0
 
-    def add(self, gain: float, memory: float) -> None:
+    def add(self, gain: float, once: float, memory: float) -> None:
         self.gain = memory * self.gain + gain
+        self.once = memory * self.once + once
         self.passes = memory * self.passes + 1.0
 
     def mean(self, expected: float) -> float:
@@ -41,20 +42,24 @@ class _Sum:
 
 @dataclass(slots=True)
 class Known:
-    """Gains of some requests by method and load. `memory`: the decay of what is known, each pass."""
+    """Gains of some requests by method and load, and the tokens that passes have `earned` for trials. `memory`: the
+    decay of what is known, each pass.
+    """
 
     memory: float
+    earned: float = 0.0
     sums: dict[tuple[str, int], _Sum] = field(default_factory=dict)
 
-    def add(self, method: str, load: int, gain: float) -> None:
-        self.sums.setdefault((method, load), _Sum()).add(gain, self.memory)
+    def add(self, method: str, load: int, gain: float, once: float) -> None:
+        self.sums.setdefault((method, load), _Sum()).add(gain, once, self.memory)
 
     def mean(self, method: str, load: int, expected: float) -> float:
         return self.sums.get((method, load), _Sum()).mean(expected)
 
-    def fade(self) -> None:
-        for each in self.sums.values():
-            each.gain, each.passes = _FADE * each.gain, _FADE * each.passes
+    def once(self, method: str, load: int) -> float:
+        """What a request's first draft takes besides, a pass of its."""
+        known = self.sums.get((method, load), _Sum())
+        return known.once / (known.passes + _WEIGHT)
 
 
 def load_of(sequences: int) -> int:
@@ -78,7 +83,6 @@ class Gains:
         self._known.move_to_end(kind)
         if len(self._known) > _MOST_KINDS:
             self._known.popitem(last=False)
-        known.fade()
         return Turns(methods, known)
 
 
@@ -88,7 +92,7 @@ class Turns:
     def __init__(self, methods: Iterable[str], known: Known | None = None) -> None:
         """`known`: of other requests, and told of this one."""
         self._methods, self._own, self._known = list(methods), Known(_OWN_MEMORY), known or Known(_SHARED_MEMORY)
-        self._load, self._rest = load_of(1), _REST
+        self._load, self._begun = load_of(1), set[str]()
         self.method: str | None = None  # whose turn it is
         self._choose()
 
@@ -106,17 +110,18 @@ class Turns:
             if method == self.method:
                 self._choose()
 
-    def passed(self, gain: float) -> None:
-        """A pass is done. `gain`: of the draft of the method whose turn it was."""
-        method = self.method
-        if method is not None:
-            self._own.add(method, self._load, gain)
-            self._known.add(method, self._load, gain)
+    def passed(self, gain: float, once: float = 0.0) -> None:
+        """A pass is done. `gain`: of the draft of the method whose turn it was, nothing in a rest. `once`: what it took
+        besides, as the first draft of a request.
+        """
+        self._known.earned = min(self._known.earned + _SPENT, _SAVED)
+        if self.method is not None:
+            self._begun.add(self.method)
+            for known in (self._own, self._known):
+                known.add(self.method, self._load, gain, once)
         self._left -= 1
         if not self._left:
-            self._choose(rested=method is None)
-            if method is not None and self.method is None:
-                self._rest = min(2 * self._rest, _LONGEST_REST)
+            self._choose()
 
     @property
     def gains(self) -> dict[str, float]:
@@ -127,15 +132,19 @@ class Turns:
             summed.gain, summed.passes = summed.gain + each.gain, summed.passes + each.passes
         return {method: each.gain / each.passes for method, each in found.items()}
 
-    def _choose(self, *, rested: bool = False) -> None:
-        """The first method that is expected to pay. After a rest the best one is tried in any case."""
-        found = next((method for method in self._methods if self.expected(method) >= -_TOLERATED), None)
-        if found is not None:
-            self._rest = _REST
-        elif rested:
-            found = max(self._methods, key=self.expected, default=None)
-        self.method, self._left = found, self._rest if found is None else _TRIAL
+    def _choose(self) -> None:
+        """The best method, or none where each is expected to lose; the best of the others once its trial is earned."""
+        self._left = _TURN
+        ranked = sorted(self._methods, key=self.expected, reverse=True)  # of those that are alike the preferred first
+        self.method = ranked.pop(0) if ranked and self.expected(ranked[0]) >= -_SPENT else None
+        if ranked:
+            best = 0.0 if self.method is None else self.expected(self.method)
+            price = _TURN * (best - self.expected(ranked[0]))
+            if self._known.earned > price:
+                self._known.earned -= price
+                self.method = ranked[0]
 
     def expected(self, method: str) -> float:
         """The gain of a pass with its draft, by what this request has seen and others have."""
-        return self._own.mean(method, self._load, self._known.mean(method, self._load, 0.0))
+        gain = self._own.mean(method, self._load, self._known.mean(method, self._load, 0.0))
+        return gain if method in self._begun else gain - self._known.once(method, self._load)

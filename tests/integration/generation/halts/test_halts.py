@@ -149,7 +149,7 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Alternating(turns.Turns):
-        def passed(self, gain: float) -> None:
+        def passed(self, gain: float, once: float = 0.0) -> None:
             self._methods.reverse()
             self._choose()
 

@@ -11,10 +11,11 @@ from scipy import stats
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore, EngineSettings
-from services.generation.engine.drafter import Drafter
+from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.engine import Engine
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineFull, EngineRequest, InvalidRequest, SamplingParams
+from services.generation.engine.tree import TokenTree
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.team import float_mode
@@ -161,18 +162,36 @@ def test_a_drafter_that_cannot_begin_costs_no_request() -> None:
     assert done.token_ids == (1, 2, 3, 4, 5)
 
 
+class CountingDraft(Draft):
+    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
+        return TokenTree.chain((tokens[-1], (tokens[-1] + 1) % VOCAB))
+
+
+class CountingDrafter(Drafter):
+    """One token, always right."""
+
+    def begin(self, request: EngineRequest) -> Draft:
+        return CountingDraft()
+
+
+def test_one_pass_in_33_has_no_draft_so_that_its_cost_is_known() -> None:
+    asked = request(max_tokens=1 + 3 * (32 * 2 + 1), method="counting")
+    metrics = outcome(counting(), asked, drafters={"counting": CountingDrafter()}).metrics
+    assert (metrics.target_passes, metrics.num_drafts) == (1 + 3 * 33, 3 * 32)
+
+
 def test_off_stays_off_beside_a_sequence_of_the_same_name() -> None:
     settings, events = EngineSettings(), [Collected(), Collected()]
     drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
     core = EngineCore(counting(), drafters, LetterDecoder, CHEAP_ROWS, settings, lambda: 0.0)
     for method, collected in zip(("lookahead", "off"), events, strict=True):
-        core.add(request(max_tokens=100, method=method), collected.sink)
+        core.add(request(max_tokens=300, method=method), collected.sink)
     while not core.idle:
         core.step()
     speculated, off = (collected.outcomes["r", 0] for collected in events)
     assert off.token_ids == speculated.token_ids
-    assert (off.metrics.target_passes, off.metrics.num_draft_tokens) == (100, 0)
-    assert speculated.metrics.target_passes < 100
+    assert (off.metrics.target_passes, off.metrics.num_draft_tokens) == (300, 0)
+    assert speculated.metrics.target_passes < 300
 
 
 FIELDS = {

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.engine.cost import Pace, PassCost
+from services.generation.engine.cost import MARGIN, Pace, PassCost
 from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.probe import time_seen
@@ -46,15 +46,15 @@ def test_what_seeing_a_token_costs_is_the_slope_of_rows_beyond_the_first(target:
     assert target.blocks.used == 0
 
 
-@pytest.mark.parametrize(("usual", "dearness"), [(1.0, 1.0), (2.0, 0.5), (0.4, 3.0)])
-def test_passes_teach_what_they_cost_without_drafts_and_with_them(usual: float, dearness: float) -> None:
+@pytest.mark.parametrize(("usual", "onset", "dearness"), [(1.0, 0.0, 1.0), (2.0, 0.3, 0.5), (0.4, 0.1, 3.0)])
+def test_passes_teach_what_they_cost_without_drafts_and_with_them(usual: float, onset: float, dearness: float) -> None:
     pace, rng = Pace(), np.random.default_rng(1)
     for rows in rng.integers(0, 6, 400):
         more = 0.15 * rows
-        pace.took(usual * (1.0 + dearness * more) * rng.uniform(0.9, 1.1), 1.0, more)
-    assert pace.usual == pytest.approx(usual, rel=0.2)
-    assert pace.dearness == pytest.approx(dearness, rel=0.4)
-    np.testing.assert_allclose(pace.of(np.array([1.0, 1.3])), usual * np.array([1.0, 1.0 + 0.3 * dearness]), rtol=0.2)
+        pace.took(usual * (1.0 + (more > 0) * onset + dearness * more) * rng.uniform(0.9, 1.1), 1.0, more)
+    assert pace.usual == pytest.approx(usual, rel=0.05)
+    expected = usual * np.array([1.0, 1.0 + MARGIN * onset + 0.3 * dearness])
+    np.testing.assert_allclose(pace.of(np.array([1.0, 1.3])), expected, rtol=0.15)
 
 
 def test_a_pass_that_was_held_up_or_not_timed_teaches_little() -> None:
@@ -67,12 +67,16 @@ def test_a_pass_that_was_held_up_or_not_timed_teaches_little() -> None:
     assert pace.last == 1.0
 
 
-def test_passes_that_all_draft_alike_leave_the_cost_model_s_proportion() -> None:
+def test_drafts_in_every_pass_do_not_pass_for_what_a_token_costs_without_them() -> None:
     pace = Pace()
-    for _ in range(100):
-        pace.took(3.0, 1.0, 0.5)
-    assert pace.usual == pytest.approx(2.0)
-    assert pace.dearness == pytest.approx(1.0)
+    pace.took(2.0, 1.0, 0.0)
+    for _ in range(31):
+        pace.took(3.0, 1.0, 0.1)
+        assert not pace.due
+    pace.took(0.0, 1.0, 0.1)
+    assert pace.due
+    assert pace.usual == 2.0
+    assert pace.of(np.array([1.0, 1.1]))[1] > 2.7
 
 
 PREFILL_COST = PassCost.line(fixed=0.004, row=0.001)

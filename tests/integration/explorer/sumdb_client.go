@@ -19,18 +19,25 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 )
 
-// tiles are those of the log at a URL. The checksum database has a tile's height in its paths, C2SP's tlog-tiles do not.
-type tiles struct{ url string }
+// tiles are those of the log at a URL, each read once. The checksum database has a tile's height in its paths, C2SP's
+// tlog-tiles do not.
+type tiles struct {
+	url  string
+	read map[tlog.Tile][]byte
+}
 
 func (t tiles) Height() int                     { return 8 }
 func (t tiles) SaveTiles([]tlog.Tile, [][]byte) {}
 
 func (t tiles) ReadTiles(wanted []tlog.Tile) ([][]byte, error) {
-	var read [][]byte
+	var found [][]byte
 	for _, tile := range wanted {
-		read = append(read, get(t.url+"/"+strings.Replace(tile.Path(), "tile/8/", "tile/", 1)))
+		if t.read[tile] == nil {
+			t.read[tile] = get(t.url + "/" + strings.Replace(tile.Path(), "tile/8/", "tile/", 1))
+		}
+		found = append(found, t.read[tile])
 	}
-	return read, nil
+	return found, nil
 }
 
 func main() {
@@ -39,7 +46,7 @@ func main() {
 	must(err)
 	signed := get(url + "/checkpoint")
 	head := opened(signed, verifier)
-	hashes := tlog.TileHashReader(head, tiles{url})
+	hashes := tlog.TileHashReader(head, tiles{url, map[tlog.Tile][]byte{}})
 	var old tlog.Tree
 	if kept, err := os.ReadFile(state); err == nil {
 		old = opened(kept, verifier)

@@ -19,9 +19,10 @@ from ledger.encoding.canonical import canonical
 from services.cli.up.local_services import Addresses
 from services.generation.target.kernels.machine import RESTRICTION
 from tests.documented import OWN_MODEL
-from tests.e2e.command import KOLM, PATIENCE, Kolm, until
+from tests.e2e.command import PATIENCE, Kolm, until
 from tests.e2e.shell import started
 from tests.fakes.tiny_model import make_tiny_model
+from tests.forked import Forked
 
 PROMPT = "The ledger keeps one receipt for every request"
 NOWHERE = Addresses("127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:1")
@@ -134,7 +135,7 @@ def verified(taken: Taken, *flags: str, code: int = 0) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["avx2", pytest.param("scalar", marks=pytest.mark.long)])
 def test_a_receipt_is_exact_by_code_for_a_lesser_cpu(taken: Taken, instructions: str) -> None:
-    replay = [*KOLM, "replay", taken.file("saved.json"), f"--model={taken.model}", "--json"]
-    restricted = os.environ | {RESTRICTION: instructions}
-    done = subprocess.run(replay, env=restricted, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert (done.returncode, json.loads(done.stdout)["outcome"]) == (0, "EXACT"), done.stderr
+    replay, restricted = ("replay", taken.file("saved.json"), f"--model={taken.model}"), {RESTRICTION: instructions}
+    with Forked("services.cli", *replay, "--json", environment=os.environ | restricted) as process:
+        found, wrong = process.communicate(PATIENCE)
+        assert (process.wait(), json.loads(found)["outcome"]) == (0, "EXACT"), wrong

@@ -14,6 +14,7 @@ import numpy as np
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.family import StateRule, Temperature
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from tests.numerics.arithmetic import Arithmetic, Heads, assert_same_bits
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "numerics"
@@ -64,13 +65,18 @@ def random_rows(storage: str, rows: int, columns: int, random: np.random.Generat
     return blocks.reshape(rows, -1)
 
 
-def check(name: str, arithmetic: Arithmetic, turns: int = 1, storages: Collection[str] | None = None) -> None:
-    """Compute a file's cases, those of weights in `storages` where it is given, and compare. `turns`: how often rows
-    are repeated, as kernels take many another way.
+def check(
+    name: str, arithmetic: Arithmetic, turns: int = 1, storages: Collection[str] | None = None,
+    forms: Collection[str] = FORMS.keys(),
+) -> None:  # fmt: skip
+    """Compute a file's cases, those of weights in `storages` where it is given and of a cache in `forms`, and compare.
+    `turns`: how often rows are repeated, as kernels take many another way.
     """
     for case in read(name):
         storage = case.get("weights", {}).get("storage")
         if storages is not None and storage is not None and storage not in storages:
+            continue
+        if "cache_dtype" in case and case["cache_dtype"] not in forms:
             continue
         outcome = SECTIONS[name](arithmetic, case, turns)
         assert outcome.keys() == case["expected"].keys()

@@ -3,19 +3,17 @@
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 
 from services.generation.engine.text.tokenizer import Tokenizer
-from tests.e2e.command import PATIENCE
+from tests.e2e.command import ENVIRONMENT, PATIENCE
 from tests.fakes.tiny_model import make_tiny_model
 from tests.fakes.upstreams import FakeUpstream, listening
+from tests.forked import Forked
 
 FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "http"))
 REST = ("--audit-rate=0", "--no-explorer", "--json")
@@ -26,32 +24,17 @@ async def front(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of the front with the owner's token, until Ctrl-C has ended everything."""
     model, data = make_tiny_model(tmp_path / "model"), tmp_path / "data"
     async with listening(FakeUpstream("vllm", Tokenizer(model), vocabulary=range(40, 80))) as upstream:
-        engine = ["--engine=vllm", f"--plain-url={upstream.url}", f"--weights={model}"]
-        command = [sys.executable, "-m", "services.cli", "up", f"--data-dir={data}", *engine, *FREE, *REST]
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None
-            async with asyncio.timeout(PATIENCE):
-                addresses: Any = json.loads(await _document(process.stdout))
+        engine = ("--engine=vllm", f"--plain-url={upstream.url}", f"--weights={model}")
+        command = (str(tmp_path / "up.log"), f"--data-dir={data}", *engine, *FREE, *REST)
+        with Forked("tests.e2e.forking_up", *command, environment=ENVIRONMENT) as process:
+            addresses = json.loads(await asyncio.to_thread(process.stdout.readline))
             token = (data / "tokens" / "owner").read_text().strip()
             shown = {"Authorization": f"Bearer {token}"}
             url = f"http://{addresses['http']}"
             async with httpx2.AsyncClient(base_url=url, headers=shown, timeout=PATIENCE, trust_env=False) as client:
                 yield client
             process.send_signal(signal.SIGINT)
-            async with asyncio.timeout(PATIENCE):
-                assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-
-async def _document(lines: asyncio.StreamReader) -> str:
-    text = ""
-    while not text.rstrip().endswith("}"):
-        text += (await lines.readline()).decode()
-    return text
+            assert await asyncio.to_thread(process.wait, PATIENCE) == 0
 
 
 async def test_it_answers_refuses_and_stops_as_one_in_a_process_of_its_own(front: httpx2.AsyncClient) -> None:

@@ -36,9 +36,9 @@ demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
 # Bytecode is kept, whatever the environment says: tests start some hundred processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Workers share the tests out by module; one more than there are CPUs, for half of what they do is waiting. Kernels are
+# Workers share the tests out by module; two more than there are CPUs, for half of what they do is waiting. Kernels are
 # compiled before: every worker, and every service that tests start, would wait for it.
-WORKERS := $(shell echo $$(($$(nproc) + 1)))
+WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST  := $(BIN)/python -m pytest
 SPREAD  := $(PYTEST) -q --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder --max-worker-restart=0
 BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2

@@ -126,10 +126,10 @@ class StepCost:
 
 
 _FASTEST, _SLOWEST = 0.1, 3.0  # times what is expected: no clock has measured less, something held up what takes longer
-_NEWEST = 0.05  # weight of the newest pass
+_NEWEST, _CONTROL = 0.05, 0.15  # weights of the newest pass, and of the newest of those without drafts among others
 _CHEAPEST, _DEAREST = 0.2, 4.0  # times what the cost model says of drafts
 _SURE_OF_NONE, _SURE_OF_ONE = 4.0, 0.4  # what the cost model counts for: passes, and squares of what drafts add
-_CONTROL = 32  # passes with drafts for each without
+_SOON, _LATE = 4, 32  # passes with drafts until the first one without, and until each later one
 
 
 class Pace:
@@ -145,12 +145,18 @@ class Pace:
         self.last = self.usual = self.dearness = 1.0  # last: the last pass, times what is expected of it
         self.onset = 0.0
         self._plain = self._drafted = 0  # passes without drafts; with drafts since
+        self._controls = 0  # passes without drafts, timed or not
         self._n = self._x = self._xx = self._y = self._xy = 0.0  # sums over passes with drafts
 
     @property
     def due(self) -> bool:
         """Whether it is time for a pass without drafts."""
-        return self._drafted >= _CONTROL
+        return self._drafted >= min(_SOON * (1 + self._controls), _LATE)
+
+    @property
+    def known(self) -> bool:
+        """Whether there has been a pass without drafts."""
+        return self._controls > 0
 
     def of(self, shares: Float64) -> Float64:
         """What shares of passes with 0, 1, … draft rows take of late."""
@@ -161,19 +167,19 @@ class Pace:
     def took(self, seconds: float, plain: float, more: float) -> None:
         """A pass took so long, where the cost model expects `plain` without drafts and `more` for them."""
         self.last = 1.0
-        self._drafted = self._drafted + 1 if more else 0
-        x, took = more / plain, seconds / plain
+        x, took, drafted = more / plain, seconds / plain, self._drafted
+        self._drafted = drafted + 1 if more else 0
+        self._controls += not more
         expected = self.usual * (1.0 + (self.onset + self.dearness * x if more else 0.0))
         if took < _FASTEST * expected:
             return
-        if self._plain or more:
-            took = min(took, _SLOWEST * expected)
-            self.last = took / expected
+        took = min(took, _SLOWEST * expected)
+        self.last = took / expected
         if more:
             self._learn(x, took / self.usual - 1.0 - x)
         else:
             self._plain += 1
-            self.usual += max(_NEWEST, 1.0 / self._plain) * (took - self.usual)
+            self.usual += max(_CONTROL if drafted else _NEWEST, 1.0 / self._plain) * (took - self.usual)
 
     def _learn(self, x: float, y: float) -> None:
         """Drafts that were to add x have added x + y."""

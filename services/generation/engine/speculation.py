@@ -283,7 +283,7 @@ class Speculation:
         drafts.budget, drafts.seconds, drafts.once = None, 0.0, 0.0
         if drafts.turns.method is None:
             drafts.turns.passed(0.0)
-        elif budget is not None and method == drafts.turns.method:
+        elif budget is not None and method == drafts.turns.method and self.pace.known:
             plain = float(budget.cost_by_nodes[0])
             cost = self.pace.last * (plain + budget.seconds_of(len(tree) - 1)) + seconds
             drafts.turns.passed(len(path) - cost / plain, once / plain)

@@ -174,10 +174,17 @@ class CountingDrafter(Drafter):
         return CountingDraft()
 
 
-def test_one_pass_in_33_has_no_draft_so_that_its_cost_is_known() -> None:
-    asked = request(max_tokens=1 + 3 * (32 * 2 + 1), method="counting")
+def test_now_and_then_a_pass_has_no_draft_so_that_its_cost_is_known() -> None:
+    asked = request(max_tokens=1 + 9 + 17, method="counting")
     metrics = outcome(counting(), asked, drafters={"counting": CountingDrafter()}).metrics
-    assert (metrics.target_passes, metrics.num_drafts) == (1 + 3 * 33, 3 * 32)
+    assert (metrics.target_passes, metrics.num_drafts) == (1 + 5 + 9, 4 + 8)
+    assert metrics.gains
+
+
+def test_drafts_are_not_judged_before_a_pass_without_any() -> None:
+    asked = request(max_tokens=1 + 4 * 2, method="counting")
+    metrics = outcome(counting(), asked, drafters={"counting": CountingDrafter()}).metrics
+    assert (metrics.num_drafts, metrics.gains) == (4, ())
 
 
 def test_off_stays_off_beside_a_sequence_of_the_same_name() -> None:

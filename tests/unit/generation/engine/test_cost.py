@@ -63,20 +63,24 @@ def test_a_pass_that_was_held_up_or_not_timed_teaches_little() -> None:
         pace.took(1.0 + 0.2 * rows, 1.0, 0.2 * rows)
     pace.took(1000.0, 1.0, 0.0)
     pace.took(0.0, 1.0, 0.6)
-    assert pace.usual < 1.3
+    assert pace.usual <= 1.3
     assert pace.last == 1.0
 
 
 def test_drafts_in_every_pass_do_not_pass_for_what_a_token_costs_without_them() -> None:
+    """Drafts take 0.5 whatever the cost model says, and the machine takes 2 and then 3 times what it did."""
     pace = Pace()
-    pace.took(2.0, 1.0, 0.0)
-    for _ in range(31):
-        pace.took(3.0, 1.0, 0.1)
-        assert not pace.due
-    pace.took(0.0, 1.0, 0.1)
-    assert pace.due
-    assert pace.usual == 2.0
-    assert pace.of(np.array([1.0, 1.1]))[1] > 2.7
+    plain = []
+    for number in range(2000):
+        slow = 2.0 if number < 1000 else 3.0
+        due = pace.due
+        pace.took(slow if due else 1.5 * slow, 1.0, 0.0 if due else 0.1)
+        plain.append(due)
+        if number in {999, 1999}:
+            assert pace.usual == pytest.approx(slow, rel=0.05)
+            assert pace.of(np.array([1.0, 1.1]))[1] == pytest.approx(slow * 1.6, rel=0.1)  # 0.5 counts MARGIN times
+    assert plain.index(True) == 4
+    assert sum(plain) < 2000 / 30
 
 
 PREFILL_COST = PassCost.line(fixed=0.004, row=0.001)

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import islice
 
 from ledger.audit.halt_breach import GRACE_SECONDS
-from ledger.audit.log_walk import CheckedEntry, CheckFailed, LogWalk, check_entry
+from ledger.audit.log_walk import CheckedEntry, CheckFailed, LogWalk, check_entry, for_the_walk
 from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
@@ -140,7 +140,7 @@ class Piece:
     keys: KeyHistory
 
     def checked(self) -> list[CheckedEntry]:
-        return [check_entry(data, self.keys) for data in self.entries]
+        return [for_the_walk(check_entry(data, self.keys)) for data in self.entries]
 
 
 Spread = Callable[[Callable[[Piece], list[CheckedEntry]], Iterable[Piece]], Iterable[list[CheckedEntry]]]

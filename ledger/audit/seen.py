@@ -6,9 +6,11 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from ledger.documents.audit import DEVIATION, Verdict
 from ledger.documents.draft_head import DraftHeadPublication
@@ -35,8 +37,7 @@ _RECEIPT = "SELECT receipt_id, tenant, issued_at, foreign_engine FROM receipts W
 _FEW = {kind.type_name(): kind for kind in (Retention, Expiry, DraftHeadPublication)}
 
 
-@dataclass(frozen=True, slots=True)
-class SeenReceipt:
+class SeenReceipt(Struct, frozen=True, gc=False):
     """A receipt of before; `foreign` is one of another engine's output."""
 
     receipt_id: bytes
@@ -217,6 +218,7 @@ class SeenOnDisk:
             raise StoreError(f"{name} cannot be used: {error}") from None
 
 
+@lru_cache(maxsize=1)  # asked about, then remembered
 def _bytes(receipt_id: str) -> bytes:
     return bytes.fromhex(receipt_id.replace("-", ""))
 

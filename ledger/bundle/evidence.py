@@ -188,7 +188,7 @@ def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
         if path.startswith("entries/"):
             name = PurePosixPath(path).stem
             known = before if int(name) >= start else 0  # chosen entries before the range have gaps between them
-            yield FileCheck(evidence.bundle, name, name in beside, evidence.keys, known)
+            yield FileCheck(evidence.bundle, name, name in beside, evidence.keys, known, bool(evidence.promises))
             beside.discard(name)
     if beside:
         raise FormatError("content", f"content/{min(beside)}.jsonl has no file of entries beside it")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ledger.audit.log_walk import CheckedEntry, check_entry
+from ledger.audit.log_walk import CheckedEntry, check_entry, for_the_walk
 from ledger.bundle.layout import ENTRIES_PER_FILE, BundleFiles, ContentLine, split_lines
 from ledger.documents.content import Content
 from ledger.documents.key_history import KeyHistory
@@ -36,13 +36,16 @@ class CheckedFile:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The job of checking one file; travels to another process. Entries below `known` were verified before."""
+    """The job of checking one file; travels to another process. Entries below `known` were verified before. Receipts
+    come back `whole` where promises are held against them.
+    """
 
     bundle: BundleFiles
     name: str
     with_content: bool
     keys: KeyHistory
     known: int = 0
+    whole: bool = False
 
 
 def check_file(job: FileCheck) -> CheckedFile:
@@ -66,13 +69,12 @@ def check_file(job: FileCheck) -> CheckedFile:
         return CheckedFile(
             entries, problem=(CANONICAL, f"entries/{job.name}.jsonl begins with entry {entries[0].index}")
         )
-    if not job.with_content:
-        return CheckedFile(entries, subtree=_subtree(first, entries))
+    subtree = _subtree(first, entries)
     try:
-        contents = read_contents(bundle, job.name)
-        return CheckedFile(entries, _check_contents(contents, entries), subtree=_subtree(first, entries))
+        contents = _check_contents(read_contents(bundle, job.name), entries) if job.with_content else 0
     except LedgerError as error:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
+    return CheckedFile(entries if job.whole else tuple(map(for_the_walk, entries)), contents, subtree=subtree)
 
 
 def _subtree(first: int, entries: Sequence[CheckedEntry]) -> bytes | None:

@@ -164,8 +164,9 @@ class BundleFold:
 
     def take(self, entry: CheckedEntry, *, grow: bool = True) -> None:
         """Fold the next entry. Its place is judged even where its document, or an earlier entry, is wrong."""
-        self._blame(CANONICAL, entry.malformed, entry.index)
-        self._blame(SIGNED, entry.refused, entry.index)
+        if entry.document is None:
+            self._blame(CANONICAL, entry.malformed, entry.index)
+            self._blame(SIGNED, entry.refused, entry.index)
         if entry.index >= 0:
             self._place(entry, grow)
         if entry.document is not None and entry.index >= self.before and not self.problems:
@@ -173,14 +174,15 @@ class BundleFold:
 
     def _place(self, entry: CheckedEntry, grow: bool) -> None:
         problem = self._place_problem(entry.index)
-        self._blame(CANONICAL, problem, entry.index)
-        if problem is None:
+        if problem is not None:
+            self._blame(CANONICAL, problem, entry.index)
+        else:
             self.places.add(entry.index)
-        if problem is None and grow:
-            self.shown.add(entry.index, entry.leaf)
-            if entry.index == self.grown.size:
-                self.grown.add(entry.index, entry.leaf)
-            self._note_root(entry.index + 1)
+            if grow:
+                self.shown.add(entry.index, entry.leaf)
+                if entry.index == self.grown.size:
+                    self.grown.add(entry.index, entry.leaf)
+                self._note_root(entry.index + 1)
         self._last = max(self._last, entry.index)
 
     def _note_root(self, size: int) -> None:

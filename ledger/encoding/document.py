@@ -233,7 +233,7 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
 
 
 _INTEGERS, _FLOATS, _ANY = range(3)
-_PUNCTUATION = bytes.maketrans(b":]{}", b",,[,")
+_PUNCTUATION = bytes.maketrans(b":[]{}", b",,,,,")
 _REST = bytes(set(range(256)) - set(b'",:[]{}eul'))  # true and false keep a letter more than an exponent
 
 
@@ -242,7 +242,7 @@ def _has_odd_float(data: bytes) -> bool:
     one with an exponent, or -0.0. Found inside text too, which then is read the slow way.
     """
     outside = data.translate(_PUNCTUATION, _REST)  # a number stands between punctuation, without quotation marks
-    return b",e," in outside or b"[e," in outside or b"-0.0" in data
+    return b",e," in outside or b"-0.0" in data
 
 
 @cache

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore, EngineSettings
@@ -58,7 +57,8 @@ def test_20_000_tokens_follow_the_softmax_and_those_that_were_drafted_are_the_sa
     tokens = sampled("off", 20_000).token_ids
     expected = np.exp(LOGITS.astype(np.float64))
     expected *= 20_000 / expected.sum()
-    assert stats.chisquare(np.bincount(tokens, minlength=VOCAB), expected).pvalue > 0.001
+    missed = np.bincount(tokens, minlength=VOCAB) - expected
+    assert (missed**2 / expected).sum() < 24.32  # one in a thousand of chi-square's, 7 degrees of freedom
     for method in ("lookahead", "lying"):
         drafted = sampled(method, 3_000)
         assert drafted.token_ids == tokens[:3_000]

@@ -122,12 +122,12 @@ class Auditor:
             except EngineAway as error:  # which holds no other receipt up
                 self._later.add(due.index)
                 away = error
+            self._catch_up()
         if away is not None:
             raise away
 
     def _next(self) -> Due | None:
-        """The oldest receipt of the share that is due as the log stands now, and was not given up."""
-        self._catch_up()
+        """The oldest receipt of the share that is due and was not given up."""
         given_up = self._folder.given_up
         for index in self.remaining:
             if index in self._later:
@@ -160,6 +160,8 @@ class Auditor:
         if self._backlog.position > head.tree_size:
             raise BrokenLog(f"the ledger has signed {head.tree_size} entries, and has shown {self._backlog.position}")
         self._compare(head)
+        if self._backlog.position == head.tree_size:  # most of the looks at a log that nobody appends to
+            return
         with self._ledger.watch(self._backlog.position) as entries:
             for entry in entries:
                 self._backlog.observe(entry.entry)

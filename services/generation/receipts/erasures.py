@@ -52,9 +52,9 @@ class Erasures:
             self._position = entry.index + 1
 
     async def follow(self) -> None:
-        """Run it as a task."""
+        """Run it as a task; returns at once where nothing keeps what receipts say."""
         outage = Outage(_log, "ask the ledger for erasures", LedgerUnreachable)
-        while True:
+        while self._drafters or self._prefixes is not None:
             with outage:
                 await self.refresh()
             await asyncio.sleep(self._every)

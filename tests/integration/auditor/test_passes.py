@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Journal, Terms
 from services.auditor.serving import follow
 from services.client import LedgerClient
+from services.client.channel import Connection
 from services.client.errors import Unavailable
 from tests.integration.auditor.deployment import (
     Deployment,
@@ -49,6 +50,25 @@ def test_a_pass_gives_every_receipt_its_verdict_and_the_next_pass_has_nothing_to
     assert outcomes(deployment) == [(index, "EXACT") for index in indexes]
     assert list(auditor.run_pass()) == []
     assert len(deployment.replays.asked) == 3
+
+
+def test_a_look_at_a_log_that_has_not_grown_is_one_call(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.receive(0)
+    auditor = deployment.auditor()
+    assert len(list(auditor.run_pass())) == 1
+    assert list(auditor.run_pass()) == []  # reads its own verdict
+    calls, call = list[Any](), Connection.call
+
+    def counted(connection: Connection, method: Any, *given: Any) -> Any:
+        calls.append(method)
+        return call(connection, method, *given)
+
+    monkeypatch.setattr(Connection, "call", counted)
+    monkeypatch.setattr(LedgerClient, "watch", lambda *_, **__: pytest.fail("nothing is there to be watched"))
+    assert list(auditor.run_pass()) == []
+    assert len(calls) == 1
 
 
 def test_an_auditor_that_starts_again_knows_from_the_ledger_what_is_done(deployment: Deployment) -> None:

@@ -113,6 +113,12 @@ def test_every_drafter_forgets_what_was_erased_and_nothing_else() -> None:
     assert log.asked == [0, 11, 21]
 
 
+def test_a_server_that_keeps_nothing_of_what_receipts_say_asks_for_no_erasures() -> None:
+    log = Log(1)
+    asyncio.run(asyncio.wait_for(following(log, []).follow(), 10.0))
+    assert log.asked == []
+
+
 def test_an_entry_that_cannot_be_read_keeps_no_other_from_being_heeded() -> None:
     log, drafter = Log(1, 2), Noting()
     log.entries[0] = replace(log.entries[0], envelope=replace(log.entries[0].envelope, payload=b"junk"))

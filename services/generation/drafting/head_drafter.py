@@ -100,14 +100,15 @@ class HeadDraft(Draft):
         try:
             self._store(self, self.waiting - 1)
         except CacheFull:
-            self._waiting = [features.copy()]
             return
         self.length += self.waiting - 1
         self.tokens, self._waiting = self.tokens[-1:], [features[-1:].copy()]
 
     def features(self) -> Float32:
         """The features that are waiting, [waiting, layers * hidden]."""
-        return self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+        if len(self._waiting) > 1:
+            self._waiting = [np.concatenate(self._waiting)]
+        return self._waiting[0]
 
     def caught_up(self) -> None:
         """The waiting features are in the cache; entries of drafts start behind them."""

@@ -19,6 +19,7 @@ _SPENT = 0.005  # tokens a pass that may be lost, by a method that has its turn 
 _SAVED = 8.0  # tokens that passes have earned for trials, at most
 _WEIGHT = 16.0  # passes: what is known of other requests counts as much, and that without them there is no gain
 _OWN_MEMORY, _SHARED_MEMORY = 0.98, 0.998  # decay of the counts each pass, of one request and of all
+_REQUESTS_MEMORY = 0.95  # decay of how many passes requests take, each request
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which gains are counted together
 _FEW = 4  # sequences up to which a load is one
 _MOST_KINDS = 1024  # of requests; the least recently seen goes
@@ -27,13 +28,15 @@ _MOST_KINDS = 1024  # of requests; the least recently seen goes
 @dataclass(slots=True)
 class _Sum:
     gain: float = 0.0
-    once: float = 0.0
     passes: float = 0.0
+    once: float = 0.0  # what first drafts took besides
+    firsts: float = 0.0
 
     def add(self, gain: float, once: float, memory: float) -> None:
         self.gain = memory * self.gain + gain
-        self.once = memory * self.once + once
         self.passes = memory * self.passes + 1.0
+        self.once = memory * self.once + once
+        self.firsts = memory * self.firsts + (once > 0.0)
 
     def mean(self, expected: float) -> float:
         """The mean, where before any pass one was `expected`."""
@@ -48,6 +51,8 @@ class Known:
 
     memory: float
     earned: float = 0.0
+    requests: float = 0.0
+    passes: float = 0.0  # of them
     sums: dict[tuple[str, int], _Sum] = field(default_factory=dict)
 
     def add(self, method: str, load: int, gain: float, once: float) -> None:
@@ -57,9 +62,9 @@ class Known:
         return self.sums.get((method, load), _Sum()).mean(expected)
 
     def once(self, method: str, load: int) -> float:
-        """What a request's first draft takes besides, a pass of its."""
-        known = self.sums.get((method, load), _Sum())
-        return known.once / (known.passes + _WEIGHT)
+        """What a request's first draft takes besides, for each of its passes."""
+        known, passes = self.sums.get((method, load), _Sum()), self.passes / max(self.requests, 1.0)
+        return known.once / max(known.firsts, 1.0) / max(passes, _TURN)
 
 
 def load_of(sequences: int) -> int:
@@ -83,6 +88,7 @@ class Gains:
         self._known.move_to_end(kind)
         if len(self._known) > _MOST_KINDS:
             self._known.popitem(last=False)
+        known.requests, known.passes = _REQUESTS_MEMORY * known.requests + 1.0, _REQUESTS_MEMORY * known.passes
         return Turns(methods, known)
 
 
@@ -114,7 +120,7 @@ class Turns:
         """A pass is done. `gain`: of the draft of the method whose turn it was, nothing in a rest. `once`: what it took
         besides, as the first draft of a request.
         """
-        self._known.earned = min(self._known.earned + _SPENT, _SAVED)
+        self._known.earned, self._known.passes = min(self._known.earned + _SPENT, _SAVED), self._known.passes + 1.0
         if self.method is not None:
             self._begun.add(self.method)
             for known in (self._own, self._known):

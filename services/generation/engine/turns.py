@@ -73,17 +73,18 @@ def load_of(sequences: int) -> int:
 
 
 class Gains:
-    """Gains in all requests, by tenant, adapter and band of temperatures. Tenants do not even share speed. `pace`: of
-    the passes that they were measured in.
+    """Gains in all requests, by tenant, adapter, band of temperatures, and whether there is a prediction or a grammar.
+    Tenants do not even share speed. `pace`: of the passes that they were measured in.
     """
 
     def __init__(self) -> None:
         self.pace = Pace()
-        self._known: OrderedDict[tuple[str | None, str | None, int], Known] = OrderedDict()
+        self._known: OrderedDict[tuple[object, ...], Known] = OrderedDict()
 
     def begin(self, request: EngineRequest, methods: Iterable[str]) -> Turns:
         """The turns of a request's methods, the preferred one first."""
-        kind = request.tenant, request.adapter, bisect_left(_BANDS, request.sampling.temperature)
+        band = bisect_left(_BANDS, request.sampling.temperature)
+        kind = request.tenant, request.adapter, band, bool(request.prediction), request.grammar is not None
         known = self._known.setdefault(kind, Known(_SHARED_MEMORY))
         self._known.move_to_end(kind)
         if len(self._known) > _MOST_KINDS:

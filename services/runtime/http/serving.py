@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -267,7 +267,7 @@ async def serving_http(
                     say(f"{name} metrics on {host}:{metrics_port}")
                 yield serving
         finally:
-            server.end()
+            server.should_exit = True
             if hurry is not None:
                 await _first(serving, hurry)
                 server.force_exit = True
@@ -276,22 +276,7 @@ async def serving_http(
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to its caller: uvicorn would raise them again at its end, and the process would die of them. Wakes
-    up once in a second, for the date in headers, where uvicorn does ten times to see that it is to end.
-    """
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._ends = asyncio.Event()
-
-    def end(self) -> None:
-        self.should_exit = True
-        self._ends.set()
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ends.wait(), 1.0)
+    """Leaves signals to its caller: uvicorn would raise them again at its end, and the process would die of them."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,6 +7,8 @@ import openai
 import pytest
 import pytest_asyncio
 
+from services.generation.engine.cost import PassCost
+from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment
@@ -23,13 +25,15 @@ def loader() -> Loader:
 async def deployment(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loader: Loader
 ) -> AsyncIterator[Deployment]:
-    """With the module's CHAT_TEMPLATE, where it has one."""
+    """With the module's CHAT_TEMPLATE, where it has one. Drafts pay, however busy this machine is."""
     model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     if template := getattr(request.module, "CHAT_TEMPLATE", None):
         (model / "chat_template.jinja").write_text(template)
     deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
     await deployment.start_ledger()
-    await deployment.start_generation(loader, model_name="tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
+        await deployment.start_generation(loader, model_name="tiny")
     yield deployment
     await deployment.stop()
 

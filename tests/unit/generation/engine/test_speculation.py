@@ -230,8 +230,14 @@ def test_a_request_begins_with_what_paid_in_others() -> None:
     assert gains.begin(asked, ("eagle3", "lookahead")).method == "lookahead"
 
 
-@pytest.mark.parametrize("other", [{"tenant": "b"}, {"adapter": "cidv1:sha256:1"}, {"sampling": SamplingParams(1.0)}])
-def test_what_one_tenant_adapter_or_temperature_lost_is_unknown_to_others(other: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tenant": "b"}, {"adapter": "cidv1:sha256:1"}, {"sampling": SamplingParams(1.0)}, {"prediction": (1, 2)},
+        {"grammar": grammar(CONSTRAINTS[0])},
+    ],
+)  # fmt: skip
+def test_what_requests_of_one_kind_lost_is_unknown_to_others(other: dict[str, Any]) -> None:
     gains, asked = Gains(), EngineRequest("r", (0,), SamplingParams(), tenant="a")
     passes(gains.begin(asked, ("eagle3",)), 8, -0.5)
     assert gains.begin(asked, ("eagle3",)).method is None

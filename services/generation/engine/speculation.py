@@ -89,7 +89,7 @@ class GrammarGuide:
 log = logging.getLogger(__name__)
 
 
-_UNSEEN = 0.05  # tokens a pass: what asking a method takes beside drafts and passes, 0.1 ms of 3, and of the caches
+_UNSEEN = 0.1  # tokens a pass: what drafting takes beside drafts and passes, and of the caches, a control's too
 
 T = TypeVar("T")
 

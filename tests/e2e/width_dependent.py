@@ -16,6 +16,7 @@ from services.generation.target.without_torch import spare_torch
 spare_torch()
 
 from services.generation.engine.cost import PassCost
+from services.generation.engine.turns import Turns
 from services.generation.serving import main
 from services.generation.settings import GenerationSettings
 from services.generation.target.cpu import load_target
@@ -26,7 +27,9 @@ from services.runtime.process import run_service
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import WidthDependentTarget
 
-PassCost.measured = lambda *_: CHEAP_ROWS  # type: ignore[method-assign]  # drafts pay, however busy the machine is
+# Drafts pay, however busy the machine is.
+PassCost.measured = lambda *_: CHEAP_ROWS  # type: ignore[method-assign]
+Turns.passed = lambda *_: None  # type: ignore[method-assign]
 
 
 class SwitchedTarget(WidthDependentTarget):

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from services.generation.engine.cost import PassCost
+from services.generation.engine.turns import Turns
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import make_tiny_model
@@ -33,9 +34,10 @@ async def deployment(
     await deployment.start_ledger()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
+        patch.setattr(Turns, "passed", lambda *_: None)
         await deployment.start_generation(loader, model_name="tiny")
-    yield deployment
-    await deployment.stop()
+        yield deployment
+        await deployment.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -30,6 +30,7 @@ INLINE = 2
 def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts pay, however busy this machine is while a server times its passes."""
     monkeypatch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
+    monkeypatch.setattr(turns.Turns, "passed", lambda *_: None)
 
 
 def now() -> str:

@@ -127,6 +127,7 @@ class StepCost:
 
 _FASTEST, _SLOWEST = 0.1, 3.0  # times what is expected: no clock has measured less, something held up what takes longer
 _NEWEST, _CONTROL = 0.05, 0.15  # weights of the newest pass, and of the newest of those without drafts among others
+_FORGOTTEN = 0.01  # of what is known of drafts, by each pass without one
 _CHEAPEST, _DEAREST = 0.2, 4.0  # times what the cost model says of drafts
 _SURE_OF_NONE, _SURE_OF_ONE = 4.0, 0.4  # what the cost model counts for: passes, and squares of what drafts add
 _SOON, _LATE = 4, 32  # passes with drafts until the first one without, and until each later one
@@ -139,6 +140,7 @@ class Pace:
     Those without drafts take `usual` times as much: a mean, newer passes counting more. They alone tell what a token
     costs without drafts, so that one is `due` among many with drafts. Drafts take `onset`, in passes without drafts,
     however many they are, and `dearness` times what the model says: least squares, beside which the model counts, too.
+    Passes without drafts let it be forgotten: where drafts look too dear to be tried, no other pass would correct it.
     """
 
     def __init__(self) -> None:
@@ -176,15 +178,15 @@ class Pace:
         took = min(took, _SLOWEST * expected)
         self.last = took / expected
         if more:
-            self._learn(x, took / self.usual - 1.0 - x)
+            self._learn(1.0 - _NEWEST, 1.0, x, took / self.usual - 1.0 - x)
         else:
+            self._learn(1.0 - _FORGOTTEN)
             self._plain += 1
             self.usual += max(_CONTROL if drafted else _NEWEST, 1.0 / self._plain) * (took - self.usual)
 
-    def _learn(self, x: float, y: float) -> None:
-        """Drafts that were to add x have added x + y."""
-        kept = 1.0 - _NEWEST
-        self._n, self._x, self._xx = kept * self._n + 1.0, kept * self._x + x, kept * self._xx + x * x
+    def _learn(self, kept: float, more: float = 0.0, x: float = 0.0, y: float = 0.0) -> None:
+        """Earlier passes count `kept` times as much; in one `more`, drafts that were to add x have added x + y."""
+        self._n, self._x, self._xx = kept * self._n + more, kept * self._x + x, kept * self._xx + x * x
         self._y, self._xy = kept * self._y + y, kept * self._xy + x * y
         n, xx = self._n + _SURE_OF_NONE, self._xx + _SURE_OF_ONE
         dearness = 1.0 + (n * self._xy - self._x * self._y) / (n * xx - self._x * self._x)

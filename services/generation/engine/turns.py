@@ -16,7 +16,8 @@ from services.generation.engine.request import EngineRequest
 
 _TURN = 8  # passes after which it is judged again whose turn it is
 _SPENT = 0.005  # tokens a pass that may be lost, by a method that has its turn and by trials of others
-_SAVED = 8.0  # tokens that passes have earned for trials, at most
+_SAVED = 8.0  # tokens that passes have earned for trials, at most, and that a trial may cost
+_LEAST, _MOST_ONCE = -4.0, 100.0  # tokens that a draft gains, and that a first one takes: what is beyond was held up
 _WEIGHT = 16.0  # passes: what is known of other requests counts as much, and that without them there is no gain
 _OWN_MEMORY, _SHARED_MEMORY = 0.98, 0.998  # decay of the counts each pass, of one request and of all
 _REQUESTS_MEMORY = 0.95  # decay of how many passes requests take, each request
@@ -125,7 +126,7 @@ class Turns:
         if self.method is not None:
             self._begun.add(self.method)
             for known in (self._own, self._known):
-                known.add(self.method, self._load, gain, once)
+                known.add(self.method, self._load, max(gain, _LEAST), min(once, _MOST_ONCE))
         self._left -= 1
         if not self._left:
             self._choose()
@@ -140,13 +141,16 @@ class Turns:
         return {method: each.gain / each.passes for method, each in found.items()}
 
     def _choose(self) -> None:
-        """The best method, or none where each is expected to lose; the best of the others once its trial is earned."""
+        """The best method, or none where each is expected to lose; the best of the others once its trial is earned.
+
+        No trial is too dear for ever, for what is expected of a method may be of a time when something held it up.
+        """
         self._left = _TURN
         ranked = sorted(self._methods, key=self.expected, reverse=True)  # of those that are alike the preferred first
         self.method = ranked.pop(0) if ranked and self.expected(ranked[0]) >= -_SPENT else None
         if ranked:
             best = 0.0 if self.method is None else self.expected(self.method)
-            price = _TURN * (best - self.expected(ranked[0]))
+            price = min(_TURN * (best - self.expected(ranked[0])), 0.99 * _SAVED)
             if self._known.earned > price:
                 self._known.earned -= price
                 self.method = ranked[0]

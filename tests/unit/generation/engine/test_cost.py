@@ -83,6 +83,17 @@ def test_drafts_in_every_pass_do_not_pass_for_what_a_token_costs_without_them() 
     assert sum(plain) < 2000 / 30
 
 
+def test_drafts_that_looked_too_dear_for_a_while_are_tried_again() -> None:
+    """Something else had the machine while drafts were verified, so that later passes have none."""
+    pace = Pace()
+    for seconds, more in [(1.0, 0.0)] * 4 + [(3.0, 0.2)] * 16:
+        pace.took(seconds, 1.0, more)
+    assert pace.of(np.array([1.0, 1.2]))[1] > 2.0
+    for _ in range(500):
+        pace.took(1.0, 1.0, 0.0)
+    assert pace.of(np.array([1.0, 1.2]))[1] < 1.3
+
+
 PREFILL_COST = PassCost.line(fixed=0.004, row=0.001)
 
 

@@ -215,6 +215,19 @@ def test_where_no_method_pays_trials_cost_a_hundredth_of_all_passes() -> None:
     assert 0 < 0.2 * trials < 0.012 * rests + 64 * 0.5
 
 
+@pytest.mark.parametrize(("gain", "once"), [(-1000.0, 0.0), (0.0, 1000.0)])
+def test_a_method_that_something_held_up_once_gets_its_turn_again(gain: float, once: float) -> None:
+    gains, asked = Gains(), EngineRequest("r", (0,), SamplingParams())
+    gains.begin(asked, ("eagle3",)).passed(gain, once)
+    for _ in range(300):
+        turns, first, had = gains.begin(asked, ("eagle3",)), 2.0, 0
+        for _ in range(64):
+            drafts = turns.method is not None
+            turns.passed(0.5 * drafts, first * drafts)
+            first, had = first * (not drafts), had + drafts
+    assert had == 64
+
+
 def test_what_a_first_draft_takes_counts_for_later_requests_alone() -> None:
     gains, asked = Gains(), EngineRequest("r", (0,), SamplingParams())
     first = gains.begin(asked, ("eagle3",))

@@ -106,9 +106,9 @@ def read_completion(data: bytes) -> Answer:
         choice = json.loads(data)["choices"][0]
         text, ids = choice["message"]["content"] or "", choice.get("token_ids")
     except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"is no chat completion: {error!r}") from None
+        raise ValueError(f"is not a chat completion: {error!r}") from None
     if not isinstance(text, str):
-        raise ValueError("is no chat completion: its content is no text")
+        raise ValueError("is not a chat completion: its content is not text")
     return Answer(text, tuple(ids) if isinstance(ids, list) else None)
 
 

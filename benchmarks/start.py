@@ -45,7 +45,7 @@ def measure_calls() -> None:
 
 
 def cpu_seconds(words: list[str]) -> float:
-    """The least of several runs: what other programs on the machine did to one of them is no cost of the command."""
+    """The least of several runs: what other programs on the machine did to one of them is not a cost of the command."""
     return min(_once(words) for _ in range(_RUNS))
 
 

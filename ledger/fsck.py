@@ -246,7 +246,7 @@ class _ReadEntry:
 
 
 def _read_entries(entries: Iterable[bytes]) -> list[_ReadEntry | str]:
-    """Each entry, or why it is none."""
+    """Each entry, or why it is not one."""
     return [_read_entry(data) for data in entries]
 
 
@@ -391,7 +391,7 @@ class _Comparison:
                     yield Finding("erasures", named, f"names {by}, and entry {index} erased it")
 
     def _document_at(self, index: object) -> Document | None:
-        """The document of any entry; None where there is none that can be read."""
+        """The document of any entry; None where it cannot be read."""
         if not isinstance(index, int):
             return None
         for row in self._source.rows("leaves", index, index):
@@ -416,7 +416,7 @@ class _Comparison:
             place = (row["level"], row["number"])
             name, expected = f"{place[0]}/{place[1]}", self._tiles.pop(place, None)
             if expected is None:
-                yield Finding("tiles", name, f"is none of a tree of {self._frontier.size} entries")
+                yield Finding("tiles", name, f"does not belong to a tree of {self._frontier.size} entries")
             elif hashlib.sha256(_bytes(row["hashes"])).digest() != expected:
                 first = place[1] << (TILE_HEIGHT * (place[0] + 1))
                 yield Finding("tiles", name, f"is not made of the entries from {first} on")

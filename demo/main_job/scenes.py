@@ -1,4 +1,4 @@
-"""How the main job looks: headings, text as it streams, tables. Plain where stdout is no terminal."""
+"""How the main job looks: headings, text as it streams, tables. Plain where stdout is not a terminal."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ Only `check_files` reads files.
     4  every file has the size and digest that the manifest says
     5  no withdrawal of it stands in the log
 
-1 to 4 cannot stop holding. 5 is the log's answer of the moment: offline, nobody can prove that there is none.
+1 to 4 cannot stop holding. 5 is the log's answer of the moment: no offline proof of it exists.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _manifest(data: bytes) -> DraftHeadManifest:
     try:
         return DraftHeadManifest.from_bytes(data)
     except FormatError as error:
-        raise DraftHeadDamaged(f"its manifest is none: {error}") from error
+        raise DraftHeadDamaged(f"its manifest is not a manifest: {error}") from error
 
 
 def _entry(proof: TlogProof) -> Entry:

@@ -1,7 +1,7 @@
 """A page of listed receipts, and what it proves: every row is in the log and, where asked for, none was left out. Pure.
 
 A row is proven through its entry bytes, which are made again from index and envelope. A page that claims
-to be complete also brings the entries of its range that are no match. The verifier reads their bytes, so a receipt that
+to be complete also brings the entries of its range that do not match. The verifier reads their bytes, so a receipt that
 matches cannot hide among them.
 """
 
@@ -96,7 +96,7 @@ def _entry(row: ListedReceipt) -> Entry:
 def _receipt(row: ListedReceipt, trusted: TrustedKeys, criteria: Criteria) -> Receipt:
     document = open_document(Envelope.from_bytes(row.envelope), trusted)
     if not isinstance(document, Receipt):
-        raise ProofError(f"entry {row.index} is listed as a receipt and is none")
+        raise ProofError(f"entry {row.index} is listed as a receipt and is not one")
     if not criteria.admits(row.index, document):
         raise ProofError(f"entry {row.index} is not what was asked for")
     return document

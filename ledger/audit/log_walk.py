@@ -33,8 +33,8 @@ NOT_KEPT = Envelope(b"", "", ())
 class CheckedEntry(Struct, frozen=True, gc=False):  # made twice of each entry; a dataclass takes three times as long
     """One entry as far as it can be judged alone, which is most of the work; travels from one process to another.
 
-    `malformed` says why the bytes are no entry; then all but the leaf hash is missing. `refused` says why the document
-    does not hold: its form, or its signatures. `envelope` is kept where others are judged by its bytes (draws, keys).
+    `malformed` says why the bytes are not an entry; all but the leaf hash is then missing. `refused` says why the
+    document does not hold: its form, or its signatures. `envelope` is kept where its bytes judge others (draws, keys).
     """
 
     leaf: bytes

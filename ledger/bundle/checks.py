@@ -52,7 +52,7 @@ _SHOWN = 5  # entries that a line names
 
 
 def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
-    """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is no answer."""
+    """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is not an answer."""
     count, judged = len(fold.unreplayable), sum(fold.outcomes_by_kind.values())
     erased = erased_in_words(fold.unreplayable)
     found = f"{count} receipts could not be replayed or checked, which is not a pass{erased}"
@@ -169,7 +169,7 @@ class BundleChecks:
         who = ", ".join(f"{name} at {moment:%Y-%m-%d %H:%M:%S} UTC" for name, moment in moments.items())
         quorum = evidence.policy.quorum
         if not evidence.policy.is_met_by(self._cosigned):
-            raise ProofError(f"cosigned by {who or 'nobody'}, which is no quorum {quorum!r} of the policy")
+            raise ProofError(f"cosigned by {who or 'nobody'}, which is not a quorum {quorum!r} of the policy")
         self._times += moments.values()
         self._vouched.append(quorum_time(evidence.policy, self._cosigned))
         if quorum == "none":
@@ -306,7 +306,7 @@ class BundleChecks:
         return f"of {self._folded.contents} receipts"
 
     def _draft_heads(self) -> str:
-        """A draft head that was never published is reported and is no failure: an operator may load one of his own."""
+        """A draft head that was never published is reported and does not fail: an operator may load one of his own."""
         evidence, fold = self._read(), self._passed(RULES + 1)
         bases = {publication.manifest_cid: publication.base_cid for publication in fold.seen.publications}
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
@@ -316,7 +316,7 @@ class BundleChecks:
             if bases.get(head, base) != base:
                 raise ProofError(f"the head {head} was published for {bases[head]} and served on {base}")
         if not (bases or fold.draft_heads_used or manifests):
-            raise NothingToCheck("there are none")
+            raise NothingToCheck("the bundle names no heads")
         unpublished = sum(head not in bases for head in fold.draft_heads_used)
         absent = sorted(head for head in fold.draft_heads_used if draft_head_path(head) not in manifests)
         used = f"{len(fold.draft_heads_used)} used, of which {unpublished} without a publication"

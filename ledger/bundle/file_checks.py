@@ -126,7 +126,7 @@ def _check_contents(contents: dict[int, Content], entries: Iterable[CheckedEntry
         if index in unjudged or -1 in unjudged:
             continue  # the check of the entry reports it
         if not isinstance(receipt, Receipt):
-            raise FormatError(f"entry {index}", "is no receipt, but content is given for it")
+            raise FormatError(f"entry {index}", "is not a receipt, but content is given for it")
         try:
             content.check_against(receipt)
         except FormatError as error:

@@ -77,7 +77,7 @@ class BundleFold:
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
     unreplayable: dict[int, int | None] = field(default_factory=dict)
-    """Receipts whose newest verdict is no answer, with the entry that had erased their content by then."""
+    """Receipts whose newest verdict is not an answer, with the entry that had erased their content by then."""
     independent: int = 0
     unproven: int = 0
     overclaims: int = 0

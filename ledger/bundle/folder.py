@@ -71,7 +71,7 @@ def unpack(path: Path, folder: Path, *, bounded_by_its_size: bool = True) -> Non
             raw.seek(0)
             _unpack(_Unzipped(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, room), folder)
     except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
-        raise FormatError("bundle", f"{path.name} is no readable archive: {error}") from None
+        raise FormatError("bundle", f"{path.name} is not a readable archive: {error}") from None
     except OSError as error:  # gzip.BadGzipFile is one too
         raise FormatError("bundle", f"{path.name} cannot be unpacked: {error}") from None
 
@@ -172,7 +172,7 @@ class BundleFolder:
         return data
 
     def paths(self) -> tuple[str, ...]:
-        """All files, sorted. Raises FormatError for anything in the folder that is no file of a bundle."""
+        """All files, sorted. Raises FormatError for anything in the folder that is not a file of a bundle."""
         try:
             return tuple(sorted(self._checked()))
         except OSError as error:
@@ -190,7 +190,7 @@ class BundleFolder:
             total += status.st_size
             bound_of(relative)
             if not stat.S_ISREG(status.st_mode) or number >= MAX_FILES or total > MAX_TOTAL_BYTES:
-                raise FormatError("bundle", f"{relative} is no regular file, or one too many")
+                raise FormatError("bundle", f"{relative} is not a regular file, or one too many")
             yield relative
 
     def _walk(self) -> Iterator[Path]:

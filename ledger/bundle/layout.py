@@ -67,7 +67,7 @@ class BundleFiles(Protocol):
         ...
 
     def paths(self) -> tuple[str, ...]:
-        """All files, sorted. Raises FormatError for anything that is no file of a bundle."""
+        """All files, sorted. Raises FormatError for anything that is not a file of a bundle."""
         ...
 
 
@@ -124,7 +124,7 @@ def bound_of(path: str) -> int:
     for pattern, bound in _BOUNDS:
         if pattern.fullmatch(path):
             return bound
-    raise FormatError("bundle", f"{path[:100]!r} is no file of a bundle")
+    raise FormatError("bundle", f"{path[:100]!r} is not a file of a bundle")
 
 
 class OlderTree(Part, frozen=True):

@@ -122,7 +122,7 @@ class Trust:
     the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
     the latest time that log and witnesses name. `now` is the verifier's clock: nothing in the log can have been signed
     later. None asks the witnesses alone. `reader` None leaves the texts of a conversation uncompared.
-    `max_unreplayable` is how many receipts may have a newest verdict that is no answer, `max_age` how long ago
+    `max_unreplayable` is how many receipts may have a newest verdict that is not an answer, `max_age` how long ago
     witnesses may have cosigned the checkpoint; None sets no limit. `promises` are those that servers gave the verifier
     before answers, in form.
     """
@@ -175,7 +175,7 @@ class BundleReport:
 
     @property
     def problem(self) -> str | None:
-        """A check that was not reached is none that passed: it is the problem where none has failed."""
+        """The first failed check; without one, a check that was not reached, which has not passed."""
         failed = (check.detail for check in self.checks if check.passed is False)
         unreached = (f"check {check.number} was not reached" for check in self.checks if check.detail == NOT_REACHED)
         return next(chain(failed, unreached), None)

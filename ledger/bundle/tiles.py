@@ -48,12 +48,12 @@ class TilePath:
         """Raises FormatError for anything but the one path that the specification has for a tile."""
         found = _PATH.fullmatch(path)
         if found is None:
-            raise FormatError("path", f"{path[:100]!r} is no path of a tile")
+            raise FormatError("path", f"{path[:100]!r} is not a path of a tile")
         level, number, width = found.groups()
         digits = number.replace("x", "").replace("/", "")
         parsed = cls(None if level == ENTRIES else int(level), int(digits), int(width or TILE_WIDTH))
         if str(parsed) != path or (parsed.level or 0) > _LARGEST_LEVEL or parsed.number >= _MOST_TILES:
-            raise FormatError("path", f"{path[:100]!r} is no path of a tile")
+            raise FormatError("path", f"{path[:100]!r} is not a path of a tile")
         return parsed
 
     def __str__(self) -> str:
@@ -227,7 +227,7 @@ class TileFolder:
     def published(self) -> Published:
         """The tree in the folder; an empty one where there is no checkpoint.
 
-        Raises FormatError for a checkpoint that is none, NotFound where tiles are missing, StoreError.
+        Raises FormatError for a malformed checkpoint, NotFound where tiles are missing, StoreError.
         """
         try:
             note = Note.from_bytes(read_checkpoint(self))
@@ -268,7 +268,7 @@ class TiledBundle:
     def at(cls, files: TileFiles, known: int = 0) -> TiledBundle:
         """The log by its newest checkpoint, without the entry bundles that end before `known` entries.
 
-        Raises NotFound without a checkpoint, FormatError for one that is none, or over more than can be read at once.
+        Raises NotFound without a checkpoint, FormatError for a malformed one, or over more than can be read at once.
         """
         note = read_checkpoint(files)
         checkpoint = Checkpoint.from_text(Note.from_bytes(note).text)

@@ -77,7 +77,7 @@ PASSES = (EXACT, SAME, CONSISTENT)
 """Outcomes that speak for a receipt, each with the strength of its own check: only EXACT says that no bit differs."""
 ACCUSATIONS = (DEVIATION, INCONSISTENT)
 NO_ANSWERS = (UNREPLAYABLE, UNSTABLE, UNCHECKED)
-"""Outcomes that accuse nobody and are no pass."""
+"""Outcomes that accuse nobody and are not a pass."""
 
 
 class ReferenceThresholds(Part, frozen=True):

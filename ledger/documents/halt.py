@@ -88,10 +88,10 @@ class HaltState:
         return HaltState(self.epoch + 1, (*self.open, OpenHalt(index, halt, self.epoch + 1)))
 
     def after_resume(self, resume: Resume) -> HaltState:
-        """Raises FormatError where `halt_index` is no open halt of exactly the resume's scope."""
+        """Raises FormatError where `halt_index` is not an open halt of exactly the resume's scope."""
         lifted = [halt for halt in self.open if (halt.halt_index, halt.scope) == (resume.halt_index, resume.scope)]
         if not lifted:
-            raise FormatError("halt_index", f"entry {resume.halt_index} is no open halt of this scope")
+            raise FormatError("halt_index", f"entry {resume.halt_index} is not an open halt of this scope")
         return HaltState(self.epoch, tuple(halt for halt in self.open if halt not in lifted))
 
     def find(self, base_cid: str, method: str, head_cid: str | None = None) -> OpenHalt | None:

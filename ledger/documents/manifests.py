@@ -68,7 +68,7 @@ class BaseManifest(_Manifest, tag="kolm.base.v1", frozen=True):
 
     @property
     def model_config(self) -> NamedFile:
-        """The file config.json. Raises FormatError where there is none."""
+        """The file config.json. Raises FormatError where it is missing."""
         for file in self.config:
             if file.name == "config.json":
                 return file

@@ -133,7 +133,7 @@ class SpecDecode(Part, frozen=True):
     `verified_identical_to_off` is true or false only where a replay with speculation off was compared before signing;
     otherwise null, and the verdict entry answers. `wall_clock_speedup` is null exactly where `speedup_basis` is, and
     measured only where that is `replayed`. `acceptance_rate` is accepted / proposed tokens; null where nothing was
-    proposed. `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null where there was none.
+    proposed. `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null without one.
     `k` is null for methods without a draft depth.
 
     Where `auto` was free to change methods inside the request, `method` is the one it began with, and
@@ -199,8 +199,8 @@ class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
     def overclaim(self) -> str | None:
         """The speedup that this receipt claims above its tokens per pass, or with nothing drafted, in words.
 
-        No such speedup can have been measured: a pass of the target costs no less for what it verifies. It is no error
-        of form, and takes nothing from what is proven about the tokens; receipts of before may have one.
+        No such speedup can have been measured: a pass of the target costs no less for what it verifies. The claim is in
+        form, and takes nothing from what is proven about the tokens; receipts of before may have one.
         """
         block = self.spec_decode
         if block.wall_clock_speedup is None:

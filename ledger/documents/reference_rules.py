@@ -17,7 +17,7 @@ class References(Protocol):
     """The entries before the document, as far as documents refer to them."""
 
     def receipt_id_at(self, index: int) -> str | None:
-        """The id of the receipt at `index`; None where that entry is no receipt or does not exist yet."""
+        """The id of the receipt at `index`; None where that entry is not a receipt or does not exist yet."""
         ...
 
     def foreign_at(self, index: int) -> bool | None:
@@ -25,7 +25,7 @@ class References(Protocol):
         ...
 
     def outcome_at(self, index: int) -> str | None:
-        """The outcome of the verdict at `index`; None where that entry is no verdict or does not exist yet."""
+        """The outcome of the verdict at `index`; None where that entry is not a verdict or does not exist yet."""
         ...
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:

@@ -120,7 +120,7 @@ def read_document(envelope: Envelope) -> Document:
 def add_signature(envelope: Envelope, key: Signer) -> Envelope:
     """The same document signed by one key more; the same key again changes nothing.
 
-    Raises FormatError for something that is no document, SignatureError for a key of a role that may not sign it.
+    Raises FormatError for something that is not a document, SignatureError for a key of a role that may not sign it.
     """
     more = sign_document(read_document(envelope), key)
     if (more.payload, more.payload_type) != (envelope.payload, envelope.payload_type):

@@ -114,7 +114,7 @@ def parse_timestamp(text: object, field: str = "time") -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError as error:
-        raise FormatError(field, f"is no time: {error}") from None
+        raise FormatError(field, f"is not a time: {error}") from None
 
 
 def moved(text: str, seconds: float) -> str:

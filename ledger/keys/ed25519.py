@@ -127,7 +127,7 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path, role: str, passphrase: bytes | None = None) -> SigningKey:
-        """The key in the PKCS#8 PEM file at `path`, created there (mode 0600, its folder 0700) where there is none,
+        """The key in the PKCS#8 PEM file at `path`, created there (mode 0600, its folder 0700) if it is missing,
         encrypted with `passphrase` where there is one.
 
         Processes that start at once end up with one and the same key. A crash while creating leaves no file or a whole

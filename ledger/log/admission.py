@@ -40,7 +40,7 @@ class Admitted:
     def with_content(self, content: Content) -> Admitted:
         """The same entry with the content that belongs to its receipt. Raises FormatError."""
         if not isinstance(self.document, Receipt):
-            raise FormatError("content", "belongs beside a receipt, and this document is none")
+            raise FormatError("content", "belongs beside a receipt, and this document is not one")
         content.check_against(self.document)
         return replace(self, content=packed(content))
 

@@ -126,7 +126,7 @@ class Bucket:
         self._doubtful.discard(path)
 
     def _find(self, path: str) -> bytes | None:
-        """An object, whose tag is known from here on; None where there is none."""
+        """An object, whose tag is known from here on; None if it is missing."""
         try:
             data, self._tags[path] = self._get(path)
         except NotFound:

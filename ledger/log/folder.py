@@ -94,7 +94,7 @@ class Folder:
                     data = data[os.write(self._descriptor, data) :]
                 os.fdatasync(self._descriptor)
             except OSError:
-                self.unsure = True  # a record that is half there, or not on the disk, is none
+                self.unsure = True  # a record that is half there, or not on the disk, does not count
                 os.ftruncate(self._descriptor, self._end)
                 os.fsync(self._descriptor)
                 self.unsure = False

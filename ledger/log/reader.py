@@ -30,7 +30,7 @@ _PAGE_BYTES = 2**21
 class StoredReceipt:
     """A receipt as the ledger holds it: entry bytes, content where it was given and not erased, the verdicts so far.
 
-    `erased_by` is the index of the erasure of its content, None where there is none.
+    `erased_by` is the index of the erasure of its content, None while it is there.
     """
 
     index: int

@@ -45,7 +45,7 @@ class ReceiptFilter:
         return None if self.end_time is None else timestamp_not_before(self.end_time)
 
     def admits(self, index: int, receipt: Receipt) -> bool:
-        """Whether the receipt at `index` matches, by its own fields (`listing.Criteria`); `outcome` is none of them."""
+        """Whether the receipt at `index` matches, by its own fields (`listing.Criteria`); without `outcome`."""
         wanted_and_found = (
             (self.tenant, receipt.tenant),
             (self.method, receipt.spec_decode.method),

@@ -134,7 +134,7 @@ class Index(Protocol):
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
         """At most `limit` receipts with an index greater than `after` (-1 for the first page), in index order.
 
-        Raises FormatError for a commitment in the filter that is none.
+        Raises FormatError for an invalid commitment in the filter.
         """
         ...
 
@@ -160,7 +160,7 @@ class Vault(Protocol):
 
     def erased_by(self, receipt_index: int) -> int | None:
         """The index of the first entry that has erased a receipt's content: an erasure, or an expiry, which erases only
-        what is there. None where there is none. One look-up, however much was erased before.
+        what is there. None if nothing has. One look-up, however much was erased before.
         """
         ...
 

@@ -175,7 +175,7 @@ def _promises(
         try:
             promise = open_with_any(each.data, (trusted for _, trusted in summary.walk.keys.epochs))
         except (FormatError, SignatureError) as error:
-            yield Finding(kinds.PROMISE, key, f"{each.name}: is no promise that a trusted key has signed: {error}")
+            yield Finding(kinds.PROMISE, key, f"{each.name}: is not a promise that a trusted key has signed: {error}")
             continue
         missing = promise.choices - memory.holds(promise.digests())
         if missing and as_of > parse_timestamp(promise.due):

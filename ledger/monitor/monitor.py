@@ -199,7 +199,7 @@ class Monitor:
                 summary.take(data)
             size = summary.size
             if size == start:
-                raise ProofError(f"there are none after entry {size}")
+                raise ProofError(f"no entries come after entry {size}")
             proof = consistency_proof(size, head.size, hashes)
             verify_consistency(size, head.size, proof, summary.walk.frontier.root(), head.root)
             self._memory.save(summary.to_document())

@@ -189,7 +189,7 @@ class SealedContents:
         self._database.scrub(contents.name)
 
     def content(self, receipt_index: int) -> Content | None:
-        """None where there is none, or its key was destroyed. Raises StoreError where it is damaged."""
+        """None if it is missing, or its key was destroyed. Raises StoreError where it is damaged."""
         statement = select(contents.c.key_id, contents.c.sealed, receipts.c.receipt_id)
         joined = statement.join(receipts, receipts.c.index == contents.c.receipt_index)
         with self._database.reading() as connection:

@@ -64,7 +64,7 @@ class SqlGuard:
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
         """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
-        return cls(connect_for_reading_with(target, _guard, "is no guard of a ledger"))
+        return cls(connect_for_reading_with(target, _guard, "is not a guard of a ledger"))
 
     def read(self, origin: str) -> Checkpoint | None:
         with self._database.reading() as connection:

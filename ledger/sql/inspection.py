@@ -34,7 +34,7 @@ class SqlInspection:
     def open(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
         """Open the databases of `SqlEntryStore.open_for_reading`; also a ledger with missing tables.
 
-        Raises NotFound, StoreDamaged where not even the schema can be read, StoreError where it is no ledger.
+        Raises NotFound, StoreDamaged where not even the schema can be read, StoreError where it is not a ledger.
         """
         database = connect_for_reading(target)
         connection = keys = None

@@ -26,7 +26,7 @@ def entry_bytes(index: int, value: object) -> bytes:
 
 
 def blob(value: object, what: str) -> bytes:
-    """The bytes of another column. Raises StoreError where they are none."""
+    """The bytes of another column. Raises StoreError for anything else."""
     if not isinstance(value, bytes):
         raise StoreError(f"{what} is damaged: the database returns {type(value).__name__}, not bytes")
     return value
@@ -79,8 +79,8 @@ _SHOWN = [column for column in receipts.columns if not column.name.endswith("_co
 
 
 def select_receipts(narrow: ReceiptFilter, after: int, limit: int, size: int) -> Select[Any]:
-    """The columns of `store.ReceiptRow`, in index order, of a log of `size` entries. Raises FormatError for a
-    commitment that is none.
+    """The columns of `store.ReceiptRow`, in index order, of a log of `size` entries. Raises FormatError for an
+    invalid commitment.
     """
     outcome = _latest_outcome()
     statement = select(*_SHOWN, leaves.c.entry, outcome.label("outcome"))

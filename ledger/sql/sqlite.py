@@ -62,7 +62,7 @@ class SqliteDatabase:
     def snapshot(self) -> Connection:
         connection = self._reader.connect()
         connection.exec_driver_sql("BEGIN")
-        # A flipped bit makes text that is no UTF-8, which the driver would refuse to return.
+        # A flipped bit makes text that is not UTF-8, which the driver would refuse to return.
         _driver(connection).text_factory = lambda data: data.decode("utf-8", "surrogateescape")
         return connection
 

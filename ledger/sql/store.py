@@ -476,7 +476,7 @@ def _record(index: int, data: bytes) -> Record:
 
 
 def _head(note: bytes) -> Checkpoint | None:
-    """None for bytes that are no checkpoint: the folder's file is made anew, and recovery refuses the database's."""
+    """None for bytes that are not a checkpoint: the folder's file is made anew, and recovery refuses the database's."""
     try:
         return Checkpoint.from_text(Note.from_bytes(note).text)
     except FormatError:

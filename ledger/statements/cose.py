@@ -31,7 +31,7 @@ def decode(data: bytes) -> Any:
         value = cbor2.loads(data[:_LONGEST])
         deterministic = encode(value) == data
     except Exception as error:  # a reader of untrusted bytes may raise any of these
-        raise FormatError("statement", f"is no CBOR: {type(error).__name__}") from None
+        raise FormatError("statement", f"is not CBOR: {type(error).__name__}") from None
     if not deterministic:
         raise FormatError("statement", "expected deterministic CBOR")
     return value

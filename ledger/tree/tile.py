@@ -34,7 +34,7 @@ class TileReader(Protocol):
     """Where tiles are kept."""
 
     def tile(self, level: int, number: int) -> bytes:
-        """The hashes of a tile, as many as it has by now. Raises NotFound where there is none, StoreError."""
+        """The hashes of a tile, as many as it has by now. Raises NotFound if it is missing, StoreError."""
         ...
 
 

@@ -41,7 +41,7 @@ class CosignatureStore:
         return sorted(int(match[1]) for name in os.listdir(self._folder) if (match := _FILE.fullmatch(name)))
 
     def note(self, size: int) -> bytes | None:
-        """The cosigned checkpoint over `size` entries; None where there is none."""
+        """The cosigned checkpoint over `size` entries; None without one."""
         return self._read(self._path(size))
 
     def record(self, size: int, note: Note) -> None:

@@ -53,7 +53,7 @@ def quorum_time(policy: Policy, cosigned: Mapping[str, int]) -> datetime | None:
     """The latest time since which cosignatures are enough for the policy: no minority can make a log look younger.
 
     `cosigned` are POSIX seconds by the witness's name in the policy. Without a quorum in the policy, the newest
-    cosignature; None where the cosignatures are not enough, or there are none.
+    cosignature; None where the cosignatures are not enough, or missing.
     """
     for time in sorted(set(cosigned.values()), reverse=True):
         if policy.is_met_by([name for name, at in cosigned.items() if at >= time]):

@@ -133,7 +133,7 @@ class Policy:
         key = self.log_key(note, checkpoint)
         cosigned = self.cosigned(note)
         if not self.is_met_by(cosigned):
-            raise ProofError(f"cosigned by {', '.join(cosigned) or 'no witness'}, which is no quorum {self.quorum!r}")
+            raise ProofError(f"cosigned by {', '.join(cosigned) or 'no witness'}, not a quorum {self.quorum!r}")
         return Witnessed(checkpoint, key, cosigned)
 
 
@@ -167,10 +167,10 @@ class _Reading:
                 self._groups.append(group)
             case ["quorum", name] if self._quorum is None:
                 if name != _NONE and name not in self._names:
-                    raise FormatError(line, f"{_shown(name)} is no witness or group defined above")
+                    raise FormatError(line, f"{_shown(name)} is not a witness or group defined above")
                 self._quorum = name
             case _:
-                raise FormatError(line, f"is no line of a policy, or a second quorum: {_shown(' '.join(words))}")
+                raise FormatError(line, f"is not a line of a policy, or a second quorum: {_shown(' '.join(words))}")
 
     def policy(self) -> Policy:
         if self._quorum is None:
@@ -184,7 +184,7 @@ class _Reading:
 
     def _take_member(self, name: str, line: str) -> None:
         if name not in self._names:
-            raise FormatError(line, f"{_shown(name)} is no witness or group defined above")
+            raise FormatError(line, f"{_shown(name)} is not a witness or group defined above")
         if name in self._members:
             raise FormatError(line, f"{_shown(name)} is a member already, and may count only once")
         self._members.add(name)

@@ -34,7 +34,7 @@ _EMPTY = 0
 class SeenTree:
     """The newest tree of a log that the witness has cosigned. An empty log is seen before the first checkpoint.
 
-    `note` is the signed checkpoint of it, b"" where there was none.
+    `note` is the signed checkpoint of it, b"" without one.
     """
 
     size: int = _EMPTY

@@ -186,7 +186,7 @@ class Auditor:
             try:
                 self._journal.append(Envelope.from_bytes(envelope))
             except (InvalidArgument, LedgerError) as error:  # of another log, or cut short before it was ever sent
-                _log.warning("a verdict that was kept is none of this log's: %s", error)
+                _log.warning("a verdict that was kept is not one of this log: %s", error)
         if kept:
             self._folder.forget_verdicts()
             self._catch_up()
@@ -254,7 +254,7 @@ def _receipt_in(envelope: Envelope) -> Receipt:
     try:
         document = read_document(envelope)
     except LedgerError as error:
-        raise BrokenLog(f"the ledger holds a receipt that is none: {error}") from error
+        raise BrokenLog(f"an entry listed as a receipt is not one: {error}") from error
     if not isinstance(document, Receipt):
         raise BrokenLog("the ledger holds something else in the place of a receipt")
     return document

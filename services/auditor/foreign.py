@@ -74,7 +74,7 @@ Reference = Callable[[Receipt, Content], ReferencePass]
 """A pass along the output, on the auditor's own weights. Raises CannotReplay, Interrupted."""
 
 Profiles = Callable[[str], EngineProfile | None]
-"""The entry of the log that a receipt's `profile_cid` names; None where there is none."""
+"""The entry of the log that a receipt's `profile_cid` names; None if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)

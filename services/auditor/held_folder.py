@@ -154,7 +154,7 @@ class HeldFolder:
             self._verdicts.unlink(missing_ok=True)
 
     def kept_fold(self) -> Any:
-        """The fold that `keep_fold` wrote, as JSON; None where there is none, or none that can be read."""
+        """The fold that `keep_fold` wrote, as JSON; None if it is missing or cannot be read."""
         try:
             return json.loads(self._fold.read_bytes())
         except (OSError, ValueError):

@@ -122,7 +122,7 @@ class SignedResume:
 
 
 def _open_halts(ledger: LedgerClient, index: int | None) -> tuple[Halt, ...]:
-    """The halt at this entry, or all open halts. Raises KolmError, NotFound if there is none."""
+    """The halt at this entry, or all open halts. Raises KolmError, NotFound if nothing is halted."""
     chosen = tuple(halt for halt in ledger.halt_state().halts if index in (None, halt.halt_index))
     if not chosen:
         what = "there is no open halt" if index is None else f"entry {index} is not an open halt"

@@ -28,7 +28,7 @@ _COMMANDS: dict[str, Member] = {
     "serve": Group(
         "Run one service in the foreground, with all of its own flags.",
         {
-            "generation": Forwarded("The model: generates, signs receipts, replays for auditors.", _serve),
+            "generation": Forwarded("The model: generates and signs receipts.", _serve),
             "ledger": Forwarded("The append-only log of receipts, verdicts, halts and resumes.", _serve),
             "auditor": Forwarded("Samples receipts, has them replayed, appends verdicts and halts.", _serve),
             "registry": Forwarded("Draft heads: manifests, blobs, and what publishers have signed about them.", _serve),

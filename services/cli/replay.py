@@ -78,7 +78,7 @@ def replay(
         "ledger_index": None if read.entry is None else read.entry.index,  # null without a proof of a place in the log
         "signature": None if keys is None else True,  # null without keys to check it with
         "tokens": receipt.output.tokens,
-        "texts": texts and texts.same,  # null where there were none to compare
+        "texts": texts and texts.same,  # null without texts to compare
         "texts_compared": texts and texts.said,
     }
     answer(json, document, _replay_view)

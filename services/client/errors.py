@@ -119,7 +119,7 @@ class Unimplemented(KolmError):
 
 
 class Internal(KolmError):
-    """The server has a bug, or is no kolm server."""
+    """The server has a bug, or is not a kolm server."""
 
 
 _BY_CODE: dict[grpc.StatusCode, type[KolmError]] = {

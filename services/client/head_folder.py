@@ -52,7 +52,7 @@ class _Sizes(Members, frozen=True):
 
 
 class HeadFolderInvalid(Exception):
-    """The folder is no head in kolm's layout; the message says what is wrong and what to do."""
+    """The folder is not a head in kolm's layout; the message says what is wrong and what to do."""
 
 
 def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | None = None) -> DraftHeadManifest:

@@ -32,7 +32,7 @@ class Samples:
         self._samples = tuple(samples)
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over the series of that name that have these labels; 0 where there are none."""
+        """The sum over the series of that name that have these labels; 0 without such series."""
         return sum(each.value for each in self._named(name) if labels.items() <= each.labels.items())
 
     def by(self, name: str, label: str) -> dict[str, float]:

@@ -157,7 +157,7 @@ def _opened(source: Source, listed: VerdictEntry) -> Verdict:
     """The signed document; the list's own columns are not looked at."""
     document = open_document(Envelope.from_bytes(listed.envelope), source.trusted, listed.index)
     if not isinstance(document, Verdict):
-        raise ProofError(f"entry {listed.index} is listed as a verdict and is none")
+        raise ProofError(f"entry {listed.index} is listed as a verdict and is not one")
     return document
 
 

@@ -140,7 +140,7 @@ class ForeignEngine:
             published = verify_draft_head(DraftHeadEvidence.read(folder), trusted_keys(self._settings), base)
             check_files(published.manifest, folder)
         except (LedgerError, OSError) as error:
-            raise CannotStart(f"--head: {folder} is no head that receipts may name: {error}") from error
+            raise CannotStart(f"--head: {folder} is not a head that receipts may name: {error}") from error
         head = ServedHead(published.cid, folder, published.publication.name, published.index, ENGINE)
         self.heads = HeadState((head,))
         self.identity.methods_known = (replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind)),)

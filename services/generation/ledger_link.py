@@ -105,7 +105,7 @@ class LedgerLink:
 
 
 def _read(data: bytes) -> Entry | None:
-    """None for bytes that are no entry: those around it count all the same."""
+    """None for bytes that are not an entry: those around it count all the same."""
     try:
         return Entry.from_bytes(data)
     except FormatError as error:

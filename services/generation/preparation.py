@@ -207,7 +207,7 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
 async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
     """Loads what the settings ask for. Heads of the registry that may not be loaded are named in the log and left out.
 
-    Raises CannotStart for a folder that was given directly and is no head for this base.
+    Raises CannotStart for a folder that was given directly and is not a head for this base.
     """
     found = await _named_heads(settings, model) if settings.head_references else LoadedHeads()
     folder = head_beside(settings.model) if settings.beside and not settings.head and not found.loaded else None

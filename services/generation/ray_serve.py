@@ -42,7 +42,7 @@ class _Call:
         return None
 
     async def send_initial_metadata(self, metadata: object) -> None:
-        """A promise is in the stream's first event; an answer that is no stream comes without it."""
+        """A promise is in the stream's first event; an answer that is not a stream comes without it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -52,7 +52,7 @@ class Generation:
     """One replica: a model, its engine, its receipts. Everything runs on Serve's event loop for it."""
 
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]
-        """Returns once the model is loaded. Raises ValidationError for settings that are none, CannotStart."""
+        """Returns once the model is loaded. Raises ValidationError for invalid settings, CannotStart."""
         loaded = GenerationSettings(**settings)
         loaded.client_tls.for_process()
         show_token(loaded.token_file)

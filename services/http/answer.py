@@ -212,7 +212,7 @@ def _choice(index: int, piece: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Rejected prediction tokens are no part of completion_tokens."""
+    """Rejected prediction tokens are not part of completion_tokens."""
     return {
         **_tokens(usage),
         "prompt_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},

@@ -90,7 +90,7 @@ def _named(path: str, names: Mapping[str, str]) -> str:
 
 
 def of_body(error: ValidationError) -> ApiError:
-    """The error for a body that is no request: its first problem, by the path of its field."""
+    """The error for a malformed body: its first problem, by the path of its field."""
     first = error.errors(include_url=False)[0]
     param = _path(first["loc"])[:_LONGEST_VALUE] or None
     if first["type"] == "union_tag_invalid":

@@ -124,7 +124,7 @@ _REMEMBERED = 4096
 def token(request: Request) -> str:
     """The caller's token, or none: the generation server decides upon both.
 
-    OpenAI's clients always send a key; one that is no token of kolm counts as none. A caller on this machine who calls
+    OpenAI's clients always send a key; one that kolm does not know counts as none. A caller on this machine who calls
     it by a name of DNS has to bring one, also where anybody may generate. Raises ApiError.
     """
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")

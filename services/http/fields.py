@@ -49,7 +49,7 @@ def only(*neutral: object) -> AfterValidator:
 
 
 def unsupported(*neutral: object) -> PydanticCustomError:
-    """The error for a value that is none of the neutral ones."""
+    """The error for a value that is not neutral."""
     instead = "".join(f", or send {json.dumps(each)}" for each in neutral)
     return PydanticCustomError(
         "unsupported_value", "is not supported by kolm; leave it out{instead}", {"instead": instead}

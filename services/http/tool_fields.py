@@ -154,7 +154,7 @@ def tools_of(
     choice: NestedToolChoice | FlatToolChoice,
     parallel: bool | None,
 ) -> Tools | None:
-    """None where there are none. A function that is named is called once."""
+    """None without tools. A function that is named is called once."""
     if not given and choice in (None, "none", "auto"):
         return None
     tools, parallel = [each.tool() for each in given or ()], parallel is not False

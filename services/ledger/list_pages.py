@@ -135,7 +135,7 @@ def _commitment(text: str) -> str:
 def _time(stamp: Timestamp, field: str) -> datetime:
     try:
         time = stamp.ToDatetime(UTC)
-        timestamp_not_before(time)  # at the calendar's very end there is none
+        timestamp_not_before(time)  # fails at the calendar's very end
     except (ValueError, OverflowError):
         raise InvalidArgument(field, "expected a time of the years 1 to 9999") from None
     return time

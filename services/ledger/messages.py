@@ -70,7 +70,7 @@ def _entry(index: int, data: bytes, kind: str) -> Entry:
     except FormatError as error:
         raise ChainError(index, f"is damaged: {error}") from error
     if entry.envelope.payload_type != payload_type(kind):
-        raise ChainError(index, f"is indexed as a {kind} and is none")
+        raise ChainError(index, f"is indexed as a {kind} and is not one")
     return entry
 
 

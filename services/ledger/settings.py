@@ -53,7 +53,7 @@ class LedgerSettings(RpcServerSettings):
     new_guard: bool = Field(
         False,
         description="Open a log with entries although its guard is gone or knows nothing of it: for one start, once "
-        "you know that the database is no old backup.",
+        "you know that the database is not an old backup.",
     )
     key_file: Path | None = Field(
         None,
@@ -103,7 +103,7 @@ class LedgerSettings(RpcServerSettings):
 
     @property
     def guard(self) -> Path | str | None:
-        """The database of `SqlGuard`; None where there is none."""
+        """The database of `SqlGuard`; None without a database."""
         if self.guard_url is None and self.log is not None:
             return None
         return self.guard_url.get_secret_value() if self.guard_url else self.data_dir / "guard.sqlite3"

@@ -85,7 +85,7 @@ def _sees(caller: Principal, document: Document, find: FindReceipt) -> bool:
 def _receipt(index: int, entry: bytes) -> Receipt:
     document = _document(index, entry)
     if not isinstance(document, Receipt):
-        raise ChainError(index, "is indexed as a receipt and is none")
+        raise ChainError(index, "is indexed as a receipt and is not one")
     return document
 
 

@@ -29,7 +29,7 @@ from services.runtime.errors import InvalidArgument, KolmError, PermissionDenied
 
 
 class BadDocument(InvalidArgument):
-    """The envelope is none, or holds another document than the call is about."""
+    """The envelope is malformed, or holds another document than the call is about."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("envelope", problem, reason="BAD_DOCUMENT")

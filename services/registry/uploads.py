@@ -3,7 +3,7 @@
     <folder>/<64 hex digits>-<size>-<16 hex digits>.part     bytes 0 to committed size of a blob: its SHA-256, its
                                                              declared size, and the digest of its uploader's name
 
-A part file is no blob yet. It survives a cut connection and a killed process, and the next upload goes on at its end;
+A part file is not yet a blob. It survives a cut connection and a killed process, the next upload goes on at its end;
 damage by a power cut shows when the digest is compared. Nobody goes on with, ends or deletes what another uploads.
 """
 
@@ -155,7 +155,7 @@ class Uploads:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def committed(self, part: Part) -> int:
-        """Bytes that an upload of this part has left; 0 where there was none."""
+        """Bytes that an upload of this part has left; 0 without one."""
         try:
             return (self._folder / part.file_name).stat().st_size
         except FileNotFoundError:

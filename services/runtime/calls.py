@@ -1,7 +1,7 @@
 """The calls of every server: request ids, access, limits, decoding, error mapping, measurement, pages of lists.
 
 The interceptor reads and decodes requests itself: not before it is clear that the call is taken, and so that bytes
-which are no message get INVALID_ARGUMENT and not INTERNAL. It writes streams itself, so that a servicer's generator is
+which are not a message get INVALID_ARGUMENT, not INTERNAL. It writes streams itself, so that a servicer's generator is
 closed at once if the call ends early.
 """
 
@@ -111,7 +111,7 @@ class Requests:
             reading = self.limits.awaiting()
 
     async def _next(self, context: Context, caller: str, held: AsyncExitStack) -> Any:
-        """The next message, decoded, with memory for it until `held` is left; grpc.aio.EOF where there is none."""
+        """The next message, decoded, with memory for it until `held` is left; grpc.aio.EOF after the last."""
         raw: Any = await context.read()
         if raw is grpc.aio.EOF:
             return raw

@@ -155,7 +155,7 @@ def read_principals(path: Path) -> tuple[Credential, ...]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the document"
-        raise PrincipalsError(f"{path} is no file of principals: {where}: {first['msg']}") from None
+        raise PrincipalsError(f"{path} is not a file of principals: {where}: {first['msg']}") from None
     except ValueError as error:
         raise PrincipalsError(f"{path}: {error}") from None
 

@@ -112,7 +112,7 @@ _KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
 
 @dataclass(frozen=True, slots=True)
 class TomlTable:
-    """The values below `[name]` of `path`; without a file there are none."""
+    """The values below `[name]` of `path`; empty without a file."""
 
     path: Path | None
     name: str
@@ -120,7 +120,7 @@ class TomlTable:
 
     @classmethod
     def read(cls, path: Path | None, name: str, known: Collection[str]) -> TomlTable:
-        """Raises SettingsError for a file that is none, and for names of tables and settings that nothing reads."""
+        """Raises SettingsError for a file that is not TOML, and for names of tables and settings that nothing reads."""
         if path is None:
             return cls(None, name, {})
         document = toml_document(path)
@@ -144,7 +144,7 @@ class TomlTable:
 
 
 def toml_document(path: Path) -> dict[str, Any]:
-    """All of a TOML file. Raises SettingsError, with line and column where it is no TOML."""
+    """All of a TOML file. Raises SettingsError, with line and column where it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

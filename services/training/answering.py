@@ -48,7 +48,7 @@ def read_prompts(paths: Sequence[Path], tokenizer: Tokenizer, longest: int) -> l
     name stands in for a domain that is not given.
 
     Raises:
-        PromptsInvalid: a file is missing, a line is no prompt, an id comes twice, or nothing is left.
+        PromptsInvalid: a file is missing, a line is not a prompt, an id comes twice, or nothing is left.
     """
     prompts = [prompt for path in paths for prompt in _of_file(path, tokenizer)]
     _check_ids(prompts)

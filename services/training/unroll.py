@@ -178,7 +178,7 @@ class Places:
         return cls(lines, said, drafts[lines, said], teacher.normed(window.finals[lines, said]))
 
     def from_starts(self, values: Tensor, step: int) -> Tensor:
-        """Values [b, a, ...] of the starts that foresee these places at `step`; those of others where there is none."""
+        """Values [b, a, ...] of the starts that foresee these places at `step`; others' without such a start."""
         return values[self.lines, (self.said - step).clamp(min=0)]
 
     def counted(self, steps: int) -> Tensor:

@@ -239,8 +239,8 @@ def bundles() -> dict[str, Made]:
         "checkpoint_of_another_log": Made(
             {p: d.replace(ORIGIN.encode(), b"x.example/log") for p, d in good.items()}, 2, "knows no log x.example/log"
         ),
-        "cosigned_by_one": Made(exported(log, checkpoint=checkpoint(log, size, "a")), 3, "no quorum 'two-of-three'"),
-        "cosigned_by_one_twice": Made(exported(log, checkpoint=checkpoint(log, size, "aa")), 3, "no quorum"),
+        "cosigned_by_one": Made(exported(log, checkpoint=checkpoint(log, size, "a")), 3, "not a quorum 'two-of-three'"),
+        "cosigned_by_one_twice": Made(exported(log, checkpoint=checkpoint(log, size, "aa")), 3, "not a quorum"),
         "cosignature_of_another_tree": Made(
             with_file("checkpoint", _moved_cosignature(good["checkpoint"], checkpoint(log, 4))), 3, "not one by"
         ),
@@ -285,7 +285,7 @@ def bundles() -> dict[str, Made]:
         "replay_missing": Made(insider({}, drop=1), 10, "entry 11: has no verdict"),
         "content_of_another_receipt": Made(with_file(CONTENT_FILE, wrong_content), 11, "entry 2"),
         "content_for_a_verdict": Made(
-            with_file(CONTENT_FILE, ContentLine.of(4, content(0)).to_bytes() + b"\n"), 11, "entry 4: is no receipt"
+            with_file(CONTENT_FILE, ContentLine.of(4, content(0)).to_bytes() + b"\n"), 11, "entry 4: is not a receipt"
         ),
         "manifest_of_another_head": Made(
             with_file(f"heads/{'0' * 64}.json", MANIFEST.to_bytes()), 12, "manifest of another head"

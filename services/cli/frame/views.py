@@ -59,7 +59,7 @@ OUTCOME_STYLES = {
 
 
 def table(rows: Iterable[Any], *columns: Column, empty: str | None = None) -> View:
-    """A table of rows; `empty` is said where there is none."""
+    """A table of rows; `empty` is said where there are no rows."""
     kept = tuple(rows)
     return empty if empty is not None and not kept else Table(columns, kept)
 

@@ -114,7 +114,7 @@ class RequestOptions:
         return None
 
     def spec_decode(self) -> SpecDecodeConfig:
-        """How to speculate. Raises UsageError for a `--parameter` that is no NAME=VALUE."""
+        """How to speculate. Raises UsageError for a `--parameter` that is not NAME=VALUE."""
         pairs = [each.partition("=") for each in self.parameter or ()]
         for name, equals, value in pairs:
             if not name or not value.isdecimal():

@@ -203,7 +203,7 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
 
 
 def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
-    """The proof, or why there is none."""
+    """The proof, or why it is missing."""
     from services.cli.ledger.export import proof_of
 
     def proven() -> TlogProof | None:

@@ -119,7 +119,7 @@ class Poll:
     undelivered: str | None
 
     def document(self) -> dict[str, Any]:
-        """All findings; `ok` where there is none and the log could be read."""
+        """All findings; `ok` without findings, if the log could be read."""
         return {
             "ok": not self.findings and self.away is None,
             "size": self.size,

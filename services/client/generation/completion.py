@@ -19,7 +19,7 @@ class Usage:
     """Tokens of prompt and output. `cached_prompt_tokens` of the prompt were not computed again.
 
     `accepted_prediction_tokens` of the output were drafted from the request's prediction, as were the rejected ones,
-    which are no part of it.
+    which are not part of it.
     """
 
     prompt_tokens: int

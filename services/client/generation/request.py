@@ -84,7 +84,7 @@ class StructuredOutputs:
     def of(cls, kind: str, text: str, engine: str = "") -> StructuredOutputs:
         """The reverse of `kind` and `text`, as receipts and contents have them. Raises ValueError for what has none."""
         if kind not in KINDS:
-            raise ValueError(f"{kind!r} is no kind of constraint that this client knows")
+            raise ValueError(f"{kind!r} is not a kind of constraint that this client knows")
         value: Any = json.loads(text) if kind == "choice" else True if kind == "json_object" else text
         return cls(**{kind: value}, engine=engine)
 

@@ -141,7 +141,7 @@ class LedgerClient(Client):
         return Stream(call, lambda message: LogEntry(message.entry.entry))
 
     def checkpoint(self, *, witnessed: bool = False) -> SignedCheckpoint:
-        """The newest signed tree head, or the newest that the server counts as witnessed; NotFound if there is none."""
+        """The newest signed tree head, or the newest that the server counts as witnessed; NotFound without one."""
         request = pb.GetCheckpointRequest(witnessed=witnessed)
         return log_wire.signed_checkpoint(self._call(self._stub.GetCheckpoint, request))
 
@@ -166,7 +166,7 @@ class LedgerClient(Client):
         return log_wire.consistency_proof(self._call(self._stub.GetConsistencyProof, request))
 
     def tile(self, level: int, number: int) -> bytes:
-        """The hashes of a C2SP tlog-tile, 32 bytes each, as many as it has by now; NotFound where there is none."""
+        """The hashes of a C2SP tlog-tile, 32 bytes each, as many as it has by now; NotFound if it is missing."""
         return self._call(self._stub.GetTile, pb.GetTileRequest(level=level, number=number)).hashes
 
     def halt_state(self) -> HaltState:

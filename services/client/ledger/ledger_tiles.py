@@ -26,7 +26,7 @@ class LedgerTiles:
         self._witnessed = witnessed
 
     def read(self, path: str, most: int) -> bytes:
-        """Raises FormatError for a path that is none, the ledger's NotFound where the tree does not reach so far,
+        """Raises FormatError for an invalid path, the ledger's NotFound where the tree does not reach so far,
         ProofError for what the ledger holds damaged, KolmError.
         """
         try:

@@ -172,7 +172,7 @@ def shown_document(envelope: bytes, kind: type[_Kind], index: int) -> _Kind:
 
     document = read_document(Envelope.from_bytes(envelope))
     if not isinstance(document, kind):
-        raise ProofError(f"entry {index} is shown as a {kind.__name__.lower()} and is none")
+        raise ProofError(f"entry {index} is shown as a {kind.__name__.lower()} and is not one")
     return document
 
 
@@ -251,7 +251,7 @@ class HaltState:
     tree_size: int
 
     def find(self, base_cid: str, method: str, head_cid: str | None = None) -> Halt | None:
-        """The oldest open halt that covers these; None if there is none."""
+        """The oldest open halt that covers these; None if no halt does."""
         return next(
             (
                 halt

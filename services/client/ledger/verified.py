@@ -135,7 +135,7 @@ class VerifiedLedger:
         answer = self._client.erase_own(receipt_id)
         erasure = open_document(self.entry(answer.index).envelope, self._trusted)
         if not isinstance(erasure, Erasure) or erasure.receipt_id != receipt_id:
-            raise ProofError(f"entry {answer.index} is no erasure of the receipt {receipt_id}")
+            raise ProofError(f"entry {answer.index} is not an erasure of the receipt {receipt_id}")
         return answer
 
     def entry(self, index: int) -> LogEntry:
@@ -243,7 +243,7 @@ def _check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedK
 def _check_verdict(shown: VerdictEntry, row: ReceiptEntry, trusted: TrustedKeys) -> None:
     document = open_document(Envelope.from_bytes(shown.envelope), trusted)
     if not isinstance(document, audit.Verdict):
-        raise ProofError(f"entry {shown.index} is shown as a verdict and is none")
+        raise ProofError(f"entry {shown.index} is shown as a verdict and is not one")
     if (document.receipt_id, document.receipt_index) != (row.receipt_id, row.index):
         raise ProofError(f"the verdict in entry {shown.index} is not on {row.receipt_id}, for which it is shown")
 

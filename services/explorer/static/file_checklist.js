@@ -23,7 +23,7 @@ export const FILE_STEPS = [
 // work.text is the file, work.trusted the explorer's keys, work.verdictsOf asks it for a receipt's verdicts.
 async function openFile(work) {
   const file = parsed(work.text, "the file");
-  if (file?.type !== TYPE) throw new Error(`this is no receipt file (${TYPE}), as kolm generate --save writes it`);
+  if (file?.type !== TYPE) throw new Error(`this is not a receipt file (${TYPE}), as kolm generate --save writes it`);
   const envelope = parsed(file.envelope, "its envelope");
   const document = readJson(fromBase64(envelope.payload));
   const shown = { receiptId: document.receipt_id, verdicts: new Map() };
@@ -55,7 +55,7 @@ function readProof(text) {
   const [first, extra, place, ...hashes] = text.slice(0, end).split("\n");
   const index = /^index (0|[1-9][0-9]{0,15})$/.exec(place ?? "");
   if (end < 0 || first !== "c2sp.org/tlog-proof@v1" || !extra?.startsWith("extra ") || index === null) {
-    throw new Error("its proof is no tlog-proof with an entry");
+    throw new Error("its proof is not a tlog-proof with an entry");
   }
   return { index: Number(index[1]), hashes, entry: extra.slice("extra ".length), checkpoint: text.slice(end + 2) };
 }

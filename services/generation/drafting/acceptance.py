@@ -65,7 +65,7 @@ class RequestAcceptance:
     """Probability that a draft token is accepted, given that its parent was."""
 
     def __init__(self, shared: Float64 | None = None) -> None:
-        """`shared` [kinds, (accepted, tried)] are counts of other requests; without it there are none."""
+        """`shared` [kinds, (accepted, tried)] are counts of other requests; without it, counts begin at 0."""
         self._shared = np.zeros((len(_PRIORS), 2)) if shared is None else shared
         self._own = np.zeros_like(self._shared)
 

@@ -345,7 +345,7 @@ class EngineCore:
         """The accepted path. An error in sampling or decoding ends its own sequence, not everybody's."""
         try:
             return walk(tree, lambda node: sequence.emit(logits[node]))
-        except BaseException as error:  # a panic in the grammars' library is no Exception
+        except BaseException as error:  # a panic in the grammars' library is not an Exception
             log.exception("request %s ends with an error", sequence.request.request_id)
             sequence.fail(f"sampling failed: {error!r}")
             return [0]

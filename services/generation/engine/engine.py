@@ -129,7 +129,7 @@ class Engine:
     def _take(self, submission: _Submission) -> None:
         try:
             self._core.add_all(submission.requests, submission.sink)
-        except BaseException as error:  # a panic in the grammars' library is no Exception
+        except BaseException as error:  # a panic in the grammars' library is not an Exception
             submission.answer(error)
         else:
             submission.answer(None)

@@ -224,7 +224,7 @@ class Reading:
 
     @property
     def next(self) -> Future[KeptBlock | None] | None:
-        """The next block, None if there is none; its result is None where it turned out not to be there."""
+        """The next block, None after the last; its result is None where it turned out not to be there."""
         return self._coming[0] if self._coming else None
 
     def advance(self) -> None:

@@ -39,7 +39,7 @@ class PrefixNode:
 
     block: int
     parent: PrefixNode | None
-    digest: bytes  # its name on the disk, empty where there is none
+    digest: bytes  # its name on the disk, empty without one
 
     def upwards(self) -> Iterator[PrefixNode]:
         """This one first, the one that holds the first tokens last."""
@@ -93,7 +93,7 @@ class PrefixCursor:
         return self.before == other.before and other.layers in ((), self.layers)
 
     def common_prefix(self, tokens: Collection[int]) -> int:
-        """How many of `tokens` are those that follow; the last of the sequence, which it computes itself, is none."""
+        """How many of `tokens` are those that follow; its last, which it computes itself, does not count."""
         follow = self.block[: len(self.sequence.tokens) - 1 - self.tokens]
         pairs = zip(follow, tokens, strict=False)
         return next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(follow), len(tokens)))

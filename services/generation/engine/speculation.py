@@ -197,7 +197,7 @@ class Speculation:
         if drafts.guide is not None:
             try:
                 return ask(drafts.guide)
-            except BaseException:  # a panic in the library is no Exception
+            except BaseException:  # a panic in the library is not an Exception
                 log.exception("request %s drafts on without its grammar", sequence.request.request_id)
                 drafts.guide = None
         return None

@@ -64,7 +64,7 @@ class Erasures:
         try:
             document = read_document(entry.envelope)
         except LedgerError as error:
-            _log.warning("entry %d is no erasure that can be read: %s", entry.index, error)
+            _log.warning("entry %d is not an erasure that can be read: %s", entry.index, error)
             return
         if isinstance(document, Erasure):
             tenant, _ = self._issued.get(document.receipt_id, (None, None))

@@ -1,7 +1,7 @@
 """The journal of receipts on their way to the ledger: one append-only file, with one fsync for a group of records.
 
     <folder>/journal       records: CRC-32 of what follows, length of the payload, length of the id, kind; id, payload
-    <folder>/*.damaged     a journal with bytes that are no records, for somebody to look at
+    <folder>/*.damaged     a journal with bytes that are not records, for somebody to look at
 
 | kind | says | payload |
 |---|---|---|
@@ -102,7 +102,7 @@ class Journal:
         if not is_whole:
             aside = self._aside()
             os.link(self._path, aside)
-            _log.error("%s has bytes that are no records; it is kept as %s", self._path, aside)
+            _log.error("%s has bytes that are not records; it is kept as %s", self._path, aside)
         self._rewrite([record for record in left if record.receipt_id in kept])
         return kept
 
@@ -212,7 +212,7 @@ class Journal:
 def read_records(data: bytes) -> tuple[list[Record], bool]:
     """The records of a journal, and whether it has nothing else but an end that a crash has cut off.
 
-    Reads on at the next record behind bytes that are none.
+    Bytes that are not a record are passed over.
     """
     found, at, is_whole = list[Record](), 0, True
     while at < len(data):

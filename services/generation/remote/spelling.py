@@ -22,7 +22,7 @@ class Decoder(Protocol):
 class Spelling:
     """What ids spell and what an engine says, each as far as it has come; one may be ahead of the other.
 
-    Bytes that are no UTF-8 are shown as U+FFFD by decoders, by each in its own number: from the first such character on
+    Bytes that are not UTF-8 are shown as U+FFFD by decoders, by each in its own number: from the first one on
     the two are compared without them, once all is there.
     """
 

@@ -173,7 +173,7 @@ def _sound(found: About) -> About:
 
 
 def _parsed(data: bytes) -> Mapping[str, Any]:
-    """Raises UpstreamError for what is no JSON object, or tells of an error. JSON has no NaN and no half characters."""
+    """Raises UpstreamError for anything but a JSON object, and for an error. JSON has no NaN and no half characters."""
     try:
         event = msgspec.json.decode(data)
     except (ValueError, RecursionError):

@@ -82,7 +82,7 @@ class HeadState:
     unfit: frozenset[tuple[str, str | None]] = frozenset()
 
     def eligible(self, adapter_cid: str | None, *, above_threshold: bool) -> tuple[list[ServedHead], str | None]:
-        """The heads that may draft for this adapter, or why there is none, as receipts say it."""
+        """The heads that may draft for this adapter, or why there are no heads, as receipts say it."""
         found, reason = [], "no_head"
         for head in self.served:
             if head.cid in self.withdrawn:

@@ -179,7 +179,7 @@ def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str, methods: 
     for name, value in config.parameters.items():
         if name not in known:
             names = ", ".join(known) or "none"
-            raise InvalidArgument(f"spec_decode.parameters.{name}", f"is no parameter of {method}; it has {names}")
+            raise InvalidArgument(f"spec_decode.parameters.{name}", f"is not a parameter of {method}; it has {names}")
         _within(f"parameters.{name}", value, known[name].least, known[name].most)
     return dict(config.parameters)
 

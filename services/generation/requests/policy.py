@@ -122,7 +122,7 @@ def _of_kind(asked: SpeculationRequest, head: ServedHead) -> SpeculationRequest:
 
 def _wanted(asked: SpeculationRequest, now: PolicyContext) -> list[MethodSpec]:
     """The method that was named; or all that `auto` may choose, those that the declared workload prefers first. Where
-    there are heads, nobody misses a kind that there are none of.
+    there are heads, a kind of which there are no heads is not named as missing.
     """
     if asked.method != "auto":
         return [spec for spec in now.methods if spec.name == asked.method]

@@ -95,7 +95,7 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
     if choice not in pb.ToolChoice.values():
         raise InvalidArgument("messages.tool_choice", f"is {choice}; expected AUTO, NONE or REQUIRED")
     if unknown := next((name for name in allowed if name not in names), None):
-        raise InvalidArgument("messages.allowed_tools", f"names {unknown!r}, which is none of the tools")
+        raise InvalidArgument("messages.allowed_tools", f"names {unknown!r}, which is not one of the tools")
     required = choice == pb.TOOL_CHOICE_REQUIRED
     if required and not names:
         raise InvalidArgument("messages.tool_choice", "is REQUIRED, and there are no tools")
@@ -107,7 +107,7 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
 
 
 def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates take them. Raises InvalidArgument for arguments that are no JSON object."""
+    """The messages as chat templates take them. Raises InvalidArgument for arguments that are not a JSON object."""
     turns: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -154,7 +154,7 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
 
 
 def _schema(tool: pb.Tool) -> Any:
-    """None where there is none."""
+    """A tool's schema of parameters; None without one."""
     return read_json(tool.parameters) if tool.parameters else None
 
 
@@ -229,7 +229,7 @@ class PromptReader:
         return await self._encoded("prompt", [request.prompt], lambda: encode(request.prompt))
 
     async def text(self, token_ids: Sequence[int], vocab_size: int) -> str:
-        """Special tokens included. Raises InvalidArgument for ids that are none, or too many."""
+        """Special tokens included. Raises InvalidArgument for invalid ids, or too many."""
         if len(token_ids) > _MOST_IDS:
             raise InvalidArgument("token_ids", f"has {len(token_ids)} entries, at most {_MOST_IDS} are taken")
         if (largest := max(token_ids, default=0)) >= vocab_size:

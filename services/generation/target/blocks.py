@@ -71,7 +71,7 @@ class BlockPool:
         return block
 
     def keep(self, block: int, forget: Callable[[], None]) -> None:
-        """Keep what is in a block of some table as long as there is room; `forget` is called when there is none."""
+        """Keep what is in a block of some table as long as there is room; `forget` is called once there is no more."""
         self._forget[block] = forget
 
     def in_use(self, block: int) -> bool:

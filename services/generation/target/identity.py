@@ -56,7 +56,7 @@ def logged() -> Progress:
 
 @dataclass(frozen=True, slots=True)
 class FileDigests:
-    """Digests of files, those of large ones from `cache` where they are there. A cache that fails is none."""
+    """Digests of files, those of large ones from `cache` where they are there. A cache that fails is ignored."""
 
     cache: Path = field(default_factory=default_cache)
     progress: Progress = field(default_factory=logged)

@@ -109,7 +109,7 @@ def model_path(named: str | Path) -> Path:
 
 
 def _expected(named: str) -> str:
-    """What a name that is none may have been meant for."""
+    """What an unknown name may have been meant for."""
     if near := get_close_matches(named, {each.name for each in named_models()}, n=3):
         return f"is {' or '.join(sorted(near))} meant?"
     if _REPOSITORY.fullmatch(named):

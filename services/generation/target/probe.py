@@ -236,7 +236,7 @@ def default_folder() -> Path:
 
 
 class KeptProbes:
-    """Reports of probes that passed. A folder that cannot be read or written is none.
+    """Reports of probes that passed. A folder that cannot be read or written counts as empty.
 
     Write access to the folder is enough to make a start skip its probe; receipts are not less checkable for it.
     """

@@ -360,7 +360,7 @@ BESIDE: tuple[tuple[Lie, str], ...] = (
     (_forged_content, "not what the receipt commits to"),
     (lambda answer: setattr(answer.receipt, "outcome", documents_pb2.OUTCOME_EXACT), "newest verdict as DEVIATION"),
     (lambda answer: setattr(answer.verdicts[0], "envelope", signed(verdict(1, 1))), "is not on"),
-    (lambda answer: setattr(answer.verdicts[0], "envelope", signed_receipt(2)), "is none"),
+    (lambda answer: setattr(answer.verdicts[0], "envelope", signed_receipt(2)), "is not one"),
     (lambda answer: answer.ClearField("verdicts"), "its newest verdict as None"),
 )
 

@@ -211,7 +211,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """Every call, made in a folder with a model that is none, a text, a key and an empty bundle."""
+    """Every call, made in a folder with an invalid model, a text, a key and an empty bundle."""
     folder = tmp_path_factory.mktemp("calls")
     for name in ("model", "bundle"):
         (folder / name).mkdir()

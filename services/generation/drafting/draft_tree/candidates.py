@@ -69,7 +69,7 @@ _INFINITY = np.int32(0x7F800000)
 
 @relaxed
 def largest(row: Float32) -> np.float32:
-    """The largest value that is a number; -inf where there is none above that."""
+    """The largest value that is a number; -inf without one above that."""
     bits, best = row.view(np.int32), -_INFINITY
     for i in range(bits.shape[0]):
         key = key_of(bits[i])

@@ -56,7 +56,7 @@ class Bounds(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A model's tokens below each expanded node. A token below 0 is none, a share below 0 is not known."""
+    """A model's tokens below each expanded node. A token below 0 is missing, a share below 0 is not known."""
 
     tokens: Int64  # [expanded, width], the likeliest first
     shares: Float32
@@ -139,7 +139,7 @@ def rank_copies(nodes: Nodes, count: int, rates: Float64) -> None:
 
 @relaxed
 def copies_below(nodes: Nodes, count: int, frontier: Int64, asked: Int64) -> None:
-    """Fill `asked` [frontier, any] with the tokens of copies below the nodes; NONE is none."""
+    """Fill `asked` [frontier, any] with the tokens of copies below the nodes, NONE for missing ones."""
     asked[:] = NONE
     for line in range(len(frontier)):
         found = 0

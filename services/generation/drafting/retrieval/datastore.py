@@ -18,7 +18,7 @@ from services.generation.target.identity import base_cid
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Documents one after the other, each followed by a separator that is no token, so that no match and no
+    """Documents one after the other, each followed by a separator that is not a token, so that no match and no
     continuation crosses a border.
 
     tokens [n] uint16 or uint32; suffixes [n] int32, positions in the order of the suffixes that begin there (Manber &

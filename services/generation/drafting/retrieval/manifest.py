@@ -168,5 +168,5 @@ class Manifest:
 
 
 def token_dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type that holds every token and the separator after a document, which is no token."""
+    """The smallest type that holds every token and the separator after a document, which is not a token."""
     return np.uint16 if separator <= np.iinfo(np.uint16).max else np.uint32

@@ -51,7 +51,7 @@ def check_size(source: StructuredOutputs) -> None:
     try:
         source.text.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(field_of(source), "has half of a surrogate pair, which is no character") from None
+        raise InvalidRequest(field_of(source), "has half of a surrogate pair, which is not a character") from None
 
 
 def _check_joined(source: StructuredOutputs, schema: Any, field: str) -> None:
@@ -95,7 +95,7 @@ def _exponent(number: Decimal) -> int:
 
 
 def _embedded(grammar: str) -> Iterator[Any]:
-    """The schemas inside of a Lark grammar. What is no JSON is refused by its compiler."""
+    """The schemas inside of a Lark grammar. What is not JSON is refused by its compiler."""
     decoder = json.JSONDecoder()
     for found in _JSON.finditer(grammar):
         with suppress(ValueError):

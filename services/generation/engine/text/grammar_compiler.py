@@ -171,7 +171,7 @@ def _judge(tokenizer: LLTokenizer, source: StructuredOutputs, answer: list[str |
         answer[1] = None
     except InvalidRequest as refused:
         answer[:] = refused.field, refused.message
-    except BaseException as error:  # a panic in the library is no Exception
+    except BaseException as error:  # a panic in the library is not an Exception
         answer[1] = f"does not compile: {plain(repr(error))}"
 
 

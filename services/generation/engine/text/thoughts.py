@@ -19,9 +19,9 @@ class ThoughtSyntax:
 
 
 _TAGS = ThoughtSyntax("<think>", ("</think>",))
-"""Qwen3's, which DeepSeek-R1, SmolLM3 and others write too; the tags are no special tokens."""
+"""Qwen3's, which DeepSeek-R1, SmolLM3 and others write too; the tags are not special tokens."""
 _HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")
-"""gpt-oss's channels, as decoded text has them: what marks them are special tokens, their names are none."""
+"""gpt-oss's channels, as decoded text has them: special tokens mark them, and their names are ordinary text."""
 
 
 def known_thoughts(template: str) -> ThoughtSyntax | None:

@@ -181,7 +181,7 @@ class StreamDecoder:
     """`TokenDecoder` over the tokenizers library's incremental decoder.
 
     Some decoders strip a text's first space (those of Llama 2 and Mistral 7B), so the end of the prompt stands before
-    the first token. Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are no UTF-8 change
+    the first token. Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are not UTF-8 change
     the text of those before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding
     goes on afresh.
     """

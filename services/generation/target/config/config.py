@@ -83,7 +83,7 @@ class TargetConfig:
     clamp: Clamp | None = None  # of gate and up, in place of the activation
     mlp: str = "mlp"  # the module that holds gate, up and down
     unit_head_norms: bool = False  # of queries and keys that turn, with weights of 1
-    chunks: tuple[int, ...] = ()  # per layer, positions of which a query sees those of its own chunk; 0 is no chunk
+    chunks: tuple[int, ...] = ()  # per layer, positions of which a query sees those of its own chunk; 0 is not a chunk
     temperature: Temperature | None = None  # in layers without rotation, of Ministral 3 in all
     head_sizes: tuple[HeadSizes, ...] = ()  # per layer, where they differ
     mlp_sizes: tuple[int, ...] = ()  # per layer, where they differ

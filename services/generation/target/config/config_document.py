@@ -77,12 +77,12 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
 def read_document(directory: Path) -> dict[str, Any]:
-    """The object in config.json. Raises ModelNotFound where there is none, ConfigInvalid where it is not one."""
+    """The object in config.json. Raises ModelNotFound if it is missing, ConfigInvalid where it is not one."""
     return read_json_object(directory / "config.json", "a transformers model directory", ModelNotFound, ConfigInvalid)
 
 
 def family_of(document: dict[str, Any]) -> Family:
-    """Raises UnsupportedArchitecture where it is none of the table's, or asks for what is not implemented."""
+    """Raises UnsupportedArchitecture where it is not in the table, or asks for what is not implemented."""
     found = architecture_of(document)
     family = named_by(found, document)
     if not isinstance(found, str) or family is None:

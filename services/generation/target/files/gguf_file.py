@@ -126,7 +126,7 @@ class GgufFile:
 
     @property
     def families(self) -> list[Family]:
-        """Families with the file's name of an architecture. Raises UnsupportedArchitecture where there are none."""
+        """Families with the file's name of an architecture. Raises UnsupportedArchitecture for an unknown one."""
         name = self.metadata.text("general.architecture")
         found = gguf_families(name)
         if not found:

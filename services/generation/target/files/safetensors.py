@@ -86,7 +86,7 @@ def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model: the one file, or the shards that the index names, in order.
 
     Raises:
-        WeightsInvalid: there are none, or the index is not readable or names a file outside the directory.
+        WeightsInvalid: there are no files, or the index is not readable or names a file outside the directory.
     """
     index = directory / "model.safetensors.index.json"
     if not index.exists():
@@ -176,7 +176,7 @@ _OTHERS = re.compile(
 
 
 def _in_text_part(name: str) -> str | None:
-    """A tensor's name in the model for text, or none where it is none of its tensors."""
+    """A tensor's name in the model for text, None for a tensor of another part."""
     for prefix, stands_for in _TEXT:
         if name.startswith(prefix):
             return stands_for + name.removeprefix(prefix)

@@ -247,7 +247,7 @@ def _object_path(machine: Machine, module: str) -> Path:
 
 
 def _kept(path: Path) -> bytes | None:
-    """The code in a file; None where there is none, or other bytes than were written under this name."""
+    """The code in a file; None if it is missing, or has other bytes than were written under this name."""
     try:
         digest, code = path.read_bytes().split(b"\n", 1)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Names of models that are no path: `hf:owner/repo[@REVISION][:FILE or quantisation]`, and ten short ones.
+"""Names of models that are not paths: `hf:owner/repo[@REVISION][:FILE or quantisation]`, and ten short ones.
 
 Imports next to nothing.
 """
@@ -45,7 +45,7 @@ class HubName:
 
     @classmethod
     def of(cls, named: str) -> HubName | None:
-        """None for what is no name of a hub's. Raises ModelNotFound for one that begins as such and is none."""
+        """None for what is not a name of a hub's. Raises ModelNotFound for one that begins as such and is malformed."""
         if (repo := SHORT.get(named)) is not None:
             return cls(repo)
         if not named.startswith("hf:"):

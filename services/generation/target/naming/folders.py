@@ -72,7 +72,7 @@ def is_whole(snapshot: Path) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """All below a folder, by their paths in it; links that lead nowhere are none."""
+    """All below a folder, by their paths in it; links that lead nowhere are left out."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -161,7 +161,7 @@ def here(named: str) -> Path | None:
     """The model of this name, if it is on this machine; None for other names, too.
 
     A short name is looked for in the cache of the hub, then in Ollama's folder. Raises ModelNotFound for a name that
-    is none, or may mean several files.
+    is malformed, or may mean several files.
     """
     if (name := HubName.of(named)) is not None and (path := in_hub_cache(name)) is not None:
         return path

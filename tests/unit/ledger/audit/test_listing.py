@@ -65,7 +65,7 @@ def test_honest_pages_pass() -> None:
     [
         (replace(LISTED, rows=LISTED.rows[::-1]), "order"),
         (replace(LISTED, rows=(LISTED.rows[0], *LISTED.rows)), "order"),
-        (replace(LISTED, rows=(row(1),)), "is none"),
+        (replace(LISTED, rows=(row(1),)), "is not one"),
         (replace(LISTED, rows=(row(2),)), "not what was asked for"),
         (replace(LISTED, tree_size=4), "a tree of 4 entries"),
         (replace(COMPLETE, complete=CompleteRange(0, 9, (ENTRIES[1], ENTRIES[2]))), "not all"),

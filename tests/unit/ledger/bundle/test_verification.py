@@ -103,7 +103,7 @@ def test_each_bundle_is_judged_as_expected(name: str) -> None:
 
 def test_a_folder_with_an_unknown_file_is_no_bundle(tmp_path: Path) -> None:
     report = judged(GOOD | {"readme": b"hello"}, tmp_path / "bundle")
-    assert (failed(report), report.problem) == (1, "bundle: 'readme' is no file of a bundle")
+    assert (failed(report), report.problem) == (1, "bundle: 'readme' is not a file of a bundle")
 
 
 def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() -> None:
@@ -331,7 +331,7 @@ def test_a_folder_with_links_or_pipes_is_refused(tmp_path: Path) -> None:
     target.unlink()
     os.symlink("/etc/passwd", target)
     report = verify_bundle(BundleFolder(tmp_path / "bundle"), TRUST)
-    assert (failed(report), report.problem) == (1, "bundle: policy is no regular file, or one too many")
+    assert (failed(report), report.problem) == (1, "bundle: policy is not a regular file, or one too many")
     with pytest.raises(FormatError):
         BundleFolder(tmp_path / "bundle").read("policy")
     target.unlink()

@@ -291,7 +291,7 @@ Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 class ToolCallSyntax(_message.Message):
     """ToolCallSyntax says how an output calls tools: `open`, name, `middle`, arguments (a JSON object), for each further call `between`,
     name, `middle`, arguments, and `close`; white space beside. It is the model's own, as its chat template writes calls, or
-    where the template knows none, kolm's. Special tokens are no text, and are not here.
+    where the template knows none, kolm's. Special tokens are not text, and are not here.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -329,7 +329,7 @@ Global___ToolCallSyntax: _TypeAlias = ToolCallSyntax  # noqa: Y015
 @_typing.final
 class ThoughtSyntax(_message.Message):
     """ThoughtSyntax says how an output shows what the model thinks before it answers: `open`, thought, one of `closes`, answer; white
-    space beside. Special tokens are no text, and are not here.
+    space beside. Special tokens are not text, and are not here.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -682,7 +682,7 @@ class Resolved(_message.Message):
 
     @_builtins.property
     def thought_syntax(self) -> Global___ThoughtSyntax:
-        """How thoughts look in the output's text; absent where the model shows none, or the prompt is no conversation."""
+        """How thoughts look in the output's text; absent where the model shows none, or the prompt is not a conversation."""
 
     def __init__(
         self,

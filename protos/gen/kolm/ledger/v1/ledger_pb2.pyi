@@ -517,7 +517,7 @@ class ListReceiptsResponse(_message.Message):
 
     @_builtins.property
     def multi_proof(self) -> _documents_pb2.MultiProof:
-        """Proves the leaves of all receipts of the page, and of other_entries, under that checkpoint. Empty where there are none."""
+        """Proves the leaves of the page's receipts, and of other_entries, under that checkpoint. Empty for an empty page."""
 
     @_builtins.property
     def complete_range(self) -> _documents_pb2.CompleteRange:
@@ -604,7 +604,7 @@ class GetCheckpointRequest(_message.Message):
 
     WITNESSED_FIELD_NUMBER: _builtins.int
     witnessed: _builtins.bool
-    """The newest checkpoint that counts as witnessed, instead of the newest; NOT_FOUND where there is none. Default false."""
+    """The newest checkpoint that counts as witnessed, instead of the newest; NOT_FOUND without one. Default false."""
     def __init__(
         self,
         *,

@@ -116,7 +116,7 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResolveHead(self, request, context):
-        """ResolveHead finds the one head that a reference names. NOT_FOUND where there is none; FAILED_PRECONDITION, reason
+        """ResolveHead finds the one head that a reference names. NOT_FOUND for an unknown one; FAILED_PRECONDITION, reason
         AMBIGUOUS_REFERENCE with the candidates, where there are several, HEAD_WITHDRAWN where it may not be loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -51,7 +51,7 @@ class RegistryServiceStub:
     ListHeads: _grpc.UnaryUnaryMultiCallable[_registry_pb2.ListHeadsRequest, _registry_pb2.ListHeadsResponse]
     """ListHeads pages through heads, oldest publication first (AIP-158)."""
     ResolveHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.ResolveHeadRequest, _registry_pb2.ResolveHeadResponse]
-    """ResolveHead finds the one head that a reference names. NOT_FOUND where there is none; FAILED_PRECONDITION, reason
+    """ResolveHead finds the one head that a reference names. NOT_FOUND for an unknown one; FAILED_PRECONDITION, reason
     AMBIGUOUS_REFERENCE with the candidates, where there are several, HEAD_WITHDRAWN where it may not be loaded.
     """
     WithdrawHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.WithdrawHeadRequest, _registry_pb2.WithdrawHeadResponse]
@@ -96,7 +96,7 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     ListHeads: _aio.UnaryUnaryMultiCallable[_registry_pb2.ListHeadsRequest, _registry_pb2.ListHeadsResponse]  # type: ignore[assignment]
     """ListHeads pages through heads, oldest publication first (AIP-158)."""
     ResolveHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.ResolveHeadRequest, _registry_pb2.ResolveHeadResponse]  # type: ignore[assignment]
-    """ResolveHead finds the one head that a reference names. NOT_FOUND where there is none; FAILED_PRECONDITION, reason
+    """ResolveHead finds the one head that a reference names. NOT_FOUND for an unknown one; FAILED_PRECONDITION, reason
     AMBIGUOUS_REFERENCE with the candidates, where there are several, HEAD_WITHDRAWN where it may not be loaded.
     """
     WithdrawHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.WithdrawHeadRequest, _registry_pb2.WithdrawHeadResponse]  # type: ignore[assignment]
@@ -162,7 +162,7 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _registry_pb2.ResolveHeadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_pb2.ResolveHeadResponse, _abc.Awaitable[_registry_pb2.ResolveHeadResponse]]:
-        """ResolveHead finds the one head that a reference names. NOT_FOUND where there is none; FAILED_PRECONDITION, reason
+        """ResolveHead finds the one head that a reference names. NOT_FOUND for an unknown one; FAILED_PRECONDITION, reason
         AMBIGUOUS_REFERENCE with the candidates, where there are several, HEAD_WITHDRAWN where it may not be loaded.
         """
 

@@ -63,7 +63,7 @@ def _round_group(c: Code, storage: Storage, x: Value, place: Value) -> None:
 def scale_of(c: Code, magnitudes: Value) -> tuple[Value, Value]:
     """What numbers are rounded by, largest / 127, and its inverse; of the magnitudes' bits, a vector of int32.
 
-    Magnitudes compare as integers do, and what is no number is above all others.
+    Magnitudes compare as integers do, and what is not a number is above all others.
     """
     b, kind = c.b, magnitudes.type
     reduce = c.external(f"llvm.vector.reduce.umax.v{kind.count}i32", I32, (kind,))

@@ -147,7 +147,7 @@ class Pace:
         self.last = self.usual = self.dearness = 1.0  # last: the last pass, times what is expected of it
         self.onset = 0.0
         self._plain = self._drafted = 0  # passes without drafts; with drafts since
-        self._controls = 0  # passes without drafts, timed or not
+        self._controls = 0  # passes without drafts
         self._n = self._x = self._xx = self._y = self._xy = 0.0  # sums over passes with drafts
 
     @property
@@ -167,14 +167,16 @@ class Pace:
         return self.usual * of_late
 
     def took(self, seconds: float, plain: float, more: float) -> None:
-        """A pass took so long, where the cost model expects `plain` without drafts and `more` for them."""
+        """A pass took so long, where the cost model expects `plain` without drafts and `more` for them. What was not
+        timed, 0.0, says nothing.
+        """
         self.last = 1.0
         x, took, drafted = more / plain, seconds / plain, self._drafted
-        self._drafted = drafted + 1 if more else 0
-        self._controls += not more
         expected = self.usual * (1.0 + (self.onset + self.dearness * x if more else 0.0))
         if took < _FASTEST * expected:
             return
+        self._drafted = drafted + 1 if more else 0
+        self._controls += not more
         took = min(took, _SLOWEST * expected)
         self.last = took / expected
         if more:

@@ -63,6 +63,11 @@ def test_acceptance_is_counted_per_prompt_and_per_depth(
     assert found.acceptance_by_depth == (1.0, 3 / 7, 0.0, 0.0)
 
 
+def test_every_pass_drafts(counting_up: TableTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kscore, "_drafter", Counting)
+    assert measure(counting_up, ANY_HEAD, [(0,)] * 20, max_tokens=300).mean_acceptance_length == 3.0
+
+
 def test_a_random_head_is_measured_for_each_adapter(model: Path, tmp_path: Path) -> None:
     target = load_target(model, cache_tokens=40 * 64, adapters={"mine": make_tiny_adapter(tmp_path / "mine", model)})
     head, done = random_head(target.config), []

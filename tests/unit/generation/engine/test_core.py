@@ -2,7 +2,8 @@
 
 import ctypes
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.team import float_mode
+from services.generation.target.rows import Rows
+from services.generation.target.target import PassOutput
 from tests.fakes.drafters import LetterDecoder, LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run, submit
 from tests.fakes.table_target import TableTarget
@@ -25,11 +28,12 @@ from tests.fakes.table_target import TableTarget
 VOCAB = 8
 
 
+NEXT = 5.0 * np.roll(np.eye(VOCAB, dtype=np.float32), 1, axis=1)
+"""After token t comes t + 1, round the vocabulary of 8."""
+
+
 def counting(**options: Any) -> TableTarget:
-    """After token t comes t + 1, round the vocabulary of 8."""
-    table = np.zeros((VOCAB, VOCAB), np.float32)
-    table[np.arange(VOCAB), (np.arange(VOCAB) + 1) % VOCAB] = 5.0
-    return TableTarget(table, **options)
+    return TableTarget(NEXT, **options)
 
 
 def request(prompt: tuple[int, ...] = (0,), method: str = "off", **sampling: Any) -> EngineRequest:
@@ -174,17 +178,43 @@ class CountingDrafter(Drafter):
         return CountingDraft()
 
 
+class TimedTarget(TableTarget):
+    """Passes take what `CHEAP_ROWS` says."""
+
+    now = 0.0
+
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        self.now += CHEAP_ROWS.of(len(rows))
+        return super().forward(rows, feature_layers)
+
+
+def timed(*asked: EngineRequest, **options: Any) -> Any:
+    """The metrics of the first, whose drafts are right."""
+    target = TimedTarget(NEXT)
+    found = run(target, asked, drafters={"counting": CountingDrafter()}, clock=lambda: target.now, **options)
+    return found.outcomes[asked[0].key].metrics
+
+
 def test_now_and_then_a_pass_has_no_draft_so_that_its_cost_is_known() -> None:
-    asked = request(max_tokens=1 + 9 + 17, method="counting")
-    metrics = outcome(counting(), asked, drafters={"counting": CountingDrafter()}).metrics
+    metrics = timed(request(max_tokens=1 + 9 + 17, method="counting"))
     assert (metrics.target_passes, metrics.num_drafts) == (1 + 5 + 9, 4 + 8)
     assert metrics.gains == (("counting", pytest.approx(0.9, abs=0.01)),)  # a token less a row, and what no clock sees
 
 
 def test_drafts_are_not_judged_before_a_pass_without_any() -> None:
-    asked = request(max_tokens=1 + 4 * 2, method="counting")
-    metrics = outcome(counting(), asked, drafters={"counting": CountingDrafter()}).metrics
+    metrics = timed(request(max_tokens=1 + 4 * 2, method="counting"))
     assert (metrics.num_drafts, metrics.gains) == (4, ())
+
+
+def test_while_a_prompt_is_computed_beside_it_a_sequence_still_drafts() -> None:
+    """No pass says then what one without drafts takes."""
+    beside = replace(request((0,) * 400, max_tokens=1), request_id="b")
+    metrics = timed(
+        request(max_tokens=200, method="counting"),
+        beside,
+        settings=EngineSettings(prefill_rows=2, prefix_caching=False),
+    )
+    assert metrics.num_drafts >= 98
 
 
 def test_off_stays_off_beside_a_sequence_of_the_same_name() -> None:

@@ -247,7 +247,7 @@ def yield_to_others() -> None:
 _UNTRUSTED = "UNTRUSTED_SIGNATURE"
 """The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""
 
-_POLL_SECONDS = 1.0  # between two looks for new entries: each costs two processes some milliseconds
+_POLL_SECONDS = 1.0  # poll interval; each poll costs two processes some milliseconds
 _TRIES = 3  # until the base is loaded in any case: a ledger that starts beside this auditor is there in two seconds
 _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderError)
 

@@ -20,7 +20,7 @@ from services.cli.frame.output import answer, members
 from services.cli.frame.pull import pull as fetched
 from services.cli.frame.views import Column, Styled, View, facts, size, table
 from services.generation.target.errors import ModelNotFound, TargetError, about
-from services.generation.target.model_path import head_beside, named_models, store_beside
+from services.generation.target.model_path import default_head_for, default_store_for, named_models
 
 if TYPE_CHECKING:
     from services.client.registry import RegistryClient
@@ -60,7 +60,7 @@ def _listed(model: NamedModel, registry: RegistryClient | None) -> dict[str, Any
         return listed
     seen = glance(model.path)
     listed |= {"family": seen.family, "size": seen.size, "arithmetic": ["float32", "int8"][: 1 + seen.whole_numbers]}
-    beside = {"head": head_beside(model.path), "datastore": store_beside(model.path)}
+    beside = {"head": default_head_for(model.path), "datastore": default_store_for(model.path)}
     listed["beside"] = [kind for kind, folder in beside.items() if folder]
     if registry is not None:
         from services.generation.target.identity import base_cid

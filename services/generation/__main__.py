@@ -11,7 +11,7 @@ from services.generation.settings import GenerationSettings
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
 from services.generation.target.kernels.compilation import LOADING, cache_folder
-from services.generation.target.model_path import head_beside
+from services.generation.target.model_path import default_head_for
 from services.generation.target.weights import check_headers
 from services.generation.target.without_torch import spare_torch
 from services.generation.warm_up import compile_beside
@@ -42,7 +42,8 @@ async def main(
         if own:
             compile_beside("sampling", settings.log_format)
             compile_beside("copies", settings.log_format)
-        found = settings.beside and head_beside(settings.model)  # the registry seldom has a head at a first start
+        # The registry seldom has a head at a first start.
+        found = settings.auto_discover and default_head_for(settings.model)
         if own and (settings.head or settings.draft_model or found):
             compile_beside("trees", settings.log_format)
         spare_torch()

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 _START_SECONDS = 900.0  # that a large model may take to load
 _RETRY_SECONDS = 1.0
-_LOOK_SECONDS = 10.0  # between two looks at what the upstreams say of themselves
+_LOOK_SECONDS = 10.0  # poll interval, for what the upstreams say of themselves
 _ANY_TOKEN = 2**31  # the vocabulary's size where the engine does not say: it refuses ids itself
 
 SPECULATION = MethodSpec(

@@ -41,7 +41,7 @@ from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import explained, read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
-from services.generation.target.model_path import head_beside, store_beside
+from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.probe import (
     KeptProbes,
     NumericsProfile,
@@ -183,7 +183,7 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
         cost=model.cost,
         load=load,
         heads={head.served.drafter: head.head for head in found.loaded},
-        datastores=settings.datastores or await asyncio.to_thread(_store_beside, settings, model),
+        datastores=settings.datastores or await asyncio.to_thread(_default_store_for, settings, model),
         draft_model=settings.draft_model,
     )
     try:
@@ -210,7 +210,8 @@ async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
     Raises CannotStart for a folder that was given directly and is not a head for this base.
     """
     found = await _named_heads(settings, model) if settings.head_references else LoadedHeads()
-    folder = head_beside(settings.model) if settings.beside and not settings.head and not found.loaded else None
+    unnamed = settings.auto_discover and not settings.head and not found.loaded
+    folder = default_head_for(settings.model) if unnamed else None
     if folder is None:
         return found
     beside = await asyncio.to_thread(load_beside, folder, model.target.base_cid, model.target.config)
@@ -232,9 +233,9 @@ async def _named_heads(settings: GenerationSettings, model: Model) -> LoadedHead
     return found
 
 
-def _store_beside(settings: GenerationSettings, model: Model) -> list[tuple[None, Path]]:
+def _default_store_for(settings: GenerationSettings, model: Model) -> list[tuple[None, Path]]:
     """The datastore beside the model, for everybody; none where it was built for another, as the log then says."""
-    folder = store_beside(settings.model) if settings.beside else None
+    folder = default_store_for(settings.model) if settings.auto_discover else None
     if folder is None:
         return []
     try:

@@ -77,7 +77,7 @@ class GenerationSettings(RpcServerSettings):
         "name@sha256:DIGITS or cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: "
         "the registry's newest for the base.",
     )
-    beside: bool = Field(
+    auto_discover: bool = Field(
         True,
         description="Draft with the head and the datastore that lie beside the model (head, store), where none was "
         "named and the registry has no head.",

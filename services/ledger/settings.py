@@ -75,7 +75,7 @@ class LedgerSettings(RpcServerSettings):
     witness_seconds: float = Field(10.0, gt=0, description="Seconds between two rounds of cosignatures.")
     witness_timeout: float = Field(10.0, gt=0, description="How long a witness may take to answer, in seconds.")
     retention_seconds: float = Field(
-        3600.0, gt=0, description="Seconds between two looks for contents that a retention policy of the log has ended."
+        3600.0, gt=0, description="Seconds between polls for contents that a retention policy has ended."
     )
     max_message: Size = Field(
         4 << 20, validate_default=True, description="Largest message that is taken: entries with their content."

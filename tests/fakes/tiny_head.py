@@ -1,7 +1,7 @@
-"""Tiny random heads and adapters."""
+"""Tiny random heads and adapters, and changes of files like theirs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from ledger.documents.manifests import BaseManifest, DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
 from ledger.encoding.text_forms import cid, cid_of_json
@@ -154,3 +154,19 @@ def make_tiny_adapter(
     (directory / "adapter_config.json").write_text(json.dumps(document | config))
     save_file({n: t.to(dtype).contiguous() for n, t in tensors.items()}, directory / "adapter_model.safetensors")
     return directory
+
+
+def make_tiny_adapters(folder: Path, base: Path, kinds: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+    """An adapter of each kind, by name, with a seed of its own."""
+    named = enumerate(kinds.items())
+    return {name: make_tiny_adapter(folder / name, base, seed=seed, **kind) for seed, (name, kind) in named}
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)

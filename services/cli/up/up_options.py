@@ -171,7 +171,7 @@ class ServedOptions:
         list[Path] | None,
         Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
     ] = None
-    beside: Annotated[
+    auto_discover: Annotated[
         bool, Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
     ] = True
 
@@ -179,7 +179,7 @@ class ServedOptions:
         """Adapters beside the model, by name; empty where adapters were named or are unwanted."""
         from services.generation.target.beside import adapters_beside
 
-        return {} if self.adapter or not self.beside else adapters_beside(self.model)
+        return {} if self.adapter or not self.auto_discover else adapters_beside(self.model)
 
     def auditor_flags(self, found: dict[str, Path]) -> tuple[str, ...]:
         """Flags that the auditor and the server share; `found` are adapters that were not named."""
@@ -198,7 +198,7 @@ class ServedOptions:
             if "/" in head:
                 expect_folder("--head", Path(head), HEAD_FOLDER)
         own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")
-        return words(no_beside=not self.beside, **{name: getattr(self, name) for name in own})
+        return words(no_auto_discover=not self.auto_discover, **{name: getattr(self, name) for name in own})
 
 
 SERVED = ServedOptions()

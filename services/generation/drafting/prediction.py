@@ -53,9 +53,9 @@ class Prediction:
         self._text, self._read = list(request.prediction), len(request.prompt)
         self._searched = np.array([*self._text, END], np.int64)
         self._place = 0  # of the text that the output has followed so far
-        self._held = _FIRST  # tokens that the output has followed it for
-        self._apart: list[int] = []  # emitted since the output left it
-        self._within: list[int] = []  # emitted of an edit that is not complete
+        self._matched = _FIRST  # tokens that the output has followed it for
+        self._diverged: list[int] = []  # emitted since the output left it
+        self._partial_edit: list[int] = []  # emitted of an edit that is not complete
         self._edits: list[_Edit] = []  # the newest one first
         self._ahead: deque[_Step] = deque()  # what is expected next
         self._coming = self._steps(0)  # what is expected behind that
@@ -67,9 +67,9 @@ class Prediction:
         for token in tokens[self._read :]:
             self._follow(token)
         self._read = len(tokens)
-        if self._apart:
-            self._come_back(tokens)
-        found = list(self._elsewhere(tokens, depth) if self._apart else self._onward(depth))
+        if self._diverged:
+            self._resync(tokens)
+        found = list(self._elsewhere(tokens, depth) if self._diverged else self._onward(depth))
         rows = np.full((len(found), depth), END, np.int64)
         for row, (_, expected) in zip(rows, found, strict=True):
             row[: len(expected)] = expected
@@ -78,9 +78,9 @@ class Prediction:
     def _onward(self, depth: int) -> Iterator[tuple[int, list[int]]]:
         """While the output follows the text: its next tokens with edits, then without."""
         self._plan(depth)
-        yield self._held, [step.token for step in islice(self._ahead, depth)]
-        if self._edits and self._text[self._place :][: len(self._within)] == self._within:
-            behind = self._place + len(self._within)
+        yield self._matched, [step.token for step in islice(self._ahead, depth)]
+        if self._edits and self._text[self._place :][: len(self._partial_edit)] == self._partial_edit:
+            behind = self._place + len(self._partial_edit)
             yield 0, self._text[behind : behind + depth]
 
     def _elsewhere(self, tokens: Sequence[int], depth: int) -> Iterator[tuple[int, list[int]]]:
@@ -88,13 +88,13 @@ class Prediction:
         equal length and after an insertion.
         """
         places, lengths = self._matches(tokens, _PLACES)
-        guessed = (self._place + len(self._apart), self._place)
+        guessed = (self._place + len(self._diverged), self._place)
         for place, length in (*zip(places, lengths, strict=True), *((place, 0) for place in guessed)):
             yield length, [step.token for step in islice(self._steps(place), depth)]
 
     def _matches(self, tokens: Sequence[int], most: int) -> tuple[list[int], list[int]]:
         end = np.array(tokens[-LONGEST:], np.int64)
-        places, lengths = places_after(self._searched, end, most, self._place + len(self._apart))
+        places, lengths = places_after(self._searched, end, most, self._place + len(self._diverged))
         return places.tolist(), lengths.tolist()
 
     def _plan(self, depth: int) -> None:
@@ -120,18 +120,18 @@ class Prediction:
     def _follow(self, token: int) -> None:
         """Take in a token that was emitted."""
         self._plan(1)
-        if self._apart:
-            self._apart.append(token)
+        if self._diverged:
+            self._diverged.append(token)
         elif self._ahead and self._ahead[0].token == token:
-            self._went(self._ahead.popleft())
-        elif self._text[self._place :][: len(self._within) + 1] == [*self._within, token]:
+            self._advance(self._ahead.popleft())
+        elif self._text[self._place :][: len(self._partial_edit) + 1] == [*self._partial_edit, token]:
             self._unedited()
         else:
-            self._apart = [*self._within, token]
+            self._diverged = [*self._partial_edit, token]
 
-    def _went(self, step: _Step) -> None:
-        self._held += 1
-        self._within = [*self._within, step.token] if step.after == self._place else []
+    def _advance(self, step: _Step) -> None:
+        self._matched += 1
+        self._partial_edit = [*self._partial_edit, step.token] if step.after == self._place else []
         self._place = step.after
         if step.done is not None:
             step.done.score += 1
@@ -141,16 +141,16 @@ class Prediction:
         edit = self._edit_at(self._place)
         if edit is not None:
             edit.score -= 1
-        self._go_to(self._place + len(self._within) + 1, self._held + 1)
+        self._go_to(self._place + len(self._partial_edit) + 1, self._matched + 1)
 
-    def _come_back(self, tokens: Sequence[int]) -> None:
+    def _resync(self, tokens: Sequence[int]) -> None:
         """Look for the end of the output in the text. Where it is back, it has been edited until there."""
         places, lengths = self._matches(tokens, 1)
         if not places or lengths[0] < _BACK:
             return
         same = lengths[0]
-        if same < len(self._apart) or (same == len(self._apart) and places[0] - same >= self._place):
-            self._learn(self._text[self._place : places[0] - same], self._apart[: len(self._apart) - same])
+        if same < len(self._diverged) or (same == len(self._diverged) and places[0] - same >= self._place):
+            self._learn(self._text[self._place : places[0] - same], self._diverged[: len(self._diverged) - same])
         self._go_to(places[0], same)
 
     def _learn(self, old: list[int], new: list[int]) -> None:
@@ -161,8 +161,8 @@ class Prediction:
             return
         self._edits = [_Edit(old, new), *(edit for edit in self._edits if edit.old != old)][:_MOST_EDITS]
 
-    def _go_to(self, place: int, held: int) -> None:
-        self._place, self._held = place, held
-        self._apart, self._within = [], []
+    def _go_to(self, place: int, matched: int) -> None:
+        self._place, self._matched = place, matched
+        self._diverged, self._partial_edit = [], []
         self._ahead.clear()
         self._coming = self._steps(place)

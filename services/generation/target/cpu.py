@@ -203,8 +203,8 @@ def _load(
     context = config.context_length
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
     specs = layer_specs(config)
-    tempers = {each: query_scales(*each, context) for each in {(spec.scale, spec.temperature) for spec in specs}}
-    scales = [tempers[spec.scale, spec.temperature] for spec in specs]
+    by_scale = {each: query_scales(*each, context) for each in {(spec.scale, spec.temperature) for spec in specs}}
+    scales = [by_scale[spec.scale, spec.temperature] for spec in specs]
     return ModelWeights(
         config=config,
         layers=[load_layer(spec, number, adapters, read, config.norm_offset) for number, spec in enumerate(specs)],

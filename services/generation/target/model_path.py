@@ -144,12 +144,12 @@ HEAD_FOLDER = FolderKind("a head's folder", "config.json")
 ADAPTER_FOLDER = FolderKind("an adapter in peft's layout, as NAME=DIRECTORY", "adapter_config.json")
 
 
-def head_beside(model: Path) -> Path | None:
+def default_head_for(model: Path) -> Path | None:
     """A draft head's folder."""
     return next((place / "head" for place in places(model) if (place / "head" / "config.json").is_file()), None)
 
 
-def store_beside(model: Path) -> Path | None:
+def default_store_for(model: Path) -> Path | None:
     """A datastore's folder."""
     return next((place / "store" for place in places(model) if (place / "store" / "manifest.json").is_file()), None)
 

@@ -120,7 +120,7 @@ class _Probing:
         self._target = target
         self._rng = rng
         self._adapter = adapter
-        self._worn = f", adapter {target.adapters[adapter].name}" if adapter >= 0 else ""
+        self._wearing = f", adapter {target.adapters[adapter].name}" if adapter >= 0 else ""
         self._tables: list[list[int]] = []
         self.compared = 0
         self.failures: list[str] = []
@@ -154,7 +154,7 @@ class _Probing:
     def _compare(self, what: str, row: Float32, alone: Float32) -> None:
         self.compared += 1
         if row.tobytes() != alone.tobytes():
-            self.failures.append(f"{what}{self._worn}: {int((row != alone).sum())} of {len(row)} logits differ")
+            self.failures.append(f"{what}{self._wearing}: {int((row != alone).sum())} of {len(row)} logits differ")
 
     def fingerprint(self) -> str:
         return "sha256:" + hashlib.sha256(b"".join(row.tobytes() for row in self._alone)).hexdigest()

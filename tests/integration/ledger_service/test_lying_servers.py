@@ -116,8 +116,8 @@ def an_unsigned_receipt(page: pb.ListReceiptsResponse) -> None:
     page.receipts[0].envelope = page.receipts[0].envelope.replace(b'"sig":"', b'"sig":"AAAA')
 
 
-def a_checkpoint_without_signature(page: pb.ListReceiptsResponse) -> None:
-    page.checkpoint = page.checkpoint.split(b"\n\n")[0] + b"\n\n"
+def a_checkpoint_without_signature(answer: Any) -> None:
+    answer.checkpoint = answer.checkpoint.split(b"\n\n")[0] + b"\n\n"
 
 
 QUERY = ReceiptFilter(tenant="acme", max_index=5)
@@ -316,10 +316,6 @@ def _wrongly_proven(answer: Any) -> None:
     answer.inclusion_proof.hashes[0] = bytes(32)
 
 
-def _unsigned_checkpoint(answer: Any) -> None:
-    answer.checkpoint = answer.checkpoint.split(b"\n\n")[0] + b"\n\n"
-
-
 def _asked_for(field: str, value: Any) -> Lie:
     return lambda request: setattr(request, field, value)
 
@@ -330,7 +326,7 @@ def test_an_entry_or_a_receipt_that_is_not_proven_is_not_believed(
     liar, client = liar_and_client
     ledger = proving(client, settings)
     assert Entry.from_bytes(ledger.entry(2).entry).index == ledger.receipt(receipt_id(2)).receipt.index == 2
-    for lie in (_unproven, _wrongly_proven, _unsigned_checkpoint):
+    for lie in (_unproven, _wrongly_proven, a_checkpoint_without_signature):
         liar.lies["GetEntry"] = liar.lies["GetReceipt"] = lie
         for ask, name in ((ledger.entry, 2), (ledger.receipt, receipt_id(2))):
             with subtests.test(lie.__name__, name=name), pytest.raises(LedgerError):

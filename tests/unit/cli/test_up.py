@@ -58,13 +58,13 @@ def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[Loc
     adapter = tmp_path / "adapters" / "kind"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/base"}')
-    for flags in ((), ("--no-beside",)):
+    for flags in ((), ("--no-auto-discover",)):
         assert kolm("up", *FREE, "--model", tmp_path / "base", *flags).code == 0
     with_it, without = ran
     assert with_it.auditor_flags == with_it.generation_flags == ("--adapter", f"kind={adapter}")
-    assert (without.auditor_flags, without.generation_flags) == ((), ("--no-beside",))
+    assert (without.auditor_flags, without.generation_flags) == ((), ("--no-auto-discover",))
     settings = GenerationSettings.load(without.generation("127.0.0.1:1").flags, environment={})
-    assert settings.beside is False
+    assert settings.auto_discover is False
 
 
 def test_a_toml_file_reaches_every_service_and_what_server_and_auditor_share_reaches_both(

@@ -142,7 +142,7 @@ def _mlp(spec: LayerSpec, read: Read) -> Mlp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BesideNorms:
+class ParallelMlpNorms:
     """Weights of norms, as `experts.BesideNames` has them; that of the router is multiplied already."""
 
     router: Float32
@@ -162,7 +162,7 @@ class ExpertLayer:
     down: list[Matrix]
     scales: Float32  # of each expert's share
     bias: Float32  # what is added to each expert's score where some are chosen
-    beside: BesideNorms | None
+    beside: ParallelMlpNorms | None
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -179,7 +179,7 @@ def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
             vector(read, f"{prefix}{name}.weight")
             for name in (names.router_norm, names.norm, names.after, names.after_mlp)
         )
-        beside = BesideNorms(router * np.float32(inverse_root(spec.router.inputs)), norm, after, after_mlp)
+        beside = ParallelMlpNorms(router * np.float32(inverse_root(spec.router.inputs)), norm, after, after_mlp)
         scales = vector(read, f"{prefix}{names.scales}.weight")
     return ExpertLayer(
         spec=spec,

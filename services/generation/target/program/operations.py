@@ -16,7 +16,7 @@ from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.records import count_of, record_of
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ExpertBuffers
-from services.generation.target.program.layer import BesideNorms, ExpertLayer, Layer, Mlp, State
+from services.generation.target.program.layer import ExpertLayer, Layer, Mlp, ParallelMlpNorms, State
 from services.generation.target.program.matrices import AdapterUpdates, Matrix, embedding_record, linear_record
 
 NOWHERE = np.empty((0, 0), np.float32)
@@ -194,7 +194,7 @@ class Operations:
         self._add("gate_rows", {"x": update, "gates": gates, **strides, "size": self._sizes.hidden_size})
         self._add_update(None)
 
-    def _beside(self, layer: Layer, mlp: Mlp, experts: ExpertLayer, norms: BesideNorms, x: Float32) -> None:
+    def _beside(self, layer: Layer, mlp: Mlp, experts: ExpertLayer, norms: ParallelMlpNorms, x: Float32) -> None:
         """x of the stream += MLP and experts, each normalised, and their sum again."""
         buffers = self._buffers
         assert buffers.experts is not None

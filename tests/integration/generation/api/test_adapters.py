@@ -13,7 +13,7 @@ from ledger.audit.log_verification import verify_receipt
 from services.generation.serving import opened_servicer
 from services.generation.target.adapters import adapter_cid
 from services.runtime.process import CannotStart
-from tests.fakes.tiny_head import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapter, make_tiny_adapters
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.requests.test_replay import judged, receipts_of
 from tests.mutations import replace
@@ -23,10 +23,7 @@ PROMPT = [70, 80, 90]
 
 @pytest.fixture(scope="module")
 def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("adapters")
-    return {
-        name: make_tiny_adapter(folder / name, model, seed=seed, rank=8) for seed, name in enumerate(("tone", "wide"))
-    }
+    return make_tiny_adapters(tmp_path_factory.mktemp("adapters"), model, {"tone": {"rank": 8}, "wide": {"rank": 8}})
 
 
 def flags(directories: dict[str, Path]) -> tuple[str, ...]:

@@ -244,7 +244,7 @@ async def test_a_block_head_drafts_by_the_method_of_its_kind(deployment: Deploym
 
 async def test_nothing_is_taken_where_the_operator_says_so(deployment: Deployment, base: Path) -> None:
     write(base, base / "head")
-    stub = await deployment.start_generation(model=base, beside=False)
+    stub = await deployment.start_generation(model=base, auto_discover=False)
     assert (await failure(stub.Generate(asking(max_tokens=4, method="eagle3")))).reason == "METHOD_NOT_LOADED"
 
 

@@ -23,7 +23,7 @@ from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
 from tests.fakes.heads import InformedDrafter, block, eagle3
-from tests.fakes.tiny_head import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapters
 
 ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
 METHODS = ("off", "lookahead", "lying", "wide lookahead", "eagle3 chain", "eagle3 tree", "block", "narrow block")
@@ -307,11 +307,7 @@ ADAPTERS = {"small": {"rank": 3, "modules": ("q_proj", "up_proj")}, "wide": {"ra
 
 @pytest.fixture(scope="module")
 def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("adapters")
-    return {
-        name: make_tiny_adapter(folder / name, model, seed=seed, **kind)  # type: ignore[arg-type]
-        for seed, (name, kind) in enumerate(ADAPTERS.items())
-    }
+    return make_tiny_adapters(tmp_path_factory.mktemp("adapters"), model, ADAPTERS)
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,10 @@ from services.generation.target.errors import (
     UnsupportedArchitecture,
     WeightsInvalid,
 )
-from services.generation.target.model_path import head_beside, model_path, store_beside
+from services.generation.target.model_path import default_head_for, default_store_for, model_path
 from services.generation.target.probe import measure_profile
 from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import make_tiny_model
 
 
@@ -36,14 +37,11 @@ def model(tmp_path: Path) -> Path:
 
 
 def edit_config(model: Path, **changes: Any) -> None:
-    path = model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    edit_json(model / "config.json", **changes)
 
 
 def edit_weights(model: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(model / "model.safetensors")
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, model / "model.safetensors")
+    edit_tensors(model / "model.safetensors", change)
 
 
 def truncate(path: Path) -> None:
@@ -243,8 +241,8 @@ def base(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("where", [".", "base"])
 def test_beside_a_model_and_in_its_folder(base: Path, where: str) -> None:
     place = filled(base.parent / where)
-    assert head_beside(base) == (place / "head").resolve()
-    assert store_beside(base) == (place / "store").resolve()
+    assert default_head_for(base) == (place / "head").resolve()
+    assert default_store_for(base) == (place / "store").resolve()
     assert adapters_beside(base) == {"kind": (place / "adapters" / "kind").resolve()}
 
 
@@ -252,7 +250,7 @@ def test_a_gguf_file_has_its_folder(base: Path) -> None:
     filled(base)
     file = base / "base.Q4_1.gguf"
     file.touch()
-    assert head_beside(file) == base / "head"
+    assert default_head_for(file) == base / "head"
     assert list(adapters_beside(file)) == ["kind"]
 
 
@@ -263,7 +261,7 @@ def test_a_packaged_model_has_a_folder_among_the_imported_ones(
     place = filled(tmp_path / "named" / "smollm2")
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "named"))
     monkeypatch.setattr(paths, "packaged", lambda: {"smollm2": base})
-    assert head_beside(base) == place / "head"
+    assert default_head_for(base) == place / "head"
     assert adapters_beside(base) == {"kind": place / "adapters" / "kind"}
 
 
@@ -274,4 +272,4 @@ def test_nothing_beside_is_nothing_and_adapters_of_others_stay_out(base: Path) -
     (base.parent / "adapters" / "broken" / "adapter_config.json").write_text("[")
     (base.parent / "adapters" / "list").mkdir()
     (base.parent / "adapters" / "list" / "adapter_config.json").write_text("[]")
-    assert (head_beside(base), store_beside(base), adapters_beside(base)) == (None, None, {})
+    assert (default_head_for(base), default_store_for(base), adapters_beside(base)) == (None, None, {})

@@ -18,7 +18,7 @@ from services.generation.target.probe import measure_profile, probe
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput, Target
 from tests.examples import examples
-from tests.fakes.tiny_head import make_tiny_adapter
+from tests.fakes.tiny_head import make_tiny_adapters
 from tests.fakes.tiny_model import make_tiny_model
 
 VARIANTS = {
@@ -232,11 +232,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def directories(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("adapters")
-    return {
-        name: make_tiny_adapter(folder / name, base, seed=seed, **kind)  # type: ignore[arg-type]
-        for seed, (name, kind) in enumerate(ADAPTERS.items())
-    }
+    return make_tiny_adapters(tmp_path_factory.mktemp("adapters"), base, ADAPTERS)
 
 
 @pytest.fixture(scope="module")

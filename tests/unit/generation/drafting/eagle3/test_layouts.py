@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.eagle3.checkpoint import config_document, parse_config
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
@@ -22,6 +21,7 @@ from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
+from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import TOKENS, make_tiny_model, target_of
 
 LAYOUTS = {"kolm": write_kolm, "safeailab": write_safeailab, "speculators": write_speculators}
@@ -133,24 +133,17 @@ def test_a_published_config_of_no_known_architecture_is_refused(
     architectures: object, base: TargetConfig, tmp_path: Path
 ) -> None:
     write_safeailab(tmp_path, head_config(base))
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": architectures}))
+    edit_json(tmp_path / "config.json", architectures=architectures)
     with pytest.raises(HeadConfigInvalid, match="architectures"):
         load_head(tmp_path, base)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"a": 1}'])
-def test_a_config_that_is_none_is_refused(text: bytes, base: TargetConfig, tmp_path: Path) -> None:
+def test_a_config_that_is_not_one_is_refused(text: bytes, base: TargetConfig, tmp_path: Path) -> None:
     write_kolm(tmp_path, head_config(base))
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(HeadConfigInvalid):
         load_head(tmp_path, base)
-
-
-def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors")
 
 
 WEIGHTS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
@@ -173,7 +166,7 @@ WEIGHTS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = {
 def test_wrong_weights_are_refused_by_name(case: str, base: TargetConfig, tmp_path: Path) -> None:
     change, names = WEIGHTS[case]
     write_kolm(tmp_path, head_config(base))
-    rewrite(tmp_path, change)
+    edit_tensors(tmp_path / "model.safetensors", change)
     with pytest.raises(HeadWeightsInvalid, match=names):
         load_head(tmp_path, base)
 

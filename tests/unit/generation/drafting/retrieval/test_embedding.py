@@ -21,6 +21,7 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import ModelNotFound, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.identity import tokenizer_cid
 from tests.fakes.datastores import documents
+from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import make_tiny_model
 
 TEXTS = [
@@ -89,8 +90,7 @@ def test_an_index_of_other_dimensions_is_refused_by_its_name(
 )  # fmt: skip
 def test_a_manifest_with_another_embedding_is_refused(model: Path, tmp_path: Path, embedding: object) -> None:
     store_of(model, tmp_path / "store")
-    path = tmp_path / "store" / NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"embedding": embedding}))
+    edit_json(tmp_path / "store" / NAME, embedding=embedding)
     with pytest.raises(StoreInvalid, match="embedding"):
         Manifest.read(tmp_path / "store")
 
@@ -119,20 +119,11 @@ def test_token_vectors_are_the_bits_that_torch_reads(own_model: Path, dtype: tor
 
 
 def rewrite(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def edit(directory: Path) -> None:
-        tensors = load_file(directory / "model.safetensors")
-        change(tensors)
-        save_file(tensors, directory / "model.safetensors")
-
-    return edit
+    return lambda directory: edit_tensors(directory / "model.safetensors", change)
 
 
 def configure(**change: object) -> Callable[[Path], None]:
-    def edit(directory: Path) -> None:
-        document = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps(document | change))
-
-    return edit
+    return lambda directory: edit_json(directory / "config.json", **change)
 
 
 @pytest.mark.parametrize(

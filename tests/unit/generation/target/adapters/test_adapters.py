@@ -1,6 +1,5 @@
 """Adapters: how their files are read, refused, and what peft computes with them."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -23,7 +22,7 @@ from services.generation.target.identity import base_cid
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import run
-from tests.fakes.tiny_head import make_tiny_adapter
+from tests.fakes.tiny_head import edit_json, edit_tensors, make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 
 
@@ -38,14 +37,11 @@ def adapter(base: Path, tmp_path: Path) -> Path:
 
 
 def edit(adapter: Path, **changes: Any) -> None:
-    path = adapter / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    edit_json(adapter / "adapter_config.json", **changes)
 
 
 def edit_weights(adapter: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, adapter / "adapter_model.safetensors")
+    edit_tensors(adapter / "adapter_model.safetensors", change)
 
 
 def add(adapter: Path, name: str) -> None:

@@ -20,11 +20,10 @@ from ledger.monitor.finding import Evidence
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS receipts
-    (entry INTEGER PRIMARY KEY, receipt_id TEXT NOT NULL UNIQUE, kept BLOB NOT NULL, unreplayable INTEGER NOT NULL);
+    (entry INTEGER PRIMARY KEY, receipt_id TEXT NOT NULL UNIQUE, kept BLOB NOT NULL, unreplayable INTEGER NOT NULL,
+     another_engine INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS receipts_by_promise ON receipts (kept);
 CREATE INDEX IF NOT EXISTS receipts_unreplayable ON receipts (entry) WHERE unreplayable;
-CREATE TABLE IF NOT EXISTS foreign_receipts (entry INTEGER PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS foreign_since AS SELECT coalesce(max(entry), -1) + 1 AS entry FROM receipts;
 CREATE TABLE IF NOT EXISTS deviations (entry INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS retentions (tenant TEXT PRIMARY KEY, entry INTEGER NOT NULL, policy TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS accusations
@@ -94,10 +93,8 @@ class SqliteMonitorMemory:
         return None if row is None else str(row[0])
 
     def foreign_at(self, index: int) -> bool | None:
-        """Not known of receipts from before this was kept."""
-        if self._row("SELECT 1 FROM foreign_since WHERE entry <= ?", index) is None:
-            return None
-        return self._row("SELECT 1 FROM foreign_receipts WHERE entry = ?", index) is not None
+        row = self._row("SELECT another_engine FROM receipts WHERE entry = ?", index)
+        return None if row is None else bool(row[0])
 
     def outcome_at(self, index: int) -> str | None:
         """Only of deviations: no entry refers to another verdict."""
@@ -114,16 +111,13 @@ class SqliteMonitorMemory:
 
     def remember(self, index: int, document: Document) -> None:
         if isinstance(document, Receipt):
-            digest = kept_digest(document)
-            self._write("INSERT INTO receipts VALUES (?, ?, ?, 0)", index, document.receipt_id, digest)
-            if document.engine is not None:
-                self._write("INSERT INTO foreign_receipts VALUES (?)", index)
+            digest, another = kept_digest(document), document.engine is not None
+            self._write("INSERT INTO receipts VALUES (?, ?, ?, 0, ?)", index, document.receipt_id, digest, another)
         if isinstance(document, Verdict):
             if document.outcome == DEVIATION:
                 self._write("INSERT INTO deviations VALUES (?)", index)
             failed = document.outcome in NO_ANSWERS
             self._write("UPDATE receipts SET unreplayable = ? WHERE entry = ?", failed, document.receipt_index)
-
         if isinstance(document, Retention):
             values = (json.dumps(document.tenant), index, json.dumps(document.to_document()))
             self._write("INSERT OR REPLACE INTO retentions VALUES (?, ?, ?)", *values)

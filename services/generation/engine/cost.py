@@ -194,3 +194,29 @@ class Pace:
         dearness = 1.0 + (n * self._xy - self._x * self._y) / (n * xx - self._x * self._x)
         self.dearness = min(max(dearness, _CHEAPEST), _DEAREST)
         self.onset = max((self._y - (self.dearness - 1.0) * self._x) / n, 0.0)
+
+
+_TIMED = 0.5  # squares of shares of a draft that what was timed at the start counts for
+_LEAST_SHARE, _MOST_SHARE = 0.05, 20.0  # times what was timed
+
+
+class DraftPace:
+    """What drafts of a model take of late, beside what was timed at the start, when others may have had the machine:
+    steps `step` times as much, and all else of a draft `once` times. Least squares, newer drafts counting more.
+    """
+
+    def __init__(self) -> None:
+        self.once = self.step = 1.0
+        self._oo = self._os = self._ss = self._oy = self._sy = 0.0  # sums over drafts
+
+    def took(self, seconds: float, once: float, steps: float) -> None:
+        """A draft took so long, where by what was timed its steps take `steps` and all else `once`."""
+        o, s = once / (once + steps), steps / (once + steps)
+        y = min(seconds / (once + steps), _SLOWEST * (self.once * o + self.step * s))
+        kept = 1.0 - _NEWEST
+        self._oo, self._os, self._ss = kept * self._oo + o * o, kept * self._os + o * s, kept * self._ss + s * s
+        self._oy, self._sy = kept * self._oy + o * y, kept * self._sy + s * y
+        oo, ss, oy, sy = self._oo + _TIMED, self._ss + _TIMED, self._oy + _TIMED, self._sy + _TIMED
+        over = oo * ss - self._os * self._os
+        self.once = min(max((ss * oy - self._os * sy) / over, _LEAST_SHARE), _MOST_SHARE)
+        self.step = min(max((oo * sy - self._os * oy) / over, _LEAST_SHARE), _MOST_SHARE)

@@ -148,7 +148,7 @@ class BlockPass:
         self, head: BlockHead, target: Target, cache_blocks: int, context_length: int, *, arithmetic: str = "float32"
     ) -> None:
         """The target's embeddings and output matrix are read where the head has none. `arithmetic`: of linear layers;
-        for int8 their weights are rounded to 8 bits.
+        for int8 their weights are rounded to 4 bits.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.

@@ -48,7 +48,7 @@ class HeadParts:
 
     @classmethod
     def of(cls, head: Head, arithmetic: str, cache_blocks: int, positions: int) -> HeadParts:
-        """Parts with an empty cache; for int8, matrices are rounded to q8_0. Raises WeightsInvalid for weights that are
+        """Parts with an empty cache; for int8, matrices are rounded to q4_1. Raises WeightsInvalid for weights that are
         NaN or infinite.
         """
         config = head.config
@@ -194,7 +194,7 @@ class HeadPass:
         arithmetic: str = "float32",
     ) -> None:  # fmt: skip
         """`embed` reads the target's token embeddings, [rows] ids to [rows, hidden]; unused if the head has its own.
-        `arithmetic`: of linear layers; for int8 their weights are rounded to 8 bits.
+        `arithmetic`: of linear layers; for int8 their weights are rounded to 4 bits.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.

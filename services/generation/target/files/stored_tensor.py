@@ -135,10 +135,10 @@ class StoredTensor:
         return found
 
     def rounded(self) -> StoredTensor:
-        """A matrix with its values rounded to q8_0; itself where rows are no whole number of blocks, or a scale would
-        not be finite in float16.
+        """A matrix with its values rounded to q4_1; itself where rows are no whole number of blocks, or a scale or a
+        minimum would not be finite in float16.
         """
-        layout = LAYOUTS["q8_0"]
+        layout = LAYOUTS["q4_1"]
         if len(self.shape) < 2 or self.shape[1] % layout.weights:
             return self
         with np.errstate(over="ignore", invalid="ignore"):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.engine.cost import MARGIN, Pace, PassCost
+from services.generation.engine.cost import MARGIN, DraftPace, Pace, PassCost
 from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.probe import time_seen
@@ -92,6 +92,16 @@ def test_drafts_that_looked_too_dear_for_a_while_are_tried_again() -> None:
     for _ in range(500):
         pace.took(1.0, 1.0, 0.0)
     assert pace.of(np.array([1.0, 1.2]))[1] < 1.3
+
+
+@pytest.mark.parametrize(("once", "step"), [(1.0, 1.0), (0.2, 0.4), (3.0, 1.5)])
+def test_drafts_teach_what_they_take(once: float, step: float) -> None:
+    pace, rng = DraftPace(), np.random.default_rng(1)
+    for steps in rng.integers(1, 6, 400):
+        pace.took((0.3 * once + 0.1 * steps * step) * rng.uniform(0.9, 1.1), 0.3, 0.1 * steps)
+    for steps in (1, 5):
+        found, expected = 0.3 * pace.once + 0.1 * steps * pace.step, 0.3 * once + 0.1 * steps * step
+        assert found == pytest.approx(expected, rel=0.2)
 
 
 PREFILL_COST = PassCost.line(fixed=0.004, row=0.001)

@@ -190,9 +190,12 @@ def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target:
     sequence.draft.release()
 
 
-def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(target: CpuTarget) -> None:
+def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
     drafter.step_cost = StepCost(0.3, 0.0)
+    monkeypatch.setattr(drafter._pace, "took", lambda *_: None)
 
     def drafts() -> int:
         sequence, drafted = Fed(drafter, 7), 0
@@ -207,6 +210,22 @@ def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(target: CpuTar
     found = [drafts() for _ in range(40)]
     assert 0 < found[0] < 10
     assert 0 < sum(found[20:]) < 60
+
+
+def test_drafts_that_were_timed_too_dear_at_the_start_are_found_out(target: CpuTarget) -> None:
+    drafter = eagle3(target, CHEAP_ROWS)
+    drafter.draft_cost = StepCost(100.0, 0.0)
+    looks = 0
+    for _ in range(20):
+        sequence = Fed(drafter, 7)
+        sequence.prompt()
+        for _ in range(40):
+            drafter.propose([sequence.ask()])
+            looks += sequence.draft.tree is not None and sequence.draft.tree.steps > 0
+            sequence.accept(TokenTree.root(sequence.tokens[-1]))
+        sequence.draft.release()
+    assert 3 < looks < 10
+    assert drafter._pace.once < 0.2
 
 
 def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:

@@ -54,9 +54,18 @@ class WidthDependentTarget(WrappedTarget):
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         computed = super().forward(rows, feature_layers)
         if self.deviating and len(rows.wanted) > 1:
-            turned = np.roll(computed.logits, len(rows.wanted) % self.config.vocab_size, axis=1)
-            return PassOutput(np.ascontiguousarray(turned), computed.features)
+            return PassOutput(np.ascontiguousarray(self.turned(computed.logits, len(rows.wanted))), computed.features)
         return computed
+
+    def turned(self, logits: Float32, wanted: int) -> Float32:
+        return np.roll(logits, wanted % self.config.vocab_size, axis=1)
+
+
+class LouderTarget(WidthDependentTarget):
+    """The same greedy tokens, from other logits."""
+
+    def turned(self, logits: Float32, wanted: int) -> Float32:
+        return logits * np.float32(2)
 
 
 class UnprovableTarget(WidthDependentTarget):

@@ -14,10 +14,10 @@ from ledger.documents.receipt import Receipt
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.generation.engine import turns
-from services.generation.engine.cost import PassCost, StepCost
+from services.generation.engine.cost import Pace, PassCost, StepCost
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import CHEAP_ROWS
-from tests.fakes.tampered_targets import Loader, UnprovableTarget, WidthDependentTarget
+from tests.fakes.tampered_targets import Loader, LouderTarget, UnprovableTarget, WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking, failure, until
 
@@ -154,7 +154,8 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
             self._methods.reverse()
             self._choose()
 
-    monkeypatch.setattr(turns, "Turns", Alternating)  # every pass hands over
+    monkeypatch.setattr(turns, "Turns", Alternating)  # every pass hands over, though none takes what cheap rows say
+    monkeypatch.setattr(Pace, "known", True)
     monkeypatch.setattr(StepCost, "fit", lambda *_: StepCost(fixed=0.001, row=0.001))
     loaded: list[WidthDependentTarget] = []
 
@@ -177,8 +178,11 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
         assert (await failure(stub.Generate(asking(method=method)))).reason == "SPEC_DECODE_HALTED"
 
 
-async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(deployment: Deployment) -> None:
-    loader = Loader(WidthDependentTarget)
+@pytest.mark.parametrize("kind", [WidthDependentTarget, LouderTarget])
+async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(
+    deployment: Deployment, kind: type[WidthDependentTarget]
+) -> None:
+    loader = Loader(kind)
     stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, WidthDependentTarget)
     loader.target.deviating = True

@@ -13,7 +13,7 @@ from ledger.log.recovery import recover
 from ledger.log.store import Batch, EntryStore
 from ledger.log.writer import LogWriter
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
-from ledger.tree.tile import Tile
+from ledger.tree.tile import Tile, TileEdge
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
@@ -81,6 +81,15 @@ def test_entries_that_no_checkpoint_covers_are_not_signed_for_a_stranger() -> No
         writer.write([admit(data, None, trusting)])
     store = filled(3)
     store.commit(Batch((intruder._records[3],), _tiles(intruder)))
+    with pytest.raises(ChainError) as caught:
+        reopen(store)
+    assert caught.value.index == 3
+
+
+def test_an_entry_that_says_it_is_another_is_not_signed_over() -> None:
+    store, moved = filled(3), replace(filled(5)._records[4], index=3)
+    _, tiles = TileEdge().append([record.leaf for record in (*store._records, moved)])
+    store.commit(Batch((moved,), tuple(tiles)))
     with pytest.raises(ChainError) as caught:
         reopen(store)
     assert caught.value.index == 3

@@ -37,7 +37,7 @@ _FAINT = 0.05  # probability from which the head is asked for a copy's
 _TIMED_DRAFTS = (1, 8)
 _TIMED_DEPTH = 4
 _ROUNDS = 6
-_LOOK = 128  # drafts that do not seem to pay until one is made
+_LOOK = 64  # drafts that do not seem to pay until one is made
 
 SPARE_BLOCKS = 128
 """Blocks of a head's cache beyond the target's: entries of drafts take up to two a sequence behind its tokens."""

@@ -89,7 +89,7 @@ class GrammarGuide:
 log = logging.getLogger(__name__)
 
 
-_UNSEEN = 0.1  # tokens a pass: what drafting takes beside drafts and passes, and of the caches, a control's too
+_UNSEEN = 0.1  # tokens a draft: what it takes beside drafting and its pass, and of the caches, a control's too
 
 T = TypeVar("T")
 
@@ -287,8 +287,11 @@ class Speculation:
             drafts.turns.passed(0.0)
         elif budget is not None and method == drafts.turns.method and self.pace.known:
             plain = float(budget.cost_by_nodes[0])
-            cost = self.pace.last * (plain + budget.seconds_of(len(tree) - 1)) + seconds
-            drafts.turns.passed(len(path) - cost / plain - _UNSEEN, once / plain)
+            gain = -seconds / plain
+            if len(tree) > 1:
+                took = self.pace.last * (plain + budget.seconds_of(len(tree) - 1))
+                gain += len(path) - took / plain - _UNSEEN
+            drafts.turns.passed(gain, once / plain)
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""

@@ -216,7 +216,7 @@ def test_drafts_that_were_timed_too_dear_at_the_start_are_found_out(target: CpuT
     drafter = eagle3(target, CHEAP_ROWS)
     drafter.draft_cost = StepCost(100.0, 0.0)
     looks = 0
-    for _ in range(20):
+    for _ in range(10):
         sequence = Fed(drafter, 7)
         sequence.prompt()
         for _ in range(40):

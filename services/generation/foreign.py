@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 900.0  # that a large model may take to load
 _RETRY_SECONDS = 1.0
 _LOOK_SECONDS = 10.0  # poll interval, for what the upstreams say of themselves
-_ANY_TOKEN = 2**31  # the vocabulary's size where the engine does not say: it refuses ids itself
+_ANY_TOKEN = 2**31  # the vocabulary's size where the engine does not say
 
 SPECULATION = MethodSpec(
     ENGINE, "the speculation of the engine behind this server, which it was started with", lambda parts: {},
@@ -122,8 +122,9 @@ class ForeignEngine:
         if unknown := next((name for name in self._settings.adapters if name not in plain.adapters), None):
             known = ", ".join(sorted(plain.adapters)) or "none"
             raise CannotStart(f"--adapter: the engine has no LoRA adapter {unknown}; it has {known}")
+        size = _ANY_TOKEN if self._settings.weights is not None else await self._vocabulary()
         try:
-            self._identify(plain)
+            self._identify(plain, size)
         except TargetError as error:
             raise CannotStart(f"cannot serve {about(self._settings.weights or Path(), error)}") from error
         if self._settings.head:
@@ -159,12 +160,19 @@ class ForeignEngine:
                     _log.info("waiting for the engine: %s", said := str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    def _identify(self, plain: About) -> None:
-        """Raises TargetError for weights that cannot be read."""
+    async def _vocabulary(self) -> int:
+        """Its size, as far as the engine has to be asked for it. Raises CannotStart."""
+        try:
+            return await self._dialect.vocabulary(self._upstreams["off"].ask) or _ANY_TOKEN
+        except (UpstreamDown, UpstreamError) as error:
+            raise CannotStart(f"--engine {self._dialect.name}: {error}") from error
+
+    def _identify(self, plain: About, known: int) -> None:
+        """`known` is the vocabulary's size without weights. Raises TargetError for weights that cannot be read."""
         weights, named = self._settings.weights, {"model": plain.model}
         if weights is None:
             far = FarTokenizer(self._dialect.name, self._settings.plain_url or "", plain.model, self._shown)
-            self.tokenizer, context, known = far, far.chat_template_digest, _ANY_TOKEN
+            self.tokenizer, context = far, far.chat_template_digest
         else:
             self.tokenizer = near = Tokenizer(weights)
             context, known = near.chat_template_digest, max(near.fast.get_vocab().values()) + 1

@@ -17,7 +17,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.model_path import model_path
-from tests.integration.generation.deployment import Deployment, asking
+from tests.integration.generation.deployment import Deployment, asking, failure
 
 
 class Pair(NamedTuple):
@@ -114,6 +114,28 @@ async def test_parameters_reach_the_engine(deployment: Deployment, pair: Pair) -
     structured = sampling_pb2.StructuredOutputs(json=schema)
     answer = (await stub.Generate(chat("Give me JSON.", max_tokens=48, structured_outputs=structured))).choices[0]
     assert answer.finish_reason == pb.FINISH_REASON_LENGTH or isinstance(json.loads(answer.text)["a"], int)
+
+
+async def test_what_the_engine_refuses_is_named_and_leaves_no_receipt(deployment: Deployment, pair: Pair) -> None:
+    if pair.engine == "llama-server":
+        pytest.skip("it has no regular expressions")
+    stub = await started(deployment, pair)
+    structured = sampling_pb2.StructuredOutputs(regex="(((")
+    failed = await failure(stub.Generate(chat("Hello!", max_tokens=8, structured_outputs=structured)))
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["sampling.structured_outputs"])
+    await stub.Generate(chat("Hello!", max_tokens=8, request_id="after"))
+    assert [each.request_id for each in await deployment.receipts(1)] == ["after"]
+
+
+async def test_an_id_beyond_the_vocabulary_ends_no_engine(deployment: Deployment, pair: Pair) -> None:
+    for weights in (True, False):
+        stub = await started(deployment, pair, weights=weights)
+        beyond = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=[5, 2**30]), sampling=sampling_pb2.SamplingParams(max_tokens=2)
+        )
+        assert (await failure(stub.Generate(beyond))).code == grpc.StatusCode.INVALID_ARGUMENT
+        await stub.Generate(chat("Hello!", max_tokens=2))
+        await deployment.stop_generation()
 
 
 async def test_a_caller_that_leaves_ends_the_request_there(deployment: Deployment, pair: Pair) -> None:

@@ -21,7 +21,8 @@ class FakeUpstream:
 
     `fault` is how it fails: `hang` and `drop` after `after` tokens, and `idle` (events without a token), `comments`,
     `line` (one that never ends); `short` (ends without saying so), `text`, `ids` (has none), `prompt`, `many`, `busy`,
-    `loading`, `refuse`, `garbage`; `unsteady` answers otherwise each time. `twist` makes of each event what is sent.
+    `loading`, `refuse`, `grammar` (refuses that), `garbage`; `unsteady` answers otherwise each time. `twist` makes of
+    each event what is sent. A stream of SGLang is refused in its first event, with a token that is none's.
     """
 
     kind: str
@@ -75,6 +76,10 @@ class FakeUpstream:
 
     async def _answer(self, path: str, body: dict[str, Any] | None, writer: asyncio.StreamWriter) -> None:
         if path in ("/v1/completions", "/generate", "/completion") and body is not None:
+            if self.kind == "sglang" and (unknown := self._bias_beyond(body)) is not None:
+                message = f"logit_bias must has keys in [0, {self._last_token()}], got {unknown}."
+                await _send(writer, 400, json.dumps({"error": {"message": message}}), "application/json")
+                return
             self.bodies.append(body)
             await self._complete(body, writer)
             return
@@ -83,6 +88,13 @@ class FakeUpstream:
             status, document = 404, {"error": {"message": "no such path"}}
         kind = "text/plain" if isinstance(document, str) else "application/json"
         await _send(writer, status, document if isinstance(document, str) else json.dumps(document), kind)
+
+    def _last_token(self) -> int:
+        return max(self.tokenizer.fast.get_vocab().values())
+
+    def _bias_beyond(self, body: dict[str, Any]) -> int | None:
+        biases = body["sampling_params"].get("logit_bias") or {}
+        return next((int(token) for token in biases if int(token) > self._last_token()), None)
 
     def _about(self, path: str, body: dict[str, Any]) -> Any:
         models = {
@@ -121,12 +133,17 @@ class FakeUpstream:
             "busy": (429, {"error": {"message": "too many"}}),
             "loading": (503, {"error": {"message": "Loading model"}}),
             "refuse": (400, {"error": {"message": "top_k is too large", "param": "top_k"}}),
+            "grammar": (400, {"error": {"message": "Failed to compile regex grammar: the parenthesis is not closed"}}),
             "salt": (400, {"error": {"message": "'cache_salt' must not contain '/'", "param": "cache_salt"}}),
         }
         if set("@/\\") & set(body.get("cache_salt", "")):  # as vLLM does
             self.fault = "salt"
         if self.fault in refusals:
             status, document = refusals[self.fault]
+            if self.kind == "sglang" and self.fault != "loading" and body["stream"]:
+                event = json.dumps(_refused_late(self.fault, document["error"]["message"]))
+                await _send(writer, 200, f"data: {event}\n\ndata: [DONE]\n\n", "text/event-stream")
+                return
             await _send(writer, status, json.dumps(document), "application/json")
             return
         stream, fault = body["stream"], self.fault  # as it is when the request comes
@@ -226,6 +243,17 @@ class FakeUpstream:
         if self.counts and self.speculates:
             told |= {"spec_verify_ct": 1, "spec_num_proposed_drafts": proposed, "spec_num_correct_drafts": accepted}
         return [{"text": text, "output_ids": list(ids), "meta_info": told}]
+
+
+def _refused_late(fault: str, message: str) -> dict[str, Any]:
+    """SGLang's first event for what it refuses, as 0.5.23 gave it."""
+    if fault == "refuse":
+        return {"error": {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}}
+    reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}
+    if fault == "busy":
+        reason = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
+    told = {"finish_reason": reason, "prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0}
+    return {"text": "-", "output_ids": [29], "meta_info": told}
 
 
 def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -46,6 +47,14 @@ class Drafted:
     accepted: int
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not taken, and the HTTP status that would have said it."""
+
+    status: int
+    message: str
+
+
 @dataclass(slots=True)
 class Answer:
     """One sequence as it comes. `ids` and `text` only grow; the rest is there at the end."""
@@ -77,6 +86,11 @@ class Dialect(Protocol):
         """Fields of a request that the engine has nothing for, each with what can be done instead."""
         ...
 
+    @property
+    def tells_late(self) -> bool:
+        """Whether a stream's head says nothing of the request: its first event takes or refuses it."""
+        ...
+
     async def about(self, ask: Ask) -> About:
         """Raises UpstreamError, OSError."""
         ...
@@ -85,8 +99,18 @@ class Dialect(Protocol):
         """The JSON that asks for one sequence. Raises InvalidRequest."""
         ...
 
+    def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
+        """What a stream's first event refuses the request with, where its head says nothing."""
+        ...
+
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
         """Take in what came. Raises UpstreamError."""
+        ...
+
+    async def vocabulary(self, ask: Ask) -> int | None:
+        """The size of the vocabulary of an engine that takes ids beyond it. None: it refuses them, or does not say.
+        Raises UpstreamError, OSError.
+        """
         ...
 
 
@@ -165,6 +189,7 @@ class Vllm:
 
     name: str = "vllm"
     path: str = "/v1/completions"
+    tells_late: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
 
     async def about(self, ask: Ask) -> About:
@@ -218,6 +243,12 @@ class Vllm:
             if choice.get("finish_reason") is not None:
                 answer.finish, answer.stop_reason = finish_of(choice["finish_reason"]), choice.get("stop_reason")
 
+    def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
+        return None
+
+    async def vocabulary(self, ask: Ask) -> int | None:
+        return None
+
 
 def _vllm_logprobs(part: Mapping[str, Any] | None) -> list[TokenLogprobs]:
     def token(text: str) -> int:
@@ -255,6 +286,7 @@ class LlamaServer:
 
     name: str = "llama-server"
     path: str = "/completion"
+    tells_late: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: _NOT_LLAMA)
 
     async def about(self, ask: Ask) -> About:
@@ -303,6 +335,12 @@ class LlamaServer:
             answer.cached_tokens, proposed, accepted = (count_in(timings.get(name) or 0) for name in names)
             answer.drafted = Drafted(count_in(answer.counted or 0) - accepted, proposed, accepted)
 
+    def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
+        return None
+
+    async def vocabulary(self, ask: Ask) -> int | None:
+        return None
+
 
 def _llama_constraint(source: StructuredOutputs | None) -> dict[str, Any]:
     match source:
@@ -325,6 +363,7 @@ class Sglang:
 
     name: str = "sglang"
     path: str = "/generate"
+    tells_late: bool = True
     refused: Mapping[str, str] = field(default_factory=lambda: {"choice": "write it as a regex"})
 
     async def about(self, ask: Ask) -> About:
@@ -366,12 +405,19 @@ class Sglang:
             made |= {"return_logprob": True, "top_logprobs_num": params.logprobs}
         return made
 
+    def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
+        """It checks parameters behind the head, and compiles a grammar behind a token that it makes up."""
+        error = event.get("error")
+        if isinstance(error, dict) and type(error.get("code")) is int:
+            return Refusal(error["code"], str(error.get("message", error)))
+        return _aborted(event)
+
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
         """An event holds the whole answer so far, or with SGLang's --incremental-streaming-output what is new."""
-        if "error" in event:
-            raise UpstreamError(str(event["error"].get("message", event["error"])))
         if "output_ids" not in event:
             raise UpstreamError("gave no output_ids; expected SGLang's /generate")
+        if (aborted := _aborted(event)) is not None:  # its ids are those of no answer
+            raise UpstreamError(f"broke off with {aborted.message[:400]}")
         ids, told, text = ids_in(event["output_ids"]), event["meta_info"], event.get("text") or ""
         if whole := len(ids) == told["completion_tokens"]:
             text = text or answer.text
@@ -393,6 +439,26 @@ class Sglang:
             if "spec_verify_ct" in told:
                 proposed, accepted = map(count_in, (told["spec_num_proposed_drafts"], told["spec_num_correct_drafts"]))
                 answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
+
+    async def vocabulary(self, ask: Ask) -> int | None:
+        """It ends with a prompt's id that it has not, and says what it has where it refuses such a bias."""
+        sampling = {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}
+        try:
+            await ask(self.path, {"input_ids": [0], "sampling_params": sampling, "stream": False})
+        except UpstreamError as refused:
+            last = re.search(r"logit_bias must ha\w+ keys in \[0, (\d{1,9})\]", str(refused))
+            return int(last[1]) + 1 if last else None
+        return None
+
+
+def _aborted(event: Mapping[str, Any]) -> Refusal | None:
+    """An end that SGLang's scheduler has put to a request; those whose caller has left have no status."""
+    told = event.get("meta_info")
+    reason = told.get("finish_reason") if isinstance(told, dict) else None
+    if not isinstance(reason, dict) or type(reason.get("status_code")) is not int:
+        return None
+    message = str(reason.get("message"))
+    return Refusal(429 if "queue is full" in message else reason["status_code"], message)
 
 
 DIALECTS: Mapping[str, Dialect] = {each.name: each for each in (Vllm(), Sglang(), LlamaServer())}

@@ -101,16 +101,36 @@ class Upstream:
             async with self._connections.asked(self._dialect.path, msgspec.json.encode(body)) as answer:
                 if answer.status != 200:
                     raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_WORD))
-                taken()
                 if "event-stream" not in answer.headers.get("content-type", ""):
-                    read(_parsed(await _whole(answer, most)))
+                    taken()
+                    read(_sound_event(_parsed(await _whole(answer, most))))
                     return
                 _check_encoding(answer)
-                lines = _Lines(read, most)
+                lines = _Lines(self._taking(read, taken), most)
                 await answer.read(lines.feed)
                 lines.end()
         except ConnectionBroken as error:
             raise UpstreamDown(f"{self.url} broke off: {error}") from error
+
+    def _taking(
+        self, read: Callable[[Mapping[str, Any]], None], taken: Callable[[], None]
+    ) -> Callable[[Mapping[str, Any]], None]:
+        """What is to be called with each event of a stream. Raises as `answer` does."""
+        waits = self._dialect.tells_late
+        if not waits:
+            taken()
+
+        def event(found: Mapping[str, Any]) -> None:
+            nonlocal waits
+            if waits and (refusal := self._dialect.refusal(found)) is not None:
+                raise _refusal(self.url, refusal.status, refusal.message.encode())
+            sound = _sound_event(found)
+            if waits:
+                waits = False
+                taken()
+            read(sound)
+
+        return event
 
     async def close(self) -> None:
         self._connections.close()
@@ -173,13 +193,18 @@ def _sound(found: About) -> About:
 
 
 def _parsed(data: bytes) -> Mapping[str, Any]:
-    """Raises UpstreamError for anything but a JSON object, and for an error. JSON has no NaN and no half characters."""
+    """Raises UpstreamError for anything but a JSON object. JSON has no NaN and no half characters."""
     try:
         event = msgspec.json.decode(data)
     except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict):
         raise UpstreamError(f"sent {data[:80]!r}; expected a JSON object")
+    return event
+
+
+def _sound_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises UpstreamError for one that tells of an error."""
     if event.get("error"):
         raise UpstreamError(f"broke off with {_message(event)}")
     return event
@@ -205,7 +230,8 @@ def _refusal(url: str, status: int, data: bytes) -> Exception:
     if status in (401, 403):
         return EngineStopped("request_id", "the engine refuses this server's key (--engine-key-file)")
     if status in (400, 404, 413, 422):
-        if "context" in message and ("length" in message or "size" in message):
+        context = "context" in message and ("length" in message or "size" in message)
+        if context or "maximum allowed length" in message:  # SGLang's, a few tokens below the context
             return ContextExceeded("max_tokens", f"the engine says: {message}")
         return InvalidRequest(_field(document, message), f"the engine refuses it: {message}")
     return UpstreamError(f"answers {status}: {message}")

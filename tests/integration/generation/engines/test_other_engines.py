@@ -205,18 +205,21 @@ async def test_what_the_engine_cannot_do_is_refused_before_it_is_sent(
     ("fault", "code"),
     [
         ("refuse", grpc.StatusCode.INVALID_ARGUMENT),
+        ("grammar", grpc.StatusCode.INVALID_ARGUMENT),
         ("busy", grpc.StatusCode.RESOURCE_EXHAUSTED),
         ("loading", grpc.StatusCode.UNAVAILABLE),
     ],
 )
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_refusal_is_told_as_what_it_is_and_leaves_no_receipt(
-    engines: Engines, fault: str, code: grpc.StatusCode
+    engines: Engines, kind: str, fault: str, code: grpc.StatusCode
 ) -> None:
-    stub = await engines.start()
+    stub = await engines.start(kind)
     engines.fast.fault = fault
     failed = await failure(stub.Generate(asking(max_tokens=5)))
     assert failed.code == code
-    assert failed.fields == (["sampling.top_k"] if fault == "refuse" else [])
+    named = {"refuse": ["sampling.top_k"], "grammar": ["sampling.structured_outputs"]}
+    assert failed.fields == named.get(fault, [])
     engines.fast.fault = None
     await stub.Generate(asking(max_tokens=5, request_id="after"))
     (receipt,) = await engines.deployment.receipts(1)
@@ -414,6 +417,28 @@ async def test_a_stream_that_never_ends_does(engines: Engines, kind: str) -> Non
         engines.fast.fault = fault
         _, receipt = await said_and_signed(engines, max_tokens=5)
         assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 2), fault
+
+
+async def test_an_answer_that_sglang_ends_with_an_error_lacks_the_token_that_it_made_up(engines: Engines) -> None:
+    await engines.start("sglang")
+
+    def twist(event: dict[str, Any]) -> dict[str, Any]:
+        if len(event["output_ids"]) > 2:
+            event["meta_info"]["finish_reason"] = {"type": "abort", "message": "no memory", "status_code": 500}
+        return event
+
+    engines.fast.twist = twist
+    _, receipt = await said_and_signed(engines, max_tokens=5)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 2)
+
+
+async def test_no_id_that_ends_sglang_is_sent_to_it_and_its_vocabulary_is_asked_for(engines: Engines) -> None:
+    stub = await engines.start("sglang", weights=False)
+    last = max(engines.tokenizer.fast.get_vocab().values())
+    failed = await failure(stub.Generate(asking("", token_ids=pb.TokenIds(ids=[5, last + 1]), max_tokens=5)))
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["token_ids"])
+    assert not engines.fast.bodies
+    await stub.Generate(asking("", token_ids=pb.TokenIds(ids=[5, last]), max_tokens=5))
 
 
 async def test_an_engine_takes_back_nothing_that_it_has_said(engines: Engines) -> None:

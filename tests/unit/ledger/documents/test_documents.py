@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from ledger.documents.audit import ReferencePass, Verdict
 from ledger.documents.halt import HaltState, Scope
 from ledger.documents.receipt import Receipt, SpecDecode
-from ledger.documents.signed_document import KINDS, Document, open_document, payload_type, read_document, sign_document
+from ledger.documents.signed_document import (
+    KINDS,
+    Document,
+    UnknownDocument,
+    open_document,
+    payload_type,
+    read_document,
+    sign_document,
+)
 from ledger.encoding.canonical import canonical, parse
 from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import cid
@@ -277,6 +285,19 @@ def test_a_key_entry_records_trust_and_does_not_create_it() -> None:
     unknown = type(key_entry("operator"))("operator", STRANGER.public, key_entry("operator").issued_at)
     with pytest.raises(SignatureError):
         open_document(sign_document(unknown, KEYS["operator"]), TRUSTED)
+
+
+def test_a_kind_of_a_later_version_is_not_signed_and_is_what_its_payload_says() -> None:
+    with pytest.raises(FormatError):
+        sign_document(UnknownDocument("kolm.later.v1"), KEYS["operator"])
+    later, other, none = (
+        sign(payload, payload_type("later"), KEYS["operator"])
+        for payload in (b'{"type":"kolm.later.v1"}', b'{"type":"kolm.other.v1"}', b"[]")
+    )
+    assert read_document(later) == UnknownDocument("kolm.later.v1")
+    for envelope in (other, none):
+        with pytest.raises(FormatError):
+            read_document(envelope)
 
 
 def test_a_document_that_would_not_read_back_is_not_signed() -> None:

@@ -1,5 +1,6 @@
 """Recovery, with a guard and without: what was lost or changed is refused, and a crash is taken for no backup."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -84,6 +85,18 @@ def test_entries_that_no_checkpoint_covers_are_not_signed_for_a_stranger() -> No
     with pytest.raises(ChainError) as caught:
         reopen(store)
     assert caught.value.index == 3
+
+
+def test_an_entry_that_is_counted_and_not_there_is_not_signed_over() -> None:
+    class Short(MemoryEntryStore):
+        def entries(self, start: int, limit: int) -> Sequence[bytes]:
+            return super().entries(start, min(limit, max(4 - start, 0)))
+
+    straight, store = filled(5), Short()
+    store.commit(Batch(tuple(straight._records), _tiles(straight)))
+    with pytest.raises(ChainError) as caught:
+        reopen(store)
+    assert caught.value.index == 4
 
 
 def test_an_entry_that_says_it_is_another_is_not_signed_over() -> None:

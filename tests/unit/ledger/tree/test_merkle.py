@@ -323,8 +323,9 @@ def test_no_leaves_prove_nothing_and_need_nothing() -> None:
     assert multi_proof((), 5, hashes) == range_proof(3, 3, 5, hashes) == multi_proof((), 0, hashes) == ()
     verify_multi_proof({}, 5, OTHER, ())
     verify_range_proof((), 0, 0, 0, EMPTY_ROOT, ())
-    with pytest.raises(ProofError):
-        verify_multi_proof({}, 5, OTHER, (OTHER,))
+    for size, proof in ((5, (OTHER,)), (0, ())):  # of no entries the root is known
+        with pytest.raises(ProofError):
+            verify_multi_proof({}, size, OTHER, proof)
 
 
 def test_what_is_not_in_the_tree_has_no_proof() -> None:

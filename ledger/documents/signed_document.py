@@ -123,8 +123,6 @@ def add_signature(envelope: Envelope, key: Signer) -> Envelope:
     Raises FormatError for something that is not a document, SignatureError for a key of a role that may not sign it.
     """
     more = sign_document(read_document(envelope), key)
-    if (more.payload, more.payload_type) != (envelope.payload, envelope.payload_type):
-        raise FormatError("payload", "is not in canonical form")
     return replace(envelope, signatures=tuple(dict.fromkeys((*envelope.signatures, *more.signatures))))
 
 

@@ -93,7 +93,7 @@ def test_a_bad_signature_by_a_known_key_condemns_the_whole_note() -> None:
         "te\txt\n\n— name AAAAAAA=\n".encode(),
         "te\rxt\n\n— name AAAAAAA=\n".encode(),
         b"te\xffxt\n\n" + "— name AAAAAAA=\n".encode(),
-        b"x" * (MAX_NOTE_BYTES + 1),
+        b"x" * MAX_NOTE_BYTES + "\n\n— name AAAAAAA=\n".encode(),
     ],
 )
 def test_malformed_notes_are_refused(data: bytes) -> None:

@@ -17,6 +17,7 @@ import logging
 import signal
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -38,8 +39,11 @@ _log = logging.getLogger(__name__)
 
 _READY = bytes(4)
 _PIPE_BYTES = 1 << 20
-"""What may wait in the pipe of the answers, so that the next question is begun meanwhile."""
-_MOST_SHARED = 256
+"""What may wait in a pipe, so that the next question is begun meanwhile."""
+_MOST_SHARED, _MOST_SHARED_BYTES = 256, _PIPE_BYTES
+"""Most entries of a question, and their bytes; a request larger than that is asked about alone."""
+_MOST_ASKED = 2
+"""Questions that the process has at once: while it answers one, the next one lies in its pipe."""
 
 
 class _Key(msgspec.Struct, array_like=True, frozen=True):
@@ -77,24 +81,28 @@ class AdmissionProcess:
         self._asked: deque[asyncio.Future[bytes]] = deque()
         self._running: asyncio.Task[asyncio.subprocess.Process] | None = None
 
-    async def admitted(self, request: ledger_pb2.AppendEntriesRequest, trusted: TrustedKeys) -> list[Admitted | None]:
-        """The entries of a request that are receipts and hold by these keys; None for the others. Raises Unavailable
-        where that is not known.
+    async def admitted(
+        self, requests: Sequence[ledger_pb2.AppendEntriesRequest], trusted: TrustedKeys
+    ) -> list[Admitted | None]:
+        """The entries of some requests that are receipts and hold by these keys; None for the others. Raises
+        Unavailable where that is not known.
         """
+        entries = [entry for request in requests for entry in request.entries]
         if self._running is None:
             self._running = asyncio.ensure_future(self._start())
             self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not self.there.is_set():
-            return [None] * len(request.entries)
+            return [None] * len(entries)
         keys = tuple(_Key(key.raw, key.scope.to_document()) for key in trusted.keys("receipts"))
         try:
-            question = _question_bytes(_Question(keys, request.SerializeToString()))
+            joined = b"".join(request.SerializeToString() for request in requests)  # a message of all their entries
+            question = _question_bytes(_Question(keys, joined))
             answer = await self._ask(question, self._running)
         except OSError:
             raise Unavailable("the process that checks receipts has ended; send it again") from None
         return [
             found and Admitted(found.envelope or entry.envelope, found.digest, found.receipt, found.content, trusted)
-            for found, entry in zip(_read_answer(answer), request.entries, strict=True)
+            for found, entry in zip(_read_answer(answer), entries, strict=True)
         ]
 
     async def _ask(self, question: bytes, running: asyncio.Task[asyncio.subprocess.Process]) -> bytes:
@@ -147,33 +155,32 @@ class AdmissionProcess:
 
 
 class SharedQuestions:
-    """Entries that come one by one, from many callers, asked about together: those that come while the question before
-    them is answered. On the event loop of the process.
+    """Requests of many calls and streams, asked about together: those that come while the questions before them are
+    answered. So what the ledger takes at once grows with what there is. On the event loop of the process.
     """
 
     def __init__(self, process: AdmissionProcess) -> None:
         self._process = process
-        self._asking = asyncio.Lock()
+        self._asking = asyncio.Semaphore(_MOST_ASKED)
         self._next: _Shared | None = None
 
-    async def admitted(self, entry: ledger_pb2.AppendEntryRequest, trusted: TrustedKeys) -> Admitted | None:
-        """The process's answer about one entry. Raises Unavailable."""
+    async def admitted(self, request: ledger_pb2.AppendEntriesRequest, trusted: TrustedKeys) -> list[Admitted | None]:
+        """The process's answer about the entries of one request. Raises Unavailable."""
+        count, size = len(request.entries), request.ByteSize()
         shared = self._next
-        if shared is None or shared.trusted is not trusted or len(shared.request.entries) == _MOST_SHARED:
+        if shared is None or shared.trusted is not trusted or not shared.has_room(count, size):
             shared = self._next = _Shared(trusted)
             shared.found = asyncio.ensure_future(self._ask(shared))
             shared.found.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have gone
-        place = len(shared.request.entries)
-        asked = shared.request.entries.add(envelope=entry.envelope)
-        if entry.HasField("content"):
-            asked.content.CopyFrom(entry.content)
-        return (await asyncio.shield(shared.found))[place]
+        place = shared.add(request, count, size)
+        del request  # the question has it
+        return (await asyncio.shield(shared.found))[place : place + count]
 
     async def _ask(self, shared: _Shared) -> list[Admitted | None]:
         async with self._asking:
             if self._next is shared:
                 self._next = None
-            return await self._process.admitted(shared.request, shared.trusted)
+            return await self._process.admitted(shared.requests, shared.trusted)
 
 
 class _Shared:
@@ -182,8 +189,21 @@ class _Shared:
     found: asyncio.Task[list[Admitted | None]]
 
     def __init__(self, trusted: TrustedKeys) -> None:
-        self.request = ledger_pb2.AppendEntriesRequest()
+        self.requests: list[ledger_pb2.AppendEntriesRequest] = []
         self.trusted = trusted
+        self._entries = 0
+        self._bytes = 0
+
+    def has_room(self, entries: int, size: int) -> bool:
+        return self._entries + entries <= _MOST_SHARED and self._bytes + size <= _MOST_SHARED_BYTES
+
+    def add(self, request: ledger_pb2.AppendEntriesRequest, entries: int, size: int) -> int:
+        """The place of the request's first entry in the answer."""
+        place = self._entries
+        self.requests.append(request)
+        self._entries += entries
+        self._bytes += size
+        return place
 
 
 def answer_all(questions: BinaryIO, answers: BinaryIO) -> None:
@@ -228,7 +248,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError, AttributeError):  # Linux
-        fcntl.fcntl(sys.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        for pipe in (sys.stdin, sys.stdout):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     answer_all(sys.stdin.buffer, sys.stdout.buffer)
 
 

@@ -54,7 +54,7 @@ class Window:
 MOST_ENTRIES = 1024
 """Most entries of one request, and in work at once."""
 
-_MOST_BYTES = 16 * 1024 * 1024
+_MOST_BYTES = 4 * 1024 * 1024
 _THE_ENTRY = (InvalidArgument, AlreadyExists, PermissionDenied, Unauthenticated)
 """Errors about one entry, after which the stream goes on. After any other error the next entry would fail too."""
 
@@ -71,8 +71,7 @@ class _Work:
 class EntryStream:
     """Reads ahead of its answers: while one batch is made durable, the entries of the next are checked.
 
-    Reading stops while the window is full, or while `submit` waits for room in the ledger's queue, and gRPC's flow
-    control then stops the caller.
+    Reading stops while the window is full, and gRPC's flow control then stops the caller.
     """
 
     def __init__(self, requests: AsyncIterator[ledger_pb2.AppendEntriesRequest], submit: Submit) -> None:
@@ -107,7 +106,7 @@ class EntryStream:
             async for request in self._requests:
                 count, size = _checked_count(request), request.ByteSize()
                 await self._window.enter(count, size)
-                self._work.put_nowait(_Work(count, size, await self._submit(request)))
+                self._work.put_nowait(_Work(count, size, self._submit(request)))
                 del request  # or it would be there until the next one has come
         except Exception as error:  # raised to the caller, who would take an ended stream for a whole one
             end = error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -87,8 +87,8 @@ Answer = Appended | LedgerError | KolmError
 """The place and proof of an entry, or why it has none."""
 
 
-Submit = Callable[[ledger_pb2.AppendEntriesRequest], Awaitable[asyncio.Future[list[Answer]]]]
-"""Takes a request, once the one before the last has been queued; then there will be an answer for each entry."""
+Submit = Callable[[ledger_pb2.AppendEntriesRequest], asyncio.Future[list[Answer]]]
+"""Takes a request; there will be an answer for each entry."""
 
 
 _LARGE_BYTES = 64 * 1024
@@ -111,8 +111,7 @@ class Intake:
         # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
         self._answers = FutureBridge(growth.announce)
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
-        self._process = AdmissionProcess()
-        self._shared = SharedQuestions(self._process)
+        self._process = SharedQuestions(AdmissionProcess())
         self._calls = 0
 
     async def one(self, request: ledger_pb2.AppendEntryRequest, caller: Principal) -> Appended:
@@ -131,21 +130,20 @@ class Intake:
         if request.ByteSize() > _LARGE_BYTES:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._threads, _admitted, request, caller, trusted)
-        found = await self._shared.admitted(request, trusted) if self._calls >= _FOR_PROCESS else None
+        found = None
+        if self._calls >= _FOR_PROCESS:
+            (found,) = await self._process.admitted(_alone(request), trusted)
         return found or _admitted(request, caller, trusted)
 
     def stream(self, caller: Principal) -> Submit:
-        """Takes the requests of one stream. Each is checked beside the one before it, and queued after it; then there
+        """Takes the requests of one stream. They are checked beside each other and queued in their order; then there
         is an answer for each entry: what `one` returns or raises. Where the queue is full, a request waits for room,
         and no answer is Backpressure.
         """
-        earlier: asyncio.Future[None] | None = None
         before: asyncio.Future[None] | None = None
 
-        async def submit(request: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
-            nonlocal earlier, before
-            if earlier is not None:
-                await earlier
+        def submit(request: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
+            nonlocal before
             earlier, before = before, asyncio.get_running_loop().create_future()
             answers = asyncio.ensure_future(self._appended(request, caller, earlier, before))
             answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may have gone
@@ -202,6 +200,11 @@ class Intake:
                 refused: asyncio.Future[list[sequencer.Answer]] = asyncio.get_running_loop().create_future()
                 refused.set_result([error] * len(admitted))
                 return refused
+
+
+def _alone(request: ledger_pb2.AppendEntryRequest) -> ledger_pb2.AppendEntriesRequest:
+    content = request.content if request.HasField("content") else None
+    return ledger_pb2.AppendEntriesRequest(entries=[ledger_pb2.NewEntry(envelope=request.envelope, content=content)])
 
 
 def _admitted(request: _Append, caller: Principal, trusted: TrustedKeys) -> Admitted:

@@ -242,9 +242,9 @@ async def test_many_callers_are_answered_each_by_its_own(
 ) -> None:
     shared, asked = SharedQuestions.admitted, list[bool]()
 
-    async def noted(self: SharedQuestions, *arguments: Any) -> Admitted | None:
+    async def noted(self: SharedQuestions, *arguments: Any) -> list[Admitted | None]:
         found = await shared(self, *arguments)
-        asked.append(found is not None)
+        asked.extend(each is not None for each in found)
         return found
 
     monkeypatch.setattr(SharedQuestions, "admitted", noted)

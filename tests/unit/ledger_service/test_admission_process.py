@@ -51,7 +51,7 @@ HOLD: Sequence[tuple[bytes, Content | None]] = [
 
 async def started() -> AdmissionProcess:
     process = AdmissionProcess()
-    await process.admitted(request(), TRUSTED)
+    await process.admitted([request()], TRUSTED)
     await process.there.wait()
     return process
 
@@ -59,24 +59,24 @@ async def started() -> AdmissionProcess:
 async def test_nobody_waits_for_its_start() -> None:
     process = AdmissionProcess()
     for _ in range(2):
-        assert await process.admitted(request(*HOLD), TRUSTED) == [None] * len(HOLD)
+        assert await process.admitted([request(*HOLD)], TRUSTED) == [None] * len(HOLD)
         assert not process.there.is_set()
     await process.there.wait()
-    assert None not in await process.admitted(request(*HOLD), TRUSTED)
+    assert None not in await process.admitted([request(*HOLD)], TRUSTED)
 
 
 async def test_a_process_that_cannot_start_is_missed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     process = AdmissionProcess()
     for _ in range(2):
-        assert await process.admitted(request(HOLD[0]), TRUSTED) == [None]
+        assert await process.admitted([request(HOLD[0])], TRUSTED) == [None]
         assert process._running is not None
         await asyncio.wait([process._running])
         assert process._running is None
 
 
 async def test_receipts_that_hold_come_back_as_if_they_had_been_checked_here() -> None:
-    found = await (await started()).admitted(request(*HOLD), TRUSTED)
+    found = await (await started()).admitted([request(*HOLD)], TRUSTED)
     assert found == [admit(envelope, kept, TRUSTED) for envelope, kept in HOLD]
 
 
@@ -89,7 +89,7 @@ async def test_nothing_is_said_of_all_else() -> None:
         (signed_receipt(0).replace(b"a", b"b", 1), None),
     ]
     process = await started()
-    found = await process.admitted(request(*refused, HOLD[0]), TRUSTED)
+    found = await process.admitted([request(*refused), request(HOLD[0])], TRUSTED)
     assert found == [None] * len(refused) + [admit(*HOLD[0], TRUSTED)]
 
 
@@ -102,44 +102,40 @@ async def test_the_keys_are_those_of_the_question() -> None:
         (TrustedKeys({"receipts": (KEYS["receipts"].public.scoped(KeyScope(tenant=("other",))),)}), False),
         (TRUSTED, True),
     ):
-        assert [each is not None for each in await process.admitted(asked, keys)] == [holds]
+        assert [each is not None for each in await process.admitted([asked], keys)] == [holds]
 
 
 async def test_questions_that_overlap_are_answered_each_by_its_own() -> None:
     process = await started()
     asked = [[(signed_receipt(number), content(number))] * (number % 5 + 1) for number in range(40)]
-    found = await asyncio.gather(*(process.admitted(request(*each), TRUSTED) for each in asked))
+    found = await asyncio.gather(*(process.admitted([request(*each)], TRUSTED) for each in asked))
     assert found == [[admit(*entry, TRUSTED) for entry in each] for each in asked]
 
 
 async def test_a_process_that_ends_fails_its_questions_and_the_next_one_starts_another() -> None:
     process = await started()
     large = request(*[HOLD[0]] * 1000)
-    await process.admitted(request(HOLD[0]), TRUSTED)
+    await process.admitted([request(HOLD[0])], TRUSTED)
     for _ in range(2):
         assert process._running is not None
         pid = (await process._running).pid
-        asked = [asyncio.ensure_future(process.admitted(large, TRUSTED)) for _ in range(3)]
+        asked = [asyncio.ensure_future(process.admitted([large], TRUSTED)) for _ in range(3)]
         await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
         for each in asked:
             with pytest.raises(Unavailable):
                 await each
-        assert await process.admitted(request(HOLD[0]), TRUSTED) == [admit(*HOLD[0], TRUSTED)]
+        assert await process.admitted([request(HOLD[0])], TRUSTED) == [admit(*HOLD[0], TRUSTED)]
 
 
 async def test_a_caller_that_goes_leaves_the_others_their_answers() -> None:
     process = await started()
-    first = asyncio.ensure_future(process.admitted(request(HOLD[0]), TRUSTED))
-    second = asyncio.ensure_future(process.admitted(request(HOLD[1]), TRUSTED))
+    first = asyncio.ensure_future(process.admitted([request(HOLD[0])], TRUSTED))
+    second = asyncio.ensure_future(process.admitted([request(HOLD[1])], TRUSTED))
     await asyncio.sleep(0)
     first.cancel()
     assert await second == [admit(*HOLD[1], TRUSTED)]
-    assert await process.admitted(request(HOLD[0]), TRUSTED) == [admit(*HOLD[0], TRUSTED)]
-
-
-def one(envelope: bytes, kept: Content | None) -> ledger_pb2.AppendEntryRequest:
-    return ledger_pb2.AppendEntryRequest(envelope=envelope, content=None if kept is None else content_message(kept))
+    assert await process.admitted([request(HOLD[0])], TRUSTED) == [admit(*HOLD[0], TRUSTED)]
 
 
 class Counted(AdmissionProcess):
@@ -149,50 +145,71 @@ class Counted(AdmissionProcess):
         super().__init__()
         self.sizes: list[int] = []
 
-    async def admitted(self, request: ledger_pb2.AppendEntriesRequest, trusted: TrustedKeys) -> list[Admitted | None]:
-        self.sizes.append(len(request.entries))
-        return await super().admitted(request, trusted)
+    async def admitted(
+        self, requests: Sequence[ledger_pb2.AppendEntriesRequest], trusted: TrustedKeys
+    ) -> list[Admitted | None]:
+        self.sizes.append(sum(len(request.entries) for request in requests))
+        return await super().admitted(requests, trusted)
 
 
-async def test_callers_that_come_while_a_question_is_answered_share_the_next_one() -> None:
+async def counted() -> tuple[Counted, SharedQuestions]:
     process = Counted()
     shared = SharedQuestions(process)
-    assert await shared.admitted(one(*HOLD[0]), TRUSTED) is None
+    assert await shared.admitted(request(HOLD[0]), TRUSTED) == [None]
     await process.there.wait()
-    first = asyncio.ensure_future(shared.admitted(one(*HOLD[0]), TRUSTED))
+    process.sizes.clear()
+    return process, shared
+
+
+async def test_requests_that_come_while_two_questions_are_answered_share_the_next_one() -> None:
+    process, shared = await counted()
+    first = [asyncio.ensure_future(shared.admitted(request(HOLD[0]), TRUSTED))]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    first.append(asyncio.ensure_future(shared.admitted(request(HOLD[0]), TRUSTED)))
     for _ in range(3):
         await asyncio.sleep(0)
     assert process.sizes == [1, 1]
-    sent = [(signed_receipt(number), content(number)) for number in range(300)] + [(b"junk", None)]
-    found = await asyncio.gather(*(shared.admitted(one(*each), TRUSTED) for each in sent))
-    assert found == [admit(*each, TRUSTED) for each in sent[:-1]] + [None]
-    assert await first == admit(*HOLD[0], TRUSTED)
-    assert process.sizes == [1, 1, 256, 45]
+    sent = [[(signed_receipt(number), content(number))] for number in range(200)]
+    sent += [[*each, (b"junk", None)] for each in sent[:50]]
+    found = await asyncio.gather(*(shared.admitted(request(*each), TRUSTED) for each in sent))
+    assert found == [[None if kept is None else admit(data, kept, TRUSTED) for data, kept in each] for each in sent]
+    assert await asyncio.gather(*first) == [[admit(*HOLD[0], TRUSTED)]] * 2
+    assert process.sizes == [1, 1, 256, 44]
+
+
+async def test_a_question_grows_to_a_number_of_bytes_and_a_larger_request_is_one_by_itself() -> None:
+    process, shared = await counted()
+    long = [(signed_receipt(0) + b" " * 500_000, None)]
+    sent = [long, long, long, [HOLD[0]] * 300, [HOLD[0]] * 2]
+    found = await asyncio.gather(*(shared.admitted(request(*each), TRUSTED) for each in sent))
+    assert process.sizes == [2, 1, 300, 2]
+    assert [len(each) for each in found] == [1, 1, 1, 300, 2]
 
 
 async def test_callers_with_other_keys_do_not_share_a_question() -> None:
     shared = SharedQuestions(await started())
     others = TrustedKeys.of(STRANGER)
-    found = await asyncio.gather(*(shared.admitted(one(*HOLD[0]), keys) for keys in (TRUSTED, others, TRUSTED)))
-    assert [each and each.trusted for each in found] == [TRUSTED, None, TRUSTED]
+    asked = (shared.admitted(request(HOLD[0]), keys) for keys in (TRUSTED, others, TRUSTED))
+    assert [each and each.trusted for (each,) in await asyncio.gather(*asked)] == [TRUSTED, None, TRUSTED]
 
 
 async def test_a_caller_that_shared_a_question_and_goes_leaves_the_others_their_answers() -> None:
     shared = SharedQuestions(await started())
-    first, second = (asyncio.ensure_future(shared.admitted(one(*each), TRUSTED)) for each in HOLD[:2])
+    first, second = (asyncio.ensure_future(shared.admitted(request(each), TRUSTED)) for each in HOLD[:2])
     await asyncio.sleep(0)
     first.cancel()
-    assert await second == admit(*HOLD[1], TRUSTED)
+    assert await second == [admit(*HOLD[1], TRUSTED)]
 
 
 async def test_all_who_share_a_question_are_told_when_the_process_ends() -> None:
     process = await started()
     shared = SharedQuestions(process)
-    asked = [asyncio.ensure_future(shared.admitted(one(*HOLD[0]), TRUSTED)) for _ in range(20)]
+    asked = [asyncio.ensure_future(shared.admitted(request(HOLD[0]), TRUSTED)) for _ in range(20)]
     await asyncio.sleep(0)
     assert process._running is not None
     os.kill((await process._running).pid, signal.SIGKILL)
     for each in asked:
         with pytest.raises(Unavailable):
             await each
-    assert await shared.admitted(one(*HOLD[0]), TRUSTED) == admit(*HOLD[0], TRUSTED)
+    assert await shared.admitted(request(HOLD[0]), TRUSTED) == [admit(*HOLD[0], TRUSTED)]

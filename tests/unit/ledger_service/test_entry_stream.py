@@ -29,7 +29,7 @@ class Ledger:
             self.read += 1
             yield ONE
 
-    async def submit(self, _: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
+    def submit(self, _: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
         self.waiting.append(asyncio.get_running_loop().create_future())
         return self.waiting[-1]
 
@@ -68,7 +68,7 @@ def test_requests_can_be_closed_once_a_stream_has_failed() -> None:
         yield ONE
         await asyncio.get_running_loop().create_future()
 
-    async def fails(_: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
+    def fails(_: ledger_pb2.AppendEntriesRequest) -> asyncio.Future[list[Answer]]:
         answer = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_later(0.01, answer.set_exception, Unavailable("away"))
         return answer
@@ -169,7 +169,7 @@ async def _endless() -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
 
 
 def test_a_failure_nobody_foresaw_is_raised_and_ends_no_stream_as_if_all_were_well() -> None:
-    async def full(_: Sequence[ledger_pb2.NewEntry]) -> asyncio.Future[list[Answer]]:
+    def full(_: Sequence[ledger_pb2.NewEntry]) -> asyncio.Future[list[Answer]]:
         raise ZeroDivisionError
 
     async def story() -> None:

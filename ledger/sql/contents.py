@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, bindparam, delete, func, select, update
+from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, func, select
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
@@ -19,7 +19,7 @@ from ledger.log.content_seal import ContentKey, ContentKeys, seal, unseal
 from ledger.log.store import Record
 from ledger.sql.connect import connect_for_reading_with, connect_with
 from ledger.sql.database import Database
-from ledger.sql.queries import blob, insert_rows
+from ledger.sql.queries import blob, insert_rows, marks
 from ledger.sql.schema import contents, erasures, receipts
 
 _metadata = MetaData()
@@ -32,12 +32,10 @@ _keys = Table(
 )
 
 _FIND = select(_keys.c.key_id, _keys.c.key)
-_DESTROY = delete(_keys).where(_keys.c.key_id.in_(bindparam("key_ids", expanding=True)))
-
-_NAMED = contents.c.receipt_index.in_(bindparam("receipts", expanding=True))
-_KEYS_OF = select(contents.c.key_id).where(_NAMED)
-_EMPTY = update(contents).where(_NAMED).values(sealed=b"")
-_FORGET = delete(contents).where(_NAMED)
+_DESTROY = "DELETE FROM content_keys WHERE key_id IN ({})"
+_KEYS_OF = "SELECT key_id FROM contents WHERE receipt_index IN ({})"
+_EMPTY = "UPDATE contents SET sealed = {} WHERE receipt_index IN ({})"
+_FORGET = "DELETE FROM contents WHERE receipt_index IN ({})"
 _EMPTIED = select(contents.c.key_id, contents.c.receipt_index).where(
     contents.c.receipt_index.in_(select(erasures.c.receipt_index)), func.length(contents.c.sealed) == 0
 )
@@ -95,7 +93,7 @@ class SqlContentKeys:
         """The bytes of the keys are overwritten too, as far as the database can."""
         if key_ids:
             with self._database.writing() as connection:
-                connection.execute(_DESTROY, {"key_ids": key_ids})
+                connection.exec_driver_sql(_DESTROY.format(marks(connection, len(key_ids))), tuple(key_ids))
             self._database.scrub(_keys.name)
 
     def is_empty(self) -> bool:
@@ -149,19 +147,22 @@ class SealedContents:
         self._required()
         self.settle()
         with self._database.reading() as connection:
-            key_ids = connection.execute(_KEYS_OF, {"receipts": receipt_indexes}).scalars().all()
+            statement = _KEYS_OF.format(marks(connection, len(receipt_indexes)))
+            key_ids = connection.exec_driver_sql(statement, tuple(receipt_indexes)).scalars().all()
         self._unsettled = True
         yield
         self._destroy(key_ids, receipt_indexes)
 
     def empty(self, connection: Connection, receipt_indexes: Sequence[int]) -> None:
         """Empties contents in the transaction of their erasure."""
-        connection.execute(_EMPTY, {"receipts": receipt_indexes})
+        statement = _EMPTY.format(marks(connection, 1), marks(connection, len(receipt_indexes)))
+        connection.exec_driver_sql(statement, (b"", *receipt_indexes))
 
     def forget(self, connection: Connection) -> None:
         """Delete the emptied rows of keys that are destroyed, in any later transaction."""
         if self._emptied:
-            connection.execute(_FORGET, {"receipts": self._emptied})
+            statement = _FORGET.format(marks(connection, len(self._emptied)))
+            connection.exec_driver_sql(statement, tuple(self._emptied))
             self._emptied = []
 
     def settle(self) -> None:

@@ -56,7 +56,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     """
     for at in range(0, len(rows), _ROWS):
         some = rows[at : at + _ROWS]
-        columns, values = ", ".join(f'"{name}"' for name in some[0]), f"({_marks(connection, len(some[0]))})"
+        columns, values = ", ".join(f'"{name}"' for name in some[0]), f"({marks(connection, len(some[0]))})"
         statement = f"INSERT INTO {table.name} ({columns}) VALUES {', '.join([values] * len(some))}"
         connection.exec_driver_sql(statement, tuple(chain.from_iterable(row.values() for row in some)))
 
@@ -65,12 +65,13 @@ def indexes_by(
     connection: Connection, table: Table, name: str, values: Sequence[Any], where: str = "true"
 ) -> dict[Any, int]:
     """The index of each row whose column `name` holds one of `values`, by that value; without SQLAlchemy, too."""
-    among = f'"{name}" IN ({_marks(connection, len(values))})'
+    among = f'"{name}" IN ({marks(connection, len(values))})'
     statement = f'SELECT "{name}", "index" FROM {table.name} WHERE {where} AND {among}'
     return {row[0]: row[1] for row in connection.exec_driver_sql(statement, tuple(values))}
 
 
-def _marks(connection: Connection, count: int) -> str:
+def marks(connection: Connection, count: int) -> str:
+    """The places of that many values in a statement of the driver's, which needs no compiling."""
     return ", ".join(["?" if connection.dialect.name == "sqlite" else "%s"] * count)
 
 

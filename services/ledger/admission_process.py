@@ -40,8 +40,10 @@ _log = logging.getLogger(__name__)
 _READY = bytes(4)
 _PIPE_BYTES = 1 << 20
 """What may wait in a pipe, so that the next question is begun meanwhile."""
-_MOST_SHARED, _MOST_SHARED_BYTES = 256, _PIPE_BYTES
-"""Most entries of a question, and their bytes; a request larger than that is asked about alone."""
+_MOST_SHARED, _MOST_SHARED_BYTES = 128, _PIPE_BYTES
+"""Most entries of a question, and their bytes; a request larger than that is asked about alone. Twice as many bring no
+more receipts a second, and each waits longer.
+"""
 _MOST_ASKED = 2
 """Questions that the process has at once: while it answers one, the next one lies in its pipe."""
 

@@ -175,16 +175,16 @@ async def test_requests_that_come_while_two_questions_are_answered_share_the_nex
     found = await asyncio.gather(*(shared.admitted(request(*each), TRUSTED) for each in sent))
     assert found == [[None if kept is None else admit(data, kept, TRUSTED) for data, kept in each] for each in sent]
     assert await asyncio.gather(*first) == [[admit(*HOLD[0], TRUSTED)]] * 2
-    assert process.sizes == [1, 1, 256, 44]
+    assert process.sizes == [1, 1, 128, 128, 44]
 
 
 async def test_a_question_grows_to_a_number_of_bytes_and_a_larger_request_is_one_by_itself() -> None:
     process, shared = await counted()
     long = [(signed_receipt(0) + b" " * 500_000, None)]
-    sent = [long, long, long, [HOLD[0]] * 300, [HOLD[0]] * 2]
+    sent = [long, long, long, [HOLD[0]] * 200, [HOLD[0]] * 2]
     found = await asyncio.gather(*(shared.admitted(request(*each), TRUSTED) for each in sent))
-    assert process.sizes == [2, 1, 300, 2]
-    assert [len(each) for each in found] == [1, 1, 1, 300, 2]
+    assert process.sizes == [2, 1, 200, 2]
+    assert [len(each) for each in found] == [1, 1, 1, 200, 2]
 
 
 async def test_callers_with_other_keys_do_not_share_a_question() -> None:

@@ -251,7 +251,8 @@ def _refused_late(fault: str, message: str) -> dict[str, Any]:
         return {"error": {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}}
     reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}
     if fault == "busy":
-        reason = {"type": "abort", "message": "The request queue is full.", "status_code": 503}
+        reason = {"type": "abort", "status_code": 503, "message": "The request queue is full."}
+        return {"text": "", "output_ids": [], "meta_info": {"finish_reason": reason, "completion_tokens": 0}}
     told = {"finish_reason": reason, "prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0}
     return {"text": "-", "output_ids": [29], "meta_info": told}
 

@@ -258,6 +258,7 @@ class HeadDrafter(Drafter):
         once, each = [], []
         for count in _TIMED_DRAFTS:
             shallow, deep = timed[count, 1], timed[count, depth]
+            # a level that seemed to take nothing would have no share in what drafts teach
             level = max((deep - shallow) / max(depth - 1, 1), 0.1 * shallow)
             once.append((count, max(shallow - level, 0.01 * shallow)))
             each.append((count, level))

@@ -16,7 +16,7 @@ from services.generation.engine.request import EngineRequest
 
 _TURN = 8  # passes after which it is judged again whose turn it is
 _SPENT = 0.005  # tokens a pass that may be lost, by a method that has its turn and by trials of others
-_SAVED = 8.0  # tokens that passes have earned for trials, at most, and that a trial may cost
+_SAVED, _DEAREST_TRIAL = 8.0, 7.9  # tokens that passes have earned for trials, and that a trial costs, at most
 _LEAST, _MOST_ONCE = -4.0, 100.0  # tokens that a draft gains, and that a first one takes: what is beyond was held up
 _WEIGHT = 16.0  # passes: what is known of other requests counts as much, and that without them there is no gain
 _OWN_MEMORY, _SHARED_MEMORY = 0.98, 0.998  # decay of the counts each pass, of one request and of all
@@ -150,7 +150,7 @@ class Turns:
         self.method = ranked.pop(0) if ranked and self.expected(ranked[0]) >= -_SPENT else None
         if ranked:
             best = 0.0 if self.method is None else self.expected(self.method)
-            price = min(_TURN * (best - self.expected(ranked[0])), 0.99 * _SAVED)
+            price = min(_TURN * (best - self.expected(ranked[0])), _DEAREST_TRIAL)
             if self._known.earned > price:
                 self._known.earned -= price
                 self.method = ranked[0]

@@ -206,6 +206,23 @@ def test_drafts_are_not_judged_before_a_pass_without_any() -> None:
     assert (metrics.num_drafts, metrics.gains) == (4, ())
 
 
+class SilentDraft(Draft):
+    def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
+        return TokenTree.root(tokens[-1])
+
+
+class SilentDrafter(Drafter):
+    def begin(self, request: EngineRequest) -> Draft:
+        return SilentDraft()
+
+
+def test_a_method_that_drafts_nothing_is_judged_by_its_own_time_alone() -> None:
+    target = TimedTarget(NEXT)
+    asked, drafters = request(max_tokens=40, method="silent"), {"silent": SilentDrafter()}
+    found = run(target, [asked], drafters=drafters, clock=lambda: target.now)
+    assert found.outcomes[asked.key].metrics.gains == (("silent", pytest.approx(0.0, abs=1e-6)),)
+
+
 def test_while_a_prompt_is_computed_beside_it_a_sequence_still_drafts() -> None:
     """No pass says then what one without drafts takes."""
     beside = replace(request((0,) * 400, max_tokens=1), request_id="b")

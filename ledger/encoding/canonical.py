@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import rfc8785
@@ -24,8 +25,8 @@ def canonical(value: object) -> bytes:
     """The canonical bytes of a JSON value: None, bool, int within ±(2^53 − 1), finite float, str, list, tuple, dict.
     Raises FormatError for values that RFC 8785 has no bytes for (NaN, infinities, lone surrogates, other types).
     """
-    if _is_plain(value, MAX_DEPTH):
-        return _write_plain(value).encode("ascii")
+    with suppress(_NotPlainError):
+        return _write_plain(_plain(value, MAX_DEPTH)).encode("ascii")
     try:
         return rfc8785.dumps(value)  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:  # CanonicalizationError and UnicodeEncodeError are ValueErrors
@@ -77,7 +78,7 @@ _IS_ODD = (b"0e", *(before + 16 * b"0" for before in (b":", b",", b"[", b"-")))
 def _parse_plain(data: bytes) -> Any:
     """The value of canonical bytes, in two calls into C: read, and written by the standard library again the same.
 
-    Such bytes are canonical where all text is ASCII (see `_is_plain`) and Python and ECMAScript print every number
+    Such bytes are canonical where all text is ASCII (see `_plain`) and Python and ECMAScript print every number
     alike. A member named twice is read once, and so is written otherwise.
     """
     if data[:1] not in (b"{", b"[") or not is_plain(data):
@@ -133,27 +134,34 @@ def _integer(digits: str) -> int | float:
     return float(digits)
 
 
-def _is_plain(value: object, depth: int) -> bool:
-    """Whether the standard library's encoder, which is several times faster, writes what RFC 8785 asks for.
+def _plain(value: Any, depth: int) -> Any:
+    """The value in a form that the standard library's encoder, several times faster, writes as RFC 8785 asks.
 
-    It does for ASCII text (the same escapes; sorted by code point, which differs from UTF-16 only beyond U+FFFF) and
-    for numbers that Python and ECMAScript print alike: the shortest digits, without an exponent, not ending in ".0".
+    It does so for ASCII text (the same escapes; sorted by code point, which differs from UTF-16 only beyond U+FFFF) and
+    for numbers that Python and ECMAScript print alike: the shortest digits, without an exponent. ECMAScript prints a
+    whole double as an integer, and -0 as 0. Raises _NotPlainError for all else.
     """
-    if isinstance(value, str):
-        return value.isascii()
-    if value is None or isinstance(value, bool):
-        return True
-    if isinstance(value, int):
-        return -_MAX_SAFE_INTEGER <= value <= _MAX_SAFE_INTEGER
-    if isinstance(value, float):
-        return 1e-4 <= abs(value) < 1e15 and not value.is_integer()
-    if depth == 0 or not isinstance(value, dict | list | tuple):
-        return False
-    if isinstance(value, dict):
-        if not all(isinstance(name, str) and name.isascii() for name in value):
-            return False
-        value = tuple(value.values())
-    return all(_is_plain(member, depth - 1) for member in value)
+    kind = type(value)
+    if kind is str:
+        if value.isascii():
+            return value
+    elif kind is dict:
+        if depth and all(type(name) is str and name.isascii() for name in value):
+            return {name: _plain(member, depth - 1) for name, member in value.items()}
+    elif kind is int:
+        if -_MAX_SAFE_INTEGER <= value <= _MAX_SAFE_INTEGER:
+            return value
+    elif kind is float:
+        if value.is_integer():  # neither NaN nor an infinity is
+            return _plain(int(value), depth)
+        if 1e-4 <= abs(value) < 1e15:
+            return value
+    elif kind is list or kind is tuple:
+        if depth:
+            return [_plain(member, depth - 1) for member in value]
+    elif value is None or kind is bool:
+        return value
+    raise _NotPlainError
 
 
 def _depth_exceeds(value: object, limit: int) -> bool:

@@ -42,6 +42,15 @@ def test_only_its_own_key_opens_it_and_only_for_its_own_receipt() -> None:
         assert caught.value.field == "sealed"
 
 
+def test_names_of_later_keys_sort_behind_those_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for seconds in (255, 256, 65_536, 1_800_000_000):
+        monkeypatch.setattr("time.time_ns", lambda now=seconds: now * 10**9)
+        names += sorted(key.key_id for key in ContentKey.generate(20))
+    assert names == sorted(names)
+    assert len({*names}) == 80
+
+
 def test_a_key_is_not_shown() -> None:
     assert KEY.key.hex() not in repr(KEY)
     assert repr(KEY.key) not in repr(KEY)

@@ -154,7 +154,9 @@ def block_sums(head: BlockModule, teacher: Teacher, window: Window, weights: Ten
         return torch.stack([places.from_starts(values[:, :, row], row + 1) for row in range(len(weights))])
 
     states, before = foreseen(states), foreseen(before)
-    matrix = torch.cat([head.lm_head.weight, head.markov_head.get_parameter("markov_w2.weight")], dim=1)
+    following = head.markov_head["markov_w2"].weight
+    assert isinstance(following, Tensor)
+    matrix = torch.cat([head.lm_head.weight, following], dim=1)
     drafted = torch.cat([states, before.to(states.dtype)], dim=-1)
     found = compared(drafted, matrix, weights, teacher, places, overlap=True)
     sure = head.confidence(states.detach(), before.detach()).to(found.overlaps.dtype)

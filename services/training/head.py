@@ -8,10 +8,51 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from transformers.activations import ACT2FN
 
 from services.generation.drafting.eagle3.checkpoint import HeadConfig
 from services.generation.drafting.heads import rotation_of_head
+
+_BLOCK = 32  # weights with a scale and a minimum of their own in GGUF's Q4_1
+_ORIGINAL = "parametrizations.weight.original"  # torch's name of a parameter that its module reads through another
+
+
+class Rounded(nn.Module):
+    """A matrix as servers draft with it: GGUF's Q4_1 of its values in bfloat16. Gradients pass as if nothing were
+    rounded (the straight-through estimator, arXiv 1308.3432).
+    """
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return matrix + (rounded(matrix) - matrix).detach()
+
+
+@torch.no_grad()
+def rounded(matrix: Tensor) -> Tensor:
+    """The matrix rounded; itself where rows are no whole number of blocks, like `StoredTensor.rounded`."""
+    if matrix.shape[1] % _BLOCK:
+        return matrix
+    blocks = matrix.bfloat16().float().view(len(matrix), -1, _BLOCK)
+    least, most = blocks.aminmax(dim=-1, keepdim=True)
+    scale = (most - least) / 15
+    steps = torch.where(scale > 0, (blocks - least) * scale.reciprocal() + 0.5, 0.0).floor().clamp(0, 15)
+    found: Tensor = steps * scale.half().float() + least.half().float()
+    return found.view_as(matrix).to(matrix.dtype)
+
+
+def learn_rounded(head: nn.Module) -> None:
+    """Let the matrices that a server rounds compute rounded; `drafted_tensors` are then what it reads."""
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear) and not name.startswith("confidence_head"):
+            parametrize.register_parametrization(module, "weight", Rounded())
+
+
+def drafted_tensors(head: nn.Module) -> dict[str, Tensor]:
+    """Tensors by their names in kolm's layout, rounded where the head learned so."""
+    return {
+        name.replace(_ORIGINAL, "weight"): rounded(tensor) if name.endswith(_ORIGINAL) else tensor
+        for name, tensor in head.state_dict().items()
+    }
 
 
 class HeadModule(nn.Module):

@@ -19,6 +19,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from services.generation.drafting.block.block_checkpoint import BlockConfig, write_block_head
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, write_head
@@ -29,7 +30,7 @@ from services.generation.target.family import NORM
 from services.generation.target.weights import checked_weights
 from services.training.answering import Answer
 from services.training.block import BlockModule, block_sums
-from services.training.head import HeadModule
+from services.training.head import HeadModule, drafted_tensors, learn_rounded
 from services.training.plan import (
     DTYPES,
     Budget,
@@ -243,7 +244,7 @@ def export(
     folder: Path, head: HeadModule | BlockModule, target_ids: Tensor, dtype: torch.dtype, facts: dict[str, Any]
 ) -> None:
     """Write the head in kolm's layout, and `facts` beside it. Each file is replaced whole."""
-    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in head.state_dict().items()}
+    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in drafted_tensors(head).items()}
     offsets = target_ids.cpu() - torch.arange(len(target_ids))
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".head-", dir=folder.parent))
@@ -300,6 +301,7 @@ class Trainer:
         device: torch.device,
         clock: Clock = time.monotonic,
     ) -> None:
+        learn_rounded(head)
         self.head = head
         self.steps = self.starts = 0  # optimiser steps, and starts of drafts that were learned from in them
         self._target_ids = teacher.target_ids
@@ -332,7 +334,7 @@ class Trainer:
         """Gradients of one pass, each draft step weighted; returns its sums, [losses, right guesses] x [steps]."""
         device, half = self._device, self._plan.precision == "bfloat16"
         window = window_of([self._answers[n] for n in numbers], self._recordings.of(numbers))
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half), parametrize.cached():
             seen = window.to(device, torch.bfloat16 if half else torch.float32)
             if isinstance(self.head, BlockModule):
                 sums = block_sums(self.head, self._teacher, seen, weights)
@@ -363,7 +365,11 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Raises OutputInvalid where the head drafted other tokens: rows of its output matrix would change hands."""
+        """Raises OutputInvalid where the head drafted other tokens, so that rows of its output matrix would change
+        hands, or learned by another version of kolm.
+        """
+        if state["head"].keys() != self.head.state_dict().keys():
+            raise OutputInvalid("the checkpoint is of another version of kolm; use another folder, or remove it")
         if not torch.equal(state["target_ids"].cpu(), self._target_ids.cpu()):
             raise OutputInvalid("the checkpoint's draft vocabulary is another one; use another folder, or remove it")
         self.head.load_state_dict(state["head"])

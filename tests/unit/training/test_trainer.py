@@ -4,17 +4,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import llvmlite.binding as llvm
+import numpy as np
 import pytest
 import torch
 
 from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.loading import load_head
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.rows import RowsBuilder
+from services.training.head import HeadModule
 from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
 from services.training.run import Curve, Point
 from services.training.trainer import (
     Ends,
     Trainer,
     coverage,
+    export,
     faster_precision,
     frequent_tokens,
     known_head,
@@ -74,6 +79,28 @@ def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
         continued.head.state_dict().items(), straight.head.state_dict().values(), strict=True
     ):
         assert torch.equal(ours, theirs), name
+
+
+def test_a_head_learns_with_the_weights_that_a_server_drafts_with(material: Material, tmp_path: Path) -> None:
+    """Those of 4 bits: what is exported changes no more when it is rounded, and is what the last step computed with."""
+    trainer = trainer_of(material)
+    trainer.step()
+    export(tmp_path / "head", trainer.head, material.target_ids, torch.bfloat16, {})
+    stored = load_head(tmp_path / "head", material.target.config).tensors
+    assert isinstance(trainer.head, HeadModule)
+    for name, learned in {"fc.weight": trainer.head.fc.weight, "lm_head.weight": trainer.head.lm_head.weight}.items():
+        drafted = StoredTensor.of_values(name, stored[name]).rounded()
+        assert drafted.storage == "q4_1"
+        np.testing.assert_allclose(drafted.values(), learned.detach().numpy(), rtol=2e-6)
+        original = trainer.head.state_dict()[name.replace("weight", "parametrizations.weight.original")]
+        assert not torch.equal(original, learned)
+
+
+def test_a_checkpoint_of_another_version_is_refused(material: Material) -> None:
+    trainer = trainer_of(material)
+    state = trainer.state()
+    with pytest.raises(OutputInvalid, match="another version of kolm"):
+        trainer.restore(state | {"head": material.head().state_dict()})
 
 
 def test_training_lowers_the_loss_and_changes_every_weight(material: Material) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from benchmarks import arithmetic, families, real, sizes, steps
 from benchmarks.arithmetic import ARITHMETICS
+from benchmarks.identity import members
 from benchmarks.load import against
 from benchmarks.load import measure as load
 from benchmarks.machine import RESULTS, machine
@@ -26,10 +27,10 @@ from services.generation.target.model_path import model_path
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "real": lambda _: real.measure(),
     "sizes": lambda _: sizes.measure(),
-    "arithmetic": lambda _: arithmetic.measure(),
+    "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
     "audits": lambda _: steps.measure_audits(),
     "load": lambda given: (
-        against.measure(given.against, quick=given.quick)
+        against.measure(given.against, given.extra, quick=given.quick)
         if given.against
         else load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes)
     ),
@@ -69,8 +70,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
     parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last two")
     parser.add_argument("--llama-bench", type=Path, help="of families: llama.cpp's program")
-    parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: GGUF files beside SmolLM2's")
-    parser.add_argument("--gguf", type=Path, help="of specbench: a GGUF file (SmolLM2-135M-Instruct, 4 bits)")
+    parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: these GGUF files alone")
+    parser.add_argument(
+        "--gguf", type=Path, help="of specbench and arithmetic: a GGUF file (SmolLM2-135M-Instruct, 4 bits)"
+    )
     parser.add_argument("--questions", type=Path, default=OWN, help="of specbench: Spec-Bench's question.jsonl (ours)")
     parser.add_argument(
         "--cases", nargs="+", type=specbench.Case.parse, default=(), metavar="T:BATCH[:CONTEXT]",
@@ -79,9 +82,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help="of specbench: kolm without its peers")
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (the file's usual one)")
-    parser.add_argument("--quick", action="store_true", help="of specbench and load: minutes instead of hours")
+    parser.add_argument(
+        "--quick", action="store_true", help="of specbench, load and arithmetic: minutes instead of hours"
+    )
     parser.add_argument("--serve", default="smollm2", help="of load: the model that is served (smollm2)")
     parser.add_argument("--against", metavar="URL", help="of load: an OpenAI-compatible server, http://host:port/v1")
+    parser.add_argument(
+        "--extra", type=members, default={}, metavar="JSON",
+        help='of load --against: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',
+    )  # fmt: skip
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
     return parser.parse_args()
 

@@ -28,6 +28,7 @@ PROFILES = {
     "int8, int8 cache": ("int8", "int8"),
 }
 """Arithmetic of linear layers and type of cached keys and values."""
+_QUICK = ("float32", "int8, int8 cache")
 ROWS = (1, 2, 4, 8, 16, 32, 128)
 CONTEXTS = (100, 4000)
 _TOKENS, _ROUNDS, _WINDOW = 96, 15, 2048
@@ -36,16 +37,23 @@ _ROOT = Path(__file__).parents[1]
 QUESTIONS = _ROOT / "demo" / "main_job" / "questions.jsonl"
 
 
-def measure() -> dict[str, Any]:
-    """Milliseconds of passes (minima of rounds that alternate), nats a token of kolm's documents, and greedy tokens."""
-    path = model_path("smollm2")
-    tokenizer = Tokenizer(path)
+def measure(model: Path | None = None, *, quick: bool = False) -> dict[str, Any]:
+    """Milliseconds of passes (minima of rounds that alternate), nats a token of kolm's documents, and greedy tokens.
+
+    `model` is a GGUF file, SmolLM2's unless named. `quick`: passes in float32 and in int8 with its usual cache alone.
+    """
+    path = model or model_path("smollm2")
     targets = {
         name: load_target(path, context_length=4608, cache_tokens=9216, arithmetic=arithmetic, cache_dtype=cached)
         for name, (arithmetic, cached) in PROFILES.items()
+        if not quick or name in _QUICK
     }
-    return {
-        "milliseconds": {f"{context} tokens before": _passes(targets, context) for context in CONTEXTS},
+    passes = {f"{context} tokens before": _passes(targets, context) for context in CONTEXTS}
+    found = {"model": path.name, "milliseconds": passes}
+    if quick:
+        return found
+    tokenizer = Tokenizer(path)
+    return found | {
         "nats a token": {name: round(_loss(target, tokenizer), 4) for name, target in targets.items()},
         "greedy": _agreement(targets, tokenizer),
     }

@@ -1,12 +1,14 @@
 """Families beside llama.cpp: one request's tokens a second, of the same GGUF files, with the same threads.
 
-SmolLM2, the files that are named, and random 4-bit weights in the shapes of public models whose weights nobody has put
-into a package.
+SmolLM2 and random 4-bit weights in the shapes of public models whose weights nobody has put into a package, or the
+files that are named. `python -m benchmarks.families SHAPE STORAGE FOLDER` writes such a file, in q4_0 or q8_0.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType
 from rich.progress import track
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.lfm2 import Lfm2Config, Lfm2ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
+from benchmarks import sizes
 from benchmarks.real import Kolm, seconds
 from benchmarks.sizes import random_model
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.model_path import model_path
 from tests.fakes.converted_gguf import convert
 
-_ROUNDS, _TOKENS, _PROMPT = 5, 64, 512
+_ROUNDS, _TOKENS, _PROMPT, _MANY = 5, 64, 512, 16
+_AT_ONCE = f"kolm, tokens of {_MANY} at once"
 SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
     "LFM2-1.2B": (
         Lfm2ForCausalLM,
@@ -45,6 +50,7 @@ SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
         ),
     ),
 }  # fmt: skip
+_ALL_SHAPES = {**SHAPES, **sizes.SHAPES}
 
 
 def measure(bench: Path | None, files: Sequence[Path]) -> list[dict[str, Any]]:
@@ -56,21 +62,38 @@ def measure(bench: Path | None, files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _files(named: Sequence[Path], folder: Path) -> Iterator[Path]:
-    yield from (model_path("smollm2"), *named)
-    for name, shape in SHAPES.items():
-        directory = random_model(shape, folder / name, torch.float32)
-        yield convert(directory, folder / f"{name}.random.q4_0.gguf", GGMLQuantizationType.Q4_0)
-        (directory / "model.safetensors").unlink()
+    yield from named or (model_path("smollm2"),)
+    for name in () if named else SHAPES:
+        yield _random(name, "q4_0", folder)
+
+
+def _random(name: str, storage: str, folder: Path) -> Path:
+    """A file of random weights in a public model's shape, with SmolLM2's tokens first in its vocabulary."""
+    directory = random_model(_ALL_SHAPES[name], folder / name, torch.float32)
+    path = folder / f"{name}.random.{storage}.gguf"
+    convert(directory, path, GGMLQuantizationType[storage.upper()], change_metadata=_with_tokens)
+    shutil.rmtree(directory)
+    return path
+
+
+def _with_tokens(metadata: dict[str, Any]) -> None:
+    fields = GGUFReader(model_path("smollm2")).fields
+    own = {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}
+    for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
+        own[name] += metadata[name][len(own[name]) :]
+    metadata |= own
 
 
 def _beside(bench: Path, path: Path) -> dict[str, Any]:
     kolm = Kolm(path)
-    rates: dict[str, list[float]] = {
-        f"{who}, {what}": [] for what in ("tokens", "prompt") for who in ("kolm", "llama.cpp")
-    }
+    names = (f"{who}, {what}" for what in ("tokens", "prompt") for who in ("kolm", "llama.cpp"))
+    rates: dict[str, list[float]] = {name: [] for name in (*names, _AT_ONCE)}
     for turn in range(_ROUNDS):
         decoding = seconds(kolm.generate, [turn + 10], _TOKENS + 1) - seconds(kolm.generate, [turn + 10], 1)
         rates["kolm, tokens"].append(_TOKENS / decoding)
+        many = [[turn + 10, number] for number in range(300, 300 + _MANY)]
+        decoding = seconds(kolm.generate_all, many, _TOKENS + 1) - seconds(kolm.generate_all, many, 1)
+        rates[_AT_ONCE].append(_MANY * _TOKENS / decoding)
         rates["kolm, prompt"].append(_PROMPT / seconds(kolm.generate, [turn + 10, *range(300, 299 + _PROMPT)], 1))
         asked = [bench, "-m", path, "-t", cpus(), "-p", _PROMPT, "-n", _TOKENS, "-r", 1, "-o", "json"]
         done = subprocess.run([*map(str, asked)], capture_output=True, text=True, check=False)
@@ -88,3 +111,17 @@ def _beside(bench: Path, path: Path) -> dict[str, Any]:
         "a second": best,
         "kolm is faster by": faster,
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
+    parser.add_argument("shape", choices=tuple(_ALL_SHAPES))
+    parser.add_argument("storage", choices=("q4_0", "q8_0"))
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    print(_random(given.shape, given.storage, given.folder))
+
+
+if __name__ == "__main__":
+    main()

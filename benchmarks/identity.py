@@ -286,7 +286,7 @@ def _servers(arguments: argparse.Namespace) -> tuple[Server, Server]:
     return plain, OpenAIServer(arguments.base_url, arguments.model, key, arguments.extra)
 
 
-def _members(text: str) -> dict[str, Any]:
+def members(text: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError
@@ -300,8 +300,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--base-url", help="an OpenAI-compatible server that speculates, up to /v1")
     parser.add_argument("--plain-url", help="the same model served without speculation")
     parser.add_argument("--model", default="default", help="the model's name in requests")
-    parser.add_argument("--extra", type=_members, help="JSON object added to the speculating requests")
-    parser.add_argument("--plain-extra", type=_members, help="JSON object added to the plain requests")
+    parser.add_argument("--extra", type=members, help="JSON object added to the speculating requests")
+    parser.add_argument("--plain-extra", type=members, help="JSON object added to the plain requests")
     parser.add_argument("--kolm", metavar="HOST:PORT", help="a generation service of kolm instead")
     parser.add_argument("--method", default="auto", help="of --kolm, beside off (auto)")
     parser.add_argument("--questions", type=Path, default=OWN, help="a question.jsonl of Spec-Bench (our own)")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -125,7 +125,7 @@ def _beside(contenders: Mapping[str, Decode], tokenizer: Tokenizer) -> dict[str,
     return {"decoding": shown(decoding), "prompts": shown(reading)}
 
 
-def seconds(decode: Decode, prompt: list[int], tokens: int) -> float:
+def seconds(decode: Callable[[Any, int], object], prompt: Any, tokens: int) -> float:
     start = time.perf_counter()
     decode(prompt, tokens)
     return time.perf_counter() - start
@@ -140,6 +140,10 @@ class Kolm:
         self.target, self.tokenizer = target, Tokenizer(path)
 
     def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        return self.generate_all([prompt], tokens)
+
+    def generate_all(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[int]:
+        """All at once; the tokens of all of them as they come."""
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
         settings = EngineSettings(prefix_caching=False)
         core = EngineCore(
@@ -150,7 +154,8 @@ class Kolm:
         def sink(event: Event) -> None:
             made.extend(getattr(event, "token_ids", ()))
 
-        core.add(EngineRequest("0", tuple(prompt), sampling), sink)
+        for number, prompt in enumerate(prompts):
+            core.add(EngineRequest(str(number), tuple(prompt), sampling), sink)
         while not core.idle:
             core.step()
         return made

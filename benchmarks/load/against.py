@@ -8,7 +8,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,55 +21,59 @@ from benchmarks.load.measure import CALLERS, figures
 _TOKENS = 64
 _ROUNDS = 3
 _SECONDS = 600.0
+_Send = Callable[[int, Any, Seen], Awaitable[None]]
 
 
-def measure(url: str, *, quick: bool = False) -> dict[str, Any]:
+def measure(url: str, extra: Mapping[str, Any], *, quick: bool = False) -> dict[str, Any]:
     """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, the same ones for every number of callers.
 
-    `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent where it is set. Ends of
-    sequences are ignored where the server can do that. Raises OpenAIError where it does not answer.
+    `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent where it is set. `extra` are
+    members of each request beside OpenAI's. Ends of sequences are ignored where the server can do that. Raises
+    OpenAIError where it does not answer.
     """
-    return asyncio.run(_measure(url, CALLERS[:3] if quick else CALLERS))
+    return asyncio.run(_measure(url, extra, CALLERS[:3] if quick else CALLERS))
 
 
-async def _measure(url: str, counts: Sequence[int]) -> dict[str, Any]:
+async def _measure(url: str, extra: Mapping[str, Any], counts: Sequence[int]) -> dict[str, Any]:
     client = AsyncOpenAI(
         base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0, timeout=_SECONDS
     )
     model = (await client.models.list()).data[0].id
-    asked = list(prompts())
-    await _serve(client, model, asked, 4)  # what is compiled or cached at its first use is so for every server
+    asked, send = list(prompts()), partial(_stream, client, model, {"ignore_eos": True, **extra})
+    await _serve(send, asked, 4)  # what is compiled or cached at its first use is so for every server
     cases = []
     for callers in counts:
-        turns = asked * max(1, callers // len(asked))
-        case = {"callers": callers, **figures([await _serve(client, model, turns, callers) for _ in range(_ROUNDS)])}
+        turns = asked * -(-callers // len(asked))  # nobody is without a request
+        case = {"callers": callers, **figures([await _serve(send, turns, callers) for _ in range(_ROUNDS)])}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)
     name = Path(model).name if Path(model).is_absolute() else model  # llama-server's is the path of its file
-    return {"url": url, "model": name, "tokens": _TOKENS, "cases": cases}
+    return {"url": url, "model": name, "extra": extra, "tokens": _TOKENS, "cases": cases}
 
 
-async def _serve(client: AsyncOpenAI, model: str, asked: Sequence[Any], callers: int) -> Seen:
+async def _serve(send: _Send, asked: Sequence[Any], callers: int) -> Seen:
     seen, left = Seen(), iter(enumerate(asked))
     started = time.perf_counter()
-    await asyncio.gather(*(_caller(client, model, left, seen) for _ in range(callers)))
+    await asyncio.gather(*(_caller(send, left, seen) for _ in range(callers)))
     seen.seconds = time.perf_counter() - started
     return seen
 
 
-async def _caller(client: AsyncOpenAI, model: str, left: Iterator[tuple[int, Any]], seen: Seen) -> None:
+async def _caller(send: _Send, left: Iterator[tuple[int, Any]], seen: Seen) -> None:
     for number, messages in left:
         try:
-            await _stream(client, model, number, messages, seen)
+            await send(number, messages, seen)
         except OpenAIError as error:
             seen.failures[type(error).__name__] += 1
 
 
-async def _stream(client: AsyncOpenAI, model: str, number: int, messages: Any, seen: Seen) -> None:
+async def _stream(
+    client: AsyncOpenAI, model: str, extra: Mapping[str, Any], number: int, messages: Any, seen: Seen
+) -> None:
     text, last = "", time.perf_counter()
     chunks = await client.chat.completions.create(
         model=model, messages=messages, temperature=0.0, max_tokens=_TOKENS, stream=True,
-        stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+        stream_options={"include_usage": True}, extra_body=extra,
     )  # fmt: skip
     async for chunk in chunks:
         if chunk.choices and chunk.choices[0].delta.content:

@@ -18,7 +18,7 @@ from services.generation.target.config.config_document import inner_size
 from tests.fakes.tiny_gguf import Change, tokenizer_metadata, write_gguf
 
 _ARCHITECTURES = {
-    "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
+    "llama": MODEL_ARCH.LLAMA, "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3, "qwen3_moe": MODEL_ARCH.QWEN3MOE, "mixtral": MODEL_ARCH.LLAMA,
     "gpt_oss": MODEL_ARCH.GPT_OSS, "llama4_text": MODEL_ARCH.LLAMA4, "gemma4_text": MODEL_ARCH.GEMMA4,
     "lfm2": MODEL_ARCH.LFM2, "granite": MODEL_ARCH.GRANITE,
@@ -28,7 +28,7 @@ _ARCHITECTURES = {
     "qwen3_next": MODEL_ARCH.QWEN3NEXT, "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
     "granitemoe": MODEL_ARCH.GRANITE_MOE,
 }  # fmt: skip
-_PERMUTED = ("smollm3", "mixtral", "granite", "ministral3", "granitemoehybrid", "granitemoe")
+_PERMUTED = ("llama", "smollm3", "mixtral", "granite", "ministral3", "granitemoehybrid", "granitemoe")
 """Families whose rows of q and k are put in the order of an interleaved rotation."""
 
 
@@ -418,8 +418,8 @@ def _ministral3(config: Any) -> dict[str, Any]:
 
 
 _OWN_FIELDS = {
-    "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "qwen3_moe": _experts,
-    "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
+    "llama": _smollm3, "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3,
+    "qwen3_moe": _experts, "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
     "ministral3": _ministral3, "exaone4": _exaone4, "seed_oss": _theta, "ernie4_5": _theta,
     "granitemoehybrid": _granite_hybrid, "granitemoe": _granite_moe,
     "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta, "qwen3_next": _delta,

@@ -30,7 +30,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
     "audits": lambda _: steps.measure_audits(),
     "load": lambda given: (
-        against.measure(given.against, given.extra, quick=given.quick)
+        against.measure(given.against, given.extra, rounds=given.rounds, quick=given.quick)
         if given.against
         else load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes)
     ),
@@ -91,6 +91,7 @@ def _arguments() -> argparse.Namespace:
         "--extra", type=members, default={}, metavar="JSON",
         help='of load --against: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',
     )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=3, help="of load --against: of each number of callers (3)")
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
     return parser.parse_args()
 

@@ -19,22 +19,21 @@ from benchmarks.load.callers import Seen, prompts
 from benchmarks.load.measure import CALLERS, figures
 
 _TOKENS = 64
-_ROUNDS = 3
 _SECONDS = 600.0
 _Send = Callable[[int, Any, Seen], Awaitable[None]]
 
 
-def measure(url: str, extra: Mapping[str, Any], *, quick: bool = False) -> dict[str, Any]:
+def measure(url: str, extra: Mapping[str, Any], *, rounds: int = 3, quick: bool = False) -> dict[str, Any]:
     """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, the same ones for every number of callers.
 
     `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent where it is set. `extra` are
     members of each request beside OpenAI's. Ends of sequences are ignored where the server can do that. Raises
     OpenAIError where it does not answer.
     """
-    return asyncio.run(_measure(url, extra, CALLERS[:3] if quick else CALLERS))
+    return asyncio.run(_measure(url, extra, rounds, CALLERS[:3] if quick else CALLERS))
 
 
-async def _measure(url: str, extra: Mapping[str, Any], counts: Sequence[int]) -> dict[str, Any]:
+async def _measure(url: str, extra: Mapping[str, Any], rounds: int, counts: Sequence[int]) -> dict[str, Any]:
     client = AsyncOpenAI(
         base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0, timeout=_SECONDS
     )
@@ -44,7 +43,7 @@ async def _measure(url: str, extra: Mapping[str, Any], counts: Sequence[int]) ->
     cases = []
     for callers in counts:
         turns = asked * -(-callers // len(asked))  # nobody is without a request
-        case = {"callers": callers, **figures([await _serve(send, turns, callers) for _ in range(_ROUNDS)])}
+        case = {"callers": callers, **figures([await _serve(send, turns, callers) for _ in range(rounds)])}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)
     name = Path(model).name if Path(model).is_absolute() else model  # llama-server's is the path of its file

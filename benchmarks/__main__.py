@@ -48,7 +48,7 @@ _UNASKED = tuple(MEASUREMENTS)[:-2]  # specbench takes hours, and families anoth
 
 def main() -> None:
     arguments = _arguments()
-    results: dict[str, Any] = {"machine": _machine(), "model": arguments.model.name}
+    results: dict[str, Any] = {"machine": _machine(), "model": (arguments.gguf or arguments.model).name}
     try:
         results |= {name: MEASUREMENTS[name](arguments) for name in MEASUREMENTS if name in arguments.only}
     except QuestionsInvalid as error:

@@ -82,7 +82,7 @@ def test_a_run_that_was_stopped_and_continued_ends_in_the_same_bits(
 
 
 def test_a_head_learns_with_the_weights_that_a_server_drafts_with(material: Material, tmp_path: Path) -> None:
-    """Weights of 4 bits: what is exported changes no more when it is rounded, and is what the last step computed with."""
+    """Weights of 4 bits: what is exported stays as it is when it is rounded again, and is what the last step read."""
     trainer = trainer_of(material)
     trainer.step()
     export(tmp_path / "head", trainer.head, material.target_ids, torch.bfloat16, {})

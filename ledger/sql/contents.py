@@ -18,7 +18,7 @@ from ledger.errors import FormatError, StoreError
 from ledger.log.content_seal import ContentKey, ContentKeys, seal, unseal
 from ledger.log.store import Record
 from ledger.sql.connect import connect_for_reading_with, connect_with
-from ledger.sql.database import Database
+from ledger.sql.database import Database, run
 from ledger.sql.queries import blob, insert_rows, marks
 from ledger.sql.schema import contents, erasures, receipts
 
@@ -34,7 +34,7 @@ _keys = Table(
 _FIND = select(_keys.c.key_id, _keys.c.key)
 _DESTROY = "DELETE FROM content_keys WHERE key_id IN ({})"
 _KEYS_OF = "SELECT key_id FROM contents WHERE receipt_index IN ({})"
-_EMPTY = "UPDATE contents SET sealed = {} WHERE receipt_index IN ({})"
+_EMPTY = "UPDATE contents SET sealed = ? WHERE receipt_index IN ({})"
 _FORGET = "DELETE FROM contents WHERE receipt_index IN ({})"
 _EMPTIED = select(contents.c.key_id, contents.c.receipt_index).where(
     contents.c.receipt_index.in_(select(erasures.c.receipt_index)), func.length(contents.c.sealed) == 0
@@ -93,7 +93,7 @@ class SqlContentKeys:
         """The bytes of the keys are overwritten too, as far as the database can."""
         if key_ids:
             with self._database.writing() as connection:
-                connection.exec_driver_sql(_DESTROY.format(marks(connection, len(key_ids))), tuple(key_ids))
+                run(connection, _DESTROY.format(marks(key_ids)), *key_ids)
             self._database.scrub(_keys.name)
 
     def is_empty(self) -> bool:
@@ -118,8 +118,8 @@ class SealedContents:
         self._database = database
         self._keys = keys
         self._unsettled = keys is not None
-        self._thread = ThreadPoolExecutor(1, "content-erasure")
-        self._destroying: tuple[Future[None], Sequence[int]] | None = None
+        self._threads = ThreadPoolExecutor(2, "content-erasure")
+        self._destroying: tuple[Sequence[Future[None]], Sequence[int]] | None = None
         self._emptied: list[int] = []
 
     def rows(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -146,23 +146,20 @@ class SealedContents:
             return
         self._required()
         self.settle()
-        with self._database.reading() as connection:
-            statement = _KEYS_OF.format(marks(connection, len(receipt_indexes)))
-            key_ids = connection.exec_driver_sql(statement, tuple(receipt_indexes)).scalars().all()
+        statement = _KEYS_OF.format(marks(receipt_indexes))
+        key_ids = [key_id for (key_id,) in self._database.rows(statement, *receipt_indexes)]
         self._unsettled = True
         yield
         self._destroy(key_ids, receipt_indexes)
 
     def empty(self, connection: Connection, receipt_indexes: Sequence[int]) -> None:
         """Empties contents in the transaction of their erasure."""
-        statement = _EMPTY.format(marks(connection, 1), marks(connection, len(receipt_indexes)))
-        connection.exec_driver_sql(statement, (b"", *receipt_indexes))
+        run(connection, _EMPTY.format(marks(receipt_indexes)), b"", *receipt_indexes)
 
     def forget(self, connection: Connection) -> None:
         """Delete the emptied rows of keys that are destroyed, in any later transaction."""
         if self._emptied:
-            statement = _FORGET.format(marks(connection, len(self._emptied)))
-            connection.exec_driver_sql(statement, tuple(self._emptied))
+            run(connection, _FORGET.format(marks(self._emptied)), *self._emptied)
             self._emptied = []
 
     def settle(self) -> None:
@@ -181,13 +178,15 @@ class SealedContents:
         """Returns once the keys of an erasure are destroyed. Raises StoreError where they could not be."""
         if self._destroying is not None:
             (done, receipt_indexes), self._destroying = self._destroying, None
-            done.result()
+            for each in done:
+                each.result()
             self._emptied += receipt_indexes
             self._unsettled = False
 
     def _destroy(self, key_ids: Sequence[bytes], receipt_indexes: Sequence[int]) -> None:
-        self._destroying = self._thread.submit(self._required().destroy, key_ids), receipt_indexes
-        self._database.scrub(contents.name)
+        destroyed = self._threads.submit(self._required().destroy, key_ids)
+        scrubbed = self._threads.submit(self._database.scrub, contents.name)
+        self._destroying = (destroyed, scrubbed), receipt_indexes
 
     def content(self, receipt_index: int) -> Content | None:
         """None if it is missing, or its key was destroyed. Raises StoreError where it is damaged."""
@@ -217,7 +216,7 @@ class SealedContents:
             )
 
     def close(self) -> None:
-        self._thread.shutdown()
+        self._threads.shutdown()
         if self._keys is not None:
             self._keys.close()
 

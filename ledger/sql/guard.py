@@ -14,16 +14,14 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    bindparam,
     insert,
     select,
-    update,
 )
 from sqlalchemy.exc import IntegrityError
 
 from ledger.errors import StoreError, StoreLocked
 from ledger.sql.connect import connect_for_reading_with, connect_with
-from ledger.sql.database import Database
+from ledger.sql.database import Database, run
 from ledger.tree.checkpoint import Checkpoint
 
 _metadata = MetaData()
@@ -37,15 +35,7 @@ _guard = Table(
 )
 
 _FIRST = insert(_guard)
-_SWAP = (
-    update(_guard)
-    .where(
-        _guard.c.origin == bindparam("of"),
-        _guard.c.size == bindparam("old_size"),
-        _guard.c.root == bindparam("old_root"),
-    )
-    .values(size=bindparam("new_size"), root=bindparam("new_root"))
-)
+_SWAP = "UPDATE guard SET size = ?, root = ? WHERE origin = ? AND size = ? AND root = ?"
 
 
 class SqlGuard:
@@ -100,5 +90,4 @@ def _swap(connection: Connection, old: Checkpoint | None, new: Checkpoint) -> in
     """How many rows have changed: 1, or 0 where `old` is not there."""
     if old is None:
         return connection.execute(_FIRST, {"origin": new.origin, "size": new.size, "root": new.root}).rowcount
-    held = {"of": old.origin, "old_size": old.size, "old_root": old.root}
-    return connection.execute(_SWAP, held | {"new_size": new.size, "new_root": new.root}).rowcount
+    return int(run(connection, _SWAP, new.size, new.root, old.origin, old.size, old.root).rowcount)

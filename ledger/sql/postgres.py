@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from ledger.errors import StoreError, StoreLocked
-from ledger.sql.database import store_errors
+from ledger.sql.database import run, store_errors
 
 # How long to wait for the lock: the server may not have noticed yet that its last holder was killed.
 _PATIENCE = text("SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true)")
@@ -60,6 +60,10 @@ class PostgresDatabase:
     def reading(self) -> Iterator[Connection]:
         with store_errors(), self._reader.begin() as connection:
             yield connection
+
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self.reading() as connection:
+            return [tuple(row) for row in run(connection, statement, *values)]
 
     def snapshot(self) -> Connection:
         return self._reader.connect().execution_options(isolation_level="REPEATABLE READ")

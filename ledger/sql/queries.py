@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,7 @@ from ledger.encoding.text_forms import parse_digest
 from ledger.errors import ChainError, StoreError
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import SEGMENT, Record, index_rows, indexable, leaf_row
+from ledger.sql.database import run
 from ledger.sql.schema import contents, leaves, receipts, verdicts
 from ledger.tree.entry import chained
 
@@ -51,28 +52,17 @@ _ROWS = 256
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """INSERT without SQLAlchemy: no value needs converting, and looking at each costs as much as the insert. The rows
-    have the same columns in the same order.
-    """
+    """INSERT of rows that have the same columns in the same order."""
     for at in range(0, len(rows), _ROWS):
         some = rows[at : at + _ROWS]
-        columns, values = ", ".join(f'"{name}"' for name in some[0]), f"({marks(connection, len(some[0]))})"
+        columns, values = ", ".join(f'"{name}"' for name in some[0]), f"({marks(some[0])})"
         statement = f"INSERT INTO {table.name} ({columns}) VALUES {', '.join([values] * len(some))}"
-        connection.exec_driver_sql(statement, tuple(chain.from_iterable(row.values() for row in some)))
+        run(connection, statement, *chain.from_iterable(row.values() for row in some))
 
 
-def indexes_by(
-    connection: Connection, table: Table, name: str, values: Sequence[Any], where: str = "true"
-) -> dict[Any, int]:
-    """The index of each row whose column `name` holds one of `values`, by that value; without SQLAlchemy, too."""
-    among = f'"{name}" IN ({marks(connection, len(values))})'
-    statement = f'SELECT "{name}", "index" FROM {table.name} WHERE {where} AND {among}'
-    return {row[0]: row[1] for row in connection.exec_driver_sql(statement, tuple(values))}
-
-
-def marks(connection: Connection, count: int) -> str:
-    """The places of that many values in a statement of the driver's, which needs no compiling."""
-    return ", ".join(["?" if connection.dialect.name == "sqlite" else "%s"] * count)
+def marks(values: Collection[Any]) -> str:
+    """The places of these values in a statement of the driver's."""
+    return ", ".join("?" * len(values))
 
 
 _EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")

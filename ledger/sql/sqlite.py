@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -32,9 +34,12 @@ class SqliteDatabase:
 
     def __init__(self, path: Path, reader: Engine, writer: Engine | None, lock: WriterLock | None) -> None:
         self.name = str(path)
+        self._idle: deque[Any] = deque()  # the driver's connections that `rows` has read by
         self._reader = reader
         self._writer = writer
         self._lock = lock
+        self._turn = Lock()
+        self._kept: Connection | None = None
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -59,6 +64,16 @@ class SqliteDatabase:
         with store_errors(), self._reader.connect() as connection:
             yield connection
 
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with store_errors():
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._reader.raw_connection()
+            found: list[tuple[Any, ...]] = connection.driver_connection.execute(statement, values).fetchall()
+            self._idle.append(connection)  # after an error it goes back to the pool
+        return found
+
     def snapshot(self) -> Connection:
         connection = self._reader.connect()
         connection.exec_driver_sql("BEGIN")
@@ -68,21 +83,39 @@ class SqliteDatabase:
 
     @contextmanager
     def writing(self, *, durable: bool = True) -> Iterator[Connection]:
-        if self._writer is None:
-            raise StoreError("this ledger was opened for reading")
-        with store_errors(), self._writer.connect() as connection:
+        with self._writing() as connection:
             # In WAL mode FULL syncs the log at every commit; NORMAL leaves that to the next FULL commit.
             _execute(_driver(connection), f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             with connection.begin():
                 yield connection
 
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """The writer's connection, one thread's at a time. It is kept, as the pool takes longer than a transaction."""
+        if self._writer is None:
+            raise StoreError("this ledger was opened for reading")
+        with store_errors(), self._turn:
+            kept = self._kept or self._writer.connect()
+            self._kept = None
+            try:
+                yield kept
+            except BaseException:
+                kept.close()
+                raise
+            self._kept = kept
+
     def scrub(self, table: str) -> None:
         """Deleted rows are overwritten in place (`secure_delete`); truncating the WAL removes its copies."""
         if self._writer is not None:
-            with store_errors(), self._writer.connect() as connection:
+            with self._writing() as connection:
                 _execute(_driver(connection), "PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
         for engine in (self._reader, self._writer):
             if engine is not None:
                 engine.dispose()
@@ -139,4 +172,4 @@ def _execute(connection: Any, *pragmas: str) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    _driver(connection).execute("BEGIN IMMEDIATE").close()

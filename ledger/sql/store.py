@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from sqlalchemy import Connection, Select, Table, bindparam, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Select, Table, func, select, update
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
@@ -31,12 +30,12 @@ from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_o
 from ledger.log.tiled_log import TiledLog
 from ledger.sql.connect import connect, connect_for_reading, open_log
 from ledger.sql.contents import SealedContents, SqlContentKeys
-from ledger.sql.database import Database
+from ledger.sql.database import Database, run
 from ledger.sql.queries import (
     blob,
     entry_bytes,
-    indexes_by,
     insert_rows,
+    marks,
     rows_of,
     select_expired,
     select_receipts,
@@ -45,62 +44,42 @@ from ledger.sql.queries import (
 from ledger.sql.schema import (
     check_nothing_missing,
     check_revision,
-    checkpoints,
     clear_index,
     contents,
-    erasures,
     fence,
     leaves,
     make_tables,
     metadata,
     receipts,
-    tiles,
-    verdicts,
 )
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import CHAIN_START, Entry
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import TILE_WIDTH, TileHashes
 
-LAST = select(leaves.c.index, leaves.c.chain).order_by(leaves.c.index.desc()).limit(1)
-ENTRY = select(leaves.c.entry).where(leaves.c.index == bindparam("index"))
-ENTRIES = (
-    select(leaves.c.index, leaves.c.entry)
-    .where(leaves.c.index >= bindparam("start"))
-    .order_by(leaves.c.index)
-    .limit(bindparam("most"))
+_LAST = 'SELECT "index", chain FROM leaves ORDER BY "index" DESC LIMIT 1'
+_ENTRY = 'SELECT entry FROM leaves WHERE "index" = ?'
+_ENTRIES = 'SELECT "index", entry FROM leaves WHERE "index" >= ? ORDER BY "index" LIMIT ?'
+_INDEXES = 'SELECT "{1}", "index" FROM {0} WHERE {2} AND "{1}" IN ({3})'
+
+_TILE = "SELECT hashes FROM tiles WHERE level = ? AND number = ?"
+_PUT_TILE = (
+    "INSERT INTO tiles (level, number, hashes) VALUES (?, ?, ?) "
+    "ON CONFLICT (level, number) DO UPDATE SET hashes = excluded.hashes"
 )
 
-TILE = select(tiles.c.hashes).where(tiles.c.level == bindparam("level"), tiles.c.number == bindparam("number"))
+_ERASED_BY = "SELECT erasure_index FROM erasures WHERE receipt_index = ?"
+_PUT_ERASURE = "INSERT INTO erasures (receipt_index, erasure_index) VALUES (?, ?) ON CONFLICT DO NOTHING"
+"""The first one stays: a restored backup may have content that was erased."""
 
-_tile: dict[str, sqlite.Insert | postgresql.Insert] = {
-    "sqlite": sqlite.insert(tiles),
-    "postgresql": postgresql.insert(tiles),
-}
-PUT_TILE = {
-    dialect: put.on_conflict_do_update(index_elements=["level", "number"], set_={"hashes": put.excluded.hashes})
-    for dialect, put in _tile.items()
-}
-"""The insert of a tile, by dialect."""
+_RECEIPT_ID = 'SELECT receipt_id FROM receipts WHERE "index" = ?'
+_OUTCOME = 'SELECT outcome FROM verdicts WHERE "index" = ?'
 
-_erasure: dict[str, sqlite.Insert | postgresql.Insert] = {
-    "sqlite": sqlite.insert(erasures),
-    "postgresql": postgresql.insert(erasures),
-}
-PUT_ERASURE = {dialect: put.on_conflict_do_nothing() for dialect, put in _erasure.items()}
-"""The insert of an erasure, by dialect. The first one stays: a restored backup may have content that was erased."""
+_LATEST_CHECKPOINT = "SELECT note FROM checkpoints ORDER BY size DESC LIMIT 1"
+_CHECKPOINT = "SELECT note FROM checkpoints WHERE size = ?"
+_PUT_CHECKPOINT = "INSERT INTO checkpoints (size, note) VALUES (?, ?)"
 
-ERASED_BY = select(erasures.c.erasure_index).where(erasures.c.receipt_index == bindparam("receipt_index"))
-
-RECEIPT_ID = select(receipts.c.receipt_id).where(receipts.c.index == bindparam("index"))
-OUTCOME = select(verdicts.c.outcome).where(verdicts.c.index == bindparam("index"))
-
-LATEST_CHECKPOINT = select(checkpoints.c.note).order_by(checkpoints.c.size.desc()).limit(1)
-CHECKPOINT = select(checkpoints.c.note).where(checkpoints.c.size == bindparam("size"))
-PUT_CHECKPOINT = insert(checkpoints)
-
-
-_EPOCH = select(fence.c.epoch).with_for_update()
+_EPOCH = {"sqlite": "SELECT epoch FROM fence", "postgresql": "SELECT epoch FROM fence FOR UPDATE"}
 
 
 class Fence:
@@ -119,7 +98,7 @@ class Fence:
 
     def check(self, connection: Connection) -> None:
         """Raises StoreLocked where a later epoch has begun; else none can begin before this transaction ends."""
-        epoch = connection.execute(_EPOCH).scalar()
+        (epoch,) = run(connection, _EPOCH[connection.dialect.name]).fetchone()
         if epoch != self.epoch:
             raise StoreLocked(
                 f"another process has taken this ledger over (epoch {epoch}, this one wrote in {self.epoch}); "
@@ -239,13 +218,11 @@ class SqlEntryStore:
                 insert_rows(connection, metadata.tables[table], some)
             if erased:
                 self._contents.empty(connection, gone)
-                put = [{"receipt_index": receipt, "erasure_index": entry} for receipt, entry in erased.items()]
-                connection.execute(PUT_ERASURE[connection.dialect.name], put)
+                for receipt_index, entry_index in erased.items():
+                    run(connection, _PUT_ERASURE, receipt_index, entry_index)
             if log is None:
-                connection.execute(
-                    PUT_TILE[connection.dialect.name],
-                    [{"level": tile.level, "number": tile.number, "hashes": tile.hashes} for tile in batch.tiles],
-                )
+                for tile in batch.tiles:
+                    run(connection, _PUT_TILE, tile.level, tile.number, tile.hashes)
             elif not follows:
                 beside = msgspec.msgpack.encode([[*row.values()] for row in sealed])
                 entries = [record.entry for record in batch.records]
@@ -304,15 +281,15 @@ class SqlEntryStore:
             self._log.publish(size, note)
 
     def _remember(self, size: int, note: bytes) -> None:
-        self._contents.destroyed()
         with self._database.writing(durable=False) as connection:
             self._check_fence(connection)
             self._contents.forget(connection)
-            known = connection.execute(CHECKPOINT, {"size": size}).scalar()
+            known = run(connection, _CHECKPOINT, size).fetchone()
             if known is None:
-                connection.execute(PUT_CHECKPOINT, {"size": size, "note": note})
-            elif known != note:
+                run(connection, _PUT_CHECKPOINT, size, note)
+            elif known[0] != note:
                 raise StoreError(f"another checkpoint of size {size} is recorded already")
+        self._contents.destroyed()
 
     def probe(self) -> None:
         self._flush()
@@ -323,13 +300,13 @@ class SqlEntryStore:
     def latest_checkpoint(self) -> bytes | None:
         if self._log is not None and self._fence is None:
             return self._log.checkpoint()
-        note = self._scalar(LATEST_CHECKPOINT)
+        note = self._value(_LATEST_CHECKPOINT)
         return None if note is None else blob(note, "the latest checkpoint")
 
     def entry(self, index: int) -> bytes:
         if self._log is not None:
             return self._log.entry(index)
-        data = self._scalar(ENTRY, index=index)
+        data = self._value(_ENTRY, index)
         if data is None:
             raise NotFound(f"the ledger holds no entry {index}")
         return entry_bytes(index, data)
@@ -337,7 +314,7 @@ class SqlEntryStore:
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
         if self._log is not None:
             return self._log.entries(start, limit)
-        return [entry_bytes(index, entry) for index, entry in self._all(ENTRIES, start=start, most=limit)]
+        return [entry_bytes(index, entry) for index, entry in self._database.rows(_ENTRIES, start, limit)]
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
         wanted = leaves.c.kind.in_(tuple(kinds)), leaves.c.index >= start
@@ -347,7 +324,7 @@ class SqlEntryStore:
     def tile(self, level: int, number: int) -> bytes:
         if self._log is not None:
             return self._log.tile(level, number)
-        hashes = self._scalar(TILE, level=level, number=number)
+        hashes = self._value(_TILE, level, number)
         if hashes is None:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return blob(hashes, f"tile {level}/{number}")
@@ -359,7 +336,7 @@ class SqlEntryStore:
         return self._indexes(receipts, "receipt_id", receipt_ids)
 
     def receipt_id_at(self, index: int) -> str | None:
-        found: str | None = self._scalar(RECEIPT_ID, index=index)
+        found: str | None = self._value(_RECEIPT_ID, index)
         return found
 
     def foreign_at(self, index: int) -> bool | None:
@@ -367,7 +344,7 @@ class SqlEntryStore:
         return isinstance(receipt, Receipt) and receipt.engine is not None
 
     def outcome_at(self, index: int) -> str | None:
-        found: str | None = self._scalar(OUTCOME, index=index)
+        found: str | None = self._value(_OUTCOME, index)
         return found
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:
@@ -380,7 +357,7 @@ class SqlEntryStore:
         return self._contents.content(receipt_index)
 
     def erased_by(self, receipt_index: int) -> int | None:
-        found = self._scalar(ERASED_BY, receipt_index=receipt_index)
+        found = self._value(_ERASED_BY, receipt_index)
         return None if found is None else int(found)
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:
@@ -403,6 +380,10 @@ class SqlEntryStore:
                     self._flush()
                     self._log.settle()
             self._log.close()
+        if self._fence is not None:
+            with suppress(LedgerError), self._database.writing(durable=False) as connection:
+                self._check_fence(connection)
+                self._contents.forget(connection)
         self._contents.close()
         self._database.close()
 
@@ -426,16 +407,17 @@ class SqlEntryStore:
     def _indexes(self, table: Table, name: str, values: Sequence[Any], where: str = "true") -> dict[Any, int]:
         if not values:
             return {}
-        with self._database.reading() as connection:
-            return indexes_by(connection, table, name, values, where)
+        statement = _INDEXES.format(table.name, name, where, marks(values))
+        return dict(self._database.rows(statement, *values))
 
-    def _scalar(self, statement: Select[Any], **parameters: int) -> Any:
-        with self._database.reading() as connection:
-            return connection.execute(statement, parameters).scalar()
+    def _value(self, statement: str, *values: int) -> Any:
+        """The one column of the one row, None without one."""
+        found = self._database.rows(statement, *values)
+        return found[0][0] if found else None
 
-    def _all(self, statement: Select[Any], **parameters: int) -> Sequence[Any]:
+    def _all(self, statement: Select[Any]) -> Sequence[Any]:
         with self._database.reading() as connection:
-            return connection.execute(statement, parameters).all()
+            return connection.execute(statement).all()
 
     def _check_fence(self, connection: Connection) -> None:
         if self._fence is not None:
@@ -443,13 +425,13 @@ class SqlEntryStore:
 
 
 def _next_index(connection: Connection) -> int:
-    last = connection.execute(LAST).scalar()
-    return 0 if last is None else int(last) + 1
+    last, _ = run(connection, _LAST).fetchone() or (-1, b"")
+    return int(last) + 1
 
 
 def _chain_before(connection: Connection, batch: Batch) -> bytes:
     """The running hash before a batch. Raises StoreError where it is not the next one."""
-    last, chain = connection.execute(LAST).first() or (-1, CHAIN_START)
+    last, chain = run(connection, _LAST).fetchone() or (-1, CHAIN_START)
     expected = int(last) + 1
     indexes = [record.index for record in batch.records]
     if indexes != list(range(expected, expected + len(indexes))):
@@ -459,8 +441,8 @@ def _chain_before(connection: Connection, batch: Batch) -> bytes:
 
 def _check_log(connection: Connection, name: str, log: TiledLog | None) -> None:
     """Raises StoreError where the database is the index of a log elsewhere, and where it is a log itself."""
-    first = connection.execute(ENTRY, {"index": 0}).scalar()
-    if first is not None and (first == b"") != (log is not None):
+    first = run(connection, _ENTRY, 0).fetchone()
+    if first is not None and (first[0] == b"") != (log is not None):
         there = "holds a log of its own" if log is not None else "is the index of a log elsewhere: name that, too"
         raise StoreError(f"{name} {there}")
 

@@ -241,7 +241,7 @@ def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
         return there
 
     store = opened(live)
-    store._contents._thread = Beside(at_once=at_once)  # type: ignore[assignment]
+    store._contents._threads = Beside(at_once=at_once)  # type: ignore[assignment]
     sequencer = append(store, signed_receipt(0), signed_receipt(1))
     sealed = sealed_row(live, 1)
     key = key_of(live, sealed)

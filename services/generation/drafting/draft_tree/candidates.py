@@ -25,7 +25,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
 from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.request import EngineRequest
-from services.generation.engine.sampling.race import gumbel, key_of, value_of
+from services.generation.engine.sampling.race import exp64, key_of, log_of_normal, value_of, word_of
 from services.generation.target.arrays import Float32, Float64, Int64
 
 _DEPTH = 16  # at most, where a request does not say k; the cost model ends most drafts long before
@@ -65,6 +65,7 @@ class DraftShape:
 
 _GROUP = 128  # values that are counted before they are looked at one by one
 _INFINITY = np.int32(0x7F800000)
+_NO_OCTAVE = np.int64(0)
 
 
 @relaxed
@@ -164,8 +165,8 @@ def candidates(
         np.empty((rows, MOST_ASKED), np.int64), np.empty((rows, MOST_ASKED), np.float32),
     )  # fmt: skip
     copies_below(nodes, count, frontier, level.asked)
-    places, kept = np.empty(width, np.int64), np.empty(logits.shape[1], np.int64)
-    top = np.empty(width, np.float64)
+    places, kept = np.empty(width, np.int64), np.empty(logits.shape[1] + MOST_ASKED, np.int64)
+    top, scores = np.empty(width, np.float64), np.empty(len(kept), np.float64)
     scale = 1.0 / sampling.temperature if sampling.temperature > 0.0 else 1.0
     noise = sampling.noise if sampling.temperature > 0.0 else 0.0
     for r in range(rows):
@@ -174,34 +175,42 @@ def candidates(
         limit = min(best - np.float32(_REACH / scale), np.nextafter(best, np.float32(-np.inf)))
         if sampling.temperature > 0.0:
             limit = _limit(row, scale, limit, sampling, kept)
+        found = above(row, limit, kept)
+        for i in range(MOST_ASKED):
+            v = vocabulary.draft_ids[level.asked[r, i]] if level.asked[r, i] >= 0 else NONE
+            level.asked_shares[r, i] = -1.0 if v < 0 else 0.0
+            kept[found + i] = max(v, 0)
+        _score(row, kept[: found + MOST_ASKED], scale, noise, sampling, vocabulary, scores)
         top[:] = -np.inf
         places[:] = 0
-        total, pivot = 0.0, np.float64(best) * scale
-        for v in kept[: above(row, limit, kept)]:
-            score = _score(row, v, scale, noise, sampling, vocabulary)
-            if score > pivot:
-                total, pivot = total * np.exp(pivot - score), score
-            total += np.exp(score - pivot)
-            if score > top[width - 1]:
-                _insert(top, places, score, v)
+        for i in range(found):
+            if scores[i] > top[width - 1]:
+                _insert(top, places, scores[i], kept[i])
+        pivot, total = top[0], 0.0
+        for i in range(found):
+            total += exp64(scores[i] - pivot)
         for i in range(width):
             level.tokens[r, i] = vocabulary.target_ids[places[i]] if top[i] > -np.inf else NONE
             level.shares[r, i] = np.exp(top[i] - pivot) / total if top[i] > -np.inf else 0.0
         for i in range(MOST_ASKED):
-            v = vocabulary.draft_ids[level.asked[r, i]] if level.asked[r, i] >= 0 else NONE
-            level.asked_shares[r, i] = -1.0
-            if v >= 0:
-                score = _score(row, v, scale, noise, sampling, vocabulary)
-                level.asked_shares[r, i] = np.exp(score - pivot) / total if row[v] > limit else 0.0
+            if level.asked_shares[r, i] >= 0.0:
+                share = np.exp(scores[found + i] - pivot) / total
+                level.asked_shares[r, i] = share if row[kept[found + i]] > limit else 0.0
     return level
 
 
 @relaxed
-def _score(row: Float32, v: int, scale: float, noise: float, sampling: Any, vocabulary: Vocabulary) -> float:
-    score = np.float64(row[v]) * scale
+def _score(
+    row: Float32, places: Int64, scale: float, noise: float, sampling: Any, vocabulary: Vocabulary, scores: Float64
+) -> None:
+    """Write the scores of some tokens of a row into the first of `scores`, in loops that run in vector registers."""
+    for i in range(len(places)):
+        scores[i] = np.float64(row[places[i]]) * scale
     if noise > 0.0:
-        score += noise * gumbel(sampling.seed, sampling.choice, sampling.position, vocabulary.target_ids[v])
-    return score
+        seed, choice, position = sampling.seed, sampling.choice, sampling.position
+        for i in range(len(places)):
+            uniform = (np.float64(word_of(seed, choice, position, vocabulary.target_ids[places[i]])) + 0.5) * 2.0**-32
+            scores[i] -= noise * log_of_normal(-log_of_normal(uniform, _NO_OCTAVE), _NO_OCTAVE)
 
 
 @relaxed

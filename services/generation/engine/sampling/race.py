@@ -50,9 +50,15 @@ def log64(x: float) -> float:
     """The natural logarithm. -inf at ±0, inf at inf, NaN below 0 and of NaN; exactly 0 at 1."""
     if not 0.0 < x < np.inf:
         return -np.inf if x == 0.0 else (x if x > 0.0 else np.nan)
-    scaled = x * 18014398509481984.0 if x < _LEAST_NORMAL else x  # 2**54
-    shifted = np.float64(scaled).view(np.int64) + (_ONE_BITS - _HALF_ROOT)
-    k = np.float64((shifted >> _FRACTION) - _BIAS - (np.int64(54) if x < _LEAST_NORMAL else np.int64(0)))
+    small = x < _LEAST_NORMAL
+    return log_of_normal(x * 18014398509481984.0 if small else x, np.int64(54) if small else np.int64(0))  # 2**54
+
+
+@inlined
+def log_of_normal(x: float, octaves: np.int64) -> float:
+    """`log64` of x / 2**octaves, for an x that is positive and neither subnormal nor infinite."""
+    shifted = np.float64(x).view(np.int64) + (_ONE_BITS - _HALF_ROOT)
+    k = np.float64((shifted >> _FRACTION) - _BIAS - octaves)
     f = np.int64((shifted & _FRACTION_BITS) + _HALF_ROOT).view(np.float64) - 1.0
     s = f / (2.0 + f)
     z = s * s

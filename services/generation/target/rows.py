@@ -3,67 +3,122 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import numpy as np
 
 from services.generation.target.arrays import Int32, Int64
 from services.generation.target.blocks import BLOCK
 
+PARTS = (
+    "positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "tables", "adapters", "wanted_rows",
+    "branches",
+)  # fmt: skip
+"""What is said of rows beside their tokens, in the order in which it lies in memory."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
 
-    tokens [n] int64; all others int32. A row sees `lengths` positions: the first `contiguous` slots of its sequence's
+    tokens [n] int64; all else int32, one part behind the other in `numbers`, each up to its end, so that one address
+    tells the kernels where all are. A row sees `lengths` positions: the first `contiguous` slots of its sequence's
     table, then those of its `branches`, ancestors in the token tree that do not lie in one run with the committed
     tokens, itself last. The last position that a row of a target sees is its own.
     """
 
     tokens: Int64
-    positions: Int32  # [n] absolute position of the token, by which it is rotated
-    lengths: Int32  # [n]
-    slots: Int32  # [n] where its key and value are stored
-    sequences: Int32  # [n] its line in tables
-    contiguous: Int32  # [n]
-    branch_starts: Int32  # [n + 1]
-    branches: Int32  # [branch_starts[n]] slots
-    tables: Int32  # [s, most blocks] block table of each sequence, short ones padded with 0
-    adapter_slots: Int32 | None  # [n] index of a row's adapter among the target's, -1 for none; None: no row has one
-    wanted: Int32  # rows whose logits are wanted
+    numbers: Int32
+    ends: tuple[int, ...]
+    tabled: int  # sequences that have a table
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @classmethod
+    def empty(cls, count: int, tables: Sequence[Sequence[int] | Int32], branches: int) -> Rows:
+        """`count` rows that are to be filled in, all of them wanted; `branches`: room for slots of branches."""
+        most = max(map(len, tables), default=0)
+        sizes = (*[count] * 5, count + 1, len(tables) * most, 0, count, branches)
+        ends = tuple(accumulate(sizes))
+        rows = cls(np.empty(count, np.int64), np.zeros(ends[-1], np.int32), ends, len(tables))
+        lines = rows.tables
+        for line, table in enumerate(tables):
+            lines[line, : len(table)] = table
+        rows.wanted[:] = np.arange(count)
+        return rows
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each part begins in `numbers`."""
+        return (0, *self.ends[:-1])
+
+    def _part(self, place: int) -> Int32:
+        return self.numbers[self.ends[place - 1] if place else 0 : self.ends[place]]
+
+    @property
+    def positions(self) -> Int32:
+        """[n] absolute position of the token, by which it is rotated"""
+        return self._part(0)
+
+    @property
+    def lengths(self) -> Int32:
+        """[n]"""
+        return self._part(1)
+
+    @property
+    def slots(self) -> Int32:
+        """[n] where its key and value are stored"""
+        return self._part(2)
+
+    @property
+    def sequences(self) -> Int32:
+        """[n] its line in tables"""
+        return self._part(3)
+
+    @property
+    def contiguous(self) -> Int32:
+        """[n]"""
+        return self._part(4)
+
+    @property
+    def branch_starts(self) -> Int32:
+        """[n + 1]"""
+        return self._part(5)
+
+    @property
+    def tables(self) -> Int32:
+        """[s, most blocks] block table of each sequence, short ones padded with 0"""
+        part = self._part(6)
+        return part.reshape(self.tabled, len(part) // max(self.tabled, 1))
+
+    @property
+    def adapter_slots(self) -> Int32 | None:
+        """[n] index of a row's adapter among the target's, -1 for none; None: no row has one"""
+        part = self._part(7)
+        return part if len(part) else None
+
+    @property
+    def wanted(self) -> Int32:
+        """rows whose logits are wanted"""
+        return self._part(8)
+
+    @property
+    def branches(self) -> Int32:
+        """[branch_starts[n]] slots"""
+        return self._part(9)
+
     def part(self, first: int, last: int) -> Rows:
         """Rows [first, last) as a pass of their own. Rows before them in their sequence must have been computed."""
-        cut = slice(first, last)
-        starts = self.branch_starts[first : last + 1]
+        cut, starts = slice(first, last), self.branch_starts[first : last + 1]
         wanted = self.wanted[(self.wanted >= first) & (self.wanted < last)] - first
-        return replace(
-            self,
-            tokens=self.tokens[cut],
-            positions=self.positions[cut],
-            lengths=self.lengths[cut],
-            slots=self.slots[cut],
-            sequences=self.sequences[cut],
-            contiguous=self.contiguous[cut],
-            branch_starts=starts - starts[0],
-            branches=self.branches[starts[0] : starts[-1]],
-            adapter_slots=None if self.adapter_slots is None else self.adapter_slots[cut],
-            wanted=wanted.astype(np.int32),
-        )
-
-
-class PlacedNode(NamedTuple):
-    """A node of a tree that is computed level by level, and where its key and value are."""
-
-    token: int
-    position: int
-    slot: int
-    run: int  # the number of first slots of the table that are seen
-    branch: tuple[int, ...]  # then these: ancestors that do not lie in that run, itself last; empty where all do
+        parts = [
+            *(each[cut] for each in (self.positions, self.lengths, self.slots, self.sequences, self.contiguous)),
+            starts - starts[0], self._part(6), self._part(7)[cut], wanted, self.branches[starts[0] : starts[-1]],
+        ]  # fmt: skip
+        numbers = np.concatenate(parts).astype(np.int32)
+        return Rows(self.tokens[cut].copy(), numbers, tuple(accumulate(map(len, parts))), self.tabled)
 
 
 class RowsBuilder:
@@ -116,22 +171,6 @@ class RowsBuilder:
         self._sequences += [line] * len(tokens)
         self._wanted += range(first, first + len(tokens))
 
-    def add_level(self, table: Sequence[int], nodes: Sequence[PlacedNode]) -> None:
-        """Add nodes of one level of a tree, whose ancestors have been computed; every node's logits are wanted."""
-        line, first = len(self._tables), len(self._tokens)
-        self._tables.append(table)
-        self._adapters.append(-1)
-        for node in nodes:
-            self._tokens.append(node.token)
-            self._positions.append(node.position)
-            self._lengths.append(node.position + 1)
-            self._slots.append(node.slot)
-            self._contiguous.append(node.run)
-            self._branches += node.branch
-            self._branch_starts.append(len(self._branches))
-        self._sequences += [line] * len(nodes)
-        self._wanted += range(first, first + len(nodes))
-
     def add_chunk(
         self, table: Sequence[int], length: int, tokens: Sequence[int], want_last: bool, adapter: int = -1
     ) -> None:
@@ -164,22 +203,14 @@ class RowsBuilder:
         self._sequences += [line] * len(tokens)
 
     def build(self) -> Rows:
-        most = max((len(table) for table in self._tables), default=0)
-        tables = np.zeros((len(self._tables), most), np.int32)
-        for line, table in enumerate(self._tables):
-            tables[line, : len(table)] = table
-        sequences = np.array(self._sequences, np.int32)
+        most = max(map(len, self._tables), default=0)
+        tables = [number for table in self._tables for number in (*table, *[0] * (most - len(table)))]
         adapted = any(adapter >= 0 for adapter in self._adapters)
-        return Rows(
-            tokens=np.array(self._tokens, np.int64),
-            positions=np.array(self._positions, np.int32),
-            lengths=np.array(self._lengths, np.int32),
-            slots=np.array(self._slots, np.int32),
-            sequences=sequences,
-            contiguous=np.array(self._contiguous, np.int32),
-            branch_starts=np.array(self._branch_starts, np.int32),
-            branches=np.array(self._branches, np.int32),
-            tables=tables,
-            adapter_slots=np.array(self._adapters, np.int32)[sequences] if adapted else None,
-            wanted=np.array(self._wanted, np.int32),
-        )
+        parts = (
+            self._positions, self._lengths, self._slots, self._sequences, self._contiguous, self._branch_starts,
+            tables, [self._adapters[line] for line in self._sequences] if adapted else [], self._wanted,
+            self._branches,
+        )  # fmt: skip
+        ends = tuple(accumulate(map(len, parts)))
+        numbers = np.fromiter(chain.from_iterable(parts), np.int32, ends[-1])
+        return Rows(np.array(self._tokens, np.int64), numbers, ends, len(self._tables))

@@ -58,13 +58,13 @@ def _drafted(loaded, material: Material, number: int, start: int):  # type: igno
     rows.add_chunk(table, 0, list(answer.tokens[1 : entry + 2]), want_last=True)
     out = drafting.read(rows.build(), features)
     states = out.states
-    yield torch.from_numpy(states[0]), torch.from_numpy(out.logits[0])
+    yield torch.from_numpy(states[0].copy()), torch.from_numpy(out.logits[0].copy())
     for step in range(1, min(STEPS, len(answer.said) - 1 - start)):
         rows = RowsBuilder()
         rows.add_chunk(table, entry + step, [answer.said[start + step]], want_last=True)
         out = drafting.step(rows.build(), states)
         states = out.states
-        yield torch.from_numpy(states[0]), torch.from_numpy(out.logits[0])
+        yield torch.from_numpy(states[0].copy()), torch.from_numpy(out.logits[0].copy())
 
 
 @pytest.mark.parametrize("parameter", ["fc.weight", "midlayer.self_attn.v_proj.weight", "midlayer.hidden_norm.weight"])

@@ -52,6 +52,11 @@ class DraftTree:
         return self._count
 
     @property
+    def room(self) -> int:
+        """Candidates that there is room for."""
+        return len(self._nodes)
+
+    @property
     def root(self) -> int:
         return int(self._nodes["token"][0])
 

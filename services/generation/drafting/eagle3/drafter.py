@@ -12,53 +12,15 @@ import numpy as np
 from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape
 from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.eagle3.checkpoint import LAYOUT
-from services.generation.drafting.eagle3.head_pass import Head, HeadPass
+from services.generation.drafting.eagle3.head_pass import MOST_ROWS, Head, HeadPass
+from services.generation.drafting.eagle3.levels import Levels, next_level
 from services.generation.drafting.eagle3.loading import confirm_layers, is_eagle3, load_head
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
 from services.generation.engine.cost import PassCost
-from services.generation.target.blocks import slot_of
-from services.generation.target.rows import PlacedNode, RowsBuilder
+from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-
-
-class _Levels:
-    """The levels of one tree, as the head computes them behind all committed entries."""
-
-    def __init__(self, draft: HeadDraft) -> None:
-        self.draft = draft
-        self._placed: dict[int, PlacedNode] = {}  # nodes that the head has computed
-        self._level = [0]  # those that it computed last, the root first
-
-    @property
-    def computed(self) -> int:
-        """Nodes that the head computed last."""
-        return len(self._level)
-
-    def add_frontier(self, rows: RowsBuilder) -> list[int]:
-        """Add the frontier of the tree as the next level. Returns each node's parent, by place in the level before."""
-        draft, tree = self.draft, self.draft.tree
-        assert tree is not None
-        nodes, root = tree.nodes, PlacedNode(0, 0, 0, draft.length, ())
-        frontier: list[int] = tree.frontier.tolist()
-        before = {node: place for place, node in enumerate(self._level)}
-        sources = []
-        for node in frontier:
-            parent = int(nodes[node]["parent"])
-            above, entry = self._placed.get(parent, root), draft.length + len(self._placed)
-            slot, straight = slot_of(draft.table, entry), not above.branch and above.run == entry
-            self._placed[node] = PlacedNode(
-                token=int(nodes[node]["token"]),
-                position=draft.length + int(nodes[node]["depth"]) - 1,
-                slot=slot,
-                run=above.run + straight,
-                branch=() if straight else (*above.branch, slot),
-            )
-            sources.append(before[parent])
-        rows.add_level(draft.table, [self._placed[node] for node in frontier])
-        self._level = frontier
-        return sources
 
 
 class Eagle3Drafter(HeadDrafter):
@@ -85,24 +47,26 @@ class Eagle3Drafter(HeadDrafter):
         """The entries of committed tokens, then those of the frontiers of all trees, until none has one."""
         if not all(draft.waiting for draft in drafts):
             raise ValueError("a draft has no feature to begin with")
+        most = max(MOST_ROWS // max(draft.shape.width for draft in drafts), 1)  # whose levels fit into a pass
+        for first in range(0, len(drafts), most):
+            self._expand_some(drafts[first : first + most])
+
+    def _expand_some(self, drafts: Sequence[HeadDraft]) -> None:
         rows = RowsBuilder()
         for draft in drafts:
             rows.add_chunk(draft.table, draft.length, draft.tokens, True)
         features = np.concatenate([draft.features() for draft in drafts])
         for draft in drafts:
             draft.caught_up()
-        out, growing = self._pass.read(rows.build(), features), [_Levels(draft) for draft in drafts]
+        out = self._pass.read(rows.build(), features)
+        growing = [Levels(draft, row) for row, draft in enumerate(drafts)]
         while True:
             expand([levels.draft.speaking for levels in growing], out.logits)
-            rows, sources, first = RowsBuilder(), list[int](), 0
-            for levels in growing:
-                before = levels.computed
-                sources += [first + source for source in levels.add_frontier(rows)]
-                first += before
-            if not len(rows):
+            growing = [levels for levels in growing if len(levels.tree.frontier)]
+            if not growing:
                 return
-            growing = [levels for levels in growing if levels.computed]
-            out = self._pass.step(rows.build(), out.states[sources])
+            level, sources = next_level(growing)
+            out = self._pass.step(level, out.states[sources])
 
 
 _PROBE = "The capital of France is Paris. Once upon a time, in a small town by the sea, there"

@@ -11,6 +11,7 @@ import numpy as np
 from services.generation.drafting.draft_tree.candidates import Vocabulary
 from services.generation.drafting.eagle3.checkpoint import EMBEDDING, FEATURE_NORM, HeadConfig, layer_spec
 from services.generation.drafting.heads import rotation_of_head
+from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.rope import inverse_root, query_scales, rotations
@@ -156,26 +157,39 @@ class KeptEmbeddings:
         self._embed = embed
         self._tokens, self._rows = np.full(_KEPT, -1, np.int64), np.empty((_KEPT, size), np.float32)
 
-    def rows(self, tokens: Int64) -> Float32:
-        """[n] ids to [n, size]."""
-        places = tokens % _KEPT
-        new = self._tokens[places] != tokens
-        found: Float32 = self._rows[places]
-        if new.any():
-            found[new] = self._embed(tokens[new])
-            self._tokens[places], self._rows[places] = tokens, found
-        return found
+    def read(self, tokens: Int64, out: Float32) -> None:
+        """[n] ids into `out` [n, size or more]."""
+        new = _copy_kept(tokens, self._tokens, self._rows, out)
+        if len(new):
+            places, found = tokens[new] % _KEPT, self._embed(tokens[new])
+            out[new, : found.shape[1]] = found
+            self._tokens[places], self._rows[places] = tokens[new], found
+
+
+@relaxed
+def _copy_kept(tokens: Int64, kept: Int64, rows: Float32, out: Float32) -> Int64:
+    """Copy the rows of those that are kept; returns which are not."""
+    missing, count = np.empty(len(tokens), np.int64), 0
+    for i in range(len(tokens)):
+        place = tokens[i] % len(kept)
+        if kept[place] == tokens[i]:
+            for j in range(rows.shape[1]):
+                out[i, j] = rows[place, j]
+        else:
+            missing[count] = i
+            count += 1
+    return missing[:count]
 
 
 _KEPT = 4096  # embeddings
 _AHEAD = 64  # positions past the context that draft entries may take
-_MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
+MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
 
 
 @dataclass(frozen=True, slots=True)
 class HeadOutput:
-    """A pass's output: `states` [wanted, hidden], which the next draft step gets in place of features; logits
-    [wanted, draft_vocab_size], which the next pass overwrites.
+    """A pass's output, which the next pass overwrites: `states` [wanted, hidden], which the next draft step gets in
+    place of features; logits [wanted, draft_vocab_size].
     """
 
     states: Float32
@@ -207,10 +221,10 @@ class HeadPass:
         parts = HeadParts.of(head, arithmetic, cache_blocks, context_length + _AHEAD)
         own = parts.embedding
         read = embed if own is None else EmbeddingTable(own, config.hidden_size).rows
-        self._embed = KeptEmbeddings(read, config.hidden_size).rows
+        self._embeddings = KeptEmbeddings(read, config.hidden_size)
         self._passes = Passes(threads)
         positions = min(cache_blocks * BLOCK, context_length + _AHEAD)  # all that a row sees is in the cache
-        self._programs = HeadPrograms(parts, _MOST_ROWS, threads, positions)
+        self._programs = HeadPrograms(parts, MOST_ROWS, threads, positions)
 
     def read(self, rows: Rows, features: Float32) -> HeadOutput:
         """Compute entries of committed tokens. `features` [rows, feature layers * target hidden], the target's streams.
@@ -227,14 +241,14 @@ class HeadPass:
 
     def _in_pieces(self, program: Int64, rows: Rows, lines: Float32, inputs: Float32) -> HeadOutput:
         """Run a program over as many rows at a time as there is room for; `inputs` go to `lines`."""
-        if len(rows) <= _MOST_ROWS:
+        if len(rows) <= MOST_ROWS:
             lines[: len(rows), : inputs.shape[1]] = inputs
             return self._run(program, rows)
-        cuts = [slice(at, min(at + _MOST_ROWS, len(rows))) for at in range(0, len(rows), _MOST_ROWS)]
+        cuts = [slice(at, min(at + MOST_ROWS, len(rows))) for at in range(0, len(rows), MOST_ROWS)]
         states, logits = list[Float32](), list[Float32]()
         for cut in cuts:
             piece = self._in_pieces(program, rows.part(cut.start, cut.stop), lines, inputs[cut])
-            states.append(piece.states)
+            states.append(piece.states.copy())
             logits.append(piece.logits.copy())
         return HeadOutput(np.concatenate(states), np.concatenate(logits))
 
@@ -246,10 +260,12 @@ class HeadPass:
         """
         self._programs.buffers.check(rows)
         config, programs, count = self.config, self._programs, len(rows.wanted)
-        programs.embedded[: len(rows), : config.hidden_size] = self._embed(rows.tokens)
+        self._embeddings.read(rows.tokens, programs.embedded)
         self._passes.run(program, rows)
         buffers = programs.buffers
-        states = buffers.normed[:count].copy() if config.norm_output else buffers.x[rows.wanted]
+        states = buffers.normed[:count] if config.norm_output else buffers.x[: len(rows)]
+        if len(states) > count:
+            states = states[rows.wanted]
         logits = np.ascontiguousarray(programs.logits[:count, : config.draft_vocab_size])
         return HeadOutput(states[:, : config.hidden_size], logits)
 

@@ -17,12 +17,12 @@ KERNEL, BARRIER = 0, 1
 """Every record begins with the address of its kernel, and whether the team waits for each other after it."""
 
 PASS = (
-    "program", "operations", "rows", "wanted", "tokens", "positions", "slots", "sequences",
-    "lengths", "contiguous", "branch_starts", "branches", "tables", "table_stride", "adapters", "wanted_rows",
+    "program", "operations", "rows", "wanted", "table_stride", "tokens", "positions", "lengths", "slots", "sequences",
+    "contiguous", "branch_starts", "tables", "adapters", "wanted_rows", "branches",
     "steps", "step_taps", "step_rows", "step_sources", "step_targets",
 )  # fmt: skip
-"""Words of a pass; arrays by address, int32 as `rows.Rows` and `states.Steps` have them, tokens int64. `rows`, `wanted`
-and `steps` are counts."""
+"""Words of a pass; arrays by address, int32 as `rows.Rows`, in the order of its parts, and `states.Steps` have them,
+tokens int64. `rows`, `wanted` and `steps` are counts."""
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "linear": (

@@ -7,20 +7,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.generation.target.arrays import Int64, address
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.records import PASS
 from services.generation.target.kernels.team import POOL, float_mode
-from services.generation.target.rows import Rows
+from services.generation.target.rows import PARTS, Rows
 from services.generation.target.states import Steps
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
@@ -30,6 +29,7 @@ _DEARER = 1.3  # times as long as the team: a pass that takes one thread longer 
 _NEWEST = 0.1  # weight of the newest pass
 _SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
 _PLACE = {name: number for number, name in enumerate(PASS)}
+_ROWS = slice(_PLACE["rows"], _PLACE[PARTS[-1]] + 1)  # what is said of rows: counts, a stride, the address of each part
 
 
 class Team:
@@ -137,18 +137,14 @@ class Passes:
 
     def run(self, records: Int64, rows: Rows, steps: Steps | None = None) -> None:
         """Run all operations of a program [operations, words]; `steps` are what is folded."""
-        arrays: dict[str, NDArray[Any]] = {
-            "tokens": rows.tokens, "positions": rows.positions, "slots": rows.slots,
-            "sequences": rows.sequences, "lengths": rows.lengths, "contiguous": rows.contiguous,
-            "branch_starts": rows.branch_starts, "branches": rows.branches, "tables": rows.tables,
-            "wanted_rows": rows.wanted,
-        }  # fmt: skip
-        if rows.adapter_slots is not None:
-            arrays["adapters"] = rows.adapter_slots
-        self._point(arrays)
-        steps = steps and self._with(steps)
-        self._words[_PLACE["wanted"]], self._words[_PLACE["table_stride"]] = len(rows.wanted), rows.tables.shape[1]
-        self.run_plain(records, len(rows))
+        begin, width = address(rows.numbers), rows.numbers.itemsize
+        self._words[_ROWS] = (
+            len(rows), len(rows.wanted), rows.tables.shape[1], address(rows.tokens),
+            *[begin + width * start for start in rows.starts],
+        )  # fmt: skip
+        kept = steps and self._with(steps)
+        self._run(records)
+        del kept
 
     def fold(self, records: Int64, steps: Steps) -> None:
         """Run operations that fold steps none of which is a row."""
@@ -159,20 +155,16 @@ class Passes:
     def _with(self, steps: Steps) -> Steps:
         """Point at steps, as they lie in memory one after another: they must be kept until the pass is done."""
         steps = Steps(*(np.ascontiguousarray(each) for each in (steps.taps, steps.rows, steps.sources, steps.targets)))
-        self._point({
-            "step_taps": steps.taps, "step_rows": steps.rows, "step_sources": steps.sources,
-            "step_targets": steps.targets,
-        })  # fmt: skip
+        for name in ("taps", "rows", "sources", "targets"):
+            self._words[_PLACE[f"step_{name}"]] = address(getattr(steps, name))
         self._words[_PLACE["steps"]] = len(steps)
         return steps
-
-    def _point(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        for name, array in arrays.items():
-            assert array.flags.c_contiguous
-            self._words[_PLACE[name]] = address(array)
 
     def run_plain(self, records: Int64, rows: int) -> None:
         """Run operations that ask for nothing about their rows but how many there are."""
         self._words[_PLACE["rows"]] = rows
+        self._run(records)
+
+    def _run(self, records: Int64) -> None:
         self._words[_PLACE["program"]], self._words[_PLACE["operations"]] = address(records), len(records)
         self._team.run(self._words, self._threads)

@@ -16,7 +16,7 @@ from services.generation.target.blocks import BLOCK, slot_of
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import TargetError
-from services.generation.target.rows import PlacedNode, Rows, RowsBuilder
+from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.states import StateBook
 from services.generation.target.weights import check_weights, open_weights
 from tests.fakes.tiny_families import FAMILIES, draw_vectors, make_tiny_multimodal
@@ -179,15 +179,25 @@ def test_levels_of_a_tree_may_be_passes_of_their_own(directory: Path, expected: 
     target.forward(chunk(table, 0, TOKENS[:40]))
     slots = [slot_of(table, at) for at in range(41, 60)]
 
-    def level(*nodes: PlacedNode) -> Float32:
-        rows = RowsBuilder()
-        rows.add_level(table, nodes)
-        return np.array(target.forward(rows.build()).logits)
+    def level(*nodes: tuple[int, int, int, tuple[int, ...]]) -> Float32:
+        """Of tokens, positions, slots, and slots of branches."""
+        rows = Rows.empty(len(nodes), [table], sum(len(branch) for *_, branch in nodes))
+        for row, (token, position, slot, branch) in enumerate(nodes):
+            rows.tokens[row], rows.positions[row], rows.lengths[row], rows.slots[row] = (
+                token,
+                position,
+                position + 1,
+                slot,
+            )
+            rows.contiguous[row], start = position + 1 - len(branch), rows.branch_starts[row]
+            rows.branch_starts[row + 1] = start + len(branch)
+            rows.branches[start : start + len(branch)] = branch
+        return np.array(target.forward(rows).logits)
 
-    level(PlacedNode(TOKENS[40], 40, slot_of(table, 40), 41, ()))
-    level(PlacedNode(7, 41, slots[0], 41, (slots[0],)), PlacedNode(TOKENS[41], 41, slots[1], 41, (slots[1],)))
-    level(*(PlacedNode(t, 42, slots[n], 41, (slots[1], slots[n])) for n, t in ((2, 9), (3, TOKENS[42]))))
-    found = level(PlacedNode(TOKENS[43], 43, slots[4], 41, (slots[1], slots[3], slots[4])))
+    level((TOKENS[40], 40, slot_of(table, 40), ()))
+    level((7, 41, slots[0], (slots[0],)), (TOKENS[41], 41, slots[1], (slots[1],)))
+    level(*((token, 42, slots[n], (slots[1], slots[n])) for n, token in ((2, 9), (3, TOKENS[42]))))
+    found = level((TOKENS[43], 43, slots[4], (slots[1], slots[3], slots[4])))
     assert_same_bits(found[0], expected[43])
 
 

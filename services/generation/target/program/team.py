@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +48,7 @@ class Team:
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(kernels["run_team"])
         self._member = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(kernels["member"])
         self._set_float_mode = ctypes.CFUNCTYPE(None, ctypes.c_int64)(kernels["set_float_mode"])
+        self._float_mode = float_mode(this_machine())
         self._clock = clock
         self._begin()
         if hasattr(os, "register_at_fork"):
@@ -59,7 +61,7 @@ class Team:
         self._busy = threading.Lock()
         self._threads = 1
         self._alone_until, self._break = 0.0, _FIRST_BREAK
-        self._paces: dict[tuple[int, int], _Pace] = {}  # by program and rows
+        self._paces = defaultdict[tuple[int, int], _Pace](_Pace)  # by program and rows
 
     def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
         """Run the program of a pass (`records.PASS`) on up to `threads` threads; returns when all of it is done.
@@ -69,7 +71,7 @@ class Team:
         if threads == 1 or not _SLEEPS:
             self._run(self._place, address(words), 1)
             return
-        pace = self._paces.setdefault((int(words[_PLACE["program"]]), int(words[_PLACE["rows"]])), _Pace())
+        pace = self._paces[int(words[_PLACE["program"]]), int(words[_PLACE["rows"]])]
         start = self._clock()
         paused = not wait and start < self._alone_until and pace.alone <= _DEARER * (pace.together or pace.alone)
         if paused or not self._busy.acquire(blocking=wait):
@@ -88,7 +90,7 @@ class Team:
         """Sets the calling thread to round to nearest and keep subnormals, as passes do, whatever a library has
         told it: sampling and processors are arithmetic too.
         """
-        self._set_float_mode(float_mode(this_machine()))
+        self._set_float_mode(self._float_mode)
 
     def _grow(self, threads: int) -> None:
         while self._threads < threads:

@@ -153,15 +153,23 @@ def test_copies_without_the_head_keep_to_the_request_s_bound(
         assert tree.tokens == tuple([7, *range(40)] * 2)[-1:] + tuple([7, *range(40)][:drafted])
 
 
-def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(target: CpuTarget) -> None:
+@pytest.mark.parametrize("rows", [256, 6])
+def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(
+    rows: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where some end earlier, and where a pass has no room for a level of all."""
+    monkeypatch.setattr("services.generation.drafting.eagle3.drafter.MOST_ROWS", rows)
     together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
     together.step_cost = alone.step_cost = StepCost(1e-9, 1e-9)  # steps are shared, and shares of them cost less
-    first, second = ([Fed(drafter, seed, tree_width=3, k=4) for seed in range(4)] for drafter in (together, alone))
+    first, second = ([Fed(drafter, k, tree_width=3, k=k) for k in range(2, 6)] for drafter in (together, alone))
     for sequence in (*first, *second):
         sequence.prompt()
     trees = together.propose([sequence.ask() for sequence in first])
     assert trees == [alone.propose([sequence.ask()])[0] for sequence in second]
     assert all(len(tree) > 1 for tree in trees)
+    steps = [[each.draft.tree.steps for each in sequences if each.draft.tree] for sequences in (first, second)]
+    assert steps[0] == steps[1]
+    assert len(set(steps[0])) > 1
 
 
 def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:

@@ -66,7 +66,7 @@ def _place(
         node, row, entry = frontier[place], first + place, length + before + place
         parent = nodes[node].parent
         run, apart, sources[row] = entries[parent].run, entries[parent].apart, entries[parent].row
-        if apart == 0 and run == entry:
+        if run == entry:
             run += 1
         else:
             apart += 1

@@ -16,8 +16,8 @@ from services.generation.target.blocks import BLOCK
 from services.generation.target.rows import Rows
 
 _ENTRY = np.dtype([("slot", np.int32), ("run", np.int32), ("apart", np.int32), ("row", np.int32)])
-"""Of a node: its slot, how many first slots of the table it sees, how many slots of a branch behind those, itself last,
-and its row in the pass that computed it.
+"""A node's slot, how many first slots of the table it sees, how many slots of a branch behind those, itself last, and
+its row in the pass that computed it.
 """
 
 

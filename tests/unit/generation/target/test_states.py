@@ -180,7 +180,7 @@ def test_levels_of_a_tree_may_be_passes_of_their_own(directory: Path, expected: 
     slots = [slot_of(table, at) for at in range(41, 60)]
 
     def level(*nodes: tuple[int, int, int, tuple[int, ...]]) -> Float32:
-        """Of tokens, positions, slots, and slots of branches."""
+        """Logits of nodes: a token, a position, a slot, and the slots of its branch."""
         rows = Rows.empty(len(nodes), [table], sum(len(branch) for *_, branch in nodes))
         for row, (token, position, slot, branch) in enumerate(nodes):
             rows.tokens[row], rows.positions[row], rows.lengths[row], rows.slots[row] = (

@@ -13,7 +13,10 @@ from services.generation.drafting.head_drafter import HeadDraft
 from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Int32, Int64
 from services.generation.target.blocks import BLOCK
-from services.generation.target.rows import Rows
+from services.generation.target.rows import PARTS, Rows
+
+_NAMES = ("positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "branches")
+_POSITIONS, _LENGTHS, _SLOTS, _SEQUENCES, _RUNS, _BRANCH_STARTS, _BRANCHES = map(PARTS.index, _NAMES)
 
 _ENTRY = np.dtype([("slot", np.int32), ("run", np.int32), ("apart", np.int32), ("row", np.int32)])
 """A node's slot, how many first slots of the table it sees, how many slots of a branch behind those, itself last, and
@@ -59,9 +62,9 @@ def _place(
     nodes: Nodes, frontier: Int64, entries: NDArray[Any], table: Int32, length: int, before: int, tokens: Int64,
     numbers: Int32, starts: tuple[int, ...], sources: Int64, line: int, first: int, branched: int,
 ) -> int:  # fmt: skip
-    positions, lengths, slots = numbers[starts[0] :], numbers[starts[1] :], numbers[starts[2] :]
-    sequences, runs, branch_starts = numbers[starts[3] :], numbers[starts[4] :], numbers[starts[5] :]
-    branches = numbers[starts[9] :]
+    positions, lengths, slots = numbers[starts[_POSITIONS] :], numbers[starts[_LENGTHS] :], numbers[starts[_SLOTS] :]
+    sequences, runs = numbers[starts[_SEQUENCES] :], numbers[starts[_RUNS] :]
+    branch_starts, branches = numbers[starts[_BRANCH_STARTS] :], numbers[starts[_BRANCHES] :]
     for place in range(len(frontier)):
         node, row, entry = frontier[place], first + place, length + before + place
         parent = nodes[node].parent

@@ -69,6 +69,11 @@ class Code:
     def ceil_div(self, a: Value | int, b: int) -> Value:
         return self.div(self.add(a, b - 1), b)
 
+    def even(self, count: Value, most: int) -> Value:
+        """The size of parts of about one size, `most` at most, that `count` is taken in."""
+        parts = self.ceil_div(count, most)
+        return self.div(self.sub(self.add(count, parts), 1), parts)
+
     def compare(self, a: Value | int, how: str, b: Value | int) -> Value:
         return self.b.icmp_signed(how, self.whole(a), self.whole(b))
 

@@ -217,11 +217,8 @@ def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], tota
     def word(v: int, i: int) -> Value:
         return c.load(table, c.add(c.mul(stride, i), 4 * lanes * v), I32, lanes)
 
-    each = [IntegerProducts(c, partial(word, v), 8, lanes) for v in range(len(totals[0]))]
-    step = 1 if c.machine.products in _FOURS and c.machine.matrices != "smmla" else _WORDS
-    for first in range(0, _WORDS, step):
-        for v, products in enumerate(each):
-            products.add(rows, range(first, first + step), [row[v] for row in totals])
+    products = IntegerProducts(c, [partial(word, v) for v in range(len(totals[0]))], 8, lanes)
+    products.add(rows, range(_WORDS), totals)
 
 
 def _totals(c: Code, starts: Sequence[Value], vectors: int) -> list[list[Value]]:

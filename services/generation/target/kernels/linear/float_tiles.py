@@ -293,8 +293,7 @@ def tiled(module: ir.Module, machine: Machine, storage: Storage) -> Any:
     null = ir.Constant(POINTER, None)
     with c.loop(all_rows, step=_MOST_TILED) as begin:
         rows = c.smaller(c.sub(all_rows, begin), _MOST_TILED)
-        turns = c.ceil_div(rows, _TALLEST)
-        height = c.div(c.sub(c.add(rows, turns), 1), turns)
+        height = c.even(rows, _TALLEST)
         y = c.at(record.y, c.mul(begin, record.y_stride))
         with c.loop(blocks, step=_TOGETHER) as start:
             some = c.smaller(c.sub(blocks, start), _TOGETHER)

@@ -98,47 +98,60 @@ class IntegerProducts:
     bytes are signed ("sdot"), 8-bit weights have their middle taken away here, else it is what sums begin with.
 
     Rows take turns: each four bytes of weights go to all rows before the next, so that sums of different rows, which do
-    not wait for each other, stand side by side in the code.
+    not wait for each other, stand side by side in the code. A row's bytes are loaded once for all vectors of 64 bytes:
+    Intel's Ice Lake multiplies two of them a cycle and loads about one.
     """
 
-    def __init__(self, code: Code, word: Callable[[int], Value], bits: int, lanes: int) -> None:
-        """`word(i)`, i < 8: a vector [lanes] of int32, each four bytes of `bits` bits."""
+    def __init__(self, code: Code, words: Sequence[Callable[[int], Value]], bits: int, lanes: int) -> None:
+        """`words[v](i)`, i < 8: a vector [lanes] of int32, each four bytes of `bits` bits, for vector v of columns."""
         self._c, self._lanes = code, lanes
         self._way = code.machine.products
-        self._sets = [(word, 1, bits)]
+        self._sets = [self._set(word, bits) for word in words]
+
+    def _set(self, word: Callable[[int], Value], bits: int) -> list[tuple[Callable[[int], Value], int, int]]:
+        """What is multiplied for a vector of columns, what its sums count, and its bits."""
+        b = self._c.b
         if self._way == "sdot" and bits == 8:
-            self._sets = [(lambda i: code.b.xor(word(i), self._int(0x80808080)), 1, bits)]
+            return [(lambda i: b.xor(word(i), self._int(0x80808080)), 1, bits)]
         if self._way == "pairs" and bits == 8:
             four, mask = self._int(4), self._int(0x0F0F0F0F)
-            self._sets = [
-                (lambda i: code.b.and_(word(i), mask), 1, 4),
-                (lambda i: code.b.and_(code.b.lshr(word(i), four), mask), 16, 4),
+            return [
+                (lambda i: b.and_(word(i), mask), 1, 4),
+                (lambda i: b.and_(b.lshr(word(i), four), mask), 16, 4),
             ]
+        return [(word, 1, bits)]
 
-    def add(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
-        """Each row's total, a variable int32 [lanes], gains products of words with as many times four bytes of x."""
-        if self._way in _FOURS:
-            paired = len(rows) // 2 * 2 if self._c.machine.matrices == "smmla" else 0
+    def add(self, rows: Sequence[Value], places: range, totals: Sequence[Sequence[Value]]) -> None:
+        """totals[row][v], a variable int32 [lanes], gains products of words with as many times four bytes of x."""
+        paired = len(rows) // 2 * 2 if self._c.machine.matrices == "smmla" else 0
+        if self._way in _FOURS and paired < len(rows):
+            self._by_fours(rows[paired:], places, totals[paired:])
+        for v, sets in enumerate(self._sets):
+            of_vector = [each[v] for each in totals]
             if paired:
-                self._by_matrices(rows[:paired], places, totals[:paired])
-            if paired < len(rows):
-                self._by_fours(rows[paired:], places, totals[paired:])
-        elif self._way == "pairs":
-            self._by_pairs(rows, places, totals)
-        else:
-            self._one_by_one(rows, places, totals)
+                self._by_matrices(sets[0][0], rows[:paired], places, of_vector[:paired])
+            elif self._way == "pairs":
+                self._by_pairs(sets, rows, places, of_vector)
+            elif self._way == "plain":
+                self._one_by_one(sets[0][0], rows, places, of_vector)
 
-    def _by_fours(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
+    def _by_fours(self, rows: Sequence[Value], places: range, totals: Sequence[Sequence[Value]]) -> None:
         c, lanes = self._c, self._lanes
         kind, wide = ir.VectorType(I32, lanes), ir.VectorType(I8, 4 * lanes)
         function = c.external(_FOURS[self._way][lanes], kind, (kind, wide, wide))
-        for i in places:
-            word = c.b.bitcast(self._sets[0][0](i), wide)
-            for x, total in zip(rows, totals, strict=True):
-                c.put(c.call(function, c.get(total), word, c.b.bitcast(self._four(x, i), wide)), total)
-            c.keep_order(totals)
+        together = len(self._sets) if lanes == 16 else 1  # fewer registers have no room for words of all vectors
+        for i, first in product(places, range(0, len(self._sets), together)):
+            some = slice(first, first + together)
+            words = [c.b.bitcast(sets[0][0](i), wide) for sets in self._sets[some]]
+            for x, each in zip(rows, totals, strict=True):
+                four = c.b.bitcast(self._four(x, i), wide)
+                for word, total in zip(words, each[some], strict=True):
+                    c.put(c.call(function, c.get(total), word, four), total)
+            c.keep_order([total for each in totals for total in each[some]])
 
-    def _by_matrices(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
+    def _by_matrices(
+        self, word: Callable[[int], Value], rows: Sequence[Value], places: range, totals: Sequence[Value]
+    ) -> None:
         """Eight bytes of two rows with those of two columns: [2][2] sums."""
         c, b = self._c, self._c.b
         kind, bytes_ = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
@@ -146,7 +159,7 @@ class IntegerProducts:
         pairs = [rows[r : r + 2] for r in range(0, len(rows), 2)]
         sums = [[c.variable(kind, c.vector(I32, 0, 4)) for _ in range(2)] for _ in pairs]
         for i in places[::2]:
-            one, other = (self._sets[0][0](k) for k in (i, i + 1))
+            one, other = (word(k) for k in (i, i + 1))
             columns = [b.bitcast(_picked(c, one, other, mask), bytes_) for mask in ([0, 4, 1, 5], [2, 6, 3, 7])]
             for pair, each in zip(pairs, sums, strict=True):
                 upper, lower = (c.repeated(c.load(row, 4 * i, I64), 2) for row in pair)
@@ -159,31 +172,39 @@ class IntegerProducts:
             mask = [0, 1, 4, 5] if row % 2 == 0 else [2, 3, 6, 7]
             c.put(b.add(c.get(total), _picked(c, left, right, mask)), total)
 
-    def _by_pairs(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
+    def _by_pairs(
+        self,
+        weights: Sequence[tuple[Callable[[int], Value], int, int]],
+        rows: Sequence[Value],
+        places: range,
+        totals: Sequence[Value],
+    ) -> None:
         c, lanes = self._c, self._lanes
-        most = _LARGEST_PAIRS // ((1 << self._sets[0][2]) - 1)  # sums of two products that fit an int16 together
+        most = _LARGEST_PAIRS // ((1 << weights[0][2]) - 1)  # sums of two products that fit an int16 together
         bytes_, halves, whole = (ir.VectorType(k, lanes * n) for k, n in ((I8, 4), (I16, 2), (I32, 1)))
         multiply, widen = _PAIRS[lanes]
         times = c.external(multiply, halves, (bytes_, bytes_))
         joined = c.external(widen, whole, (halves, halves))
         for begin in range(places.start, places.stop, most):
-            pairs = [[c.variable(halves, c.vector(I16, 0, 2 * lanes)) for _ in self._sets] for _ in rows]
+            pairs = [[c.variable(halves, c.vector(I16, 0, 2 * lanes)) for _ in weights] for _ in rows]
             for i in range(begin, min(begin + most, places.stop)):
-                words = [c.b.bitcast(each(i), bytes_) for each, _, _ in self._sets]
+                words = [c.b.bitcast(each(i), bytes_) for each, _, _ in weights]
                 for x, sums in zip(rows, pairs, strict=True):
                     four = c.b.bitcast(self._four(x, i), bytes_)
                     for word, sum_ in zip(words, sums, strict=True):
                         c.put(c.b.add(c.get(sum_), c.call(times, word, four)), sum_)
                 c.keep_order([sum_ for sums in pairs for sum_ in sums])
             for sums, total in zip(pairs, totals, strict=True):
-                for sum_, (_, factor, _) in zip(sums, self._sets, strict=True):
+                for sum_, (_, factor, _) in zip(sums, weights, strict=True):
                     factors = c.vector(I16, factor, 2 * lanes)
                     c.put(c.b.add(c.get(total), c.call(joined, c.get(sum_), factors)), total)
 
-    def _one_by_one(self, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
+    def _one_by_one(
+        self, word: Callable[[int], Value], rows: Sequence[Value], places: range, totals: Sequence[Value]
+    ) -> None:
         c = self._c
         for i, byte in product(places, range(4)):
-            weight = c.b.and_(c.b.lshr(self._sets[0][0](i), self._int(8 * byte)), self._int(255))
+            weight = c.b.and_(c.b.lshr(word(i), self._int(8 * byte)), self._int(255))
             for x, total in zip(rows, totals, strict=True):
                 one = c.repeated(c.b.sext(c.load(x, 4 * i + byte, I8), I32), self._lanes)
                 c.put(c.b.add(c.get(total), c.b.mul(weight, one)), total)
@@ -222,6 +243,11 @@ _MANY = (
 _DWORDS = 8  # of a group's rounded bytes
 
 
+def _vectors(machine: Machine) -> int:
+    """Vectors of columns whose sums stand in registers together, for each row of a tile."""
+    return 2 if machine.products == "vnni" and machine.lanes == 16 else 1
+
+
 def _most_rows(machine: Machine) -> int:
     """Rows, at most, that a group's weights are multiplied with, once they are in registers."""
     if machine.products == "plain":
@@ -243,10 +269,9 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
         some = c.smaller(c.sub(rows, begin), together)
         round_rows(c, record, storage, c.at(record.x, c.mul(begin, record.x_stride)), some, x)
         y = c.at(record.y, c.mul(begin, record.y_stride))
-        parts = c.ceil_div(some, most)
-        height = c.div(c.sub(c.add(some, parts), 1), parts)  # tiles of about one height: a low one is less than a part
+        height = c.even(some, most)  # a tile that is lower than others would take longer for each row
         # Where all rows fit a tile, it goes through all panels; else all tiles go through a panel.
-        span = c.b.select(c.compare(parts, "==", 1), c.sub(last, first), c.i(1))
+        span = c.b.select(c.compare(some, "<=", most), c.sub(last, first), c.i(1))
         with c.loop(last, first, span) as panel, c.loop(some, step=height) as row:
             arguments = (
                 c.arguments[0], c.at(x, c.mul(row, ROUNDED)), c.mul(some, ROUNDED),
@@ -267,19 +292,22 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
     record = Words(c, record_, FIELDS["linear"], 2)
     lanes, size = machine.lanes, panel_bytes(c, record, storage)
     vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
-    columns = range(0, PANEL, lanes)
+    columns, together = range(0, PANEL, lanes), _vectors(machine)
     with c.loop(last, first) as panel:
         place = c.at(record.weights, c.mul(panel, size))
-        sums = [[c.variable(vector, c.vector(F32, 0.0, lanes)) for _ in range(rows)] for _ in columns]
+        sums = [[c.variable(vector, c.vector(F32, 0.0, lanes)) for _ in columns] for _ in range(rows)]
 
         def group(header: Value, start: Value, number: Value, sums: list[list[Value]] = sums) -> None:
             near = c.at(x, c.mul(number, x_stride))
             if rows >= _MANY or not looks_ahead():
                 for at in range(0, storage.group, 64):
                     c.prefetch(start, _AHEAD + at, locality=2)
-            for column, totals in zip(columns, sums, strict=True):
-                weights = QuantisedGroup(c, storage, header, start, column, lanes)
-                _add_group(c, storage, weights, [c.at(near, ROUNDED * r) for r in range(rows)], totals)
+            near_rows = [c.at(near, ROUNDED * r) for r in range(rows)]
+            for at in range(0, len(columns), together):
+                some = [
+                    QuantisedGroup(c, storage, header, start, column, lanes) for column in columns[at : at + together]
+                ]
+                _add_group(c, storage, some, near_rows, [each[at : at + together] for each in sums])
 
         if storage.header:
             shared = storage.header + storage.groups * storage.group
@@ -293,28 +321,36 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
                 group(place, c.at(place, c.mul(number, storage.group)), number)
         for r in range(rows):
             out = c.at(y, c.add(c.mul(record.y_stride, r), c.mul(panel, 4 * PANEL)))
-            for column, totals in zip(columns, sums, strict=True):
+            for column, total in zip(columns, sums[r], strict=True):
                 bias = c.load(record.bias, c.add(c.mul(panel, 4 * PANEL), 4 * column), F32, lanes)
-                c.store(c.b.fadd(c.get(totals[r]), bias), out, 4 * column)
+                c.store(c.b.fadd(c.get(total), bias), out, 4 * column)
     return c.done()
 
 
-def _add_group(c: Code, storage: Storage, weights: QuantisedGroup, rows: list[Value], totals: list[Value]) -> None:
-    """Each row's total gains a group: scale * d * sum of products, then least * (d * sum of bytes)."""
+def _add_group(
+    c: Code, storage: Storage, weights: Sequence[QuantisedGroup], rows: list[Value], totals: list[list[Value]]
+) -> None:
+    """totals[row][v] gains a group: scale * d * sum of products, then least * (d * sum of bytes)."""
     lanes = c.machine.lanes
     vector, whole = (ir.VectorType(k, lanes) if lanes > 1 else k for k in (F32, I32))
-    products = IntegerProducts(c, weights.words.__getitem__, BITS[storage.name], lanes)
-    share = _DWORDS // len(weights.scales)
-    for part, scale in enumerate(weights.scales):
+    products = IntegerProducts(c, [each.words.__getitem__ for each in weights], BITS[storage.name], lanes)
+    scales = len(weights[0].scales)
+    share = _DWORDS // scales
+    for part in range(scales):
         sums = []
         for x in rows:
             start = c.repeated(c.load(x, STARTS[part], I32), lanes) if _middle(c.machine, storage) else None
-            sums.append(c.variable(whole, c.vector(I32, 0, lanes) if start is None else start))
+            begin = c.vector(I32, 0, lanes) if start is None else start
+            sums.append([c.variable(whole, begin) for _ in weights])
         products.add(rows, range(part * share, (part + 1) * share), sums)
-        for x, sum_, total in zip(rows, sums, totals, strict=True):
-            scaled = c.b.fmul(scale, c.repeated(c.load(x, SCALE, F32), lanes))
-            c.put(c.fma(scaled, c.b.sitofp(c.get(sum_), vector), c.get(total)), total)
-    if weights.least is not None:
-        for x, total in zip(rows, totals, strict=True):
-            c.put(c.fma(weights.least, c.repeated(c.load(x, SCALED_SUM, F32), lanes), c.get(total)), total)
-    c.keep_order(totals)
+        for x, sums_, totals_ in zip(rows, sums, totals, strict=True):
+            scale = c.repeated(c.load(x, SCALE, F32), lanes)
+            for each, sum_, total in zip(weights, sums_, totals_, strict=True):
+                scaled = c.b.fmul(each.scales[part], scale)
+                c.put(c.fma(scaled, c.b.sitofp(c.get(sum_), vector), c.get(total)), total)
+    if weights[0].least is not None:
+        for x, totals_ in zip(rows, totals, strict=True):
+            scaled_sum = c.repeated(c.load(x, SCALED_SUM, F32), lanes)
+            for each, total in zip(weights, totals_, strict=True):
+                c.put(c.fma(each.least, scaled_sum, c.get(total)), total)
+    c.keep_order([total for each in totals for total in each])

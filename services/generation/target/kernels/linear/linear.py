@@ -4,9 +4,10 @@ The sum over a block of 128 inputs is one chain of fma; blocks are added in asce
 across columns, tiles across rows and columns, members of the team across panels; none of them along a sum. So a row's
 bits depend neither on the number of rows nor on who computes it.
 
-Weights are widened in registers and used at once for up to 24 rows. More rows go through each panel in chunks of 16, by
-when its weights are in a cache. Machines with few registers would widen too often: there, a block of 64 columns is
-widened into the first-level cache, and all rows go through it in tiles.
+Weights are widened in registers and used at once for up to 12 rows. More rows go through each panel in chunks, by when
+its weights are in a cache. A chunk leaves registers for two vectors of columns, so that an x is loaded once for both:
+Intel's Ice Lake multiplies two vectors of 64 bytes a cycle and loads about one. Machines with few registers would widen
+too often: there, a block of 64 columns is widened into the first-level cache, and all rows go through it in tiles.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
 from services.generation.target.kernels.storages import BLOCK, GROUP, PANEL, Storage
 
-_DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # rows that direct kernels are compiled for
+_DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # rows that direct kernels are compiled for
+_DIRECT_SCALED = (1, 2, 3, 4, 5, 6, 8)  # the same where scales take registers, too
 _DIRECT_NARROW = (1, 2, 3, 4)  # the same for machines of 16 registers or few lanes
-_CHUNK = 16  # rows of which a panel's weights are widened once, where there are many
 _X_BYTES = 3 << 17  # of x that go through the panels together: most of a second-level cache
 _NOWHERE = 1024  # bytes at the end of the scratch for rows that nobody asked for
 
 
 def _is_wide(machine: Machine) -> bool:
-    """Whether the registers hold the sums of _CHUNK rows."""
+    """Whether the registers hold the sums of _DIRECT's most rows and two vectors of columns."""
     return machine.registers * machine.lanes >= 512
 
 
 def scratch_bytes(inputs: int) -> int:
     """Scratch of one member, for a layer of `inputs` inputs."""
     line = -(-inputs // BLOCK) * LINE
-    return max(line * max(_DIRECT[-1], _CHUNK), _X_BYTES + line * _CHUNK, tiled_scratch_bytes()) + _NOWHERE
+    return max(_X_BYTES + line * _DIRECT[-1], tiled_scratch_bytes()) + _NOWHERE
 
 
 def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     """Add the kernel `linear` to a module."""
-    counts = _DIRECT if _is_wide(machine) else _DIRECT_NARROW
+    counts = (_DIRECT_SCALED if storage.scales else _DIRECT) if _is_wide(machine) else _DIRECT_NARROW
     few = {rows: direct(module, machine, storage, rows) for rows in counts}
     many = _chunked(module, machine, few) if _is_wide(machine) else tiled(module, machine, storage)
     kernel = Kernel(module, machine, "linear")
@@ -81,42 +82,44 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
 
 
 def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
-    """Panels [first, last) for many rows: as many rows as the second-level cache holds go through a panel in chunks."""
+    """Panels [first, last) for many rows: as many rows as the second-level cache holds go through a panel in chunks of
+    about one size, which is one of `few` at most.
+    """
     c, record, rows, scratch, first, last = linear_part(module, machine, "chunked")
-    nowhere = c.at(scratch, c.sub(record.scratch_size, _NOWHERE))
+    nowhere, most = c.at(scratch, c.sub(record.scratch_size, _NOWHERE)), max(few)
     line = c.mul(c.ceil_div(record.groups, PER_BLOCK), LINE)
-    chunk_bytes = c.mul(line, _CHUNK)
-    together = c.mul(c.larger(c.div(c.i(_X_BYTES), chunk_bytes), 1), _CHUNK)
-    variants = [count for count in few if UNPACKED < count <= _CHUNK]
+    chunk_bytes = c.mul(line, most)
+    together = c.mul(c.larger(c.div(c.i(_X_BYTES), chunk_bytes), 1), most)
+    variants = [count for count in few if count > UNPACKED]
     with c.loop(rows, step=together) as begin:
         some = c.smaller(c.sub(rows, begin), together)
+        size = c.even(some, most)
 
-        def place(row: Value, begin: Value = begin) -> tuple[Value, Value]:
+        def place(row: Value, begin: Value = begin, size: Value = size) -> tuple[Value, Value]:
             """Where the chunk that begins with a row has its x, and its y."""
-            x = c.at(scratch, c.mul(c.div(row, _CHUNK), chunk_bytes))
+            x = c.at(scratch, c.mul(c.div(row, size), chunk_bytes))
             return x, c.at(record.y, c.mul(c.add(begin, row), record.y_stride))
 
-        def cases(row: Value, work: Callable[[int], Callable[[], None]], some: Value = some) -> None:
-            count = c.smaller(c.sub(some, row), _CHUNK)
-            c.choose(count, {r: work(next(v for v in variants if v >= r)) for r in range(1, _CHUNK + 1)})
+        def cases(count: Value, work: Callable[[int], Callable[[], None]]) -> None:
+            c.choose(count, {r: work(next(v for v in variants if v >= r)) for r in range(1, most + 1)})
 
-        with c.loop(some, step=_CHUNK) as row:
+        with c.loop(some, step=size) as row:
             source = c.at(record.x, c.mul(c.add(begin, row), record.x_stride))
-            count = c.smaller(c.sub(some, row), _CHUNK)
+            count = c.smaller(c.sub(some, row), size)
 
             def copied(stride: int, source: Value = source, count: Value = count, row: Value = row) -> Any:
                 return lambda: copy_x(c, record, source, count, stride, place(row)[0])
 
-            cases(row, copied)
-        with c.loop(last, first, 2) as panel, c.loop(some, step=_CHUNK) as row:
-            end, count = c.smaller(c.add(panel, 2), last), c.smaller(c.sub(some, row), _CHUNK)
+            cases(count, copied)
+        with c.loop(last, first, 2) as panel, c.loop(some, step=size) as row:
+            end, count = c.smaller(c.add(panel, 2), last), c.smaller(c.sub(some, row), size)
 
             def computed(
                 stride: int, row: Value = row, count: Value = count, panel: Value = panel, end: Value = end
             ) -> Any:
                 return calling(c, few[stride], c.arguments[0], *place(row), nowhere, count, panel, end)
 
-            cases(row, computed)
+            cases(count, computed)
     return c.done()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -89,6 +90,15 @@ def _middle(machine: Machine, storage: Storage) -> int:
 _LARGEST_PAIRS = 32767 // (2 * 127)  # the largest weight whose products with two x fit an int16 together
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Whole numbers of `bits` bits that are multiplied; what their sums count is `times` as much."""
+
+    word: Callable[[int], Value]
+    bits: int
+    times: int = 1
+
+
 class IntegerProducts:
     """The weights of some columns and 32 inputs, ready to be multiplied with the rows of a tile.
 
@@ -106,52 +116,48 @@ class IntegerProducts:
         """`words[v](i)`, i < 8: a vector [lanes] of int32, each four bytes of `bits` bits, for vector v of columns."""
         self._c, self._lanes = code, lanes
         self._way = code.machine.products
-        self._sets = [self._set(word, bits) for word in words]
+        self._parts = [self._apart(word, bits) for word in words]
 
-    def _set(self, word: Callable[[int], Value], bits: int) -> list[tuple[Callable[[int], Value], int, int]]:
-        """What is multiplied for a vector of columns, what its sums count, and its bits."""
+    def _apart(self, word: Callable[[int], Value], bits: int) -> list[_Part]:
+        """A vector of columns as this machine multiplies it."""
         b = self._c.b
         if self._way == "sdot" and bits == 8:
-            return [(lambda i: b.xor(word(i), self._int(0x80808080)), 1, bits)]
+            return [_Part(lambda i: b.xor(word(i), self._int(0x80808080)), bits)]
         if self._way == "pairs" and bits == 8:
             four, mask = self._int(4), self._int(0x0F0F0F0F)
-            return [
-                (lambda i: b.and_(word(i), mask), 1, 4),
-                (lambda i: b.and_(b.lshr(word(i), four), mask), 16, 4),
-            ]
-        return [(word, 1, bits)]
+            lower = _Part(lambda i: b.and_(word(i), mask), 4)
+            return [lower, _Part(lambda i: b.and_(b.lshr(word(i), four), mask), 4, times=16)]
+        return [_Part(word, bits)]
 
     def add(self, rows: Sequence[Value], places: range, totals: Sequence[Sequence[Value]]) -> None:
         """totals[row][v], a variable int32 [lanes], gains products of words with as many times four bytes of x."""
         paired = len(rows) // 2 * 2 if self._c.machine.matrices == "smmla" else 0
         if self._way in _FOURS and paired < len(rows):
             self._by_fours(rows[paired:], places, totals[paired:])
-        for v, sets in enumerate(self._sets):
+        for v, parts in enumerate(self._parts):
             of_vector = [each[v] for each in totals]
             if paired:
-                self._by_matrices(sets[0][0], rows[:paired], places, of_vector[:paired])
+                self._by_matrices(parts[0], rows[:paired], places, of_vector[:paired])
             elif self._way == "pairs":
-                self._by_pairs(sets, rows, places, of_vector)
+                self._by_pairs(parts, rows, places, of_vector)
             elif self._way == "plain":
-                self._one_by_one(sets[0][0], rows, places, of_vector)
+                self._one_by_one(parts[0], rows, places, of_vector)
 
     def _by_fours(self, rows: Sequence[Value], places: range, totals: Sequence[Sequence[Value]]) -> None:
         c, lanes = self._c, self._lanes
         kind, wide = ir.VectorType(I32, lanes), ir.VectorType(I8, 4 * lanes)
         function = c.external(_FOURS[self._way][lanes], kind, (kind, wide, wide))
-        together = len(self._sets) if lanes == 16 else 1  # fewer registers have no room for words of all vectors
-        for i, first in product(places, range(0, len(self._sets), together)):
+        together = len(self._parts) if lanes == 16 else 1  # fewer registers have no room for words of all vectors
+        for i, first in product(places, range(0, len(self._parts), together)):
             some = slice(first, first + together)
-            words = [c.b.bitcast(sets[0][0](i), wide) for sets in self._sets[some]]
+            words = [c.b.bitcast(parts[0].word(i), wide) for parts in self._parts[some]]
             for x, each in zip(rows, totals, strict=True):
                 four = c.b.bitcast(self._four(x, i), wide)
                 for word, total in zip(words, each[some], strict=True):
                     c.put(c.call(function, c.get(total), word, four), total)
             c.keep_order([total for each in totals for total in each[some]])
 
-    def _by_matrices(
-        self, word: Callable[[int], Value], rows: Sequence[Value], places: range, totals: Sequence[Value]
-    ) -> None:
+    def _by_matrices(self, part: _Part, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         """Eight bytes of two rows with those of two columns: [2][2] sums."""
         c, b = self._c, self._c.b
         kind, bytes_ = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
@@ -159,7 +165,7 @@ class IntegerProducts:
         pairs = [rows[r : r + 2] for r in range(0, len(rows), 2)]
         sums = [[c.variable(kind, c.vector(I32, 0, 4)) for _ in range(2)] for _ in pairs]
         for i in places[::2]:
-            one, other = (word(k) for k in (i, i + 1))
+            one, other = (part.word(k) for k in (i, i + 1))
             columns = [b.bitcast(_picked(c, one, other, mask), bytes_) for mask in ([0, 4, 1, 5], [2, 6, 3, 7])]
             for pair, each in zip(pairs, sums, strict=True):
                 upper, lower = (c.repeated(c.load(row, 4 * i, I64), 2) for row in pair)
@@ -172,39 +178,31 @@ class IntegerProducts:
             mask = [0, 1, 4, 5] if row % 2 == 0 else [2, 3, 6, 7]
             c.put(b.add(c.get(total), _picked(c, left, right, mask)), total)
 
-    def _by_pairs(
-        self,
-        weights: Sequence[tuple[Callable[[int], Value], int, int]],
-        rows: Sequence[Value],
-        places: range,
-        totals: Sequence[Value],
-    ) -> None:
+    def _by_pairs(self, parts: Sequence[_Part], rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         c, lanes = self._c, self._lanes
-        most = _LARGEST_PAIRS // ((1 << weights[0][2]) - 1)  # sums of two products that fit an int16 together
+        most = _LARGEST_PAIRS // ((1 << parts[0].bits) - 1)  # sums of two products that fit an int16 together
         bytes_, halves, whole = (ir.VectorType(k, lanes * n) for k, n in ((I8, 4), (I16, 2), (I32, 1)))
         multiply, widen = _PAIRS[lanes]
         times = c.external(multiply, halves, (bytes_, bytes_))
         joined = c.external(widen, whole, (halves, halves))
         for begin in range(places.start, places.stop, most):
-            pairs = [[c.variable(halves, c.vector(I16, 0, 2 * lanes)) for _ in weights] for _ in rows]
+            pairs = [[c.variable(halves, c.vector(I16, 0, 2 * lanes)) for _ in parts] for _ in rows]
             for i in range(begin, min(begin + most, places.stop)):
-                words = [c.b.bitcast(each(i), bytes_) for each, _, _ in weights]
+                words = [c.b.bitcast(part.word(i), bytes_) for part in parts]
                 for x, sums in zip(rows, pairs, strict=True):
                     four = c.b.bitcast(self._four(x, i), bytes_)
                     for word, sum_ in zip(words, sums, strict=True):
                         c.put(c.b.add(c.get(sum_), c.call(times, word, four)), sum_)
                 c.keep_order([sum_ for sums in pairs for sum_ in sums])
             for sums, total in zip(pairs, totals, strict=True):
-                for sum_, (_, factor, _) in zip(sums, weights, strict=True):
-                    factors = c.vector(I16, factor, 2 * lanes)
+                for sum_, part in zip(sums, parts, strict=True):
+                    factors = c.vector(I16, part.times, 2 * lanes)
                     c.put(c.b.add(c.get(total), c.call(joined, c.get(sum_), factors)), total)
 
-    def _one_by_one(
-        self, word: Callable[[int], Value], rows: Sequence[Value], places: range, totals: Sequence[Value]
-    ) -> None:
+    def _one_by_one(self, part: _Part, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
         c = self._c
         for i, byte in product(places, range(4)):
-            weight = c.b.and_(c.b.lshr(word(i), self._int(8 * byte)), self._int(255))
+            weight = c.b.and_(c.b.lshr(part.word(i), self._int(8 * byte)), self._int(255))
             for x, total in zip(rows, totals, strict=True):
                 one = c.repeated(c.b.sext(c.load(x, 4 * i + byte, I8), I32), self._lanes)
                 c.put(c.b.add(c.get(total), c.b.mul(weight, one)), total)

@@ -16,6 +16,7 @@ from services.generation.engine.request import EngineRequest
 
 _TURN = 8  # passes after which it is judged again whose turn it is
 _SPENT = 0.005  # tokens a pass that may be lost, by a method that has its turn and by trials of others
+_NEW = 3  # requests whose gains say too little of others: a method drafted well or badly because of what they were
 _SAVED, _DEAREST_TRIAL = 8.0, 7.9  # tokens that passes have earned for trials, and that a trial costs, at most
 _LEAST, _MOST_ONCE = -4.0, 100.0  # tokens that a draft gains, and that a first one takes: what is beyond was held up
 _WEIGHT = 16.0  # passes: what is known of other requests counts as much, and that without them there is no gain
@@ -54,6 +55,7 @@ class Known:
     earned: float = 0.0
     requests: float = 0.0
     passes: float = 0.0  # of them
+    begun: dict[tuple[str, int], int] = field(default_factory=dict)  # requests in which a method has had a turn
     sums: dict[tuple[str, int], _Sum] = field(default_factory=dict)
 
     def add(self, method: str, load: int, gain: float, once: float) -> None:
@@ -61,6 +63,9 @@ class Known:
 
     def mean(self, method: str, load: int, expected: float) -> float:
         return self.sums.get((method, load), _Sum()).mean(expected)
+
+    def is_new(self, method: str, load: int) -> bool:
+        return self.begun.get((method, load), 0) < _NEW
 
     def once(self, method: str, load: int) -> float:
         """What a request's first draft takes besides, for each of its passes."""
@@ -100,7 +105,7 @@ class Turns:
     def __init__(self, methods: Iterable[str], known: Known | None = None) -> None:
         """`known`: of other requests, and told of this one."""
         self._methods, self._own, self._known = list(methods), Known(_OWN_MEMORY), known or Known(_SHARED_MEMORY)
-        self._load, self._begun = load_of(1), set[str]()
+        self._load, self._begun, self._explored = load_of(1), set[str](), False
         self.method: str | None = None  # whose turn it is
         self._choose()
 
@@ -124,7 +129,8 @@ class Turns:
         """
         self._known.earned, self._known.passes = min(self._known.earned + _SPENT, _SAVED), self._known.passes + 1.0
         if self.method is not None:
-            self._begun.add(self.method)
+            if self.method not in self._begun:
+                self._begin(self.method)
             for known in (self._own, self._known):
                 known.add(self.method, self._load, max(gain, _LEAST), min(once, _MOST_ONCE))
         self._left -= 1
@@ -141,19 +147,30 @@ class Turns:
         return {method: each.gain / each.passes for method, each in found.items()}
 
     def _choose(self) -> None:
-        """The best method, or none where each is expected to lose; the best of the others once its trial is earned.
+        """The best method, or none where each is expected to lose. Of the others one that is new gets a turn behind it,
+        one a request, and the best one once its trial is earned.
 
         No trial is too dear for ever, for what is expected of a method may be of a time when something held it up.
         """
         self._left = _TURN
         ranked = sorted(self._methods, key=self.expected, reverse=True)  # of those that are alike the preferred first
         self.method = ranked.pop(0) if ranked and self.expected(ranked[0]) >= -_SPENT else None
-        if ranked:
-            best = 0.0 if self.method is None else self.expected(self.method)
-            price = min(_TURN * (best - self.expected(ranked[0])), _DEAREST_TRIAL)
-            if self._known.earned > price:
-                self._known.earned -= price
-                self.method = ranked[0]
+        if not ranked:
+            return
+        best = 0.0 if self.method is None else self.expected(self.method)
+        price = min(_TURN * (best - self.expected(ranked[0])), _DEAREST_TRIAL)
+        new = [m for m in ranked if m not in self._begun and self._known.is_new(m, self._load)]
+        if new and self._begun and not self._explored:
+            self.method, self._explored = new[0], True
+            self._begin(self.method)
+        elif self._known.earned > price:
+            self._known.earned -= price
+            self.method = ranked[0]
+
+    def _begin(self, method: str) -> None:
+        self._begun.add(method)
+        known, key = self._known.begun, (method, self._load)
+        known[key] = known.get(key, 0) + 1
 
     def expected(self, method: str) -> float:
         """The gain of a pass with its draft, by what this request has seen and others have."""

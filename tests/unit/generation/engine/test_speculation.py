@@ -179,27 +179,35 @@ def test_where_no_row_pays_no_drafter_is_asked(target: CpuTarget, fixed: float, 
     assert {name: outcome.token_ids for (name, _), outcome in collected.outcomes.items()} == truth
 
 
-def passes(turns: Turns, count: int, gain: float, together: int = 1) -> list[str | None]:
-    """The method whose turn it was in each of so many passes with this gain."""
+def passes(turns: Turns, count: int, gain: float | dict[str, float], together: int = 1) -> list[str | None]:
+    """The method whose turn it was in each of so many passes with this gain, of every method or by method."""
     had = []
     for _ in range(count):
         had.append(turns.under(together))
-        turns.passed(gain)
+        turns.passed(gain[str(had[-1])] if isinstance(gain, dict) else gain)
     return had
 
 
-def test_a_method_that_pays_keeps_its_turn() -> None:
-    assert passes(Turns(("eagle3", "lookahead")), 100, 0.5) == ["eagle3"] * 100
+def test_a_method_that_pays_keeps_its_turn_but_for_one_of_a_new_one_in_each_of_three_requests() -> None:
+    gains, asked, gain = Gains(), EngineRequest("r", (0,), SamplingParams()), {"eagle3": 0.5, "lookahead": -0.5}
+    for _ in range(3):
+        turns = gains.begin(asked, gain)
+        assert passes(turns, 100, gain) == ["eagle3"] * 8 + ["lookahead"] * 8 + ["eagle3"] * 84
+    assert passes(gains.begin(asked, gain), 100, gain) == ["eagle3"] * 100
 
 
 def test_a_better_method_takes_the_turn_over_from_a_preferred_one() -> None:
-    turns, gain = Turns(("eagle3", "lookahead")), {"eagle3": 0.1, "lookahead": 0.3}
-    had = []
-    for _ in range(4000):
-        had.append(str(turns.under(1)))
-        turns.passed(gain[had[-1]])
+    had = passes(Turns(("eagle3", "lookahead")), 4000, {"eagle3": 0.1, "lookahead": 0.3})
     assert had[:8] == ["eagle3"] * 8
     assert had.count("lookahead") > 3000
+
+
+def test_a_method_that_the_first_request_spoke_against_is_tried_in_the_next() -> None:
+    gains, asked, methods = Gains(), EngineRequest("r", (0,), SamplingParams()), ("eagle3", "lookahead")
+    passes(gains.begin(asked, methods), 64, {"eagle3": -0.1, "lookahead": 1.0})
+    for _ in range(3):
+        passes(gains.begin(asked, methods), 64, {"eagle3": 1.3, "lookahead": 0.5})
+    assert gains.begin(asked, methods).method == "eagle3"
 
 
 def test_where_no_method_pays_trials_cost_a_hundredth_of_all_passes() -> None:

@@ -19,6 +19,8 @@ from benchmarks.load.callers import Seen, prompts
 from benchmarks.load.measure import CALLERS, figures
 
 _TOKENS = 64
+_REQUESTS = 3
+"""Of a caller at least: the longer a round, the less its end counts, in which fewer and fewer callers ask."""
 _SECONDS = 600.0
 _Send = Callable[[int, Any, Seen], Awaitable[None]]
 
@@ -42,7 +44,7 @@ async def _measure(url: str, extra: Mapping[str, Any], rounds: int, counts: Sequ
     await _serve(send, asked, 4)  # what is compiled or cached at its first use is so for every server
     cases = []
     for callers in counts:
-        turns = asked * -(-callers // len(asked))  # nobody is without a request
+        turns = asked * -(-_REQUESTS * callers // len(asked))
         case = {"callers": callers, **figures([await _serve(send, turns, callers) for _ in range(rounds)])}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)

@@ -41,7 +41,9 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         given.gguf, given.questions, head=given.head, max_tokens=given.max_tokens, quick=given.quick,
         storage=given.storage, arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
     ),
-    "families": lambda given: families.measure(given.llama_bench, given.files),
+    "families": lambda given: families.measure(
+        given.llama_bench, given.files, prompt=given.prompt_tokens, rounds=given.rounds
+    ),
 }  # fmt: skip
 _UNASKED = tuple(MEASUREMENTS)[:-2]  # specbench takes hours, and families another program
 
@@ -71,6 +73,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last two")
     parser.add_argument("--llama-bench", type=Path, help="of families: llama.cpp's program")
     parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: these GGUF files alone")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="of families: the length of the prompt (512)")
     parser.add_argument(
         "--gguf", type=Path, help="of specbench and arithmetic: a GGUF file (SmolLM2-135M-Instruct, 4 bits)"
     )
@@ -91,7 +94,9 @@ def _arguments() -> argparse.Namespace:
         "--extra", type=members, default={}, metavar="JSON",
         help='of load --against: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=3, help="of load --against: of each number of callers (3)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of families, and of each number of callers of load --against (3)"
+    )
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
     return parser.parse_args()
 

@@ -30,7 +30,7 @@ from services.generation.target.kernels.machine import cpus
 from services.generation.target.model_path import model_path
 from tests.fakes.converted_gguf import convert
 
-_ROUNDS, _TOKENS, _PROMPT, _MANY = 5, 64, 512, 16
+_TOKENS, _MANY = 64, 16
 _AT_ONCE = f"kolm, tokens of {_MANY} at once"
 SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
     "LFM2-1.2B": (
@@ -53,12 +53,12 @@ SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
 _ALL_SHAPES = {**SHAPES, **sizes.SHAPES}
 
 
-def measure(bench: Path | None, files: Sequence[Path]) -> list[dict[str, Any]]:
-    """A row for each file: the most tokens a second of rounds in which both take turns."""
+def measure(bench: Path | None, files: Sequence[Path], *, prompt: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for each file: the most tokens a second of rounds in which both take turns. `prompt`: its tokens."""
     if bench is None:
         raise SystemExit("--llama-bench: name llama.cpp's program of this name")
     with tempfile.TemporaryDirectory() as folder:
-        return [_beside(bench, path) for path in track([*_files(files, Path(folder))], "families")]
+        return [_beside(bench, path, prompt, rounds) for path in track([*_files(files, Path(folder))], "families")]
 
 
 def _files(named: Sequence[Path], folder: Path) -> Iterator[Path]:
@@ -84,18 +84,18 @@ def _with_tokens(metadata: dict[str, Any]) -> None:
     metadata |= own
 
 
-def _beside(bench: Path, path: Path) -> dict[str, Any]:
+def _beside(bench: Path, path: Path, prompt: int, rounds: int) -> dict[str, Any]:
     kolm = Kolm(path)
     names = (f"{who}, {what}" for what in ("tokens", "prompt") for who in ("kolm", "llama.cpp"))
     rates: dict[str, list[float]] = {name: [] for name in (*names, _AT_ONCE)}
-    for turn in range(_ROUNDS):
+    for turn in range(rounds):
         decoding = seconds(kolm.generate, [turn + 10], _TOKENS + 1) - seconds(kolm.generate, [turn + 10], 1)
         rates["kolm, tokens"].append(_TOKENS / decoding)
         many = [[turn + 10, number] for number in range(300, 300 + _MANY)]
         decoding = seconds(kolm.generate_all, many, _TOKENS + 1) - seconds(kolm.generate_all, many, 1)
         rates[_AT_ONCE].append(_MANY * _TOKENS / decoding)
-        rates["kolm, prompt"].append(_PROMPT / seconds(kolm.generate, [turn + 10, *range(300, 299 + _PROMPT)], 1))
-        asked = [bench, "-m", path, "-t", cpus(), "-p", _PROMPT, "-n", _TOKENS, "-r", 1, "-o", "json"]
+        rates["kolm, prompt"].append(prompt / seconds(kolm.generate, [turn + 10, *range(300, 299 + prompt)], 1))
+        asked = [bench, "-m", path, "-t", cpus(), "-p", prompt, "-n", _TOKENS, "-r", 1, "-o", "json"]
         done = subprocess.run([*map(str, asked)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{path.name}: llama-bench failed: {done.stderr.strip()}")
@@ -108,6 +108,7 @@ def _beside(bench: Path, path: Path) -> dict[str, Any]:
         "family": kolm.target.config.architecture,
         "arithmetic": kolm.target.numerics["arithmetic"],
         "megabytes": path.stat().st_size >> 20,
+        "prompt": prompt,
         "a second": best,
         "kolm is faster by": faster,
     }

@@ -148,8 +148,10 @@ class Ticket:
     alone: bool = True
 
 
-_MANY = 8  # running sequences from which on chunks are put together
-_APART = 0.02  # seconds between two hand-overs of one of them: a chunk costs the event loop half a millisecond
+_APART = 0.02
+"""Seconds between two hand-overs of a sequence. A chunk costs the event loop half a millisecond, wakes up the process
+that reads it, and takes the CPU away from a member of the team that computes the next pass.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -177,8 +179,8 @@ class _Stream:
 class AsyncEngine:
     """On one event loop.
 
-    The events of a pass reach the loop together. While many sequences run, a chunk may wait for those of the next
-    passes, up to `_APART`; the first of a sequence and its end never do.
+    The events of a pass reach the loop together. A chunk may wait for those of the next passes, up to `_APART`; the
+    first of a sequence and its end never do.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -228,10 +230,8 @@ class AsyncEngine:
 
     def _hand_over(self) -> None:
         """On the engine's thread: what is due goes to the event loop, all at once."""
-        if not self._held:
-            return
-        now, many = self._clock(), self._engine.load().running >= _MANY
-        due = [each for each in self._held if each.finished or not many or now - each.handed_over >= _APART]
+        now = self._clock()
+        due = [each for each in self._held if each.finished or now - each.handed_over >= _APART]
         for stream in due:
             del self._held[stream]
         if due:

@@ -146,6 +146,15 @@ class Running:
 
         self.engine._arrived = counted  # type: ignore[method-assign, assignment]
 
+    def every_pass_takes(self, seconds: float) -> None:
+        forward = self.target.forward
+
+        def ticking(*arguments: object) -> object:
+            self.now += seconds
+            return forward(*arguments)  # type: ignore[arg-type]
+
+        self.target.forward = ticking  # type: ignore[method-assign, assignment]
+
 
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
@@ -190,31 +199,28 @@ async def test_none_is_queued_where_one_is_refused(running: Running, refused: ty
 
 
 async def test_the_events_of_a_pass_reach_the_loop_at_once(running: Running) -> None:
+    running.every_pass_takes(0.03)
     events: asyncio.Queue[Event] = asyncio.Queue()
     await running.engine.submit_all(choices(4), events.put_nowait)
     assert len(await ended(events, 4)) == 4 * 6
     assert running.handed_over == 5
 
 
-async def test_under_load_chunks_are_put_together_but_the_first_and_the_last(running: Running) -> None:
+@pytest.mark.parametrize("count", [1, 8])
+async def test_chunks_are_put_together_but_the_first_and_the_last(running: Running, count: int) -> None:
     events: asyncio.Queue[Event] = asyncio.Queue()
-    await running.engine.submit_all(choices(8, max_tokens=40), events.put_nowait)
-    found = await ended(events, 8)
-    for choice in range(8):
+    await running.engine.submit_all(choices(count, max_tokens=40), events.put_nowait)
+    found = await ended(events, count)
+    for choice in range(count):
         own = [event for event in found if isinstance(event, Chunk) and event.choice == choice]
         assert [len(chunk.token_ids) for chunk in own] == [1, 39]
         assert "".join(chunk.text for chunk in own) == "a" * 40
 
 
-async def test_under_load_chunks_are_not_held_for_long(running: Running) -> None:
+@pytest.mark.parametrize("count", [1, 8])
+async def test_chunks_are_not_held_for_long(running: Running, count: int) -> None:
+    running.every_pass_takes(0.011)
     events: asyncio.Queue[Event] = asyncio.Queue()
-    forward = running.target.forward
-
-    def ticking(*arguments: object) -> object:
-        running.now += 0.011
-        return forward(*arguments)  # type: ignore[arg-type]
-
-    running.target.forward = ticking  # type: ignore[method-assign, assignment]
-    await running.engine.submit_all(choices(8, max_tokens=9), events.put_nowait)
-    own = [event for event in await ended(events, 8) if isinstance(event, Chunk) and event.choice == 0]
+    await running.engine.submit_all(choices(count, max_tokens=9), events.put_nowait)
+    own = [event for event in await ended(events, count) if isinstance(event, Chunk) and event.choice == 0]
     assert [len(chunk.token_ids) for chunk in own] == [1, 2, 2, 2, 2]

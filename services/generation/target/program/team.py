@@ -25,9 +25,9 @@ from services.generation.target.states import Steps
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
 _SLEPT = POOL.index("slept")
-_TOO_MUCH_SLEEP, _SOME_SLEEP = 0.2, 0.04  # of passes; the latter where one thread takes no longer than the team
+_TOO_MUCH_SLEEP, _SOME_SLEEP = 0.2, 0.04  # of a pass; the latter where one thread takes no longer than the team
 _DEARER = 1.3  # times as long as the team: a pass that takes one thread longer is not run by it
-_NEWEST, _NEWEST_SLEEP = 0.1, 0.2  # weight of the newest pass
+_NEWEST = 0.1  # weight of the newest pass
 _SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
 _PLACE = {name: number for number, name in enumerate(PASS)}
 _ROWS = slice(_PLACE["rows"], _PLACE[PARTS[-1]] + 1)  # what is said of rows: counts, a stride, the address of each part
@@ -38,9 +38,7 @@ class Team:
 
     Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
     gets less done than one thread alone. A team that had to sleep therefore makes a break, in which passes are run by
-    one thread, a longer one where it has not stayed together for as long since the last; no bit depends on who runs a
-    pass. The sleep of several passes counts: the reader of a stream disturbs one now and then, and in the first after
-    a break both members often wake up on the same CPU.
+    one thread, a longer one where the first pass after it goes no better; no bit depends on who runs a pass.
 
     How much sleep is too much depends on what one thread would take. A pass over one row waits for the memory, and one
     thread is about as fast; many rows want all CPUs, and break no team up for long.
@@ -63,7 +61,6 @@ class Team:
         self._busy = threading.Lock()
         self._threads = 1
         self._alone_until, self._break = 0.0, _FIRST_BREAK
-        self._slept = 0.0  # share of the passes since the last break, the newest counting most
         self._paces = defaultdict[tuple[int, int], _Pace](_Pace)  # by program and rows
 
     def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
@@ -108,11 +105,10 @@ class Team:
         pace.together = _blended(pace.together, seconds)
         slept = 1e-9 * float(self._pool[_SLEPT, 0]) / (threads * seconds)
         self._pool[_SLEPT, 0] = 0
-        self._slept += _NEWEST_SLEEP * (slept - self._slept)
-        if self._slept > (_SOME_SLEEP if 0.0 < pace.alone <= pace.together else _TOO_MUCH_SLEEP):
-            self._alone_until, self._slept = self._clock() + self._break, 0.0
+        if slept > (_SOME_SLEEP if 0.0 < pace.alone <= pace.together else _TOO_MUCH_SLEEP):
+            self._alone_until = self._clock() + self._break
             self._break = min(2 * self._break, _LONGEST_BREAK)
-        elif self._clock() > self._alone_until + self._break:
+        else:
             self._break = _FIRST_BREAK
 
 

@@ -20,7 +20,7 @@ from benchmarks.load.measure import CALLERS, figures
 
 _TOKENS = 64
 _REQUESTS = 3
-"""Of a caller at least: the longer a round, the less its end counts, in which fewer and fewer callers ask."""
+"""Requests of a caller at least. The longer a round, the less its end counts, in which fewer and fewer callers ask."""
 _SECONDS = 600.0
 _Send = Callable[[int, Any, Seen], Awaitable[None]]
 

@@ -294,19 +294,15 @@ class Layout:
 
 def check_base(head: Sizes, base: TargetConfig) -> None:
     """Raises HeadForAnotherBase if the head cannot have been made for a base of these sizes."""
-    if head.vocab_size != base.vocab_size:
-        raise HeadForAnotherBase(f"the head's vocabulary is {head.vocab_size} tokens, the base's {base.vocab_size}")
-    if head.target_hidden_size != base.hidden_size:
-        raise HeadForAnotherBase(
-            f"the head reads features of {head.target_hidden_size}, the base's hidden size is {base.hidden_size}"
-        )
-    if not head.own_embeddings and head.hidden_size != base.hidden_size:
-        raise HeadForAnotherBase(
-            f"the head is {head.hidden_size} wide and brings no embeddings; the base's are {base.hidden_size} wide"
-        )
-    beyond = [layer for layer in head.feature_layers if not 0 <= layer <= base.layers]
-    if beyond:
-        raise HeadForAnotherBase(f"feature layers {beyond} do not exist; the base has {base.layers} decoder layers")
+    needed = {"vocab_size": base.vocab_size, "target_hidden_size": base.hidden_size}
+    if not head.own_embeddings:
+        needed["hidden_size"] = base.hidden_size
+    pairs = [(member, getattr(head, member), size) for member, size in needed.items()]
+    wrong = [f"{member} {own} for {size}" for member, own, size in pairs if own != size]
+    if any(not 0 <= layer <= base.layers for layer in head.feature_layers):
+        wrong.append(f"feature_layers {list(head.feature_layers)} for a base of {base.layers} layers")
+    if wrong:
+        raise HeadForAnotherBase(f"made for another base: {', '.join(wrong)}; take a head that was trained on it")
 
 
 def typed(document: Mapping[str, Any], member: str, kind: type) -> Any:

@@ -179,7 +179,7 @@ def test_a_wrong_member_of_a_published_layout_is_refused_by_its_name(
 
 @pytest.mark.parametrize("members", [{"vocab_size": 400}, {"target_hidden_size": 32}, {"feature_layers": [0, 9]}])
 def test_a_head_of_another_base_is_refused(members: dict[str, Any], base: TargetConfig, tmp_path: Path) -> None:
-    with pytest.raises(HeadForAnotherBase):
+    with pytest.raises(HeadForAnotherBase, match=next(iter(members))):
         load_head(write(tmp_path / "head", block_config(base), **members), base)
 
 

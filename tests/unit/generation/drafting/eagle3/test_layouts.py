@@ -187,7 +187,7 @@ def test_a_truncated_file_is_refused(base: TargetConfig, tmp_path: Path) -> None
 )
 def test_a_head_for_another_base_is_refused(choices: dict[str, Any], base: TargetConfig, tmp_path: Path) -> None:
     write_kolm(tmp_path, head_config(base, **choices))
-    with pytest.raises(HeadForAnotherBase):
+    with pytest.raises(HeadForAnotherBase, match=next(iter(choices))):
         load_head(tmp_path, base)
 
 

@@ -111,11 +111,11 @@ def _described(path: Path, context_length: int | None) -> dict[str, Any]:
     """
     from services.generation.target.blocks import BLOCK
     from services.generation.target.config.config import block_bytes, bounded, read_config
-    from services.generation.target.cpu import USUAL_CACHE, profile_name
+    from services.generation.target.cpu import profile_name
     from services.generation.target.files.gguf_file import is_gguf
     from services.generation.target.files.safetensors import weight_files
     from services.generation.target.identity import base_cid, tokenizer_cid
-    from services.generation.target.weights import checked_weights, usual_arithmetic
+    from services.generation.target.weights import checked_weights, usual_arithmetic, usual_cache
 
     try:
         whole = read_config(path)
@@ -136,7 +136,7 @@ def _described(path: Path, context_length: int | None) -> dict[str, Any]:
             "storages": dict(storages.most_common()),
             "parameters": storages.total(),
             "weight_bytes": sum(file.stat().st_size for file in files),
-            "cache_bytes": block_bytes(config, USUAL_CACHE[arithmetic]) * config.context_length // BLOCK,
+            "cache_bytes": block_bytes(config, usual_cache(config, arithmetic)) * config.context_length // BLOCK,
         }
     except TargetError as error:
         raise UsageError(about(path, error)) from error

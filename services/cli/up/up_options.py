@@ -151,7 +151,7 @@ class ServedOptions:
     ] = None
     cache_dtype: Annotated[
         Literal["float32", "bfloat16", "int8"] | None,
-        Option(help="What keys and values are kept in. Default: that of the arithmetic."),
+        Option(help="What keys and values are kept in. Default: as the arithmetic, bfloat16 for wide heads."),
     ] = None
     arithmetic: Annotated[
         Literal["float32", "int8"] | None, Option(help="Of linear layers. Default: int8 for quantised weights (GGUF).")

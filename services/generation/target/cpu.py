@@ -33,7 +33,14 @@ from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.states import StateBook
 from services.generation.target.target import KernelReport, PassOutput
-from services.generation.target.weights import Weights, check_int8, checked_weights, reader, usual_arithmetic
+from services.generation.target.weights import (
+    Weights,
+    check_int8,
+    checked_weights,
+    reader,
+    usual_arithmetic,
+    usual_cache,
+)
 
 _ARITHMETIC = "kolm-arithmetic/1"
 MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
@@ -217,10 +224,6 @@ def _load(
     )
 
 
-USUAL_CACHE = {"float32": "float32", "int8": "int8"}
-"""What keys and values are kept in, by arithmetic, where nothing else is asked for."""
-
-
 def load_target(
     directory: Path,
     *,
@@ -241,7 +244,7 @@ def load_target(
         cache_bytes: the same by its size, an eighth of it for features (`capacity`); by default 1 GiB, at least one
             whole context and at most 64 of them. Memory is touched only as it is used.
         adapters: LoRA adapters in peft's layout, directories by name.
-        cache_dtype: what keys and values are kept in, `float32`, `bfloat16` or `int8`: by default `arithmetic`.
+        cache_dtype: what keys and values are kept in, `float32`, `bfloat16` or `int8`; by default `usual_cache`.
         arithmetic: of linear layers with quantised weights, `float32` or `int8`; by default `usual_arithmetic`.
         threads: of a pass; by default as many as there are CPUs.
 
@@ -251,7 +254,7 @@ def load_target(
     config = bounded(read_config(directory), context_length)
     weights = checked_weights(directory, config)
     arithmetic = arithmetic or usual_arithmetic(config, weights)
-    cached = cache_dtype or USUAL_CACHE[arithmetic]
+    cached = cache_dtype or usual_cache(config, arithmetic)
     blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
     cids = base_cid(directory), tokenizer_cid(directory)
     loaded = _read_adapters(adapters or {}, config, directory, cids[0])

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from services.generation.target.errors import (
     UnsupportedArchitecture,
     WeightsInvalid,
 )
+from services.generation.target.family import HeadSizes
 from services.generation.target.model_path import default_head_for, default_store_for, model_path
 from services.generation.target.probe import measure_profile
+from services.generation.target.weights import usual_cache
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import make_tiny_model
@@ -170,6 +173,17 @@ def test_quantised_weights_are_computed_in_int8_unless_asked_otherwise(model: Pa
 
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "head", "kept"),
+    [("int8", 64, "int8"), ("int8", 128, "int8"), ("int8", 256, "bfloat16"), ("float32", 256, "float32")],
+)
+def test_bytes_are_not_enough_for_keys_of_wide_heads(model: Path, arithmetic: str, head: int, kept: str) -> None:
+    config = replace(read_config(model), head_dim=head)
+    assert usual_cache(config, arithmetic) == kept
+    sizes = (HeadSizes(1, 16), HeadSizes(1, head))  # where layers differ, one profile holds for all
+    assert usual_cache(replace(config, layers=2, head_sizes=sizes), arithmetic) == kept
 
 
 @pytest.fixture

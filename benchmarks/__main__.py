@@ -46,6 +46,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     ),
 }  # fmt: skip
 _UNASKED = tuple(MEASUREMENTS)[:-2]  # specbench takes hours, and families another program
+_NAME_THEIR_MODELS = ("sizes", "load", "families")
 
 
 def main() -> None:
@@ -110,7 +111,8 @@ def _write(results: dict[str, Any], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in MEASUREMENTS:
         if name in results:
-            document = {"machine": results["machine"], "model": results["model"], name: results[name]}
+            named = {} if name in _NAME_THEIR_MODELS else {"model": results["model"]}
+            document = {"machine": results["machine"], **named, name: results[name]}
             variant = results[name]["variant"] if name == "specbench" else ""
             (out / f"{name}{variant}.json").write_text(json.dumps(document, indent=1) + "\n")
     if "real" in results:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from rich.progress import track
 
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.arrays import Float32
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+from services.generation.target.weights import usual_cache
 
 ARITHMETICS = ("float32", "int8")
 PROFILES = {
@@ -28,7 +30,6 @@ PROFILES = {
     "int8, int8 cache": ("int8", "int8"),
 }
 """Arithmetic of linear layers and type of cached keys and values."""
-_QUICK = ("float32", "int8, int8 cache")
 ROWS = (1, 2, 4, 8, 16, 32, 128)
 CONTEXTS = (100, 4000)
 _TOKENS, _ROUNDS, _WINDOW = 96, 15, 2048
@@ -43,10 +44,11 @@ def measure(model: Path | None = None, *, quick: bool = False) -> dict[str, Any]
     `model` is a GGUF file, SmolLM2's unless named. `quick`: passes in float32 and in int8 with its usual cache alone.
     """
     path = model or model_path("smollm2")
+    config = read_config(path)
     targets = {
         name: load_target(path, context_length=4608, cache_tokens=9216, arithmetic=arithmetic, cache_dtype=cached)
         for name, (arithmetic, cached) in PROFILES.items()
-        if not quick or name in _QUICK
+        if not quick or cached == usual_cache(config, arithmetic)
     }
     passes = {f"{context} tokens before": _passes(targets, context) for context in CONTEXTS}
     found: dict[str, Any] = {"milliseconds": passes}
@@ -84,10 +86,12 @@ def _loss(target: Target, tokenizer: Tokenizer) -> float:
         tokens = tokenizer.encode((_ROOT / text).read_text())
         for first in range(0, len(tokens) - 1, _WINDOW):
             window = tokens[first : first + _WINDOW]
-            logits = _logits(target, window[:-1]).astype(np.float64)
-            top = logits.max(axis=1)
-            total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
-            losses += (total - logits[np.arange(len(logits)), window[1:]]).tolist()
+            expected = iter(window[1:])
+            for rows in _logits(target, window[:-1]):
+                logits = rows.astype(np.float64)
+                top = logits.max(axis=1)
+                total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
+                losses += (total - [row[token] for row, token in zip(logits, expected, strict=False)]).tolist()
     return float(np.mean(losses))
 
 
@@ -100,8 +104,8 @@ def _agreement(targets: Mapping[str, Target], tokenizer: Tokenizer) -> dict[str,
         prompt = tokenizer.encode_chat(messages)
         text = _greedy(targets["float32"], prompt)
         for name, shared in same.items():
-            rows = _logits(targets[name], [*prompt, *text[:-1]])[len(prompt) - 1 :]
-            agree = rows.argmax(axis=1) == np.array(text)
+            likely = [row.argmax() for rows in _logits(targets[name], [*prompt, *text[:-1]]) for row in rows]
+            agree = np.array(likely[len(prompt) - 1 :]) == np.array(text)
             shared.append(float(agree.mean()))
             together[name].append(_TOKENS if agree.all() else int(np.argmin(agree)))
     return {
@@ -126,13 +130,13 @@ def _greedy(target: Target, prompt: list[int]) -> list[int]:
     return text
 
 
-def _logits(target: Target, tokens: list[int]) -> Float32:
-    """Logits at all positions of a text [tokens, vocabulary], a copy."""
+def _logits(target: Target, tokens: list[int]) -> Iterator[Float32]:
+    """Logits at all positions of a text, [rows, vocabulary] of one pass after the other: a view until the next."""
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
-    found = _forward(target, table, 0, tokens).copy()
+    for start in range(0, len(tokens), max(ROWS)):
+        yield _forward(target, table, start, tokens[start : start + max(ROWS)])
     target.blocks.release(table)
-    return found
 
 
 def _forward(target: Target, table: list[int], start: int, tokens: list[int]) -> Float32:

@@ -18,10 +18,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """Processor and cores."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    named = (line.split(":")[1].strip() for line in lines if "model name" in line)
-    return {"processor": next(named, platform.processor()), "cores": os.cpu_count()}
+    """Processor and cores. Cloud providers hide the names of processors, but not the numbers of family and model."""
+    pairs = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    told = {name.strip(): value.strip() for name, _, value in reversed(pairs)}
+    numbers = f", family {told['cpu family']}, model {told['model']}" if "cpu family" in told else ""
+    return {"processor": told.get("model name", platform.processor()) + numbers, "cores": os.cpu_count()}
 
 
 def resident(process: int | str = "self", field: str = "VmRSS") -> int:

@@ -5,6 +5,7 @@ the same.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -42,6 +43,8 @@ async def _measure(url: str, extra: Mapping[str, Any], rounds: int, counts: Sequ
     model = (await client.models.list()).data[0].id
     asked, send = list(prompts()), partial(_stream, client, model, {"ignore_eos": True, **extra})
     await _serve(send, asked, 4)  # what is compiled or cached at its first use is so for every server
+    gc.collect()
+    gc.freeze()  # a collection of all that was imported would halt all callers for a third of a second
     cases = []
     for callers in counts:
         turns = asked * -(-_REQUESTS * callers // len(asked))

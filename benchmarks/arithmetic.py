@@ -15,12 +15,11 @@ from rich.progress import track
 
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.arrays import Float32
-from services.generation.target.config.config import read_config
+from services.generation.target.config.config import read_config, usual_cache
 from services.generation.target.cpu import load_target
 from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-from services.generation.target.weights import usual_cache
 
 ARITHMETICS = ("float32", "int8")
 PROFILES = {
@@ -86,12 +85,13 @@ def _loss(target: Target, tokenizer: Tokenizer) -> float:
         tokens = tokenizer.encode((_ROOT / text).read_text())
         for first in range(0, len(tokens) - 1, _WINDOW):
             window = tokens[first : first + _WINDOW]
-            expected = iter(window[1:])
+            expected = np.array(window[1:])
             for rows in _logits(target, window[:-1]):
                 logits = rows.astype(np.float64)
                 top = logits.max(axis=1)
                 total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
-                losses += (total - [row[token] for row, token in zip(logits, expected, strict=False)]).tolist()
+                losses += (total - logits[np.arange(len(logits)), expected[: len(logits)]]).tolist()
+                expected = expected[len(logits) :]
     return float(np.mean(losses))
 
 

@@ -107,7 +107,7 @@ def _beside(bench: Path, path: Path, prompt: int, rounds: int) -> dict[str, Any]
     return {
         "file": path.name,
         "family": kolm.target.config.architecture,
-        "arithmetic": kolm.target.numerics["arithmetic"],
+        "numerics": kolm.target.numerics,
         "megabytes": path.stat().st_size >> 20,
         "prompt": prompt,
         "a second": best,

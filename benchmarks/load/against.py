@@ -51,7 +51,7 @@ async def _measure(url: str, extra: Mapping[str, Any], rounds: int, counts: Sequ
         case = {"callers": callers, **figures([await _serve(send, turns, callers) for _ in range(rounds)])}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)
-    name = Path(model).name if Path(model).is_absolute() else model  # llama-server's is the path of its file
+    name = Path(model).name if model.endswith(".gguf") else model  # llama-server's is the path of its file
     return {"url": url, "model": name, "extra": extra, "tokens": _TOKENS, "cases": cases}
 
 

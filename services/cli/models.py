@@ -110,12 +110,12 @@ def _described(path: Path, context_length: int | None) -> dict[str, Any]:
     Raises UsageError for anything but a model, or a context that it does not have.
     """
     from services.generation.target.blocks import BLOCK
-    from services.generation.target.config.config import block_bytes, bounded, read_config
+    from services.generation.target.config.config import block_bytes, bounded, read_config, usual_cache
     from services.generation.target.cpu import profile_name
     from services.generation.target.files.gguf_file import is_gguf
     from services.generation.target.files.safetensors import weight_files
     from services.generation.target.identity import base_cid, tokenizer_cid
-    from services.generation.target.weights import checked_weights, usual_arithmetic, usual_cache
+    from services.generation.target.weights import checked_weights, usual_arithmetic
 
     try:
         whole = read_config(path)

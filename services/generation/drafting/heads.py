@@ -302,7 +302,7 @@ def check_base(head: Sizes, base: TargetConfig) -> None:
     if any(not 0 <= layer <= base.layers for layer in head.feature_layers):
         wrong.append(f"feature_layers {list(head.feature_layers)} for a base of {base.layers} layers")
     if wrong:
-        raise HeadForAnotherBase(f"made for another base: {', '.join(wrong)}; take a head that was trained on it")
+        raise HeadForAnotherBase(f"made for another base: {', '.join(wrong)}; take a head trained on this base")
 
 
 def typed(document: Mapping[str, Any], member: str, kind: type) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from services.generation.target.adapters import Adapter, read_adapter
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
-from services.generation.target.config.config import TargetConfig, bounded, cache_blocks, read_config
+from services.generation.target.config.config import TargetConfig, bounded, cache_blocks, read_config, usual_cache
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, layer_specs
 from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.errors import TargetError
@@ -33,14 +33,7 @@ from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.states import StateBook
 from services.generation.target.target import KernelReport, PassOutput
-from services.generation.target.weights import (
-    Weights,
-    check_int8,
-    checked_weights,
-    reader,
-    usual_arithmetic,
-    usual_cache,
-)
+from services.generation.target.weights import Weights, check_int8, checked_weights, reader, usual_arithmetic
 
 _ARITHMETIC = "kolm-arithmetic/1"
 MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first

@@ -223,20 +223,6 @@ def usual_arithmetic(config: TargetConfig, weights: Weights) -> str:
     return "int8"
 
 
-_ONE_SCALE = 128
-"""Numbers of a head that one scale is enough for: Gemma 3 270M, with 256, loses 0.008 nats a token to bytes, where
-SmolLM2-135M, with 64, loses 0.001 (`docs/benchmarks.md`, What int8 costs).
-"""
-
-
-def usual_cache(config: TargetConfig, arithmetic: str) -> str:
-    """What keys and values are kept in where nothing is asked for: float32 beside float32, a byte each beside int8, but
-    bfloat16 where heads are too wide for that.
-    """
-    widest = max(config.heads_of(layer).head_dim for layer in range(config.layers))
-    return "bfloat16" if arithmetic == "int8" and widest > _ONE_SCALE else arithmetic
-
-
 def check_int8(config: TargetConfig, weights: Weights) -> None:
     """Raises ArithmeticUnsupported where no layer is quantised, or modules that are computed as one cannot be joined
     without being widened to float32.

@@ -338,6 +338,20 @@ def explained(served: int, own: int, asked: int | None) -> str:
     return f"context length {served}, the model's own"
 
 
+_WIDEST_IN_BYTES = 128
+"""Numbers of a head, which share a scale: Gemma 3 270M, with 256, loses 0.008 nats a token to bytes, SmolLM2-135M, with
+64, loses 0.001 (`docs/benchmarks.md`, What int8 costs).
+"""
+
+
+def usual_cache(config: TargetConfig, arithmetic: str) -> str:
+    """The type of keys and values where none is asked for: the arithmetic's own, or bfloat16 where heads are too wide
+    for bytes.
+    """
+    widest = max(config.heads_of(layer).head_dim for layer in range(config.layers))
+    return "bfloat16" if arithmetic == "int8" and widest > _WIDEST_IN_BYTES else arithmetic
+
+
 def cache_blocks(config: TargetConfig, dtype: str, *, tokens: int | None, size: int | None) -> int:
     """Blocks for `tokens` tokens, or for `size` bytes without the part that `feature_bytes` is; with neither, for
     DEFAULT_BYTES, at least one whole context. Keys and values are of `dtype`.

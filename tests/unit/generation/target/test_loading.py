@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from services.generation.target import model_path as paths
 from services.generation.target.beside import adapters_beside
-from services.generation.target.config.config import read_config
+from services.generation.target.config.config import read_config, usual_cache
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import (
     ArithmeticUnsupported,
@@ -28,7 +28,6 @@ from services.generation.target.errors import (
 from services.generation.target.family import HeadSizes
 from services.generation.target.model_path import default_head_for, default_store_for, model_path
 from services.generation.target.probe import measure_profile
-from services.generation.target.weights import usual_cache
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import make_tiny_model
@@ -172,18 +171,26 @@ def test_quantised_weights_are_computed_in_int8_unless_asked_otherwise(model: Pa
     assert load_target(model).numerics == {"arithmetic": "kolm-arithmetic/1", "cache": "float32"}
 
 
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+def test_a_quantised_model_with_wide_heads_keeps_bfloat16(tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "wide.gguf", storage="q4_1", hidden=1024)  # four heads of 256
+    assert load_target(path).numerics == {"arithmetic": "kolm-arithmetic/1+int8", "cache": "bfloat16"}
+    assert load_target(path, cache_dtype="int8").numerics["cache"] == "int8"
 
 
 @pytest.mark.parametrize(
     ("arithmetic", "head", "kept"),
     [("int8", 64, "int8"), ("int8", 128, "int8"), ("int8", 256, "bfloat16"), ("float32", 256, "float32")],
 )
-def test_bytes_are_not_enough_for_keys_of_wide_heads(model: Path, arithmetic: str, head: int, kept: str) -> None:
+def test_keys_and_values_are_as_the_arithmetic_is_unless_heads_are_wide(
+    model: Path, arithmetic: str, head: int, kept: str
+) -> None:
     config = replace(read_config(model), head_dim=head)
     assert usual_cache(config, arithmetic) == kept
     sizes = (HeadSizes(1, 16), HeadSizes(1, head))  # where layers differ, one profile holds for all
     assert usual_cache(replace(config, layers=2, head_sizes=sizes), arithmetic) == kept
+
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture

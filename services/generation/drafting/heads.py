@@ -299,8 +299,8 @@ def check_base(head: Sizes, base: TargetConfig) -> None:
         needed["hidden_size"] = base.hidden_size
     pairs = [(member, getattr(head, member), size) for member, size in needed.items()]
     wrong = [f"{member} {own} for {size}" for member, own, size in pairs if own != size]
-    if any(not 0 <= layer <= base.layers for layer in head.feature_layers):
-        wrong.append(f"feature_layers {list(head.feature_layers)} for a base of {base.layers} layers")
+    if beyond := [layer for layer in head.feature_layers if not 0 <= layer <= base.layers]:
+        wrong.append(f"feature_layers {beyond} for a base of {base.layers} layers")
     if wrong:
         raise HeadForAnotherBase(f"made for another base: {', '.join(wrong)}; take a head trained on this base")
 

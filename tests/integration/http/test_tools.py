@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from itertools import groupby
 from typing import Any
 
 import jsonschema
@@ -205,7 +206,8 @@ async def test_responses_call_functions_whole_and_as_events(client: openai.Async
         helped = [event async for event in stream]
         final: Any = await stream.get_final_response()
     assert [(each.call_id, each.arguments) for each in final.output] == [(c.call_id, c.arguments) for c in calls]
-    assert [event.type for event in helped] == [event.type for event in events]
+    kinds, others = ([kind for kind, _ in groupby(each.type for each in some)] for some in (helped, events))
+    assert kinds == others  # how many pieces the arguments come in is a matter of time
     output = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "sunny"}
     turns: Any = [{"role": "user", "content": "Sun?"}, calls[0], output]
     again = await client.responses.create(**asked | {"input": turns, "tool_choice": "auto", "max_output_tokens": 4})

@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 def machine() -> dict[str, Any]:
     """Processor and cores. Cloud providers hide the names of processors, but not the numbers of family and model."""
     pairs = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
-    told = {name.strip(): value.strip() for name, _, value in reversed(pairs)}
+    told = {name.strip(): value.strip() for name, _, value in pairs}
     numbers = f", family {told['cpu family']}, model {told['model']}" if "cpu family" in told else ""
     return {"processor": told.get("model name", platform.processor()) + numbers, "cores": os.cpu_count()}
 

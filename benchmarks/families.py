@@ -85,7 +85,7 @@ def _with_tokens(metadata: dict[str, Any]) -> None:
 
 
 def _beside(bench: Path, path: Path, prompt: int, rounds: int) -> dict[str, Any]:
-    kolm = Kolm(path)
+    kolm = Kolm(path, prompt + _TOKENS)
     kolm.generate([9], _TOKENS)  # llama-bench warms up, too
     names = (f"{who}, {what}" for what in ("tokens", "prompt") for who in ("kolm", "llama.cpp"))
     rates: dict[str, list[float]] = {name: [] for name in (*names, _AT_ONCE)}

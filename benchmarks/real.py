@@ -134,8 +134,8 @@ def seconds(decode: Callable[[Any, int], object], prompt: Any, tokens: int) -> f
 class Kolm:
     """The engine with speculation off: sampling, scheduling and streaming included."""
 
-    def __init__(self, path: Path) -> None:
-        target = load_target(path)
+    def __init__(self, path: Path, context_length: int | None = None) -> None:
+        target = load_target(path, context_length=context_length)
         assert isinstance(target, CpuTarget)
         self.target, self.tokenizer = target, Tokenizer(path)
 

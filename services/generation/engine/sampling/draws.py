@@ -43,6 +43,7 @@ def draw_rows(logits: Float32, rows: Sequence[int], draws: Sequence[bytes]) -> l
     """Look at some rows of logits [any, vocab_size], and draw a token from each as its entry of `draws` says."""
     if not rows:
         return []
+    assert logits.strides[1] == logits.itemsize == 4, "rows are read where they lie"
     count, size = len(rows), logits.shape[1]
     places = address(logits) + logits.strides[0] * np.array(rows, np.int64)
     peaks, found = np.empty((count, -(-size // GROUP)), np.int32), np.empty(count, _FOUND)

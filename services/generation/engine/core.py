@@ -361,7 +361,7 @@ class EngineCore:
 
     @staticmethod
     def _walked(sequence: Sequence, tree: TokenTree, first: Drawn, logits: Float32) -> list[int]:
-        """The accepted path. An error in sampling or decoding ends its own sequence, not everybody's."""
+        """The accepted path. An error in choosing or decoding ends its own sequence, not everybody's."""
 
         def emit(node: int) -> int | None:
             return sequence.emit(draw_rows(logits, [node], [sequence.draw()])[0] if node else first)

@@ -178,7 +178,7 @@ class Sequence:
         return self.finish_reason is not None
 
     def draw(self) -> bytes:
-        """What is to be drawn from the row of the next token, for `draw_rows`."""
+        """The draw from the row of the next token, for `draw_rows`."""
         return self._sampler.draw(len(self.tokens))
 
     def emit(self, drawn: Drawn) -> int | None:

@@ -17,7 +17,7 @@ from services.generation.engine.sampling.filters import DRAW, Draw, candidates
 from services.generation.engine.sampling.race import GROUP, Row, look, noisy_argmax
 from services.generation.target.arrays import Float32, Int32, Int64, address
 
-_DRAW = struct.Struct("=dddqQqq")
+_DRAW = struct.Struct("=dddqQqq")  # as DRAW
 _FOUND = np.dtype(
     [
         ("token", np.int64), ("best", np.float64), ("second", np.float64), ("fault", np.int64),  # of `Row`

@@ -41,7 +41,7 @@ class Sampler:
         return self.choose(draw_rows(logits[None], [0], [self.draw(position)])[0], position)
 
     def draw(self, position: int) -> bytes:
-        """What is to be drawn from the raw logits: the largest, if they are to be changed before a token is chosen."""
+        """The draw from the raw logits, at temperature 0 if they are to be changed before a token is chosen."""
         changed = self._mask is not None or not self._processors.idle
         return draw(self._params, self._choice, position, greedy=changed)
 

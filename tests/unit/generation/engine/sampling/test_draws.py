@@ -41,7 +41,6 @@ def test_a_row_drawn_beside_others_is_that_drawn_alone(batch: tuple[Float32, lis
     for found, row, asked in zip(together, wanted, draws, strict=True):
         (alone,) = draw_rows(logits[row : row + 1].copy(), [0], [asked])
         assert (found.token, *found.row[2:]) == (alone.token, *alone.row[2:])
-        assert np.array_equal(found.row.logits, logits[row])
         assert np.array_equal(found.row.peaks, alone.row.peaks)
 
 
@@ -58,6 +57,7 @@ def test_a_row_with_a_fault_spoils_no_other() -> None:
     logits[1, 299], logits[3, 0], logits[4] = np.nan, np.inf, -np.inf
     found = draw_rows(logits, range(6), [draw(SamplingParams(temperature=1e-6, top_p=0.5), 0, 0)] * 6)
     assert [drawn.token for drawn in found if not drawn.row.fault] == [7, 7, 7]
+    assert all(drawn.token == drawn.row.token for drawn in found if drawn.row.fault)
     for row, fault in ((1, "NaN"), (3, "infinity"), (4, "no token")):
         with pytest.raises(UnusableLogits, match=f"row {row} .*{fault}"):
             found[row].row.checked(f"row {row}")

@@ -70,7 +70,7 @@ def test_ids_that_are_looked_at_are_enough(size: int, falls: float) -> None:
 def test_top_p_keeps_nothing_without_weight() -> None:
     nearly = SamplingParams(temperature=1.0, top_p=1.0 - 2.0**-53)
     assert kept(np.array([-27.8, -27.5, 0.0], np.float32), nearly) == [1, 2]
-    assert all(_limit(nearly.top_p, total) <= total for total in range(2**54, 2**54 + 16))
+    assert all(_limit(nearly.top_p, np.uint64(total)) <= total for total in range(2**54, 2**54 + 16))
 
 
 def test_min_p_keeps_what_is_exactly_at_its_bound() -> None:

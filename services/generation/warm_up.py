@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from services.generation.engine.numba_cache import (
@@ -68,12 +69,14 @@ def warm_up_sampling() -> None:
     import numpy as np
 
     from services.generation.engine.request import SamplingParams
-    from services.generation.engine.sampling.draws import draw, draw_rows
-    from services.generation.engine.sampling.sampler import logprobs_of
+    from services.generation.engine.sampling.race import Row
+    from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 
-    logits = np.zeros((1, 2), np.float32)
-    (drawn,) = draw_rows(logits, [0], [draw(SamplingParams(temperature=1.0), 0, 0)])
-    logprobs_of(drawn.row, drawn.token, 1)
+    logits = np.zeros(2, np.float32)
+    plain = SamplingParams(temperature=1.0)
+    for params in (plain, replace(plain, top_p=0.5), replace(plain, top_k=1, top_p=0.5, min_p=0.1)):
+        Sampler(params, 0, (), frozenset()).sample(logits, 0)
+    logprobs_of(Row.of(logits), 0, 1)
 
 
 def _warm_up_trees() -> None:

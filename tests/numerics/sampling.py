@@ -13,11 +13,9 @@ import numpy as np
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling import race
-from services.generation.engine.sampling.draws import draw, draw_rows
-from services.generation.engine.sampling.filters import DRAW, candidates
 from services.generation.engine.sampling.processors import LogitsProcessors
 from services.generation.engine.sampling.race import Row, gumbel
-from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from services.generation.engine.sampling.sampler import Sampler, candidates, logprobs_of
 from services.generation.target.arrays import Float32
 from tests.numerics import sampling_reference
 from tests.numerics.vectors import array, values_of
@@ -33,16 +31,6 @@ def params_of(written: Mapping[str, Any]) -> SamplingParams:
     members = {name: value for name, value in written.items() if name in {f.name for f in fields(SamplingParams)}}
     biases = tuple((token, bias) for token, bias in written.get("logit_bias", ()))
     return SamplingParams(**members | {"seed": int(written["seed"]), "logit_bias": biases})
-
-
-def row_of(logits: Float32) -> Row:
-    return draw_rows(logits[None], [0], [draw(SamplingParams(), 0, 0)])[0].row
-
-
-def kept(logits: Float32, params: SamplingParams) -> list[int]:
-    """The ids that a token is drawn from."""
-    found = candidates(row_of(logits), np.frombuffer(draw(params, 0, 0), DRAW)[0])
-    return found.tolist() if len(found) else list(range(len(logits)))
 
 
 class Sampling(Protocol):
@@ -118,7 +106,8 @@ class EngineSampling:
         return processors.apply(logits)
 
     def kept(self, processed: Float32, params: SamplingParams) -> list[int]:
-        return kept(processed, params)
+        found = candidates(Row.of(processed), params)
+        return list(range(len(processed))) if found is None else found.tolist()
 
     def token(
         self, logits: Float32, params: SamplingParams, texts: tuple[list[int], list[int], list[int]], choice: int,
@@ -131,7 +120,7 @@ class EngineSampling:
         return sampler.sample(logits, position)
 
     def logprobs(self, logits: Float32, token: int, count: int) -> TokenLogprobs:
-        return logprobs_of(row_of(logits), token, count)
+        return logprobs_of(Row.of(logits), token, count)
 
 
 def functions(sampling: Sampling, points: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

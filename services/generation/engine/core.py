@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, count, pairwise
+from itertools import count
 from weakref import ref
 
 from services.generation.engine.cost import PassCost, breakeven
@@ -17,7 +17,6 @@ from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.engine.prefix_disk import PrefixDisk
 from services.generation.engine.prefixes import PrefixSharing
 from services.generation.engine.request import EngineRequest, InvalidRequest
-from services.generation.engine.sampling.draws import Drawn, draw_rows
 from services.generation.engine.sequence import Sequence, TokenDecoder
 from services.generation.engine.speculation import Speculation
 from services.generation.engine.tree import TokenTree, walk
@@ -49,11 +48,6 @@ class Work:
     def completes(self) -> bool:
         """Whether the pass yields logits for this sequence."""
         return self.tree is not None or len(self.chunk) == self.sequence.pending
-
-    @property
-    def logits(self) -> int:
-        """Rows of logits that it yields."""
-        return len(self.tree) if self.tree is not None else int(self.completes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +203,11 @@ class EngineCore:
                 seconds = 0.0
             plain = self._cost.of(len(plan), keys, len(plan))
             self._speculation.pace.took(seconds, plain, self._cost.of(rows, keys, len(plan)) - plain)
-            self._advance_all(plan, computed, layers)
+            logit, row = 0, 0
+            for work in plan:
+                last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
+                self._advance(work, computed.logits[logit:last], computed.features[row : row + work.rows], layers)
+                logit, row = last, row + work.rows
         else:
             self._sharing.wait()
         self.retire()
@@ -315,27 +313,10 @@ class EngineCore:
                 builder.add_tree(sequence.table, sequence.cached, tree.tokens, tree.parents, adapter)
         return self._target.forward(builder.build(), feature_layers)
 
-    def _advance_all(self, plan: list[Work], computed: PassOutput, layers: tuple[int, ...]) -> None:
-        """Draw the first token of each sequence, all of them together, then walk on from there, one by one."""
-        logits = computed.logits
-        starts = list(accumulate((work.logits for work in plan), initial=0))
-        roots = [start for start, end in pairwise(starts) if start < end]
-        drawn = iter(draw_rows(logits, roots, [work.sequence.draw() for work in plan if work.logits]))
-        row = 0
-        for work, (start, end) in zip(plan, pairwise(starts), strict=True):
-            features = computed.features[row : row + work.rows]
-            row += work.rows
-            self._advance(work, next(drawn) if start < end else None, logits[start:end], features, layers)
-
-    def _advance(
-        self, work: Work, first: Drawn | None, logits: Float32, features: Float32, layers: tuple[int, ...]
-    ) -> None:
-        """Commit what the pass computed for a sequence, and let its drafter see it.
-
-        `first` was drawn at the root, if the pass has yielded logits.
-        """
+    def _advance(self, work: Work, logits: Float32, features: Float32, layers: tuple[int, ...]) -> None:
+        """Commit what the pass computed for a sequence, and let its drafter see it."""
         sequence, tree, start = work.sequence, work.tree, work.sequence.cached
-        if first is None or sequence.finished:
+        if not work.completes or sequence.finished:
             sequence.cached += len(work.chunk)
             self._waiting.prefilled(sequence, len(work.chunk))
             self._read(sequence, start, features, layers)
@@ -344,7 +325,7 @@ class EngineCore:
             sequence.cached += len(work.chunk) - 1
             self._waiting.prefilled(sequence, len(work.chunk))
             tree = TokenTree.root(work.chunk[-1])
-        path = self._walked(sequence, tree, first, logits)
+        path = self._walked(sequence, tree, logits)
         self._keep(sequence, path)
         method = self._speculation.method(sequence)
         sequence.tracker.walked(method, tree, path, self._clock())
@@ -360,14 +341,10 @@ class EngineCore:
         self._sharing.computed(sequence, self._speculation.own(sequence, features, layers))
 
     @staticmethod
-    def _walked(sequence: Sequence, tree: TokenTree, first: Drawn, logits: Float32) -> list[int]:
-        """The accepted path. An error in choosing or decoding ends its own sequence, not everybody's."""
-
-        def emit(node: int) -> int | None:
-            return sequence.emit(draw_rows(logits, [node], [sequence.draw()])[0] if node else first)
-
+    def _walked(sequence: Sequence, tree: TokenTree, logits: Float32) -> list[int]:
+        """The accepted path. An error in sampling or decoding ends its own sequence, not everybody's."""
         try:
-            return walk(tree, emit)
+            return walk(tree, lambda node: sequence.emit(logits[node]))
         except BaseException as error:  # a panic in the grammars' library is not an Exception
             log.exception("request %s ends with an error", sequence.request.request_id)
             sequence.fail(f"sampling failed: {error!r}")

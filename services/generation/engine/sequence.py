@@ -18,9 +18,10 @@ from services.generation.engine.events import (
     Tracker,
 )
 from services.generation.engine.request import EngineRequest, UnusableLogits
-from services.generation.engine.sampling.draws import Drawn
 from services.generation.engine.sampling.processors import GrammarMask, end_ids
+from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
+from services.generation.target.arrays import Float32
 
 
 class TokenDecoder(Protocol):
@@ -177,21 +178,17 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def draw(self) -> bytes:
-        """The draw from the row of the next token, for `draw_rows`."""
-        return self._sampler.draw(len(self.tokens))
-
-    def emit(self, drawn: Drawn) -> int | None:
-        """Choose the next token, where `draw` was drawn from its row, and commit it; None if the sequence has ended.
+    def emit(self, logits: Float32) -> int | None:
+        """Sample the next token from its row and commit it; None if the sequence has ended.
 
         The token that ends it counts. A row that no token can be chosen by ends it with an error instead.
         """
         try:
-            token = self._sampler.choose(drawn, len(self.tokens))
+            row = Row.of(logits)
+            token = self._sampler.choose(row, len(self.tokens))
         except UnusableLogits as error:
             self.fail(str(error))
             return None
-        row = drawn.row
         self._commit(token)
         self._digest.update(token, row.best, row.second)
         self._margins.append(row.best - row.second)

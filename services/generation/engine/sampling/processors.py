@@ -253,7 +253,7 @@ class LogitsProcessors:
         if self.idle:
             return logits
         processed = logits.copy()
-        with np.errstate(over="ignore", invalid="ignore"):  # `Row.checked` refuses what comes of either
+        with np.errstate(over="ignore", invalid="ignore"):  # `Row` refuses what comes of either
             for processor in self._processors:
                 processor.apply(processed)
         return processed

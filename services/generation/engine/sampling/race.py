@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -154,16 +154,9 @@ GROUP = 128  # ids that share a peak
 _MAGNITUDE, _INFINITY, _SIGN = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(31)
 
 
-_NAN, _TOO_LARGE, _NOTHING_LEFT = 1, 2, 3
-_FAULTS = {
-    _NAN: "hold a NaN",
-    _TOO_LARGE: "hold an infinity: they have left the range of float32",
-    _NOTHING_LEFT: "leave no token to choose: all of them are -inf",
-}
-
-
-class Row(NamedTuple):
-    """Logits [vocab_size]. A token can be chosen by them if `fault` is 0: one is finite at least, none is NaN or +inf.
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """Logits [vocab_size] with at least one finite value and neither NaN nor +inf.
 
     `peaks` [ceil(vocab_size / GROUP)] are the keys (`key_of`) of the largest logit of each group. `token` is the lowest
     id among those of the largest logit; `best` and `second` are the two largest values, -0 taken for 0.
@@ -174,13 +167,20 @@ class Row(NamedTuple):
     token: int
     best: float
     second: float
-    fault: int
 
-    def checked(self, name: str) -> Row:
-        """This row. Raises UnusableLogits, calling the logits by `name`, where no token can be chosen by it."""
-        if self.fault:
-            raise UnusableLogits(f"{name} {_FAULTS[self.fault]}")
-        return self
+    @classmethod
+    def of(cls, logits: Float32, name: str = "the target's logits") -> Row:
+        """Raises UnusableLogits, calling them by `name`."""
+        peaks = np.empty(-(-len(logits) // GROUP), np.int32)
+        largest = _peaks(logits.view(np.int32), peaks)
+        if largest > _INFINITY:
+            raise UnusableLogits(f"{name} hold a NaN")
+        token, best, second = _two_best(logits.view(np.int32), peaks)
+        if best == math.inf:
+            raise UnusableLogits(f"{name} hold an infinity: they have left the range of float32")
+        if best == -math.inf:
+            raise UnusableLogits(f"{name} leave no token to choose: all of them are -inf")
+        return cls(logits, peaks, token, float(best), float(second))
 
 
 @inlined
@@ -233,17 +233,6 @@ def _two_best(bits: Int32, peaks: Int32) -> tuple[int, np.float32, np.float32]:
     return token, value_of(best), value_of(second)
 
 
-@compiled
-def look(logits: Float32, peaks: Int32) -> Row:
-    """The row of `logits`. Fills `peaks` with its peaks."""
-    bits = logits.view(np.int32)
-    if _peaks(bits, peaks) > _INFINITY:
-        return Row(logits, peaks, 0, 0.0, 0.0, _NAN)
-    token, best, second = _two_best(bits, peaks)
-    fault = _TOO_LARGE if best == np.inf else _NOTHING_LEFT if best == -np.inf else 0
-    return Row(logits, peaks, token, np.float64(best), np.float64(second), fault)
-
-
 _LOG2_E = 1.4426950408889634
 _WORD = 31.0  # octaves of a random word that are looked at first
 _MARGIN = 1e-3  # octaves: what `_may_win` rounds away, fifty times over
@@ -292,16 +281,27 @@ def _limit(scaled: float, top: float) -> np.float32:
     return np.float32((scaled - top + slack) * _LOG2_E + (_WORD + _MARGIN))
 
 
-@compiled
+_ALL = np.empty(0, np.int32)
+
+
 def noisy_argmax(
-    logits: Float32, best: int, tokens: Int32, temperature: float, seed: np.uint64, choice: int, position: int
-) -> int:
+    logits: Float32, best: int, tokens: Int32 | None, temperature: float,
+    seed: np.uint64, choice: int, position: int,
+) -> int:  # fmt: skip
     """The id with the largest float64(logit) / temperature + noise, the lowest id among equals.
 
-    logits [vocab_size] without NaN and +inf; the candidates are `tokens` [n], ascending; an empty array stands for
-    every id; `best` is the one with the largest logit, which is finite. Candidates whose words prove that they cannot
-    win are given up before their noise is computed.
+    logits [vocab_size] without NaN and +inf; the candidates are `tokens` [n], ascending, or all ids for None; `best` is
+    the one with the largest logit, which is finite. Candidates whose words prove that they cannot win are given up
+    before their noise is computed.
     """
+    among = _ALL if tokens is None else tokens  # None would be a type of its own, for which numba compiles all again
+    return int(_noisy_argmax(logits, best, among, temperature, seed, choice, position))
+
+
+@compiled
+def _noisy_argmax(
+    logits: Float32, best: int, tokens: Int32, temperature: float, seed: np.uint64, choice: int, position: int
+) -> int:
     highest, octaves = logits[best], np.float32(_LOG2_E / temperature)
     scaled = np.float64(highest) / temperature
     winner, top = best, scaled + gumbel(seed, choice, position, best)

@@ -15,9 +15,7 @@ from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.engine import Engine
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineFull, EngineRequest, InvalidRequest, SamplingParams
-from services.generation.engine.sampling.draws import Drawn, draw_rows
 from services.generation.engine.tree import TokenTree
-from services.generation.target.arrays import Float32
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.team import float_mode
@@ -117,20 +115,6 @@ def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(broken:
     assert (broke.finish_reason, broke.token_ids) == ("error", (2,))
     assert said in broke.error
     assert (fine.finish_reason, len(fine.token_ids)) == ("length", 9)
-
-
-def test_the_first_rows_of_all_sequences_are_drawn_from_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def counted(logits: Float32, rows: Sequence[int], draws: Sequence[bytes]) -> list[Drawn]:
-        calls.append(len(rows))
-        return draw_rows(logits, rows, draws)
-
-    monkeypatch.setattr("services.generation.engine.core.draw_rows", counted)
-    asked = [replace(request(temperature=1.0, max_tokens=4), request_id=str(n)) for n in range(5)]
-    done = run(counting(), asked)
-    assert [len(done.outcomes[each.key].token_ids) for each in asked] == [4] * 5
-    assert calls == [5] * 4
 
 
 def test_a_request_that_bans_every_token_ends_with_an_error() -> None:

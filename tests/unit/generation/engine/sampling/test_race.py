@@ -36,7 +36,6 @@ from services.generation.target.arrays import Float32, Float64, Int32
 from tests.examples import examples
 from tests.fakes.table_target import rows
 from tests.numerics import sampling_reference
-from tests.numerics.sampling import row_of
 
 _EXACT = Context(prec=60)
 _DOCS = Path(__file__).parents[5] / "docs"
@@ -202,11 +201,8 @@ def winner(logits: Float32, tokens: Int32, temperature: float, seed: int) -> int
     return int(tokens[int(np.argmax(scores))])
 
 
-_EVERY = np.empty(0, np.int32)
-
-
-def raced(logits: Float32, tokens: Int32, temperature: float, seed: int) -> int:
-    ids = tokens if len(tokens) else np.arange(len(logits))
+def raced(logits: Float32, tokens: Int32 | None, temperature: float, seed: int) -> int:
+    ids = np.arange(len(logits)) if tokens is None else tokens
     best = int(ids[np.argmax(logits[ids])])
     return noisy_argmax(logits, best, tokens, temperature, np.uint64(seed), 2, 77)
 
@@ -214,7 +210,7 @@ def raced(logits: Float32, tokens: Int32, temperature: float, seed: int) -> int:
 @given(logits=rows(), temperature=TEMPERATURES, seed=SEEDS)
 @settings(deadline=None, max_examples=examples(500))
 def test_all_ids(logits: Float32, temperature: float, seed: int) -> None:
-    assert raced(logits, _EVERY, temperature, seed) == winner(logits, np.arange(len(logits)), temperature, seed)
+    assert raced(logits, None, temperature, seed) == winner(logits, np.arange(len(logits)), temperature, seed)
 
 
 @given(logits=rows(), temperature=TEMPERATURES, seed=SEEDS, share=st.sampled_from((0.02, 0.3, 0.9, 1.0)))
@@ -252,13 +248,13 @@ def test_a_word_that_can_win_is_never_given_up(gap: float, top: float, temperatu
 
 
 def row(*values: float) -> Row:
-    return row_of(np.array(values, np.float32))
+    return Row.of(np.array(values, np.float32))
 
 
 @given(rows())
 @settings(deadline=None, max_examples=examples(300))
 def test_the_two_best_are_those_of_a_sort(logits: Float32) -> None:
-    found, order = row_of(logits), np.argsort(-logits, kind="stable")
+    found, order = Row.of(logits), np.argsort(-logits, kind="stable")
     assert found.token == order[0]
     assert found.best == logits[order[0]]
     assert found.second == (logits[order[1]] if len(logits) > 1 else -math.inf)
@@ -297,9 +293,9 @@ def test_a_row_with_a_nan_or_an_infinity_is_refused(place: int, value: float) ->
     logits = np.zeros(300, np.float32)
     logits[place] = value
     with pytest.raises(UnusableLogits):
-        row_of(logits).checked("the row")
+        Row.of(logits, "the row")
 
 
 def test_a_row_of_minus_infinities_is_refused() -> None:
     with pytest.raises(UnusableLogits):
-        row(*[-np.inf] * 300).checked("the row")
+        row(*[-np.inf] * 300)

@@ -20,6 +20,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import FAILED, Failed
 from services.cli.frame.output import print_json, stderr_console
 from services.cli.frame.values import expect_writable
+from services.cli.up import data_folder
 from services.cli.up.supervisor import NotReady, ServiceDied, StopRequested, Supervisor, words
 from services.cli.up.up_options import (
     ENGINE,
@@ -90,6 +91,7 @@ def up(
     """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
     from services.cli.up.local_services import LocalServices
 
+    data_folder.expect_unused(data_dir)
     engine = other.flags()
     own, found = served.server_flags(), {} if engine else served.adapters_beside()
     same = served.auditor_flags(found)
@@ -129,7 +131,8 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
     services.check_model()
     expect_writable("--data-dir", services.data_dir)
     supervisor = Supervisor(reporter.line, reporter.still_starting)
-    with supervisor.listening():  # in the background too, where a shell has SIGINT ignored
+    # Signals count in the background too, where a shell has SIGINT ignored.
+    with data_folder.held(services.data_dir), supervisor.listening():
         try:
             for line in unread_variables():
                 reporter.log_line(line)

@@ -85,7 +85,7 @@ class ListenOptions:
             try:
                 check_free(f"{self.host}:{port}")
             except CannotListen as error:
-                hint = "is another `kolm up` running? `kolm status` shows it; port 0 takes a free one"
+                hint = "port 0 takes a free one; a second `kolm up` needs a folder of its own as well, --data-dir"
                 raise Failed(f"{flag}: {error}", hint) from None
 
 

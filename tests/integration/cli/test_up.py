@@ -36,7 +36,7 @@ def test_a_taken_port_is_one_line_before_anything_is_started(model: Path, tmp_pa
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     said, hint = done.stderr.splitlines()
     assert (done.returncode, done.stdout, "--auditor-port" in said, f":{port}" in said) == (1, "", True, True)
-    assert "kolm status" in hint
+    assert "--data-dir" in hint
     assert not (tmp_path / "data").exists()
 
 

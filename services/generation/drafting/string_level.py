@@ -86,8 +86,7 @@ class Retokenized:
     @cached_property
     def _unknown(self) -> frozenset[int]:
         """Special tokens of the source that the other tokenizer does not have."""
-        known = self._into.special_texts
-        return frozenset(token for text, token in self._source.special_texts.items() if text not in known)
+        return frozenset(self._source.markup[text] for text in self._source.hidden - self._into.hidden)
 
 
 def _text(tokenizer: Tokenizer, tokens: Sequence[int], first: int) -> str:

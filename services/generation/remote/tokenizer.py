@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -25,16 +26,14 @@ class FarTokenizer:
     has_chat_template = True  # or else the engine refuses the messages
     chat_template_digest: str | None = None
     tool_calls: ToolCallSyntax = PLAIN
+    markup: Mapping[str, int] = MappingProxyType({})  # its vocabulary is not at hand
+    hidden: frozenset[str] = frozenset()
 
     def __init__(self, engine: str, url: str, model: str, key: str | None) -> None:
         self._llama, self._model = engine == "llama-server", {} if engine == "llama-server" else {"model": model}
         shown = {"Accept-Encoding": "identity"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self._client = httpx2.Client(base_url=url, headers=shown, timeout=_SECONDS, trust_env=False)
         self._text_of = lru_cache(_KEPT_TOKENS)(self._asked_text)
-
-    @property
-    def special_texts(self) -> dict[str, int]:
-        return {}
 
     def thoughts(self, prompt: Sequence[int]) -> None:
         """Its chat template is not at hand: thoughts are text."""
@@ -44,6 +43,11 @@ class FarTokenizer:
 
     def encode_output(self, text: str) -> list[int]:
         return self._tokens(text, special=False)
+
+    def encode_plain(self, text: str) -> list[int]:
+        if self._llama:
+            return self._ids("/tokenize", {"content": text, "add_special": False, "parse_special": False})
+        raise ValueError("this engine's tokenizer cannot be told to take markup for text")
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)

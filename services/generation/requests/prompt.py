@@ -255,9 +255,14 @@ class PromptReader:
         return self._tokenizer.thoughts(prompt)
 
     @property
-    def special(self) -> Mapping[str, int]:
-        """Ids of special tokens by their texts."""
-        return self._tokenizer.special_texts
+    def markup(self) -> Mapping[str, int]:
+        """Ids of markup tokens by their texts."""
+        return self._tokenizer.markup
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Texts of the markup that decoded outputs do not show."""
+        return self._tokenizer.hidden
 
     async def _chat(self, chat: pb.ChatMessages) -> Prompt:
         messages = chat.messages

@@ -200,7 +200,7 @@ class Resolver:
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
         tools, asked = prompt.tools, sampling.structured_outputs
         if tools is not None and (tools.held or asked is not None):
-            source = await calls_held(tools, asked, self._prompts.tool_calls, self._prompts.special, self._grammars)
+            source = await calls_held(tools, asked, self._prompts.tool_calls, self._prompts.markup, self._grammars)
             sampling = replace(sampling, structured_outputs=source)
         grammar = await compiled(sampling.structured_outputs, self._grammars)
         with engine_errors(prompt.field):
@@ -227,7 +227,7 @@ class Resolver:
             priority=request.priority,
             deadline=deadline,
             grammar=grammar,
-            tool_calls=None if prompt.tools is None else self._prompts.tool_calls.without(self._prompts.special),
+            tool_calls=None if prompt.tools is None else self._prompts.tool_calls.without(self._prompts.hidden),
             thoughts=self._prompts.thoughts(prompt.token_ids) if prompt.field == "messages" else None,
         )
 

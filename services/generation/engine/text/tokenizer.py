@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
+from services.generation.engine.text.markup import Markup
 from services.generation.engine.text.thoughts import ThoughtSyntax, known_thoughts
 from services.generation.engine.text.tool_calls import PLAIN, PROBE_TOOL, ToolCallSyntax, learned_syntax, plain_turns
 from services.generation.target.errors import ConfigInvalid, TargetError
@@ -44,13 +45,24 @@ class TextCodec(Protocol):
     def tool_calls(self) -> ToolCallSyntax: ...
 
     @property
-    def special_texts(self) -> dict[str, int]: ...
+    def markup(self) -> Mapping[str, int]:
+        """Ids of the tokens that structure prompts and outputs, by their texts (`engine/text/markup.py`)."""
+        ...
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Texts of the markup that decoding leaves out: of tokens flagged special."""
+        ...
 
     def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None: ...
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_output(self, text: str) -> list[int]: ...
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is markup. Raises ValueError where the tokenizer cannot tell the two apart."""
+        ...
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]: ...
 
@@ -75,8 +87,7 @@ class Tokenizer:
             self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
             self._fast.no_truncation()  # tokenizer.json may carry what it was trained with
             self._fast.no_padding()
-            added = self._fast.get_added_tokens_decoder()
-            self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+            self._markup = Markup(self._fast)
         except TargetError:
             raise
         except Exception as error:  # many kinds, each of them about these files
@@ -107,6 +118,10 @@ class Tokenizer:
     def encode_output(self, text: str) -> list[int]:
         """Ids of a text that a model might write."""
         return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of a text in which nothing is markup. Raises ValueError where the tokenizer cannot tell the two apart."""
+        return self._markup.encode_plain(text)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Ids of a conversation under the model's chat template, ready for the assistant's next turn.
@@ -141,11 +156,15 @@ class Tokenizer:
     def _thoughts(self) -> ThoughtSyntax | None:
         return known_thoughts(self._tokenizer.get_chat_template()) if self.has_chat_template else None
 
-    @cached_property
-    def special_texts(self) -> dict[str, int]:
-        """The special tokens' ids by their texts."""
-        added = self._fast.get_added_tokens_decoder()
-        return {added[token_id].content: token_id for token_id in self._special}
+    @property
+    def markup(self) -> Mapping[str, int]:
+        """Ids of the tokens that structure prompts and outputs, by their texts."""
+        return self._markup.ids
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Texts of the markup that decoding leaves out."""
+        return self._markup.hidden
 
     @cached_property
     def _native_calls(self) -> ToolCallSyntax | None:

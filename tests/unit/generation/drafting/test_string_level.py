@@ -71,12 +71,12 @@ def test_special_tokens_that_both_have_are_kept_and_others_left_out(
         Retokenized(tiny, public),
         Retokenized(tiny, Tokenizer(make_tiny_model(tmp_path, vocab=300, layers=1))),
     )
-    tokens = [tiny.special_texts["<|user|>"], *tiny.encode_output("hello"), tiny.special_texts["<|end|>"]]
+    tokens = [tiny.markup["<|user|>"], *tiny.encode_output("hello"), tiny.markup["<|end|>"]]
     there.follow(tokens)
     other.follow(tokens)
     assert public.decode_all(there.ids) == "hello"
     assert other._into.decode_all(other.ids) == "<|user|>hello<|end|>"
-    assert other.ids[-1] == other._into.special_texts["<|end|>"]
+    assert other.ids[-1] == other._into.markup["<|end|>"]
 
 
 @pytest.mark.parametrize("to", [0, 1])

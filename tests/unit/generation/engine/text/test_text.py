@@ -117,7 +117,7 @@ def tokenizer(saved: Path, template: str) -> Tokenizer:
 def test_the_syntax_is_the_template_s_where_it_writes_json(saved: Path, template: str, syntax: ToolCallSyntax) -> None:
     learned = tokenizer(saved, template)
     assert learned.tool_calls == syntax
-    assert learned.tool_calls.without(learned.special_texts).open == syntax.open.removeprefix("<|pad|>")
+    assert learned.tool_calls.without(learned.hidden).open == syntax.open.removeprefix("<|pad|>")
 
 
 def test_a_template_that_knows_tools_lays_them_out_itself(saved: Path) -> None:

@@ -7,6 +7,7 @@ that is missing, that stands twice over in another spelling, or that is null whe
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
@@ -21,6 +22,14 @@ from ledger.errors import FormatError
 
 T = TypeVar("T")
 _Read = TypeVar("_Read", bound="Part")
+
+_resolving = threading.Lock()
+"""Held while msgspec resolves the types of a class.
+
+msgspec 0.22 shows other threads a class whose types are not all there yet: `StructInfo_Convert` in its `_core.c` keeps
+the class's list of types before it fills it, and the Python code that it calls meanwhile lets other threads run. A
+thread that reads such a class follows null pointers.
+"""
 
 MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8785 §3.2.2.3)."""
@@ -100,6 +109,7 @@ class Members(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Self:
         """The members of a parsed JSON object. Raises FormatError naming the first that is wrong, after `path`."""
+        decoder(cls)  # its types are resolved from here on
         try:
             return msgspec.convert(document, cls, dec_hook=_read_value)
         except msgspec.ValidationError as error:
@@ -188,8 +198,9 @@ def _write_value(value: Any) -> Any:
 
 def packing(kind: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     """How values with documents among them go to another process of ours, and how they are read there: MessagePack."""
-    decoder = msgspec.msgpack.Decoder(kind, dec_hook=_read_value)
-    return msgspec.msgpack.Encoder(enc_hook=_write_value).encode, decoder.decode
+    with _resolving:
+        reader = msgspec.msgpack.Decoder(kind, dec_hook=_read_value)
+    return msgspec.msgpack.Encoder(enc_hook=_write_value).encode, reader.decode
 
 
 _WHOLE_FLOAT = re.compile(rb"\.0(?<!-0\.0)(?=[,}\]])")  # canonical JSON writes -0.0 as 0; a literal first is found fast
@@ -211,8 +222,10 @@ def _write_plain(value: Part) -> bytes | None:
 
 
 @cache
-def _decoder(kind: type[_Read]) -> msgspec.json.Decoder[_Read]:
-    return msgspec.json.Decoder(kind, dec_hook=_read_value)
+def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """The reader of JSON of a class that has documents among its members. Safe to call from any thread."""
+    with _resolving:
+        return msgspec.json.Decoder(kind, dec_hook=_read_value)
 
 
 def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
@@ -225,7 +238,7 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
     if not (is_plain(data) if numbers == _ANY else data.isascii()) or (numbers == _FLOATS and _has_odd_float(data)):
         return None
     try:
-        value = _decoder(kind).decode(data)
+        value = decoder(kind).decode(data)
         again = _encode_sorted(value)
     except (msgspec.MsgspecError, UnicodeEncodeError):
         return None
@@ -248,7 +261,8 @@ def _has_odd_float(data: bytes) -> bool:
 @cache
 def _numbers(kind: type[Part]) -> int:
     """What numbers a kind has: integers of a range, which all writers print alike; floats too; or any, at any depth."""
-    waiting: list[Any] = [msgspec.inspect.type_info(kind)]
+    with _resolving:
+        waiting: list[Any] = [msgspec.inspect.type_info(kind)]
     found = _INTEGERS
     while waiting:
         match waiting.pop():

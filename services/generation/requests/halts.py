@@ -17,6 +17,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.halt import Resume, Scope
 from ledger.documents.signed_document import open_document
 from ledger.durable_file import write_durably
+from ledger.encoding.document import decoder
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
@@ -203,7 +204,8 @@ def _scope(message: Any) -> Scope:
 
 def _load(path: Path) -> HaltKnowledge:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=HaltKnowledge)
+        knowledge: HaltKnowledge = decoder(HaltKnowledge).decode(path.read_bytes())
+        return knowledge
     except FileNotFoundError:
         return HaltKnowledge()
     except (OSError, ValueError, RecursionError) as error:

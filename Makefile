@@ -11,7 +11,7 @@ SHOW   := awk '/^ *(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { print "  " 
   /^Installing collected/ { print "  unpacking " found " packages ..." } /^FAILED$$/ { failed = 1 } { fflush() } END { exit failed }' >&2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-fast test-compose test-engines test-ray lint format proto docs outputs wheels bench clean-kernels clean
+.PHONY: help venv demo test test-long test-fast test-compose test-engines test-ray lint format proto docs outputs wheels bench bench-readme clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,10 @@ outputs: $(STAMP) ## run the commands whose output README and docs show, and wri
 wheels: $(STAMP) ## build kolm-serve, and kolm-verify for those who only verify, into dist/
 	@$(BIN)/python -m hatchling build --target wheel
 	@cd packages/kolm-verify && ../../$(BIN)/python -m hatchling build --target wheel --directory ../../dist
+
+bench-readme: $(STAMP) ## measure the figures of README.md and render the pages: 20 minutes, llama.cpp's build beside it
+	@$(BIN)/python -m benchmarks readme
+	@$(BIN)/python -m benchmarks report
 
 bench: $(STAMP) ## measure against transformers, and the ledger; JSON and plots
 	@$(BIN)/python -m benchmarks

@@ -1,27 +1,31 @@
-"""`python -m benchmarks`: all measurements, as JSON and plots in benchmarks/results."""
+"""`python -m benchmarks`: measurements, as JSON in benchmarks/results.
+
+`python -m benchmarks report` renders the result files into the pages, `python -m benchmarks readme` measures the
+figures of README.md.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import arithmetic, families, real, sizes, steps
+from benchmarks import arithmetic, families, readme, real, report, sizes, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.identity import members
 from benchmarks.load import against
 from benchmarks.load import measure as load
-from benchmarks.machine import RESULTS, machine
+from benchmarks.load.measure import CALLERS
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Measurement, Subject
 from benchmarks.real import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
-from services.generation.target.kernels.machine import this_machine
 from services.generation.target.model_path import model_path
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
@@ -30,7 +34,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
     "audits": lambda _: steps.measure_audits(),
     "load": lambda given: (
-        against.measure(given.against, given.extra, rounds=given.rounds, quick=given.quick)
+        against.measure(given.against, given.extra, rounds=given.rounds, counts=CALLERS[: 3 if given.quick else None])
         if given.against
         else load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes)
     ),
@@ -46,18 +50,45 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     ),
 }  # fmt: skip
 _UNASKED = tuple(MEASUREMENTS)[:-2]  # specbench takes hours, and families another program
-_NAME_THEIR_MODELS = ("sizes", "load", "specbench", "families")
 
 
 def main() -> None:
-    arguments = _arguments()
-    results: dict[str, Any] = {"machine": _machine(), "model": (arguments.gguf or arguments.model).name}
-    try:
-        results |= {name: MEASUREMENTS[name](arguments) for name in MEASUREMENTS if name in arguments.only}
-    except QuestionsInvalid as error:
-        raise SystemExit(f"--questions: {error}") from None
-    _write(results, arguments.out)
+    if sys.argv[1:2] == ["report"]:
+        return report.write()
+    if sys.argv[1:2] == ["readme"]:
+        return readme.main(sys.argv[2:])
+    given = _arguments()
+    results: dict[str, Any] = {}
+    for name in given.only:
+        try:
+            results[name] = MEASUREMENTS[name](given)
+        except QuestionsInvalid as error:
+            raise SystemExit(f"--questions: {error}") from None
+        case, subject = _described(name, given, results[name])
+        Measurement.now(name, results[name], subject, case=case).write(given.out)
     _show(results)
+
+
+def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str, Subject]:
+    """The case that tells this record from others of the same benchmark and machine, and the things measured."""
+    model = given.gguf or model_path("smollm2")
+    own_head = given.head if given.gguf is None else None
+    if name == "specbench":
+        case = given.label or "-".join(part for part in (given.storage, given.arithmetic) if part) or "greedy"
+        return case, Subject.of(
+            model, head=own_head, arithmetic=given.arithmetic or "int8", questions=given.questions.name,
+            max_tokens=given.max_tokens,
+        )  # fmt: skip
+    if name == "load" and given.against:
+        figures |= {"server": given.server, "method": given.extra.get("kolm", {}).get("method", "auto")}
+        head = own_head if figures["server"] == "kolm" and figures["method"] == "auto" else None
+        case = "-".join(part for part in (given.server, given.label, figures["method"]) if part)
+        return case, Subject.of(model, head=head, max_tokens=figures["tokens"])
+    if name == "families":
+        return str(given.prompt_tokens), Subject(arithmetic=Subject.of().arithmetic)
+    if name == "eagle3":
+        return given.label, Subject.of(given.model, head=given.head, max_tokens=given.max_tokens)
+    return given.label, Subject.of(model)
 
 
 def _arguments() -> argparse.Namespace:
@@ -89,6 +120,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="of specbench, load and arithmetic: minutes instead of hours"
     )
+    parser.add_argument("--label", default="", help="part of the result file's name: another model, other flags")
+    parser.add_argument("--server", default="kolm", help="of load --against: the server's name in the results (kolm)")
     parser.add_argument("--serve", default="smollm2", help="of load: the model that is served (smollm2)")
     parser.add_argument("--against", metavar="URL", help="of load: an OpenAI-compatible server, http://host:port/v1")
     parser.add_argument(
@@ -100,23 +133,6 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
     return parser.parse_args()
-
-
-def _machine() -> dict[str, Any]:
-    own = {"torch": torch.__version__, "threads": torch.get_num_threads(), "instruction_set": this_machine().name}
-    return machine() | own
-
-
-def _write(results: dict[str, Any], out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for name in MEASUREMENTS:
-        if name in results:
-            named = {} if name in _NAME_THEIR_MODELS else {"model": results["model"]}
-            document = {"machine": results["machine"], **named, name: results[name]}
-            variant = results[name]["variant"] if name == "specbench" else ""
-            (out / f"{name}{variant}.json").write_text(json.dumps(document, indent=1) + "\n")
-    if "real" in results:
-        real.draw_real(results["real"], out / "real.png")
 
 
 def _show(results: dict[str, Any]) -> None:

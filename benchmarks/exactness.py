@@ -16,7 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, machine
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Measurement, Subject, known_figures
 from benchmarks.real import in_storage
 from benchmarks.specbench.questions import OWN, load_questions
 from benchmarks.upstream import Upstream, llama_server
@@ -173,12 +174,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def keep(row: dict[str, Any], path: Path) -> None:
-    """The row is kept in place of an earlier one of the same engine and method."""
-    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+def keep(row: dict[str, Any], folder: Path) -> None:
+    """Write the row in place of an earlier one of the same engine, method and number of requests at once."""
+    kept = known_figures("exactness", folder) or []
     key = [row[name] for name in ("engine", "method", "at once")]
     kept = [each for each in kept if [each[name] for name in ("engine", "method", "at once")] != key]
-    path.write_text(json.dumps({"machine": machine(), "rows": [*kept, row]}, indent=1) + "\n")
+    Measurement.now("exactness", [*kept, row], Subject.of(model_path("smollm2"))).write(folder)
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -193,5 +194,5 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=48, help="questions (48)")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an output at most (64)")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], help="requests at once (1 8 16)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "exactness.json", help="the JSON file")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON (benchmarks/results)")
     return parser.parse_args(arguments)

@@ -19,14 +19,15 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.progress import track
 
-from benchmarks.machine import RESULTS, machine
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Machine
 from benchmarks.specbench.questions import OWN, Question, QuestionsInvalid, first, load_questions
 from services.client import KolmError, Message, Request, Runtime, SamplingParams, SpecDecodeConfig
 
@@ -248,7 +249,7 @@ def main() -> int:
         print(f"benchmarks.identity: {error}", file=sys.stderr)
         return 2
     document = {
-        "machine": machine(),
+        "machine": asdict(Machine.here()),
         "plain": plain.name,
         "speculating": speculating.name,
         "temperature": arguments.temperature,
@@ -309,7 +310,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer at most (128)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
     parser.add_argument("--seed", type=int, default=7, help="sent with every request (7)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "identity.json", help="the JSON file")
+    parser.add_argument("--out", type=Path, default=RESULTS / "local" / "identity.json", help="the JSON file")
     return parser.parse_args()
 
 

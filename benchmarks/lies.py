@@ -10,7 +10,6 @@ passes are kept in benchmarks/scratch/lies; a stopped run goes on, and one that 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize, quantize
 
-from benchmarks.machine import RESULTS, machine
+from benchmarks.measurement import Measurement, Subject
 from benchmarks.real import in_storage
 from benchmarks.upstream import Upstream, llama_server
 from demo.smollm2.prompts import DOMAINS, prompts
@@ -299,8 +298,8 @@ def conclude(cases: dict[str, list[tuple[Served, ReferencePass]]]) -> None:
     rows = {name: row(found) for name, found in cases.items()}
     for name in (name for name in rows if name.startswith("all ")):
         rows[name]["exp(step)"] = _steps(cases[name])
-    document = {"machine": machine(), "thresholds": DRAWN.to_document(), "cases": rows}
-    (RESULTS / "lies.json").write_text(json.dumps(document, indent=1) + "\n")
+    measured = {"thresholds": DRAWN.to_document(), "cases": rows}
+    Measurement.now("lies", measured, Subject.of(model_path("smollm2"))).write()
     print("| | outputs | tokens | alone | together | tokens until found | at most | by draws | tokens | at most |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, found in rows.items():

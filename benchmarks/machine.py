@@ -1,9 +1,8 @@
-"""The machine that measures, its memory and that of its processes, and the files that results go to."""
+"""Memory of this machine and of its processes, and services that a benchmark starts."""
 
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -12,17 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def machine() -> dict[str, Any]:
-    """Processor and cores. Cloud providers hide the names of processors, but not the numbers of family and model."""
-    pairs = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
-    told = {name.strip(): value.strip() for name, _, value in pairs}
-    numbers = f", family {told['cpu family']}, model {told['model']}" if "cpu family" in told else ""
-    return {"processor": told.get("model name", platform.processor()) + numbers, "cores": os.cpu_count()}
 
 
 def resident(process: int | str = "self", field: str = "VmRSS") -> int:

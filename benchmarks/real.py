@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import matplotlib
-import matplotlib.pyplot as plt
 from gguf import GGUFReader, GGUFWriter, Keys, ReaderField
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 from gguf.quants import dequantize, quantize
@@ -31,8 +29,6 @@ from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.model_path import model_path
 from services.generation.target.rows import RowsBuilder
 
-matplotlib.use("agg")
-
 STORAGES = ("q4_1", "q8_0", "bfloat16", "float32")  # the first is the published file
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (100, 1000, 4000)
@@ -46,7 +42,6 @@ PROMPTS = (
 )
 _SCRATCH = Path(__file__).parent / "scratch"
 _WRITTEN = {Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE, "general.alignment", "GGUF.version"}
-_PEERS = {"kolm off": "#1f6fb2", "llama.cpp": "#e9c46a", "transformers generate": "#9aa5b1"}
 
 
 def measure() -> list[dict[str, Any]]:
@@ -216,28 +211,3 @@ def _copy(writer: GGUFWriter, name: str, field: ReaderField) -> None:
     kind = field.types[0]
     part = field.types[-1] if kind == GGUFValueType.ARRAY else None
     writer.add_key_value(name, field.contents(), kind, sub_type=part)
-
-
-def draw_real(rows: list[dict[str, Any]], path: Path) -> None:
-    """Milliseconds a token by storage of the weights, decoding above and reading a prompt below, as PNG."""
-    titles = {"decoding": "a generated token", "prompts": "a token of a prompt"}
-    figure, axes = plt.subplots(2, 1, figsize=(9, 5.4), layout="constrained")
-    for axis, (key, title) in zip(axes, titles.items(), strict=True):
-        bars = {name: [row[key]["ms a token"].get(name) for row in rows] for name in _PEERS}
-        _bars(axis, [row["storage"] for row in rows], bars)
-        axis.set_ylabel("milliseconds")
-        axis.set_title(title, loc="left", fontsize=10)
-    axes[0].legend(frameon=False, ncols=6, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.14))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _bars(axis: Any, groups: Sequence[str], bars: dict[str, list[float | None]]) -> None:
-    """Bars of each name side by side within each group, their heights written above; None leaves a gap."""
-    width = 0.84 / len(bars)
-    for number, (name, heights) in enumerate(bars.items()):
-        places = [place + (number - (len(bars) - 1) / 2) * width for place in range(len(groups))]
-        drawn = axis.bar(places, [each or 0.0 for each in heights], width * 0.92, color=_PEERS[name], label=name)
-        axis.bar_label(drawn, [f"{height:.2f}" if height else "" for height in heights], fontsize=7)
-    axis.set_xticks(range(len(groups)), groups)
-    axis.spines[["top", "right"]].set_visible(False)

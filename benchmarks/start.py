@@ -20,7 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.machine import RESULTS, machine
+from benchmarks.measurement import Measurement, Subject
+from services.generation.target.model_path import model_path
 
 _RUNS = 10
 _NOBODY = "127.0.0.1:1"
@@ -40,7 +41,7 @@ _CALLS = (
 
 def measure_calls() -> None:
     seconds = {call: cpu_seconds(call.split()) for call in _CALLS}
-    (RESULTS / "calls.json").write_text(json.dumps({"machine": machine(), "cpu_seconds": seconds}, indent=2) + "\n")
+    Measurement.now("calls", seconds, Subject()).write()
     print(json.dumps(seconds, indent=1))
 
 
@@ -65,8 +66,8 @@ def main() -> None:
     measure_calls()
     with tempfile.TemporaryDirectory() as folder:
         first, *later = [started(Path(folder), sys.argv[1:]) for _ in range(1 + _LATER)]
-    found = {"first": first, "later": later}
-    (RESULTS / "start.json").write_text(json.dumps({"machine": machine(), "load": os.getloadavg(), **found}, indent=2))
+    found = {"first": first, "later": later, "load": os.getloadavg()}
+    Measurement.now("start", found, Subject.of(model_path("smollm2"))).write()
     print(json.dumps(found, indent=1))
 
 

@@ -87,13 +87,11 @@ _PROMPTS, _ROUNDS, _TOKENS = 4, 3, 128
 _THREADS = (1, 2)
 
 
-def measure_audits() -> dict[str, Any]:
+def measure_audits(arithmetics: Sequence[str] = ARITHMETICS, threads: Sequence[int] = _THREADS) -> dict[str, Any]:
     """Milliseconds of an audit of 128 output tokens of SmolLM2-135M, the prompt included: medians over prompts of the
     minimum over rounds, in which the two ways take turns. By arithmetic, and by the number of threads.
     """
-    return {
-        arithmetic: {str(threads): _measured(arithmetic, threads) for threads in _THREADS} for arithmetic in ARITHMETICS
-    }
+    return {arithmetic: {str(count): _measured(arithmetic, count) for count in threads} for arithmetic in arithmetics}
 
 
 def _measured(arithmetic: str, threads: int) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.machine import RESULTS, machine
+from benchmarks.measurement import Measurement, Subject
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.model_path import model_path
 
@@ -124,7 +123,7 @@ def main() -> None:
         asyncio.run(fake(options.fake, options.weights))
         return
     result = asyncio.run(measured(options))
-    (RESULTS / "through.json").write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
+    Measurement.now("through", result, Subject.of(options.weights)).write()
     for which in ("first", "next"):
         print(f"{which} chunk: {result['added_ms'][which]:+.2f} ms (least {result['added_ms_least'][which]:+.2f})")
     print(f"throughput lost: {result['throughput_lost_median']:.1%} (least {result['throughput_lost']:.1%})")

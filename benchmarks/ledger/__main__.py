@@ -19,7 +19,8 @@ import matplotlib.pyplot as plt
 
 from benchmarks.ledger.load import prove, streaming, unary, verify
 from benchmarks.ledger.service import STORES, LedgerLocation, LedgerLocations, fill, opened, running
-from benchmarks.machine import RESULTS, machine
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Measurement, Subject, known_figures
 
 matplotlib.use("agg")
 
@@ -30,15 +31,13 @@ _WARM_UP = 500
 def main() -> None:
     arguments = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that folders, services and the cluster go, too
-    path = arguments.out / "ledger.json"
-    results: dict[str, Any] = json.loads(path.read_text())["ledger"] if path.exists() else {}
+    results: dict[str, Any] = dict(known_figures("ledger", arguments.out) or {})
     for store in arguments.only:
         most = arguments.most if store != "postgresql" else min(arguments.most, arguments.most_postgresql)
         with opened(store, arguments.keep, arguments.log) as locations:
             results[store] = _measure(locations, arguments.appends, most, arguments.rounds)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "ledger": results}, indent=1) + "\n")
-    _draw(results, arguments.out / "ledger.png")
+    written = Measurement.now("ledger", results, Subject()).write(arguments.out)
+    _draw(results, written.with_suffix(".png"))
     print(json.dumps({store: results[store] for store in arguments.only}, indent=1))
 
 

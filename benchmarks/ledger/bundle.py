@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ledger.service import LedgerLocation, fill
-from benchmarks.machine import RESULTS, machine
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Measurement, Subject
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import archive
 from ledger.encoding.text_forms import timestamp
@@ -29,11 +30,9 @@ def main() -> None:
     parser.add_argument("--receipts", type=int, default=100_000, help="receipts in the bundle (100000)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON (benchmarks/results)")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kolm-benchmark-") as folder:
         found = measure(LedgerLocation(Path(folder)), arguments.receipts)
-    document = {"machine": machine(), "bundle": found}
-    (arguments.out / "bundle.json").write_text(json.dumps(document, indent=1) + "\n")
+    Measurement.now("bundle", found, Subject()).write(arguments.out)
     print(json.dumps(found, indent=1))
 
 

@@ -26,14 +26,14 @@ _SECONDS = 600.0
 _Send = Callable[[int, Any, Seen], Awaitable[None]]
 
 
-def measure(url: str, extra: Mapping[str, Any], *, rounds: int = 3, quick: bool = False) -> dict[str, Any]:
+def measure(url: str, extra: Mapping[str, Any], *, rounds: int = 3, counts: Sequence[int] = CALLERS) -> dict[str, Any]:
     """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, the same ones for every number of callers.
 
     `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent where it is set. `extra` are
-    members of each request beside OpenAI's. Ends of sequences are ignored where the server can do that. Raises
-    OpenAIError where it does not answer.
+    members of each request beside OpenAI's, `counts` the numbers of callers. Ends of sequences are ignored if the
+    server can do that. Raises OpenAIError if it does not answer.
     """
-    return asyncio.run(_measure(url, extra, rounds, CALLERS[:3] if quick else CALLERS))
+    return asyncio.run(_measure(url, extra, rounds, counts))
 
 
 async def _measure(url: str, extra: Mapping[str, Any], rounds: int, counts: Sequence[int]) -> dict[str, Any]:

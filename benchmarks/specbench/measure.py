@@ -64,10 +64,12 @@ def measure(
     arithmetic: str | None = None,
     cases: Sequence[Case] = (),
     alone: bool = False,
+    methods: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Figures of every case, and which peers are not installed. `model` is a GGUF file, SmolLM2's unless named, which
     `storage` may turn into another one of the same values. `arithmetic` is kolm's alone: peers take no part then, nor
-    where it is to be `alone`. Of named `cases` a quick run asks three questions of each kind.
+    if kolm is measured `alone`. Of named `cases` a quick run asks three questions of each kind. `methods` are the
+    contenders of kolm, all that are loaded if None.
     """
     path = model or model_path("smollm2")
     if model is None and storage is not None:
@@ -76,7 +78,8 @@ def measure(
     engine = KolmEngine(path, *((head, arithmetic, STORE) if model is None else (None, arithmetic)))
     ends = engine.target.config.eos_token_ids
     peers, plain, absent = installed_peers(path, ends) if arithmetic is None and not alone else ([], {}, [])
-    contenders = [*_kolm(engine), *peers]
+    contenders = [each for each in _kolm(engine) if methods is None or each.name.removeprefix("kolm ") in methods]
+    contenders += peers
     plain |= {each.name: "kolm off" for each in contenders if each.name.startswith("kolm")}
     _warm_up(contenders, engine)
     rows = []
@@ -86,9 +89,6 @@ def measure(
         rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain)})
     run = {
         "model": path.name,
-        "variant": "".join(f"-{each}" for each in (storage, arithmetic, "alone" if alone else None) if each),
-        "questions": questions.name,
-        "max_tokens": max_tokens,
         "not installed": absent,
     }
     return run | {"cases": rows}

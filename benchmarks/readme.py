@@ -1,0 +1,150 @@
+"""`python -m benchmarks readme`: the figures of README.md, of one machine, commit and head, in at most 20 minutes.
+
+Plain decoding and `auto`, greedy and at T = 1; a replay's share; llama.cpp's programs, built for this CPU, in turns
+with kolm on the same file; callers of OpenAI's route, kolm and llama-server one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks import families, llama_cpp, steps
+from benchmarks.load import against
+from benchmarks.measurement import Measurement, Subject
+from benchmarks.specbench.measure import HEAD, STORE, Case
+from benchmarks.specbench.measure import measure as speculation
+from benchmarks.specbench.questions import OWN
+from services.generation.target.kernels.machine import cpus
+from services.generation.target.model_path import model_path
+
+_MAX_TOKENS = 128
+_CALLERS = (1, 16)
+_SLOTS, _SLOT_TOKENS = 16, 1024
+_START_SECONDS = 300.0
+
+
+def main(arguments: Sequence[str]) -> None:
+    given = _arguments(arguments)
+    programs = given.llama_cpp or llama_cpp.built()
+    figures = measure(programs / "llama-bench", programs / "llama-server", questions=given.questions)
+    subject = Subject.of(
+        model_path("smollm2"), head=HEAD, questions=f"{6 * given.questions} of {OWN.name}", max_tokens=_MAX_TOKENS
+    )
+    print(Measurement.now("readme", figures, subject).write())
+
+
+def measure(llama_bench: Path, llama_server: Path, *, questions: int) -> dict[str, Any]:
+    """Figures of the block; `questions` of each of Spec-Bench's six kinds. Raises SystemExit if a program fails."""
+    cases = [Case(temperature, 1, None, questions) for temperature in (0.0, 1.0)]
+    told = speculation(max_tokens=_MAX_TOKENS, cases=cases, alone=True, methods=("off", "auto"))["cases"]
+    audits = steps.measure_audits(("int8",), (cpus(),))["int8"][str(cpus())]
+    (peer,) = families.measure(llama_bench, [model_path("smollm2")], prompt=512, rounds=3)
+    with _kolm_up() as (url, key):
+        os.environ["OPENAI_API_KEY"] = key
+        mine = against.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
+    with _llama(llama_server) as url:
+        its = against.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
+    return {
+        "decoding": {name: _decoding(case) for name, case in zip(("greedy", "t1"), told, strict=True)},
+        "replay": audits,
+        "peer": peer | {"version": _version(llama_server)},
+        "callers": mine,
+        "callers_peer": its,
+    }
+
+
+def _decoding(case: dict[str, Any]) -> dict[str, Any]:
+    auto, off = case["contenders"]["kolm auto"], case["contenders"]["kolm off"]
+    if auto["identical to plain"] != 1.0:
+        raise SystemExit(f"auto gave other tokens than off in {1 - auto['identical to plain']:.0%} of the requests")
+    return {
+        "plain": f"{off['tokens_per_second']:.0f}",
+        "auto": f"{auto['tokens_per_second']:.0f}",
+        "speedup": auto["speedup"],
+        "error": auto["error"],
+        "kinds": {kind: each["speedup"] for kind, each in auto["kinds"].items()},
+    }
+
+
+@contextmanager
+def _kolm_up() -> Iterator[tuple[str, str]]:
+    """`kolm up` with the demo's head and datastore and no audits: its URL up to /v1, and a key."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = ("generation", "ledger", "auditor", "registry", "explorer", "http")
+        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        flags = [f"--{name}-port={port}" for name, port in ports.items()]
+        command = [sys.executable, "-m", "services.cli", "up", f"--data-dir={folder}", "--audit-rate=0", *flags]
+        command += [f"--head={HEAD}", f"--shared-datastore={STORE}"]
+        with _started(command, f"http://127.0.0.1:{ports['http']}/health"):
+            yield f"http://127.0.0.1:{ports['http']}/v1", (Path(folder) / "tokens" / "owner").read_text().strip()
+
+
+@contextmanager
+def _llama(program: Path) -> Iterator[str]:
+    (port,) = _free_ports(1)
+    command = [
+        program, "-m", model_path("smollm2"), "--port", port, "-t", cpus(), "-tb", cpus(), "--parallel", _SLOTS,
+        "-c", _SLOTS * _SLOT_TOKENS, "--no-webui",
+    ]  # fmt: skip
+    with _started([*map(str, command)], f"http://127.0.0.1:{port}/health"):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@contextmanager
+def _started(command: Sequence[str], health: str) -> Iterator[None]:
+    """A server in a process of its own, from its first healthy answer on; terminated at the end."""
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL) as process,
+    ):
+        try:
+            deadline = time.monotonic() + _START_SECONDS
+            while not _healthy(health):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise SystemExit(f"{command[0]} does not answer: {log.read()[-2000:].decode(errors='replace')}")
+                time.sleep(0.5)
+            yield
+        finally:
+            process.terminate()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _version(program: Path) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"version: (\S+)", done.stdout + done.stderr)
+    return found[1] if found else "of an unknown version"
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
+    parser.add_argument("--llama-cpp", type=Path, help="folder of llama.cpp's programs (built in .cache)")
+    parser.add_argument("--questions", type=int, default=10, help="questions of each of the six kinds (10)")
+    return parser.parse_args(arguments)

@@ -1,0 +1,508 @@
+"""`python -m benchmarks report`: render the result files into the marked blocks of README.md and docs.
+
+A block stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`. `tests/unit/benchmarks/test_report.py` compares
+the pages with what this module renders from `benchmarks/results`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Machine, Measurement, measurements
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/benchmarks.md", "docs/scaling.md")
+_BLOCK = re.compile(r"(<!-- benchmarks: (?P<name>[a-z0-9 -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "icelake": "Ice Lake", "xeon": "Xeon"}
+_SETS = {"avx512vnni": "AVX-512 VNNI", "avx2": "AVX2", "amx": "AMX", "avx512": "AVX-512"}
+_MODELS = {
+    "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M, Q4_1",
+    "gemma-3-270m-chat.q4_k_m.gguf": "Gemma 3 270M, Q4_K_M",
+    "gemma.gguf": "Gemma 3 270M, Q4_K_M",
+    "Llama-3.2-1B.random.q4_0.gguf": "random weights in Llama-3.2-1B's shape, Q4_0",
+    "Llama-3.2-1B.random.q8_0.gguf": "random weights in Llama-3.2-1B's shape, Q8_0",
+}
+_KINDS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
+_INT8 = ("int8, int8 cache", "int8, bfloat16 cache", "int8")
+_DASH = "–"
+
+Results = Mapping[str, Sequence[Measurement]]
+"""Records by benchmark."""
+
+
+def render(pages: Iterable[str] = PAGES, folder: Path = RESULTS) -> dict[Path, str]:
+    """Text of each page with its blocks rendered. Raises KeyError for a block of an unknown name."""
+    results = by_benchmark(measurements(folder))
+    return {ROOT / page: render_text((ROOT / page).read_text(), results) for page in pages}
+
+
+def render_text(text: str, results: Results) -> str:
+    """`text` with its blocks rendered. Raises KeyError for a block of an unknown name."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match['name']](results)}\n{match[3]}", text)
+
+
+def by_benchmark(found: Iterable[Measurement]) -> Results:
+    results: dict[str, list[Measurement]] = {}
+    for record in found:
+        results.setdefault(record.benchmark, []).append(record)
+    return results
+
+
+def write() -> None:
+    """Rewrite the pages whose blocks have changed."""
+    for path, text in render().items():
+        if path.read_text() != text:
+            path.write_text(text)
+            print(f"rendered {path.relative_to(ROOT)}")
+
+
+def readme(results: Results) -> str:
+    """The block of README.md: one machine, one commit, one head, and a line for the range over other machines."""
+    record = max(results["readme"], key=lambda each: each.date)
+    figures = record.figures
+    decoding, callers, peers = figures["decoding"], figures["callers"], figures["callers_peer"]
+    rows = [
+        (
+            "decoding, greedy, tokens/s",
+            decoding["greedy"]["plain"],
+            decoding["greedy"]["auto"],
+            _gain(decoding["greedy"]),
+        ),
+        ("decoding, T = 1, tokens/s", decoding["t1"]["plain"], decoding["t1"]["auto"], _gain(decoding["t1"])),
+    ]
+    one = _table(("whole requests, one at a time", "plain", "`auto`", "ratio"), rows)
+    beside = [
+        ("decoding, tokens/s", *_pair(figures["peer"], "tokens")),
+        ("prompt of 512 tokens, tokens/s", *_pair(figures["peer"], "prompt")),
+        *(
+            (f"{_callers(mine)}, tokens/s", *_ratio(mine["tokens_per_second"], its["tokens_per_second"]))
+            for mine, its in zip(callers, peers, strict=True)
+        ),
+        *(
+            (f"{_callers(mine)}, first token, median / 99 %", _first(mine), _first(its), "")
+            for mine, its in zip(callers, peers, strict=True)
+        ),
+    ]
+    two = _table(
+        (f"beside llama.cpp {figures['peer']['version']}, same file, same cores", "kolm", "llama.cpp", "ratio"), beside
+    )
+    replay = f"A replay of 128 tokens takes {figures['replay']['ratio']:.2f} of the time of plain decoding."
+    return "\n".join([_conditions(record), "", *one, "", *two, "", f"{replay} {_others(results, record.machine)}"])
+
+
+def _conditions(record: Measurement) -> str:
+    machine, subject = record.machine, record.subject
+    return (
+        f"{_machine(machine)}, {machine.cores} cores; {_model(record)}; commit `{record.commit}`, {record.date[:10]};"
+        f" head `{(subject.head_digest or '')[7:19]}`; {subject.questions}, at most {subject.max_tokens} tokens an"
+        " answer. `make bench-readme` measures it."
+    )
+
+
+def _others(results: Results, machine: Machine) -> str:
+    gains = [
+        (case["contenders"]["kolm auto"]["speedup"], record.machine)
+        for record in results.get("specbench", ())
+        for case in record.figures["cases"]
+        if record.machine.slug != machine.slug and record.case == "greedy" and _is(case, temperature=0.0, batch=1)
+    ]
+    if not gains:
+        return ""
+    low, high = min(gains, key=lambda each: each[0]), max(gains, key=lambda each: each[0])
+    return (
+        f"On other machines `auto` is {low[0]:.2f} ({_machine(low[1])}) to {high[0]:.2f} ({_machine(high[1])}) times as"
+        " fast as plain decoding, greedy ([docs/benchmarks.md](docs/benchmarks.md))."
+    )
+
+
+def machines(results: Results) -> str:
+    """One row for each machine of any record."""
+    each = {record.machine.name: record.machine for name in results for record in results[name]}
+    sets: dict[str, set[str]] = {}
+    for name in results:
+        for record in results[name]:
+            sets.setdefault(record.machine.name, set()).add(
+                _SETS.get(record.machine.instruction_set, record.machine.instruction_set)
+            )
+    rows = [
+        (
+            _NAMES.get(name, name),
+            machine.processor,
+            str(machine.cores),
+            ", ".join(sorted(sets[name])),
+            _bandwidth(machine),
+        )
+        for name, machine in sorted(each.items())
+    ]
+    return "\n".join(_table(("name", "processor", "cores", "measured with", "reads memory at"), rows))
+
+
+def speculation(results: Results) -> str:
+    rows = []
+    for record in results["specbench"]:
+        for case in record.figures["cases"]:
+            if case["batch"] != 1 or case["context"]:
+                continue
+            kolm = case["contenders"]
+            auto, off = kolm["kolm auto"], kolm["kolm off"]
+            others = (kolm.get(f"kolm {name}", {}).get("speedup") for name in ("rest", "lookahead", "eagle3"))
+            lowest = min((part["speedup"], kind) for kind, part in auto["kinds"].items() if part["speedup"])
+            rows.append(
+                (
+                    _machine(record.machine),
+                    "bfloat16" if "bfloat16" in record.case else "Q4_1",
+                    f"{case['temperature']:g}",
+                    str(record.subject.max_tokens),
+                    f"{off['tokens_per_second']:.0f}",
+                    *map(_two, others),
+                    f"**{_two(auto['speedup'])}** ± {_two(auto['error'])}",
+                    f"{_two(lowest[0])} ({lowest[1]})",
+                    _two(auto["acceptance length"]),
+                    _link(record),
+                )
+            )
+    head = (
+        "machine",
+        "weights",
+        "T",
+        "tokens at most",
+        "`off`, tokens/s",
+        "`rest`",
+        "`lookahead`",
+        "`eagle3`",
+        "`auto`",
+        "its lowest kind",
+        "tokens a pass",
+        "",
+    )
+    return "\n".join(_table(head, sorted(rows, key=lambda row: (row[0], row[1] != "Q4_1", row[2]))))
+
+
+def kinds(results: Results) -> str:
+    rows = [
+        (
+            f"{_machine(record.machine)}, {'bfloat16' if 'bfloat16' in record.case else 'Q4_1'}",
+            *(_two(case["contenders"]["kolm auto"]["kinds"].get(kind, {}).get("speedup")) for kind in _KINDS),
+        )
+        for record in results["specbench"]
+        for case in record.figures["cases"]
+        if _is(case, temperature=0.0, batch=1)
+    ]
+    return "\n".join(_table(("`auto` over `off`, T = 0", *_KINDS), rows))
+
+
+def llama_cpp(results: Results) -> str:
+    rows = []
+    for record in results["families"]:
+        for each in record.figures:
+            rate, ratio = each["a second"], each["kolm is faster by"]
+            rows.append(
+                (
+                    _machine(record.machine),
+                    _MODELS.get(each["file"], each["file"]),
+                    str(each["prompt"]),
+                    _round(rate.get("kolm, tokens")),
+                    _round(rate.get("llama.cpp, tokens")),
+                    _two(ratio.get("tokens")),
+                    _round(rate.get("kolm, prompt")),
+                    _round(rate.get("llama.cpp, prompt")),
+                    _two(ratio.get("prompt")),
+                    _link(record),
+                )
+            )
+    head = (
+        "machine",
+        "model",
+        "prompt",
+        "kolm, tokens/s",
+        "llama.cpp",
+        "ratio",
+        "kolm, prompt tokens/s",
+        "llama.cpp",
+        "ratio",
+        "",
+    )
+    return "\n".join(_table(head, sorted(rows, key=lambda row: (row[0], int(row[2])))))
+
+
+def passes(results: Results) -> str:
+    rows = []
+    for record in results["arithmetic"]:
+        near, far = (record.figures["milliseconds"][f"{length} tokens before"] for length in (100, 4000))
+        name = next(name for name in _INT8 if name in near)
+        one, many = near[name], far[name]
+        growth = ", ".join(_two(one[rows_] / one["1"]) for rows_ in ("2", "4", "8", "16", "32"))
+        rows.append(
+            (
+                _machine(record.machine),
+                _model(record),
+                f"{one['1']:.1f}",
+                growth,
+                _two(near["float32"]["128"] / one["128"]),
+                _two(many["1"] / one["1"]),
+                _link(record),
+            )
+        )
+    head = (
+        "machine",
+        "model",
+        "1 row, ms",
+        "2, 4, 8, 16, 32 rows over 1",
+        "128 rows, float32 over int8",
+        "1 row after 4,000 tokens over after 100",
+        "",
+    )
+    return "\n".join(_table(head, sorted(rows, key=lambda row: (row[1], row[0]))))
+
+
+def losses(results: Results) -> str:
+    rows = []
+    for record in results["arithmetic"]:
+        nats, greedy = record.figures.get("nats a token"), record.figures.get("greedy", {})
+        for name, value in (nats or {}).items():
+            rows.append(
+                (
+                    _machine(record.machine),
+                    _model(record),
+                    name,
+                    f"{value:.4f}",
+                    _percent(greedy.get(name, {}).get("same token")),
+                )
+            )
+    return "\n".join(
+        _table(("machine", "model", "arithmetic and cache", "nats a token", "greedy tokens equal to float32's"), rows)
+    )
+
+
+def callers(results: Results) -> str:
+    rows = []
+    for record in results["load"]:
+        cases = {case["callers"]: case for case in record.figures["cases"]}
+        sixteen = cases.get(16)
+        rows.append(
+            (
+                _machine(record.machine),
+                _model(record),
+                f"{record.figures['server']}, `{record.figures['method']}`",
+                ", ".join(
+                    _round(cases[count]["tokens_per_second"]) if count in cases else _DASH for count in (1, 4, 16, 64)
+                ),
+                _first(sixteen),
+                f"{sixteen['inter_token_ms']['p99']:.0f} ms" if sixteen else _DASH,
+                str(sum(sum(case["failures"].values()) for case in cases.values())),
+                _link(record),
+            )
+        )
+    head = (
+        "machine",
+        "model",
+        "server",
+        "tokens/s at 1, 4, 16, 64 callers",
+        "first token at 16, median / 99 %",
+        "between chunks, 99 %",
+        "requests failed",
+        "",
+    )
+    return "\n".join(_table(head, sorted(rows, key=lambda row: (row[1], row[0], row[2]))))
+
+
+def _later(starts: Sequence[Sequence[float]]) -> str:
+    seconds = sorted(wall for wall, _ in starts)
+    return f"{seconds[0]:.1f} to {seconds[-1]:.1f} s"
+
+
+def start(results: Results) -> str:
+    rows = [
+        (
+            _machine(record.machine),
+            f"{record.figures['first'][0]:.1f} s",
+            _later(record.figures["later"]),
+            _link(record),
+        )
+        for record in results["start"]
+    ]
+    return "\n".join(_table(("machine", "first start of `kolm up`", "later starts", ""), rows))
+
+
+def identity(results: Results) -> str:
+    head = (
+        "engine",
+        "speculation",
+        "at once",
+        "requests",
+        "changed by speculation",
+        "plain differs from plain again",
+        "plain differs from plain alone",
+    )
+    rows = [
+        (
+            each["engine"],
+            each["method"],
+            str(each["at once"]),
+            str(each["requests"]),
+            str(each["changed"]),
+            str(each["plain differs from plain again"]),
+            str(each["plain differs from plain alone"]),
+        )
+        for record in results["exactness"]
+        for each in record.figures
+    ]
+    return "\n".join(_table(head, rows))
+
+
+def lies(results: Results) -> str:
+    rows = [
+        (
+            name,
+            str(each["outputs"]),
+            f"{each['tokens']:,}",
+            str(each["together"]["inconsistent"]),
+            _count(each["together"]["tokens until found"]),
+            str(each["drawn"]["inconsistent"]),
+            _count(each["drawn"]["tokens until found"]),
+            _count(each["drawn"]["most tokens until found"]),
+        )
+        for record in results["lies"]
+        for name, each in record.figures["cases"].items()
+    ]
+    head = (
+        "case",
+        "outputs",
+        "tokens",
+        "found by margins",
+        "tokens until found",
+        "found by draws",
+        "tokens until found",
+        "at most",
+    )
+    return "\n".join(_table(head, rows))
+
+
+def ledger(results: Results) -> str:
+    rows = [
+        (
+            _machine(record.machine),
+            store,
+            f"{each['streaming']['appends_per_second']:,} ({each['streaming']['p99_ms']:.0f} ms)",
+            next(
+                f"{case['appends_per_second']:,} ({case['p99_ms']:.0f} ms)"
+                for case in each["clients"]
+                if case["clients"] == 64
+            ),
+            ", ".join(f"{size['streaming']['appends_per_second']:,}" for size in each["growth"]),
+            _link(record),
+        )
+        for record in results["ledger"]
+        for store, each in record.figures.items()
+    ]
+    head = (
+        "machine",
+        "store",
+        "receipts/s, one stream (99 %)",
+        "64 callers one by one (99 %)",
+        "one stream into a log of 10³, 10⁴, …",
+        "",
+    )
+    return "\n".join(_table(head, rows))
+
+
+def bundle(results: Results) -> str:
+    rows = [
+        (
+            _machine(record.machine),
+            f"{each['receipts']:,}",
+            f"{each['megabytes']:.0f} MB",
+            f"{each['export_seconds']:.0f} s",
+            f"{each['verify_seconds']:.0f} s",
+            f"{each['peak_megabytes']} MB",
+            _link(record),
+        )
+        for record in results["bundle"]
+        for each in [record.figures]
+    ]
+    return "\n".join(_table(("machine", "receipts", "bundle", "export", "`kolm verify`", "its memory", ""), rows))
+
+
+def receipts_a_second(results: Results) -> str:
+    """One sentence for docs/scaling.md."""
+    record = max(results["ledger"], key=lambda each: each.date)
+    rate, machine = record.figures["sqlite"]["streaming"]["appends_per_second"], record.machine
+    place = f"{_machine(machine)}, {machine.cores} cores"
+    return f"A ledger on SQLite takes {rate:,} receipts a second over one stream ({place})."
+
+
+BLOCKS: Mapping[str, Callable[[Results], str]] = {
+    "readme": readme, "machines": machines, "speculation": speculation, "kinds": kinds, "llama-cpp": llama_cpp,
+    "passes": passes, "losses": losses, "callers": callers, "start": start, "identity": identity, "lies": lies,
+    "ledger": ledger, "bundle": bundle, "receipts a second": receipts_a_second,
+}  # fmt: skip
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(head), "|" + "---|" * len(head), *map(_row, rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _is(case: Mapping[str, Any], *, temperature: float, batch: int) -> bool:
+    return case["temperature"] == temperature and case["batch"] == batch and not case["context"]
+
+
+def _machine(machine: Machine) -> str:
+    return f"{_NAMES.get(machine.name, machine.name)}, {_SETS.get(machine.instruction_set, machine.instruction_set)}"
+
+
+def _bandwidth(machine: Machine) -> str:
+    return "not measured" if machine.bandwidth is None else f"{machine.bandwidth / 1e9:.0f} GB/s"
+
+
+def _model(record: Measurement) -> str:
+    return _MODELS.get(record.subject.model or "", record.subject.model or "")
+
+
+def _link(record: Measurement) -> str:
+    return f"[JSON](../benchmarks/results/{record.name}.json)"
+
+
+def _gain(each: Mapping[str, Any]) -> str:
+    return f"**{each['speedup']:.2f}** ± {each['error']:.2f}"
+
+
+def _pair(peer: Mapping[str, Any], what: str) -> tuple[str, str, str]:
+    return _ratio(peer["a second"][f"kolm, {what}"], peer["a second"][f"llama.cpp, {what}"])
+
+
+def _ratio(mine: float, its: float) -> tuple[str, str, str]:
+    return _round(mine), _round(its), f"**{mine / its:.1f}**"
+
+
+def _callers(case: Mapping[str, Any]) -> str:
+    return "1 caller" if case["callers"] == 1 else f"{case['callers']} callers"
+
+
+def _first(case: Mapping[str, Any] | None) -> str:
+    return f"{case['first_token_ms']['p50']:.0f} / {case['first_token_ms']['p99']:.0f} ms" if case else _DASH
+
+
+def _two(value: float | None) -> str:
+    return _DASH if value is None else f"{value:.2f}"
+
+
+def _round(value: float | None) -> str:
+    if value is None:
+        return _DASH
+    return f"{value:,.0f}" if value >= 20 else f"{value:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return _DASH if share is None else f"{100 * share:.1f} %"
+
+
+def _count(value: int | None) -> str:
+    return _DASH if value is None else f"{value:,}"

@@ -1,0 +1,68 @@
+"""Pages show the figures of the result files, and each result file names where its figures come from."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Machine, Measurement, MeasurementInvalid, Subject, measurements
+
+_MACHINE = Machine("zen4", "AMD EPYC, family 25, model 17", 2, "avx2", 2.5e10)
+
+
+def measured(**changes: object) -> Measurement:
+    values: dict[str, object] = {
+        "benchmark": "bundle", "case": "", "commit": "0123456789ab", "date": "2026-11-29T10:00Z", "version": "0.1.0",
+        "command": "python -m benchmarks.ledger.bundle", "machine": _MACHINE, "subject": Subject(),
+        "figures": {"receipts": 5, "megabytes": 1.0, "export_seconds": 1.0, "verify_seconds": 1.0, "peak_megabytes": 9},
+    }  # fmt: skip
+    return Measurement(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_pages_show_what_the_result_files_hold() -> None:
+    for page, text in report.render().items():
+        assert page.read_text() == text, f"{page.name} differs: run `python -m benchmarks report`"
+
+
+def test_every_kept_result_is_shown_and_complete() -> None:
+    for each in measurements():
+        assert each.benchmark in {"calls", "readme", *report.by_benchmark(measurements())}
+        assert all((each.commit, each.date, each.version, each.command)), each.name
+        assert each.machine.cores, each.name
+
+
+def test_a_written_measurement_is_read_back(tmp_path: Path) -> None:
+    path = measured().write(tmp_path)
+    assert path.name == "bundle-zen4-avx2.json"
+    assert list(measurements(tmp_path)) == [measured()]
+
+
+def test_a_later_run_on_the_same_machine_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    measured().write(tmp_path)
+    measured(date="2026-11-30T10:00Z").write(tmp_path)
+    assert [each.date for each in measurements(tmp_path)] == ["2026-11-30T10:00Z"]
+
+
+@pytest.mark.parametrize("member", [each.name for each in fields(Measurement)])
+def test_a_result_file_without_its_origin_is_refused(member: str, tmp_path: Path) -> None:
+    path = measured().write(tmp_path)
+    document = json.loads(path.read_text())
+    del document[member]
+    path.write_text(json.dumps(document))
+    with pytest.raises(MeasurementInvalid, match=path.name):
+        list(measurements(tmp_path))
+
+
+def test_a_result_file_is_named_for_what_it_holds(tmp_path: Path) -> None:
+    measured().write(tmp_path).rename(tmp_path / "bundle-zen5-avx2.json")
+    with pytest.raises(MeasurementInvalid, match="bundle-zen4-avx2"):
+        list(measurements(tmp_path))
+
+
+def test_every_block_of_the_pages_can_be_rendered() -> None:
+    assert RESULTS.is_dir()
+    with pytest.raises(KeyError):
+        report.render_text("<!-- benchmarks: unknown -->\n<!-- end -->", {})

@@ -2,6 +2,7 @@
 
     LedgerError
     ├── FormatError       bytes or values are not of the format; names the field
+    │   └── ClockAhead             a document names a time that is still to come, by the ledger's clock
     ├── SignatureError    a signature is missing, wrong, or by a key that may not sign this
     │   └── SignaturesMissing      fewer operators have signed than have to
     ├── KeyFileError      a key file cannot be read, is malformed, or others can read it
@@ -47,6 +48,20 @@ class FormatError(LedgerError):
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+
+
+class ClockAhead(FormatError):
+    """A document names a time that is still to come, by more than clocks may differ. The same bytes are taken later,
+    once the ledger's clock is there. `seconds` is how far ahead the time is.
+    """
+
+    def __init__(self, field: str, time: str, now: str, seconds: float) -> None:
+        super().__init__(
+            field,
+            f"is {time}, {seconds:.0f} s ahead of the ledger's clock ({now}). Set the clock of the machine that signed "
+            "it, or the ledger's if that one is wrong",
+        )
+        self.seconds = seconds
 
 
 class SignatureError(LedgerError):

@@ -90,9 +90,13 @@ def new_receipt_id(time: datetime, randomness: bytes | None = None) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+_LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999; an id has room for 891 years more
+
+
 def time_of(receipt_id: str) -> datetime:
-    """The moment, in whole milliseconds, for which `new_receipt_id` made the id."""
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=int(receipt_id.replace("-", "")[:12], 16))
+    """The moment, in whole milliseconds, for which `new_receipt_id` made the id; at most the last one of year 9999."""
+    milliseconds = min(int(receipt_id.replace("-", "")[:12], 16), _LAST_MILLISECOND)
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
 
 
 def timestamp(time: datetime) -> str:

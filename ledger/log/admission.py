@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.documents.content import Content
-from ledger.documents.halt import Resume
+from ledger.documents.dates import check_not_ahead
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, UnknownDocument, open_document
-from ledger.encoding.text_forms import moved, timestamp
+from ledger.encoding.text_forms import timestamp
 from ledger.errors import FormatError
 from ledger.keys.envelope import read_envelope
 from ledger.keys.trusted_keys import TrustedKeys
@@ -46,9 +45,11 @@ class Admitted:
 
 
 def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Callable[[], datetime] = _now) -> Admitted:
-    """Check a DSSE envelope, and the content that belongs to its receipt. Raises FormatError, SignatureError.
+    """Check a DSSE envelope, and the content that belongs to its receipt. Raises FormatError, SignatureError, and
+    ClockAhead for a document of a time to come by `clock`.
 
-    `clock` bounds the dates of resumes.
+    Entries cannot be taken out of the log, so a wrong date has to be refused here: owed replays are counted from dates,
+    and halts begin and end at them.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise FormatError("envelope", f"measures {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are taken")
@@ -56,15 +57,6 @@ def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Cal
     document = open_document(envelope, trusted)
     if isinstance(document, UnknownDocument):
         raise FormatError("payloadType", f"{document.type} is not a kind of document that this ledger takes")
-    if isinstance(document, Resume):
-        _check_not_ahead(document, timestamp(clock()))
+    check_not_ahead(document, timestamp(clock()))
     admitted = Admitted(canonical, hashlib.sha256(canonical).digest(), document, trusted=trusted)
     return admitted if content is None else admitted.with_content(content)
-
-
-def _check_not_ahead(resume: Resume, now: str) -> None:
-    """Otherwise later receipts would look as if they had been served in a halted scope."""
-    if resume.issued_at > moved(now, GRACE_SECONDS):
-        raise FormatError(
-            "issued_at", f"is {resume.issued_at}, more than {GRACE_SECONDS} s ahead of the ledger's {now}"
-        )

@@ -244,8 +244,11 @@ def yield_to_others() -> None:
             Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
 
 
-_UNTRUSTED = "UNTRUSTED_SIGNATURE"
-"""The ledger's answer until a person has said that this auditor's key counts, which may happen at any moment."""
+_WAITED_FOR = {
+    "UNTRUSTED_SIGNATURE": "waiting until the ledger trusts this auditor's key (`kolm trust add`): %s",
+    "CLOCK_AHEAD": "waiting until this auditor's clock and the ledger's agree; set the one that is wrong: %s",
+}
+"""Answers of the ledger, by their reason, that a person's action ends, which may happen at any moment."""
 
 _POLL_SECONDS = 1.0  # poll interval; each poll costs two processes some milliseconds
 _TRIES = 3  # until the base is loaded in any case: a ledger that starts beside this auditor is there in two seconds
@@ -276,10 +279,10 @@ def follow(
                 _log.warning("waiting for the ledger or the auditor's folder: %s", error)
             away = True
         except InvalidArgument as error:
-            if error.reason != _UNTRUSTED:
+            if error.reason not in _WAITED_FOR:
                 raise
             if not away:
-                _log.warning("waiting until the ledger trusts this auditor's key (`kolm trust add`): %s", error)
+                _log.warning(_WAITED_FOR[error.reason], error)
             away = True
         except Exception:
             if stop.is_set():  # the connection of a call was closed

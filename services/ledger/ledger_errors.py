@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from ledger.errors import (
     Backpressure,
     ChainError,
+    ClockAhead,
     Conflict,
     FormatError,
     LedgerError,
@@ -38,6 +39,8 @@ def ledger_errors(resource: str, name: str) -> Iterator[None]:
 def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmError:
     """The error that the caller gets for `error`."""
     match error:
+        case ClockAhead():
+            return errors.InvalidArgument("envelope", str(error), reason="CLOCK_AHEAD")
         case FormatError():
             return _bad_document(error)
         case SignaturesMissing():

@@ -114,6 +114,7 @@ _HINTS = {
         "the ledger trusts the keys in its --trusted-keys directory; is it the one of --data-dir? A ledger that runs "
         "takes another key of a role at its next start"
     ),
+    "CLOCK_AHEAD": "compare `date -u` here and on the ledger's machine, set the wrong clock, and run this again",
 }
 
 _NO_SERVER = (

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.documents.signed_document import sign_document
+from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
 from ledger.log.admission import Admitted
@@ -33,6 +35,7 @@ from services.client.errors import (
     PermissionDenied,
     ResourceExhausted,
     Unavailable,
+    decode_status,
 )
 from services.client.ledger.log import Appended
 from services.client.ledger.log_wire import content_message
@@ -43,7 +46,7 @@ from tests.fuzzing import flood
 from tests.integration.ledger_service.conftest import Serve
 from tests.serving import Served
 from tests.unit.ledger import builders
-from tests.unit.ledger.builders import ORIGIN, STRANGER, erasure, receipt, signed, signed_receipt
+from tests.unit.ledger.builders import ORIGIN, STRANGER, erasure, receipt, signed, signed_receipt, verdict
 
 
 def wire_content(number: int) -> Content:
@@ -167,6 +170,22 @@ def test_bad_entries_are_refused_one_by_one_and_the_stream_goes_on(ledger: Ledge
     assert isinstance(forbidden, PermissionDenied)
     assert "the role operate" in forbidden.message
     assert forbidden.request_id
+
+
+def test_a_document_of_a_time_to_come_is_refused_with_the_reason_and_the_member(served: Served) -> None:
+    tomorrow = timestamp(datetime.now(UTC) + timedelta(days=1))
+    ahead = signed_receipt(1, issued_at=tomorrow)
+    with LedgerClient.connect(served.address, wait=60) as ledger:
+        for envelope, member in ((ahead, "issued_at"), (signed(verdict(0, 0, replayed_at=tomorrow)), "replayed_at")):
+            with pytest.raises(InvalidArgument) as caught:
+                ledger.append(envelope)
+            assert (caught.value.reason, caught.value.fields) == ("CLOCK_AHEAD", ("envelope",))
+            assert member in caught.value.message
+    group = [*receipts(0), (ahead, None), *receipts(*range(2, 40))]  # enough for the process that checks receipts
+    with grpc.insecure_channel(served.address) as channel:
+        (answered,) = LedgerServiceStub(channel).AppendEntries(grouped(group))
+    refused = [decode_status(each.error).reason for each in answered.results if each.HasField("error")]
+    assert (refused, len(answered.results)) == (["CLOCK_AHEAD"], 40)
 
 
 def grouped(*groups: list[Entry]) -> Iterator[ledger_pb2.AppendEntriesRequest]:

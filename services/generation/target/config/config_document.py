@@ -334,15 +334,17 @@ def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     return tuple(config.conv_L_cache if kind == "conv" else 0 for kind in layer_types(config, place))
 
 
-def delta_rule(config: PreTrainedConfig, family: Family, place: str) -> StateRule:
-    """The layers that fold a state, and the sizes of its heads."""
+def delta_rule(config: PreTrainedConfig, family: Family, place: str) -> StateRule | None:
+    """The layers that fold a state and the sizes of its heads, or None if all layers attend."""
+    if "linear_attention" not in layer_types(config, place):
+        return None
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     rule = _state_rule(DELTA, config, tuple(f"linear_{name}" for name in names), place)
     return replace(rule, tiled=family.tiled, joined=family.joined)
 
 
 def mamba_rule(config: PreTrainedConfig, place: str) -> StateRule | None:
-    """The same of Mamba-2 layers, or none where all layers attend."""
+    """The same of Mamba-2 layers."""
     if "linear_attention" not in layer_types(config, place):
         return None
     if config.time_step_limit not in (None, (0.0, math.inf)):

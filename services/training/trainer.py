@@ -25,9 +25,9 @@ from services.generation.drafting.block.block_checkpoint import BlockConfig, wri
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, write_head
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.target.config.config import TargetConfig
-from services.generation.target.config.layer_specs import EMBEDDING, HEAD
+from services.generation.target.config.layer_specs import EMBEDDING
 from services.generation.target.family import NORM
-from services.generation.target.weights import checked_weights
+from services.generation.target.weights import checked_weights, output_name
 from services.training.answering import Answer
 from services.training.block import BlockModule, block_sums
 from services.training.head import HeadModule, drafted_tensors, learn_rounded
@@ -179,7 +179,8 @@ class Ends:
 
         embeddings = read(EMBEDDING)
         norm = (read(NORM) + config.norm_offset) * config.logit_scale
-        return cls(embeddings, norm, embeddings if config.tied_embeddings else read(HEAD))
+        output = output_name(weights, config)
+        return cls(embeddings, norm, embeddings if output == EMBEDDING else read(output))
 
     def teacher(self, epsilon: float, target_ids: Tensor) -> Teacher:
         return Teacher(self.norm, self.head, epsilon, target_ids)

@@ -19,7 +19,6 @@ from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import (
     EMBEDDING,
-    HEAD,
     LAYER_EMBEDDING,
     LAYER_NORM,
     LAYER_PROJECTION,
@@ -30,7 +29,7 @@ from services.generation.target.config.layer_specs import (
 )
 from services.generation.target.config.rope import decay_rates, inverse_root, query_scales
 from services.generation.target.family import CONVOLUTION, NORM, StateRule
-from services.generation.target.weights import Weights, reader
+from services.generation.target.weights import Weights, output_name, reader
 from tests.numerics.operations import (
     ACTIVATIONS,
     ONE,
@@ -151,6 +150,7 @@ class ReferenceModel:
     ) -> None:  # fmt: skip
         self._arithmetic = arithmetic
         self._config, self._read, self._cache_dtype = config, reader(weights, config), cache_dtype
+        self._output = output_name(weights, config)
         self._updates = adapter.updates if adapter else {}
         self._epsilon = np.float32(config.norm_epsilon)
 
@@ -164,8 +164,7 @@ class ReferenceModel:
         for number, spec in enumerate(layer_specs(config)):
             x = self.layer(number, spec, x, stored, None if inputs is None else inputs[:, number])
             streams.append(x)
-        head = EMBEDDING if config.tied_embeddings else HEAD
-        logits = self._linear(self._norm(NORM, x, np.float32(config.logit_scale)), head)
+        logits = self._linear(self._norm(NORM, x, np.float32(config.logit_scale)), self._output)
         cap = np.float32(config.logit_cap)
         return Computed(capped(logits, cap) if cap else logits, np.stack(streams))
 

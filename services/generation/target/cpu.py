@@ -14,7 +14,7 @@ from services.generation.target.adapters import Adapter, read_adapter
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig, bounded, cache_blocks, read_config, usual_cache
-from services.generation.target.config.layer_specs import EMBEDDING, HEAD, layer_specs
+from services.generation.target.config.layer_specs import EMBEDDING, layer_specs
 from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.errors import TargetError
 from services.generation.target.family import NORM
@@ -33,7 +33,14 @@ from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.states import StateBook
 from services.generation.target.target import KernelReport, PassOutput
-from services.generation.target.weights import Weights, check_int8, checked_weights, reader, usual_arithmetic
+from services.generation.target.weights import (
+    Weights,
+    check_int8,
+    checked_weights,
+    output_name,
+    reader,
+    usual_arithmetic,
+)
 
 _ARITHMETIC = "kolm-arithmetic/1"
 MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
@@ -198,7 +205,7 @@ def _load(
     arithmetic: str, kept: int = 0,
 ) -> ModelWeights:  # fmt: skip
     """Read, check and pack the weights; make an empty cache."""
-    read = reader(weights, config)
+    read, output = reader(weights, config), output_name(weights, config)
     embedding = matrix_of(read(EMBEDDING))
     context = config.context_length
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
@@ -210,7 +217,7 @@ def _load(
         layers=[load_layer(spec, number, adapters, read, config.norm_offset) for number, spec in enumerate(specs)],
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset) * np.float32(config.logit_scale),
-        head=embedding if config.tied_embeddings else matrix_of(read(HEAD)),
+        head=embedding if output == EMBEDDING else matrix_of(read(output)),
         cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, form, kept),
         arithmetic=arithmetic,
         inputs=LayerInputsTable.load(read) if config.layer_inputs else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -30,6 +31,8 @@ from services.generation.target.kernels.storages import PANEL, packed_as
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # which takes transformers
+
+_log = logging.getLogger(__name__)
 
 
 class Weights(Protocol):
@@ -178,14 +181,16 @@ def check_weights(weights: Weights, config: TargetConfig) -> None:
     """Hold names, shapes and storages against the configuration, before a weight is read.
 
     Raises:
-        WeightsInvalid: a tensor is missing, unknown, or of another shape or storage.
+        WeightsInvalid: a tensor is missing, unknown, or of another shape or storage; a tied head's shape counts too.
     """
     expected, found = expected_shapes(config), weights.names()
+    if HEAD in found:  # a configuration that ties it to the embeddings may be wrong: see `output_name`
+        expected[HEAD] = (config.vocab_size, config.hidden_size)
     readers = tuple(f"{layer.prefix}self_attn." for layer in layer_specs(config) if layer.source is not None)
     missing = sorted(expected.keys() - found)
     if missing:
         raise WeightsInvalid(f"{weights.path}: {_listing(missing)} missing, which the configuration calls for")
-    unknown = sorted(name for name in found - expected.keys() if not _meant_for_others(name, config, readers))
+    unknown = sorted(name for name in found - expected.keys() if not _left_out(name, readers, weights.path))
     if unknown:
         raise WeightsInvalid(
             f"{weights.path}: {_listing(unknown)} not known to this architecture; does the configuration fit?"
@@ -198,15 +203,45 @@ def check_weights(weights: Weights, config: TargetConfig) -> None:
         weights.storage(name)  # raises where it is not supported
 
 
-def _meant_for_others(name: str, config: TargetConfig, readers: tuple[str, ...]) -> bool:
-    """Rotary frequencies are computed or read with the configuration; a tied head repeats the embeddings. `readers` are
-    the attentions of layers that read other layers' keys, whose own are published and never used.
+def _left_out(name: str, readers: tuple[str, ...], path: Path) -> bool:
+    """Whether a tensor may be there that the pass does not read, as no reader of the model does: frequencies that
+    follow from the configuration, and keys and values of layers that read those of another layer (`readers`: their
+    attentions). Divisors of frequencies in a GGUF file are read with the configuration.
     """
     if name.startswith(readers) and name.split(".")[-2] in _KEYS_AND_VALUES:
         return True
-    if name == HEAD:
-        return config.tied_embeddings
-    return name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT) or name.endswith("rotary_emb.inv_freq")
+    if name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT):
+        return is_gguf(path)
+    return name.endswith(".rotary_emb.inv_freq")
+
+
+def output_name(weights: Weights, config: TargetConfig) -> str:
+    """The name of the matrix that gives logits: the head, or the embeddings if the configuration ties the two.
+
+    A tied checkpoint may hold a head all the same. It is read, as transformers 5 does, unless it repeats the embeddings
+    byte for byte: a conversion or a fine-tune can leave `tie_word_embeddings` wrong beside a head of its own.
+    """
+    if not config.tied_embeddings:
+        return HEAD
+    if HEAD not in weights.names() or _same(weights.tensor(EMBEDDING), weights.tensor(HEAD)):
+        return EMBEDDING
+    _log.warning(
+        "%s: tie_word_embeddings is true, but %s differs from %s; using %s, as transformers does",
+        weights.path, HEAD, EMBEDDING, HEAD,
+    )  # fmt: skip
+    return HEAD
+
+
+_COMPARED = 1 << 24  # bytes at a time
+
+
+def _same(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors have the same storage, shape and bytes."""
+    if (one.storage, one.shape) != (other.storage, other.shape):
+        return False
+    first, second = one.data.reshape(-1), other.data.reshape(-1)
+    starts = range(0, len(first), _COMPARED)
+    return all(np.array_equal(first[at : at + _COMPARED], second[at : at + _COMPARED]) for at in starts)
 
 
 def _listing(names: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,12 +33,9 @@ class SafetensorsFiles:
     @classmethod
     def open(cls, directory: Path, family: Family | None = None) -> SafetensorsFiles:
         """`family`: whose names tensors get. Raises WeightsInvalid: a file is missing, or is not a whole safetensors
-        file, or holds experts in a form that is not known.
+        file, or not what the index says, or there are two sets of weights, or experts in a form that is not known.
         """
-        entries: dict[str, Part] = {}
-        for path in weight_files(directory):
-            entries.update(read_parts(path))
-        return cls(directory, parts_of(family, entries))
+        return cls(directory, parts_of(family, _entries(directory)))
 
     def names(self) -> frozenset[str]:
         return frozenset(self._parts)
@@ -82,28 +79,81 @@ def floats(name: str, part: Part) -> Float32:
     return StoredTensor.of_bytes(name, _STORAGES[part.dtype], part.shape, part.read()).values().copy()
 
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors", re.ASCII)
+
+
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model: the one file, or the shards that the index names, in order.
 
     Raises:
-        WeightsInvalid: there are no files, or the index is not readable or names a file outside the directory.
+        WeightsInvalid: there are no files, the index is not readable or names a file outside the directory, or the
+            directory holds files of a second set of weights.
     """
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        single = directory / "model.safetensors"
-        if single.exists():
-            return [single]
-        raise WeightsInvalid(
-            f"{directory}: no model.safetensors and no model.safetensors.index.json; pickle is not read"
-        )
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WeightsInvalid(f"{index}: not a readable index of weight shards: {error!r}") from error
+    weight_map = _weight_map(directory)
+    names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+    if weight_map is None and not (directory / SINGLE).exists():
+        raise WeightsInvalid(f"{directory}: no {SINGLE} and no {INDEX}; pickle is not read")
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not (directory / name).exists():
-            raise WeightsInvalid(f"{index}: shard {name!r} is not a file of {directory}")
+        if Path(name).name != name or not (directory / name).is_file():
+            raise WeightsInvalid(
+                f"{directory / INDEX}: shard {name!r:.80} is not a file of {directory}; download the model again"
+            )
+    if others := other_weights(directory, names):
+        read = SINGLE if weight_map is None else f"the {len(names)} files that {INDEX} names"
+        raise WeightsInvalid(
+            f"{directory}: two sets of weights: {', '.join(others)} beside {read}; keep the files of one set, and move "
+            "the others away"
+        )
     return [directory / name for name in names]
+
+
+def other_weights(directory: Path, read: Collection[str]) -> list[str]:
+    """Names of weight files of a model in a directory that are not among those `read`."""
+    present = (path.name for path in directory.iterdir())
+    return sorted(name for name in present if (name == SINGLE or _SHARD.fullmatch(name)) and name not in read)
+
+
+def _weight_map(directory: Path) -> dict[str, str] | None:
+    """The file of each tensor, as the index has it; None without an index. Raises WeightsInvalid."""
+    path = directory / INDEX
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_bytes())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WeightsInvalid(f"{path}: not a readable index of weight shards: {error!r:.200}") from error
+    if not isinstance(found, dict) or not found or not all(isinstance(file, str) for file in found.values()):
+        raise WeightsInvalid(f"{path}: weight_map is {found!r:.80}; expected an object from tensors to files")
+    return found
+
+
+def _entries(directory: Path) -> dict[str, Part]:
+    """The tensors of all files of a model, by their names in them. Raises WeightsInvalid."""
+    weight_map, entries = _weight_map(directory), dict[str, Part]()
+    for path in weight_files(directory):
+        parts = read_parts(path)
+        if weight_map is not None:
+            _check_listed(directory / INDEX, weight_map, path.name, parts.keys())
+        entries |= parts
+    return entries
+
+
+def _check_listed(index: Path, weight_map: Mapping[str, str], file: str, found: Collection[str]) -> None:
+    """Hold the tensors of one file against the index. A tensor in two files is in one that the index does not name."""
+    for name in found:
+        if weight_map.get(name) != file:
+            listed = f"in {weight_map[name]}" if name in weight_map else "in no file"
+            raise WeightsInvalid(
+                f"{index}: lists {name} {listed}, but {file} holds it: they are files of different sets of weights; "
+                "download the model again into an empty folder"
+            )
+    missing = sorted(name for name, shard in weight_map.items() if shard == file and name not in found)
+    if missing:
+        raise WeightsInvalid(
+            f"{index}: lists {missing[0]} in {file}, which does not hold it: they are files of different sets of "
+            "weights; download the model again into an empty folder"
+        )
 
 
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
@@ -142,23 +192,37 @@ class _Stack:
 
 
 def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Part]:
-    """Parts by names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing."""
-    found: dict[str, Part] = {}
+    """Parts by names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing, and
+    for a tensor that is there under two names.
+    """
     if family and (family.multimodal or family.delta):
         named = ((_in_text_part(name), part) for name, part in entries.items())
-        entries = {name: part for name, part in named if name}
+        entries = _once((name, part) for name, part in named if name)
     if family and family.final_norm != NORM:
-        entries = {NORM if name == family.final_norm else name: part for name, part in entries.items()}
-    stacked = family.stacked if family else None
+        entries = _once((NORM if name == family.final_norm else name, part) for name, part in entries.items())
+    return _once(_by_module(family.stacked if family else None, entries))
+
+
+def _by_module(stacked: StackedExperts | None, entries: Mapping[str, Part]) -> Iterator[tuple[str, Part]]:
     place = re.compile(_PLACES.format(stacked) if stacked else "(?!)")
     for name, part in entries.items():
         match = place.fullmatch(name)
         if name.endswith(_CONVOLVED) and len(part.shape) == 3:  # [channels, 1, taps]
-            found[name] = replace(part, shape=(part.shape[0], part.shape[1] * part.shape[2]))
+            yield name, replace(part, shape=(part.shape[0], part.shape[1] * part.shape[2]))
         elif stacked is None or match is None:
-            found[f"{name}.weight" if name.endswith(_BARE) else name] = part
-        elif match[3] != "_scales":  # those are read with the blocks
-            found |= _each(match, _stack(stacked, entries, match), stacked)
+            yield f"{name}.weight" if name.endswith(_BARE) else name, part
+        elif match[3] != "_scales":
+            yield from _each(match, _stack(stacked, entries, match), stacked)
+        elif f"{name.removesuffix('_scales')}_blocks" not in entries:  # with them they are read
+            yield name, part
+
+
+def _once(named: Iterable[tuple[str, Part]]) -> dict[str, Part]:
+    found: dict[str, Part] = {}
+    for name, part in named:
+        if name in found:
+            raise WeightsInvalid(f"{name} is there under two names; expected each tensor once: use the original model")
+        found[name] = part
     return found
 
 

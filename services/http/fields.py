@@ -34,6 +34,7 @@ NAMES = {
 """The caller's names of the generation server's fields and resources."""
 
 _MOST_BIASES = 300  # as the generation server takes
+_LEAST_TEMPERATURE = 1e-6  # above 0, as the generation server takes
 _MOST_MEMBERS = 64  # of an object: more than any of them has
 
 
@@ -179,7 +180,7 @@ class CommonFields(Strict):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
+    temperature: Annotated[float, Field(le=2)] | None = None
     top_p: float | None = None
     seed: Annotated[int | None, AfterValidator(_unsigned)] = None
     stop: Annotated[list[str], Field(fail_fast=True), BeforeValidator(_as_list)] | None = None
@@ -213,9 +214,15 @@ class CommonFields(Strict):
         return bool(self.kolm and self.kolm.receipt_files)
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Sampling for the generation server, which checks the ranges. Absent temperatures are 1, as OpenAI's are."""
+        """Sampling for the generation server, which checks the ranges. Absent temperatures are 1, as OpenAI's are.
+
+        OpenAI takes a `top_p` of 0 and any temperature above 0, and clients send 1e-8 for greedy decoding. Both come
+        so close to greedy decoding that they are it; the server itself has one form of it, temperature 0.
+        """
         given: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(SamplingParams)}
         given["temperature"] = 1.0 if self.temperature is None else self.temperature
+        if self.top_p == 0 or 0 < given["temperature"] < _LEAST_TEMPERATURE:
+            given |= {"temperature": 0.0, "top_p": self.top_p or None}
         given |= {name: given[name] or () for name in ("stop", "stop_token_ids")}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": self.logit_bias or {}}
         return SamplingParams(**given | {"structured_outputs": self.constraint()})

@@ -216,6 +216,7 @@ class MessageFields(PromptFields, CommonFields):
     """The body: Anthropic's members, and those that the other endpoints have."""
 
     max_tokens: int
+    temperature: Annotated[float, Field(le=1)] | None = None
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     metadata: Metadata | None = None
     n: Annotated[Any, only(1)] = None

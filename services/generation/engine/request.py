@@ -215,7 +215,7 @@ def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
 def _real(field: str, value: float, low: float, high: float, above: bool = False) -> None:
     if not (math.isfinite(value) and low <= value <= high) or (above and value == low):
         least = f"above {low:g}" if above else f"at least {low:g}"
-        raise InvalidRequest(field, f"is {value:g}; expected a number {least} and at most {high:g}")
+        raise InvalidRequest(field, f"is {value}; expected a number {least} and at most {high:g}")
 
 
 def _whole(field: str, value: int, low: int, high: int) -> None:

@@ -37,6 +37,21 @@ async def test_a_stream_adds_up_to_the_whole_answer_with_its_logprobs(client: op
         assert "".join(choice.logprobs.tokens or ()).startswith(choice.text[:4])
         assert {len(best) for best in choice.logprobs.top_logprobs or ()} <= {1, 2, 3}  # two tokens may have one text
     assert (chunks[-1].choices, chunks[-1].usage is not None) == ([], True)
+    assert [(each.index, each.text) for chunk in chunks[:2] for each in chunk.choices] == [(0, ""), (1, "")]
+
+
+async def test_every_event_of_a_stream_has_a_choice(client: openai.AsyncOpenAI) -> None:
+    whole = await client.completions.create(**ASKED)
+    texts = [chunk.choices[0].text async for chunk in await client.completions.create(**ASKED, stream=True)]
+    assert (texts[0], "".join(texts)) == ("", whole.choices[0].text)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1e-8}, {"temperature": 5e-324}, {"top_p": 0}])
+async def test_what_other_servers_take_for_greedy_is_greedy(
+    client: openai.AsyncOpenAI, sampling: dict[str, Any]
+) -> None:
+    greedy = await client.completions.create(**ASKED | {"temperature": 0})
+    assert (await client.completions.create(**ASKED | sampling)).choices[0].text == greedy.choices[0].text
 
 
 async def test_token_ids_are_a_prompt_and_one_prompt_may_stand_in_a_list(client: openai.AsyncOpenAI) -> None:
@@ -183,7 +198,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
         ({"messages": []}, "messages", "invalid_argument"),
         ({"temperature": "hot"}, "temperature", "invalid_value"),
         ({"temperature": -1}, "temperature", "invalid_argument"),
+        ({"temperature": 2.1}, "temperature", "invalid_value"),
         ({"top_p": 1.5}, "top_p", "invalid_argument"),
+        ({"top_p": -0.5}, "top_p", "invalid_argument"),
         ({"seed": -(2**63) - 1}, "seed", "invalid_argument"),
         ({"extra_body": {"top_k": -2}}, "top_k", "invalid_argument"),
         ({"stop": ["x", ""]}, "stop", "invalid_argument"),
@@ -228,8 +245,9 @@ async def test_another_model_or_adapter_is_not_found(client: openai.AsyncOpenAI)
 
 async def test_a_stream_that_is_refused_has_the_status_of_its_refusal(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await streamed(client, **CHAT | {"top_p": 0})
+        await streamed(client, **CHAT | {"top_p": 1.0000001})
     assert caught.value.param == "top_p"
+    assert "1.0000001" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,6 @@ class Answer:
     def openings(self) -> list[dict[str, Any]]:
         """The first events of a stream; the promise is in the first of all."""
         opening = self._dialect.opening()
-        if opening is None:
-            return [self._event([], kolm=self._kolm.started())]
         events = [self._event([_choice(each, opening)]) for each in range(self._dialect.fields.n or 1)]
         events[0]["kolm"] = self._kolm.started()
         return events

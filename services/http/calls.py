@@ -27,12 +27,22 @@ from services.runtime.http.browsers import is_rebound
 DONE = "[DONE]"
 
 
+_SEPARATORS = {character.encode(): b"\\u%04x" % ord(character) for character in "\x85\u2028\u2029"}
+"""Escapes of the characters that JSON leaves as they are and `str.splitlines` takes for the end of a line."""
+
+
 def event(value: Any) -> bytes:
-    """One event, named where it has a `type`; `DONE` is written as it is."""
+    """One event, named if it has a `type`; `DONE` is written as it is.
+
+    Its data is one line also for readers that split lines as Unicode does.
+    """
     if value is DONE:
         return b"data: [DONE]\n\n"
     name = f"event: {value['type']}\n".encode() if "type" in value else b""
-    return b"%sdata: %s\n\n" % (name, msgspec.json.encode(value))
+    data = msgspec.json.encode(value)
+    for separator, escape in _SEPARATORS.items():
+        data = data.replace(separator, escape)
+    return b"%sdata: %s\n\n" % (name, data)
 
 
 class EventStream(StreamingResponse):
@@ -101,8 +111,8 @@ class ChoiceDialect(Dialect, Protocol):
     def choice(self, choice: Choice) -> dict[str, Any]:
         """A member of `choices` of a whole answer, without index."""
 
-    def opening(self) -> dict[str, Any] | None:
-        """The first piece of each choice, None where it needs none."""
+    def opening(self) -> dict[str, Any]:
+        """The first piece of each choice, without text."""
 
     def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
         """The addition."""

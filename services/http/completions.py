@@ -298,8 +298,8 @@ class TextDialect:
         logprobs = None if self.fields.logprobs is None else text_logprobs(choice.logprobs, 0)
         return {"text": choice.text, "logprobs": logprobs}
 
-    def opening(self) -> dict[str, Any] | None:
-        return None
+    def opening(self) -> dict[str, Any]:
+        return {"text": "", "logprobs": None}
 
     def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
         if self.fields.logprobs is None:

@@ -82,6 +82,13 @@ async def test_events_are_lines_of_json_and_done() -> None:
     assert closed == [True]
 
 
+def test_the_data_of_an_event_is_one_line_however_lines_are_split() -> None:
+    text = "".join(map(chr, range(0x20))) + "\x7f\x85\xa0\u2028\u2029ä\U0001f600"
+    named, data, *rest = event({"type": "x", text: [text]}).decode().splitlines()
+    assert (named, rest) == ("event: x", [""])
+    assert json.loads(data.removeprefix("data: ")) == {"type": "x", text: [text]}
+
+
 async def test_a_caller_that_has_left_before_the_first_event_closes_it() -> None:
     closed: list[bool] = []
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
+from services.client import Finished
 from services.client import errors as client
+from services.client.generation.completion import Choice
 
+RECEIPTS = "x-receipt-id"
+"""The header with the receipts' ids."""
 CLOSED = 499
 """nginx's status for a caller that has left; nobody reads it."""
 
@@ -39,10 +43,19 @@ _LONGEST_VALUE = 80  # characters of a wrong value, or of an unknown member's na
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` is the path of the request's field, None where no single one is at fault."""
+    """An answer that is an error. `param` is the path of the request's field, None where no single one is at fault;
+    `receipt_ids` are those of the output that exists all the same.
+    """
 
     def __init__(
-        self, status: int, message: str, code: str, *, param: str | None = None, retry_after: float | None = None
+        self,
+        status: int,
+        message: str,
+        code: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        receipt_ids: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -50,6 +63,12 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.retry_after = retry_after
+        self.receipt_ids = tuple(receipt_ids)
+
+    @property
+    def kolm(self) -> dict[str, Any]:
+        """The member `kolm` beside `error`."""
+        return {"receipts": [{"receipt_id": each} for each in self.receipt_ids]}
 
     def body(self, path: str = "") -> dict[str, Any]:
         """The JSON object, as the API with this path has it; a stream that has begun carries it as an event."""
@@ -57,12 +76,15 @@ class ApiError(Exception):
         types = _TYPES | _ANTHROPIC if anthropic else _TYPES
         type_ = types.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         error = {"error": {"message": self.message, "type": type_, "param": self.param, "code": self.code}}
-        return {"type": "error", **error} if anthropic else error
+        beside = {"kolm": self.kolm} if self.receipt_ids else {}
+        return {"type": "error", **error, **beside} if anthropic else error | beside
 
     def response(self, path: str = "") -> JSONResponse:
         headers = {}
         if self.status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after or _RETRY_SECONDS)))
+        if self.receipt_ids:
+            headers[RECEIPTS] = ", ".join(self.receipt_ids)
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body(path), self.status, headers)
@@ -76,7 +98,27 @@ def of_kolm(error: client.KolmError, names: Mapping[str, str]) -> ApiError:
         return ApiError(status, error.message, f"{error.resource}_not_found", param=_named(field, names))
     param = _named(field, names) if field else None
     message = f"{param}: {error.violations[0].description}" if error.violations else error.message
-    return ApiError(status, message, error.reason.lower(), param=param, retry_after=error.retry_after)
+    receipts = [each for each in error.metadata.get("receipt_ids", "").split(",") if each]
+    return ApiError(
+        status, message, error.reason.lower(), param=param, retry_after=error.retry_after, receipt_ids=receipts
+    )
+
+
+def of_ending(ended: Choice | Finished, tokens: int) -> ApiError | None:
+    """The error that a choice of so many tokens has ended with; None for one that has ended by itself.
+
+    Neither API has a finish reason for it: an output that the engine could not continue is no answer.
+    """
+    receipts = () if ended.receipt is None else (ended.receipt.receipt_id,)
+    kept = f"the output so far has the receipt {receipts[0]}" if receipts else "the output so far has no receipt"
+    match ended.finish_reason:
+        case "error":
+            message = f"the engine failed after {tokens} tokens; {kept}, the log of the generation server has the cause"
+            return ApiError(500, message, "generation_failed", receipt_ids=receipts)
+        case "cancelled":
+            message = f"the generation server ended the output after {tokens} tokens; {kept}. Ask again"
+            return ApiError(503, message, "generation_cancelled", receipt_ids=receipts)
+    return None
 
 
 def _named(path: str, names: Mapping[str, str]) -> str:

@@ -27,7 +27,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import AsyncRuntime
 from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
-from services.http.api_error import ApiError, of_kolm
+from services.http.api_error import RECEIPTS, ApiError, of_kolm
 from services.http.calls import Admission, Callers, Endpoint, Gate, read_fields, token, while_there
 from services.http.completions import ChatDialect, ChatFields, ChatMessage, TextDialect, TextFields
 from services.http.fields import Strict, only
@@ -259,7 +259,7 @@ def _across_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_methods=["GET", "POST"],
         allow_headers=["*"],  # OpenAI's client sends a dozen of its own
         allow_private_network=True,  # a page of the open network may name this machine
-        expose_headers=["x-receipt-id", "retry-after"],
+        expose_headers=[RECEIPTS, "retry-after"],
     )
 
 

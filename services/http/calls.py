@@ -19,7 +19,7 @@ from services.client import Request as GenerationRequest
 from services.client.channel import AsyncStream
 from services.client.errors import Internal, KolmError, Unauthenticated
 from services.client.generation.completion import Choice, Resolved
-from services.http.api_error import CLOSED, ApiError, of_body, of_kolm
+from services.http.api_error import CLOSED, RECEIPTS, ApiError, of_body, of_ending, of_kolm
 from services.http.fields import CommonFields
 from services.http.settings import HttpSettings
 from services.runtime.http.browsers import is_rebound
@@ -297,9 +297,12 @@ class Endpoint(Generic[_Body]):
         seconds = self._settings.request_seconds
         serving = runtime.serve(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)
         completion = await while_there(request, serving)
+        for each in completion.choices:
+            if (error := of_ending(each, len(each.token_ids))) is not None:
+                raise error
         answer = dialect.answer(asked, completion.resolved, completion.promise)
         receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
-        return JSONResponse(answer.whole(completion), headers={"x-receipt-id": ", ".join(receipts)})
+        return JSONResponse(answer.whole(completion), headers={RECEIPTS: ", ".join(receipts)})
 
     async def _streamed(self, request: Request, dialect: Dialect, runtime: AsyncRuntime) -> Response:
         """Answers once the server has taken the request: a refusal has a status of its own."""
@@ -324,6 +327,9 @@ async def _events(dialect: Dialect, answer: Answering, events: AsyncStream[Event
             yield event(opening)
         async for each in events:
             if isinstance(each, Finished):
+                if (error := of_ending(each, each.usage.completion_tokens)) is not None:
+                    yield event(answer.failed(error))
+                    return
                 finished.append(each)
                 made = answer.closing(each)
             else:

@@ -13,7 +13,7 @@ from services.client.generation.completion import Choice, Resolved
 from services.client.generation.output_reader import OutputReader, Part, Thought, output_reader
 from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
-from services.http.answer import Answer, chat_logprobs, text_length, text_logprobs
+from services.http.answer import Answer, chat_logprobs, finish_reason, text_length, text_logprobs
 from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
 from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
@@ -25,13 +25,17 @@ class ToolCallDeltas:
         self._reader, self._request_id, self._choice = reader, request_id, choice
         self.calls = 0
 
+    @property
+    def cut_off(self) -> bool:
+        """After `end`: whether the output ended within a call."""
+        return self._reader.cut_off
+
     def feed(self, text: str) -> list[dict[str, Any]]:
         return [self._delta(part) for part in self._reader.feed(text)]
 
     def end(self) -> list[dict[str, Any]]:
-        """The text that was held back, without white space after calls."""
-        parts = (part for part in self._reader.end() if not (self.calls and _is_blank(part)))
-        return [self._delta(part) for part in parts]
+        """The text that was held back."""
+        return [self._delta(part) for part in self._reader.end()]
 
     def _delta(self, part: Part) -> dict[str, Any]:
         match part:
@@ -59,10 +63,6 @@ def message_json(content: str, calls: Sequence[ToolCall], thoughts: str = "") ->
     if not calls:
         return message
     return {**message, "content": content or None, "tool_calls": [call_json(call) for call in calls]}
-
-
-def _is_blank(part: Part) -> bool:
-    return isinstance(part, Text) and part.text.isspace()
 
 
 class ChatMessage(Strict):
@@ -231,9 +231,10 @@ class ChatDialect:
     def choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = chat_logprobs(choice.logprobs) if self.fields.logprobs else None
         message = message_json(choice.content, choice.tool_calls, choice.thoughts)
-        return {"message": message, "logprobs": logprobs, "finish_reason": _why(choice, len(choice.tool_calls))}
+        why = finish_reason(choice, len(choice.tool_calls), cut_off=choice.cut_off)
+        return {"message": message, "logprobs": logprobs, "finish_reason": why}
 
-    def opening(self) -> dict[str, Any] | None:
+    def opening(self) -> dict[str, Any]:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
@@ -246,12 +247,9 @@ class ChatDialect:
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
         calls = self._calls.get(finished.index)
         held = [] if calls is None else [{"delta": delta, "logprobs": None} for delta in calls.end()]
-        return [*held, {"delta": {}, "logprobs": None, "finish_reason": _why(finished, calls.calls if calls else 0)}]
-
-
-def _why(ended: Choice | Finished, calls: int) -> str:
-    """The finish reason; an output that calls and comes to its end has one of its own."""
-    return "tool_calls" if calls and ended.finish_reason == "stop" else ended.finish_reason
+        count, cut_off = (0, False) if calls is None else (calls.calls, calls.cut_off)
+        why = finish_reason(finished, count, cut_off=cut_off)
+        return [*held, {"delta": {}, "logprobs": None, "finish_reason": why}]
 
 
 def _one_prompt(value: Any) -> Any:

@@ -12,7 +12,7 @@ from services.client.generation.completion import Choice, Resolved, Usage
 from services.client.generation.output_reader import Part, Thought, output_reader
 from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import CallBegins, Text
-from services.http.answer import KolmMember, speculative_decoding
+from services.http.answer import KolmMember, finish_reason, speculative_decoding
 from services.http.api_error import MESSAGES, ApiError
 from services.http.fields import NAMES
 from services.http.message_fields import MessageFields
@@ -23,6 +23,8 @@ _DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 """The type of a block's additions, and the member that has them, by the type of the block."""
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class MessageAnswer:
@@ -71,14 +73,17 @@ class MessageAnswer:
         }  # fmt: skip
 
     def _why(self, ended: Choice | Finished) -> dict[str, Any]:
-        """An answer that ended by an error, or because it was cancelled, says that in kolm's words."""
+        """After the last block."""
         sequence = ended.stop_reason if isinstance(ended.stop_reason, str) else None
-        reason = {"stop": "end_turn", "length": "max_tokens"}.get(ended.finish_reason, ended.finish_reason)
+        cut_off = self._reader is not None and self._reader.cut_off
+        reason = _STOP_REASONS[finish_reason(ended, self._calls, cut_off=cut_off)]
         if reason == "end_turn" and sequence is not None:
-            return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
-        if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
-            reason = "tool_use"
-        return {"stop_reason": reason, "stop_sequence": None}
+            reason = "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": sequence}
+
+    @property
+    def _calls(self) -> int:
+        return sum(block["type"] == "tool_use" for block in self._blocks)
 
     def _content(self) -> list[dict[str, Any]]:
         return [_filled(block, text) for block, text in zip(self._blocks, self._written, strict=True)]
@@ -102,18 +107,18 @@ class MessageAnswer:
                     continue
                 case Thought() if last != "thinking":
                     events += self._begun({"type": "thinking", "thinking": "", "signature": ""})
-                case Text() if not part.text or (last == "tool_use" and part.text.isspace()):
+                case Text() if not part.text:
                     continue
                 case Text() if last != "text":
                     events += self._begun({"type": "text", "text": ""})
                 case CallBegins():
-                    calls = sum(block["type"] == "tool_use" for block in self._blocks)
-                    called = call_id(self._resolved.request_id, 0, calls)
+                    called = call_id(self._resolved.request_id, 0, self._calls)
                     events += self._begun({"type": "tool_use", "id": called, "name": part.name, "input": {}})
             if not isinstance(part, CallBegins):
-                self._written[-1] += part.text
+                text = part.text.lstrip() if isinstance(part, Text) and last == "tool_use" else part.text
+                self._written[-1] += text
                 kind, member = _DELTAS[self._blocks[-1]["type"]]
-                events.append(self._event("content_block_delta", delta={"type": kind, member: part.text}))
+                events.append(self._event("content_block_delta", delta={"type": kind, member: text}))
         return events
 
     def _begun(self, block: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from services.client import Chunk, Completion, Finished, Request
-from services.client.generation.completion import Metrics, PositionLogprobs, Resolved, Usage
+from services.client.generation.completion import Choice, Metrics, PositionLogprobs, Resolved, Usage
 from services.client.generation.output_reader import Part, output_reader
 from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
-from services.http.answer import KolmMember, response_logprobs, speculative_decoding
+from services.http.answer import KolmMember, finish_reason, response_logprobs, speculative_decoding
 from services.http.api_error import ApiError
 from services.http.fields import NAMES
 from services.http.response_fields import ResponseFields
@@ -86,9 +86,6 @@ class CallItem:
         return name, {"item_id": self._id, "output_index": self._place, **members}
 
 
-_INCOMPLETE = {"length": "max_output_tokens", "cancelled": "cancelled", "error": "server_error"}
-
-
 class ResponseAnswer:
     """The answer to one request, once the server has resolved it. One message, unless there are calls of tools.
 
@@ -124,7 +121,7 @@ class ResponseAnswer:
         choice = completion.choices[0]
         self._opened(), self._read(choice.text, choice.logprobs), self._held()
         kolm = self._kolm.ended(completion.metrics, completion.choices)
-        return self._ended(choice.finish_reason, completion.usage, completion.metrics, kolm)
+        return self._ended(choice, completion.usage, completion.metrics, kolm)
 
     def openings(self) -> list[dict[str, Any]]:
         created = self._response("in_progress", [], kolm=self._kolm.started())
@@ -141,10 +138,10 @@ class ResponseAnswer:
         """The receipt is in the last event, with the whole response."""
         held = self._held()
         kolm = self._kolm.ended(finished.metrics, [finished])
-        response = self._ended(finished.finish_reason, finished.usage, finished.metrics, kolm)
+        response = self._ended(finished, finished.usage, finished.metrics, kolm)
         status = response["status"]
         return [
-            *self._numbered([*held, *self._items[-1].closed(status)]),
+            *self._numbered([*held, *self._items[-1].closed(self._last_status(status))]),
             self._event(f"response.{status}", response=response),
         ]
 
@@ -152,7 +149,11 @@ class ResponseAnswer:
         return []
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        return self._event("error", **{name: error.body()["error"][name] for name in ("code", "message", "param")})
+        """`error.code` is one of OpenAI's words; kolm's own is in the member `kolm`."""
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        kolm = self._kolm.started() | error.kolm | {"error": error.code}
+        response = self._response("failed", self._output("incomplete"), kolm=kolm)
+        return self._event("response.failed", response=response | {"error": {"code": code, "message": error.message}})
 
     def _opened(self) -> list[Event]:
         """Where there can be calls, the first item waits for what it is."""
@@ -176,15 +177,14 @@ class ResponseAnswer:
             last = self._items[-1] if self._items else None
             match part:
                 case Text() if not isinstance(last, MessageItem):
-                    if part.text.isspace():
-                        continue
                     events += self._begun(MessageItem(self._item_id("msg"), len(self._items)))
                 case CallBegins():
                     calls = sum(isinstance(item, CallItem) for item in self._items)
                     of_call = call_id(self._request_id, 0, calls)
                     events += self._begun(CallItem(self._item_id("fc"), len(self._items), of_call, part.name))
             if isinstance(part, Text | Arguments):
-                events += self._items[-1].add(part.text)
+                is_behind = isinstance(part, Text) and isinstance(last, CallItem)
+                events += self._items[-1].add(part.text.lstrip() if is_behind else part.text)
         return events
 
     def _begun(self, item: MessageItem | CallItem) -> list[Event]:
@@ -196,13 +196,29 @@ class ResponseAnswer:
         number = f"_{len(self._items)}" if self._items else ""
         return f"{kind}_{self._request_id}{number}"
 
-    def _ended(self, finish_reason: str, usage: Usage, metrics: Metrics, kolm: dict[str, Any]) -> dict[str, Any]:
-        why = _INCOMPLETE.get(finish_reason)
-        status = "completed" if why is None else "incomplete"
+    def _ended(self, ended: Choice | Finished, usage: Usage, metrics: Metrics, kolm: dict[str, Any]) -> dict[str, Any]:
+        """The response after its last item. One that a stop string cut off within a call is incomplete, for none of
+        OpenAI's reasons.
+        """
+        cut_off = self._reader is not None and self._reader.cut_off
+        calls = sum(isinstance(item, CallItem) for item in self._items)
+        why = finish_reason(ended, calls, cut_off=cut_off)
+        status = "incomplete" if cut_off or why == "length" else "completed"
+        details = {"reason": "max_output_tokens" if why == "length" else None} if status == "incomplete" else None
         more = {"usage": _usage(usage), "metrics": speculative_decoding(metrics), "kolm": kolm}
+        return self._response(status, self._output(status), **more) | {"incomplete_details": details}
+
+    def _output(self, status: str) -> list[dict[str, Any]]:
+        """The items of a response that has this status."""
+        if not self._items:
+            return []
         *whole, last = self._items
-        output = [*(item.value("completed") for item in whole), last.value(status)]
-        return self._response(status, output, **more) | {"incomplete_details": why and {"reason": why}}
+        return [*(item.value("completed") for item in whole), last.value(self._last_status(status))]
+
+    def _last_status(self, status: str) -> str:
+        """The last item's. A call is completed if its arguments are."""
+        is_whole = self._reader is not None and isinstance(self._items[-1], CallItem) and not self._reader.is_open
+        return "completed" if is_whole else status
 
     def _response(self, status: str, output: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {**self._common, "status": status, "incomplete_details": None, "output": output, "usage": None, **more}

@@ -157,6 +157,11 @@ class Choice:
         return () if self.called is None else self.called.calls
 
     @property
+    def cut_off(self) -> bool:
+        """Whether the output ended within a call: the arguments of the last call may be no JSON."""
+        return self.called is not None and self.called.cut_off
+
+    @property
     def thoughts(self) -> str:
         """What the model has said before its answer, where it shows that."""
         return "" if self.called is None else self.called.thoughts

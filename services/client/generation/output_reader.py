@@ -91,6 +91,16 @@ class OutputReader:
     def __init__(self, thoughts: ThoughtReader | None, calls: ToolCallReader | None) -> None:
         self._thoughts, self._calls = thoughts, calls
 
+    @property
+    def cut_off(self) -> bool:
+        """After `end`: whether the output ended within a call."""
+        return self._calls is not None and self._calls.cut_off
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the arguments of the last call have not come to their end."""
+        return self._calls is not None and self._calls.is_open
+
     def feed(self, text: str) -> list[Part]:
         return self._read(text, last=False)
 
@@ -119,7 +129,8 @@ def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
     held = request.params.constraint is not None
     calls, tools = None, request.tool_set
     if resolved.tool_calls is not None and tools is not None:
-        calls = ToolCallReader(resolved.tool_calls, tools.names, anywhere=not held)
+        required = tools.choice == "required"
+        calls = ToolCallReader(resolved.tool_calls, tools.names, anywhere=not held, calls_only=required)
     syntax = resolved.thoughts
     if syntax is not None and syntax.begun and (held or (tools is not None and tools.choice == "required")):
         syntax = None
@@ -153,4 +164,4 @@ def _called(choice: Choice, resolved: Resolved, request: Request) -> Choice:
         ToolCall(call_id(resolved.request_id, choice.index, place), name, written)
         for place, (name, written) in enumerate(zip(names, arguments, strict=True))
     ]
-    return replace(choice, called=Called(content.strip() if calls else content, tuple(calls), thoughts))
+    return replace(choice, called=Called(content, tuple(calls), thoughts, reader.cut_off))

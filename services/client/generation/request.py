@@ -172,11 +172,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """An output's calls, the text beside them, and what was thought before."""
+    """An output's calls, the text beside them, and what was thought before. `cut_off`: the output ended within a call,
+    which is the last one, or had not come to its arguments.
+    """
 
     content: str
     calls: tuple[ToolCall, ...]
     thoughts: str = ""
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

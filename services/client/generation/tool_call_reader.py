@@ -35,11 +35,20 @@ Part = Text | CallBegins | Arguments
 class ToolCallReader:
     """Reads one output piece by piece. Calls of none of `names`, and whatever only looks like a call, are text.
 
-    White space of the syntax may differ. Joined, all parts are the output but for the syntax around calls.
+    Joined, the parts are the same however the output is cut into pieces: the output without the syntax of calls, the
+    white space before a call, and the white space between a call and the first text or the end. White space of the
+    syntax may differ.
+
+    An output that ends within a call has `cut_off`. If the end comes before the call's arguments, its beginning is
+    left out where it can hardly be text: directly behind another call, and in an output of calls only.
     """
 
-    def __init__(self, syntax: ToolCallSyntax, names: Iterable[str], *, anywhere: bool = True) -> None:
-        """Unless `anywhere`, an output that does not begin with a call is text to its end."""
+    def __init__(
+        self, syntax: ToolCallSyntax, names: Iterable[str], *, anywhere: bool = True, calls_only: bool = False
+    ) -> None:
+        """Unless `anywhere`, an output that does not begin with a call is text to its end. `calls_only`: the output
+        is calls and nothing else.
+        """
         names, self._anywhere = list(names), anywhere
         self._first = {_squeezed(syntax.open) + name + _squeezed(syntax.middle) + "{": name for name in names}
         between = None if syntax.between is None else _squeezed(syntax.between)
@@ -50,8 +59,11 @@ class ToolCallReader:
         self._close = _squeezed(syntax.close)
         self._held = ""
         self._within: _Object | None = None  # of the arguments that are open
-        self._after = False  # a call: another one or the closing follows
+        self._after = False  # a call's arguments: another call or the closing follows
+        self._behind = calls_only  # a call, with nothing but white space since
+        self._has_text = False
         self._is_text = False  # all that comes
+        self.cut_off = False  # the output ended within a call
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
@@ -59,35 +71,48 @@ class ToolCallReader:
 
     def end(self) -> list[Part]:
         """The text that was held back."""
-        return list(self._parts(last=True))
+        parts = list(self._parts(last=True))
+        self.cut_off = self.cut_off or self.is_open
+        return parts
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the arguments of the last call have not come to their end."""
+        return self._within is not None
 
     def _parts(self, *, last: bool) -> Iterator[Part]:
         while self._held:
             if self._is_text:
-                text, self._held = self._held, ""
-                yield Text(text)
+                yield self._text(len(self._held))
             elif self._within is not None:
                 taken = self._within.take(self._held)
                 arguments, self._held = self._held[:taken], self._held[taken:]
-                self._after = self._within.closed
-                if self._after:
-                    self._within = None
+                if self._within.closed:
+                    self._within, self._after = None, True
                 yield Arguments(arguments)
             elif self._after:
                 if not self._is_decided(last):
                     return
                 yield from self._followed()
+            elif last and self._behind and self._ends(self._first):
+                return
             else:
                 at, name, end = self._found(last)
-                if text := self._held[:at]:
+                known = self._held[:at]
+                text = known if last and name is None else known.rstrip()  # white space may precede a call
+                if text:
                     self._is_text = not self._anywhere
-                    yield Text(text)
-                self._held = self._held[at:]
-                if self._is_text:
-                    continue
-                if name is None:
+                    yield self._text(len(text))
+                elif name is not None:
+                    yield self._begin(name, end)
+                else:
                     return
-                yield self._begin(name, end - at)
+
+    def _text(self, length: int) -> Text:
+        said, self._held = self._held[:length], self._held[length:]
+        text = said.lstrip() if self._behind and not self._has_text else said
+        self._behind, self._has_text = False, True
+        return Text(text)
 
     def _begin(self, name: str, end: int) -> CallBegins:
         """The opening brace, the last of what was matched, belongs to the arguments."""
@@ -103,9 +128,23 @@ class ToolCallReader:
             if end := _matched(self._held, candidate):
                 yield self._begin(name, end)
                 return
-        self._after = False
-        end = _matched(self._held, self._close) or (len(self._held) if _may_become(self._held, self._close) else 0)
-        self._held = self._held[end:]
+        self._after, self._behind = False, True
+        if end := _matched(self._held, self._close):
+            self._held = self._held[end:]
+        elif _may_become(self._held, self._close):
+            self._held = ""
+        else:
+            self._ends(self._next)
+
+    def _ends(self, candidates: Iterable[str]) -> bool:
+        """Whether the output ends, behind a call, with nothing or with the beginning of one of `candidates`. Leaves it
+        out.
+        """
+        is_blank = self._held.isspace()
+        if not is_blank and not any(_may_become(self._held, candidate) for candidate in candidates):
+            return False
+        self._held, self.cut_off = "", not is_blank
+        return True
 
     def _found(self, last: bool) -> tuple[int, str | None, int]:
         """Where a call may begin, its name and where its beginning ends; the end of what is known without one."""

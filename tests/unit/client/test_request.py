@@ -211,7 +211,13 @@ TWO = (("get_time", ZONE), ("get_time_zone", "{}"))
 LOOSE = written(HERMES, TWO[1]).replace("\n", " \n\t").replace(": ", ":")
 OUTPUTS_WITH_CALLS = [
     (HERMES, written(HERMES, *TWO), "", TWO),
-    (HERMES, "Let me see. " + written(HERMES, TWO[0]) + " So", "Let me see.  So", TWO[:1]),
+    (HERMES, "Let me see. " + written(HERMES, TWO[0]) + " So", "Let me see. So", TWO[:1]),
+    (HERMES, " " + written(HERMES, TWO[0]) + "\nSo\n", "So\n", TWO[:1]),
+    (HERMES, "So " + written(HERMES, TWO[0]) + "\n" * 999, "So", TWO[:1]),
+    (HERMES, written(HERMES, TWO[0]) + "\n<tool_call>\n{", "", TWO[:1]),
+    (HERMES, written(HERMES, TWO[0]) + " 3 <", "3 <", TWO[:1]),
+    (HERMES, written(HERMES, TWO[0])[:-3], "", TWO[:1]),
+    (MISTRAL, written(MISTRAL, TWO[0])[:-1] + ', {"name', "", TWO[:1]),
     (HERMES, LOOSE, "", TWO[1:]),
     (HERMES, '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', None, ()),
     (HERMES, "a <tool_call> of nothing < 3", None, ()),

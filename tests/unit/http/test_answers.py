@@ -1,0 +1,256 @@
+"""Answers of all four endpoints: the accumulated stream is the whole answer, wherever the output ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.client import Chunk, Completion, Finished, Request
+from services.client.generation.completion import Choice, Metrics, Resolved, Usage
+from services.client.generation.output_reader import with_calls
+from services.client.generation.request import ThoughtSyntax, ToolCallSyntax
+from services.http.calls import Dialect
+from services.http.completions import ChatDialect, ChatFields
+from services.http.message_answer import MessageDialect
+from services.http.message_fields import MessageFields
+from services.http.response_answer import ResponseDialect
+from services.http.response_fields import ResponseFields
+from tests.examples import examples
+
+HERMES = ToolCallSyntax(
+    '<tool_call>\n{"name": "', '", "arguments": ', '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>"
+)
+MISTRAL = ToolCallSyntax('[{"name": "', '", "arguments": ', '}, {"name": "', "}]")
+THOUGHTS = ThoughtSyntax("<think>", ("</think>",))
+ARGUMENTS = ("{}", '{"city": "Bern"}', '{"city": "a}\\"]{", "at": [{"x": 1}]}')
+SCHEMA = {"type": "object"}
+USAGE = Usage(3, 5)
+METRICS = Metrics(0, 0, 0, 0.0, 0.0, (), 0, 0.0, 0.0, None, "", "off", "off", None, {})
+
+
+@dataclass(frozen=True)
+class Written:
+    """An output: where each call's text, and its arguments, begin and end."""
+
+    text: str
+    calls: tuple[tuple[int, int, int], ...] = ()
+
+    def then(self, text: str) -> "Written":
+        return Written(self.text + text, self.calls)
+
+    def calling(self, syntax: ToolCallSyntax, arguments: str, *, again: bool) -> "Written":
+        begun = len(self.text)
+        opened = self.then((syntax.between or "" if again else syntax.open) + "look" + syntax.middle)
+        at = len(opened.text)
+        return Written(opened.text + arguments, (*self.calls, (begun, at, at + len(arguments))))
+
+
+@st.composite
+def outputs(draw: st.DrawFn, syntax: ToolCallSyntax) -> Written:
+    """Perhaps a thought, text, calls, text, calls, text."""
+    output = Written(draw(st.sampled_from(["", "<think>\nHm, 1 < 2.\n</think>\n\n"])))
+    for _ in range(draw(st.integers(1, 2))):
+        output = output.then(draw(st.sampled_from(["", "\n", "Let me see.\n", "a < b {", "So. "])))
+        for number in range(draw(st.integers(0, 3))):
+            output = output.calling(syntax, draw(st.sampled_from(ARGUMENTS)), again=number > 0)
+        if output.calls and output.text.endswith("}"):
+            output = output.then(syntax.close)
+    return output.then(draw(st.sampled_from(["", "\n", " So.\n"])))
+
+
+def resolved(syntax: ToolCallSyntax) -> Resolved:
+    return Resolved(
+        "r-1", "cidv1:b", "cidv1:t", "cidv1:p", True, None, {"max_tokens": 9}, "off", "off", None, None, None, 0, 3,
+        (1, 2, 3), bytes(32), syntax, THOUGHTS,
+    )  # fmt: skip
+
+
+def chat(required: str) -> Dialect:
+    tools: Any = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+    return ChatDialect(ChatFields(messages=[{"role": "user", "content": "x"}], tools=tools, tool_choice=required))  # type: ignore[list-item]
+
+
+def responses(required: str) -> Dialect:
+    tools: Any = [{"type": "function", "name": "look", "parameters": SCHEMA}]
+    return ResponseDialect(ResponseFields(input="x", tools=tools, tool_choice=required))
+
+
+def messages(required: str) -> Dialect:
+    body = {
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"name": "look", "input_schema": SCHEMA}],
+        "tool_choice": {"type": {"required": "any"}.get(required, required)},
+        "thinking": {"type": "adaptive"},
+    }
+    return MessageDialect(MessageFields.model_validate(body))
+
+
+def chatted(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The choice that a client puts together."""
+    content, thoughts, calls, reason = "", "", list[dict[str, Any]](), None
+    for choice in (choice for event in events for choice in event["choices"]):
+        content += choice["delta"].get("content") or ""
+        thoughts += choice["delta"].get("reasoning_content") or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            if "id" in call:
+                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+        reason = choice["finish_reason"] or reason
+    message: dict[str, Any] = {"role": "assistant", "refusal": None, "content": content}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    if calls:
+        message |= {"content": content or None, "tool_calls": calls}
+    return {"message": message, "finish_reason": reason}
+
+
+def responded(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The response of the last event, once its items are those that the events have told."""
+    response, items = events[-1]["response"], dict[int, dict[str, Any]]()
+    written: dict[int, str] = {}
+    for event in events:
+        place, kind = event.get("output_index", -1), event["type"].removeprefix("response.")
+        if kind in ("output_text.delta", "function_call_arguments.delta"):
+            written[place] = written.get(place, "") + event["delta"]
+        elif kind == "output_item.done":
+            items[place] = event["item"]
+    assert list(items.values()) == response["output"]
+    for place, item in items.items():
+        said = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert said == written.get(place, "")
+    assert events[-1]["type"] == f"response.{response['status']}"
+    return {name: response[name] for name in ("output", "status", "incomplete_details", "usage")}
+
+
+def messaged(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a client puts together, its calls' inputs as text."""
+    blocks, ended = list[dict[str, Any]](), {}
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                blocks.append({**event["content_block"], "said": ""})
+            case "content_block_delta":
+                delta = event["delta"]
+                blocks[event["index"]]["said"] += next(value for name, value in delta.items() if name != "type")
+            case "message_delta":
+                ended = event["delta"]
+    return {"blocks": blocks, **ended}
+
+
+def whole_message(answer: dict[str, Any]) -> dict[str, Any]:
+    """The same of a whole message, but for inputs."""
+    blocks = [{**block, "said": block.get("text", block.get("thinking"))} for block in answer["content"]]
+    return {"blocks": blocks, "stop_reason": answer["stop_reason"], "stop_sequence": answer["stop_sequence"]}
+
+
+def streamed_and_whole(
+    dialect: Callable[[], Dialect],
+    pieces: Sequence[str],
+    syntax: ToolCallSyntax,
+    why: str,
+    stop: str | None,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The events, and the whole answer to the same request."""
+    ended: Any = {"finish_reason": why, "stop_reason": stop, "receipt": None, "metrics": METRICS}
+    resolution, streaming, at_once = resolved(syntax), dialect(), dialect()
+    asked: Request = streaming.request()
+    answer = streaming.answer(asked, resolution, None)
+    events = answer.openings()
+    for piece in pieces:
+        events += answer.piece(Chunk(0, piece, (), ()))
+    finished = Finished(0, usage=USAGE, **ended)
+    events += answer.closing(finished)
+    choice = Choice(0, "".join(pieces), (), logprobs=(), **ended)
+    completion = with_calls(Completion((choice,), USAGE, METRICS, resolution), asked)
+    return events, at_once.answer(asked, resolution, None).whole(completion)
+
+
+ENDS = [("length", None), ("stop", None), ("stop", "END")]
+
+
+@pytest.mark.parametrize("syntax", [HERMES, MISTRAL], ids=["Hermes", "Mistral"])
+@settings(max_examples=examples(150), deadline=None)
+@given(data=st.data())
+def test_a_stream_adds_up_to_the_whole_answer_wherever_it_ends(syntax: ToolCallSyntax, data: st.DataObject) -> None:
+    written = data.draw(outputs(syntax))
+    end = data.draw(st.integers(0, len(written.text)))
+    output = written.text[:end]
+    cuts = sorted(data.draw(st.lists(st.integers(0, end), max_size=6)))
+    pieces = [output[a:b] for a, b in zip([0, *cuts], [*cuts, end], strict=True)]
+    (why, stop), choice = data.draw(st.sampled_from(ENDS)), data.draw(st.sampled_from(["auto", "required"]))
+
+    begun = [(at, min(done, end)) for _, at, done in written.calls if at < end]
+    is_open = any(at < end < done for _, at, done in written.calls)
+    arguments = [output[at:done] for at, done in begun]
+
+    events, whole = streamed_and_whole(lambda: chat(choice), pieces, syntax, why, stop)
+    made = chatted(events)
+    assert made == {name: whole["choices"][0][name] for name in ("message", "finish_reason")}
+    assert [call["function"]["arguments"] for call in made["message"].get("tool_calls", ())] == arguments
+    if why == "length" or is_open or not begun:
+        assert made["finish_reason"] == why
+    elif end == len(written.text):
+        assert made["finish_reason"] == "tool_calls"
+    is_whole = made["finish_reason"] == "tool_calls"
+
+    events, whole = streamed_and_whole(lambda: responses(choice), pieces, syntax, why, stop)
+    response = responded(events)
+    assert response == {name: whole[name] for name in response}
+    items = response["output"]
+    calls = [item for item in items if item["type"] == "function_call"]
+    assert [item["arguments"] for item in calls] == arguments
+    assert [item["status"] == "completed" for item in calls] == [True] * (len(calls) - is_open) + [False] * is_open
+    assert response["status"] == "incomplete" or is_whole or not calls
+    assert response["status"] == "completed" or why == "length" or not is_whole
+    texts = "".join(item["content"][0]["text"] for item in items if item["type"] == "message")
+    assert texts.split() == (made["message"]["content"] or "").split() or len(items) > 2
+
+    events, whole = streamed_and_whole(lambda: messages(choice), pieces, syntax, why, stop)
+    message, at_once = messaged(events), whole_message(whole)
+    inputs = [block for block in message["blocks"] if block["type"] == "tool_use"]
+    assert [block["said"] for block in inputs] == arguments
+    assert message["stop_reason"] == at_once["stop_reason"]
+    assert message["stop_sequence"] == at_once["stop_sequence"] == stop
+    for block, same in zip(message["blocks"], at_once["blocks"], strict=True):
+        assert (block["type"], block.get("id")) == (same["type"], same.get("id"))
+        assert block["type"] == "tool_use" or block["said"] == same["said"]
+    ended = "tool_use" if is_whole else "stop_sequence" if stop else {"stop": "end_turn", "length": "max_tokens"}[why]
+    assert message["stop_reason"] == ended
+
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("required", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("output", "calls", "reason"),
+    [
+        (CALL, 1, "tool_calls"),
+        (CALL.removesuffix("</tool_call>"), 1, "tool_calls"),
+        (CALL[: CALL.index("Bern")], 1, "stop"),
+        (CALL[: CALL.index("}}")], 1, "stop"),
+        (CALL + "\n<tool_call>\n", 1, "stop"),
+        (CALL + "\n" + CALL[:-20], 2, "stop"),
+    ],
+)
+def test_calls_are_told_as_whole_only_if_the_last_one_is(output: str, calls: int, reason: str, required: str) -> None:
+    _, whole = streamed_and_whole(lambda: chat(required), [output], HERMES, "stop", "END")
+    (choice,) = whole["choices"]
+    assert (choice["finish_reason"], len(choice["message"]["tool_calls"])) == (reason, calls)
+    assert choice["message"]["content"] is None
+    _, response = streamed_and_whole(lambda: responses(required), [output], HERMES, "stop", "END")
+    assert response["status"] == ("completed" if reason == "tool_calls" else "incomplete")
+    assert [item["type"] for item in response["output"]] == ["function_call"] * calls
+    _, message = streamed_and_whole(lambda: messages(required), [output], HERMES, "stop", "END")
+    assert message["stop_reason"] == ("tool_use" if reason == "tool_calls" else "stop_sequence")
+
+
+@pytest.mark.parametrize(("choice", "content"), [("auto", CALL[:20]), ("required", "")])
+def test_the_beginning_of_a_call_is_text_unless_the_output_is_calls_only(choice: str, content: str) -> None:
+    _, whole = streamed_and_whole(lambda: chat(choice), [CALL[:20]], HERMES, "length", None)
+    assert whole["choices"][0]["message"]["content"] == content

@@ -55,7 +55,7 @@ class Page:
 
 
 class Criteria(Protocol):
-    """The condition that all rows meet; `store.ReceiptFilter` is one."""
+    """The condition that all rows meet; `receipt_filter.ReceiptFilter` is one."""
 
     def admits(self, index: int, receipt: Receipt) -> bool:
         """Whether the receipt at `index` belongs into the list, by its own fields."""

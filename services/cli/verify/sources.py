@@ -153,7 +153,7 @@ def read_promise_file(path: Path) -> bytes:
 
 
 class ModelTextReader:
-    """Implements `ledger.bundle.conversation.TextReader`. Loads the tokenizer when it is asked for.
+    """Implements `ledger.bundle.report.TextReader`. Loads the tokenizer when it is asked for.
 
     Its methods raise UsageError where the model has no tokenizer that loads, ProofError for what it cannot read.
     """

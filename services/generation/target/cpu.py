@@ -49,7 +49,7 @@ MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
 class CpuTarget:
     """`Target` on the CPU, by the programs of `docs/numerics.md`; weights stay in the form in which they are published.
 
-    A pass over `rows` is a program of a few hundred operations (`canonical.program`) that a team of threads runs
+    A pass over `rows` is a program of a few hundred operations (`target.program`) that a team of threads runs
     together; Python hands over addresses and gets logits.
     """
 

@@ -143,7 +143,7 @@ def _mlp(spec: LayerSpec, read: Read) -> Mlp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParallelMlpNorms:
-    """Weights of norms, as `experts.BesideNames` has them; that of the router is multiplied already."""
+    """Weights of norms, as `family.BesideNames` has them; that of the router is multiplied already."""
 
     router: Float32
     norm: Float32

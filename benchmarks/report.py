@@ -6,6 +6,7 @@ the pages with what this module renders from `benchmarks/results`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from benchmarks.machine import RESULTS
 from benchmarks.measurement import Machine, Measurement, measurements
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/benchmarks.md", "docs/scaling.md")
+PAGES = ("README.md", "docs/benchmarks.md", "benchmarks/results/README.md")
 _BLOCK = re.compile(r"(<!-- benchmarks: (?P<name>[a-z0-9 -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "icelake": "Ice Lake", "xeon": "Xeon"}
 _SETS = {"avx512vnni": "AVX-512 VNNI", "avx2": "AVX2", "amx": "AMX", "avx512": "AVX-512"}
@@ -29,6 +30,8 @@ _MODELS = {
 _KINDS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 _INT8 = ("int8, int8 cache", "int8, bfloat16 cache", "int8")
 _DASH = "–"
+_FOLDER = "results:"
+"""Stands for the results' folder in rendered links; each page has its own relative path to it."""
 
 Results = Mapping[str, Sequence[Measurement]]
 """Records by benchmark."""
@@ -37,12 +40,18 @@ Results = Mapping[str, Sequence[Measurement]]
 def render(pages: Iterable[str] = PAGES, folder: Path = RESULTS) -> dict[Path, str]:
     """Text of each page with its blocks rendered. Raises KeyError for a block of an unknown name."""
     results = by_benchmark(measurements(folder))
-    return {ROOT / page: render_text((ROOT / page).read_text(), results) for page in pages}
+    return {path: render_text(path.read_text(), results, path.parent) for path in map(ROOT.joinpath, pages)}
 
 
-def render_text(text: str, results: Results) -> str:
-    """`text` with its blocks rendered. Raises KeyError for a block of an unknown name."""
-    return _BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match['name']](results)}\n{match[3]}", text)
+def render_text(text: str, results: Results, folder: Path = ROOT) -> str:
+    """`text`, of a page in `folder`, with its blocks rendered. Raises KeyError for a block of an unknown name."""
+    there = os.path.relpath(RESULTS, folder) + "/"
+
+    def block(match: re.Match[str]) -> str:
+        table = BLOCKS[match["name"]](results).replace(_FOLDER, "" if there == "./" else there)
+        return f"{match[1]}{table}\n{match[3]}"
+
+    return _BLOCK.sub(block, text)
 
 
 def by_benchmark(found: Iterable[Measurement]) -> Results:
@@ -278,9 +287,12 @@ def losses(results: Results) -> str:
     )
 
 
-def callers(results: Results) -> str:
+def callers(results: Results, model: str = "") -> str:
+    """Servers under callers, of the models whose name begins with `model`."""
     rows = []
     for record in results["load"]:
+        if not _model(record).startswith(model):
+            continue
         cases = {case["callers"]: case for case in record.figures["cases"]}
         sixteen = cases.get(16)
         rows.append(
@@ -427,18 +439,11 @@ def bundle(results: Results) -> str:
     return "\n".join(_table(("machine", "receipts", "bundle", "export", "`kolm verify`", "its memory", ""), rows))
 
 
-def receipts_a_second(results: Results) -> str:
-    """One sentence for docs/scaling.md."""
-    record = max(results["ledger"], key=lambda each: each.date)
-    rate, machine = record.figures["sqlite"]["streaming"]["appends_per_second"], record.machine
-    place = f"{_machine(machine)}, {machine.cores} cores"
-    return f"A ledger on SQLite takes {rate:,} receipts a second over one stream ({place})."
-
-
 BLOCKS: Mapping[str, Callable[[Results], str]] = {
     "readme": readme, "machines": machines, "speculation": speculation, "kinds": kinds, "llama-cpp": llama_cpp,
-    "passes": passes, "losses": losses, "callers": callers, "start": start, "identity": identity, "lies": lies,
-    "ledger": ledger, "bundle": bundle, "receipts a second": receipts_a_second,
+    "passes": passes, "losses": losses, "callers": callers,
+    "callers smollm2": lambda results: callers(results, "SmolLM2"), "start": start, "identity": identity, "lies": lies,
+    "ledger": ledger, "bundle": bundle,
 }  # fmt: skip
 
 
@@ -467,7 +472,7 @@ def _model(record: Measurement) -> str:
 
 
 def _link(record: Measurement) -> str:
-    return f"[JSON](../benchmarks/results/{record.name}.json)"
+    return f"[JSON]({_FOLDER}{record.name}.json)"
 
 
 def _gain(each: Mapping[str, Any]) -> str:

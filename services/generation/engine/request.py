@@ -46,9 +46,13 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_TEXT = 256 * 1024  # characters
 
 
+GRAMMAR_REVISION = 1
+"""Of the way from a constraint's text to masks here. It goes up whenever a text may give other masks than before."""
+
+
 def grammar_engine() -> str:
-    """The library that decides which tokens may follow, with its version: another one may decide otherwise."""
-    return f"llguidance/{version('llguidance')}"
+    """The library that decides which tokens may follow, its version, and our revision: others may decide otherwise."""
+    return f"llguidance/{version('llguidance')}+kolm.{GRAMMAR_REVISION}"
 
 
 @dataclass(frozen=True, slots=True)

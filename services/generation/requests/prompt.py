@@ -13,7 +13,8 @@ from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.content import Turn, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
-from services.generation.engine.text.grammar import json_rule, lark_rule
+from services.generation.engine.text.grammar import lark_rule
+from services.generation.engine.text.json_schema import read_schema, schema_rule
 from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax, read_json
@@ -56,7 +57,7 @@ class Tools:
         """Schemas that have to compile, as JSON, with the paths of their fields."""
         for place, tool in enumerate(self.told):
             if self._keeps(tool):
-                yield f"messages.tools[{place}].parameters", json.dumps(_schema(tool) or _ANY)
+                yield f"messages.tools[{place}].parameters", tool.parameters if _schema(tool) else json.dumps(_ANY)
 
     def grammar(self, syntax: ToolCallSyntax, special: Mapping[str, int], text: StructuredOutputs | None = None) -> str:
         """Lark, as llguidance reads it, of outputs that call in this syntax. `special`: special tokens' ids by text.
@@ -76,8 +77,8 @@ class Tools:
                 each = (_literal(before + tool.name + syntax.middle, special) for tool in self.told)
                 lines.append(f"{name}: " + " | ".join(f"{begun} arguments_{n}" for n, begun in enumerate(each)))
         for place, tool in enumerate(self.told):
-            schema = (_schema(tool) if self._keeps(tool) else None) or _ANY
-            lines.append(f"arguments_{place}: {json_rule(schema)}")
+            schema = read_schema(tool.parameters) if self._keeps(tool) and tool.parameters else None
+            lines.append(f"arguments_{place}: {schema_rule(_ANY | (schema or {}))}")
         return "\n".join(["%llguidance {}", *lines, ""])
 
     def _keeps(self, tool: pb.Tool) -> bool:

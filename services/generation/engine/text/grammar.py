@@ -14,7 +14,17 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from services.generation.engine.request import MAX_TEXT, InvalidRequest, StructuredOutputs
-from services.generation.engine.text.tool_calls import read_json
+from services.generation.engine.text.json_schema import (
+    JSON_LAYOUT,
+    SchemaDecoder,
+    SchemaRefused,
+    check_numbers,
+    check_schema,
+    dumped,
+    exact_grammar,
+    read_schema,
+    schema_rule,
+)
 
 MAX_CHOICES = 10_000
 _DEEPEST = 100  # levels of a schema
@@ -23,9 +33,6 @@ _MOST_REMAINDERS = 100_000  # of `multipleOf`: a state of the lexer each, and al
 _LONGEST_MESSAGE = 400  # characters
 _JSON = re.compile(r"%json\s*")
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
-
-JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python's `json.dumps` lays it out. A schema's own `x-guidance` may say otherwise."""
 
 
 def grammar_text(source: StructuredOutputs) -> str:
@@ -40,8 +47,19 @@ def field_of(source: StructuredOutputs) -> str:
 def checked_schema(source: StructuredOutputs) -> Any:
     """The schema of a JSON constraint, None for others. Raises InvalidRequest where one of the bounds is passed."""
     check_size(source)
-    schema = _schema(source, field_of(source))
-    _check_joined(source, schema, field_of(source))
+    field = field_of(source)
+    schema = _schema(source, field)
+    try:
+        schemas = list(_embedded(source.text)) if source.kind == "grammar" else [schema]
+        for each in schemas:
+            check_schema(each)
+            if source.kind == "grammar":
+                check_numbers(each)
+        _check_joined(source, schemas, field)
+    except SchemaRefused as error:
+        raise InvalidRequest(field, plain(str(error))) from None
+    except RecursionError:
+        raise InvalidRequest(field, f"nests schemas more than {_DEEPEST} levels deep") from None
     return schema
 
 
@@ -54,12 +72,8 @@ def check_size(source: StructuredOutputs) -> None:
         raise InvalidRequest(field_of(source), "has half of a surrogate pair, which is not a character") from None
 
 
-def _check_joined(source: StructuredOutputs, schema: Any, field: str) -> None:
-    try:
-        schemas = list(_embedded(source.text)) if source.kind == "grammar" else [schema]
-        count, remainders = (max(map(most, schemas), default=0) for most in (_joined, _remainders))
-    except RecursionError:
-        raise InvalidRequest(field, f"nests schemas more than {_DEEPEST} levels deep") from None
+def _check_joined(source: StructuredOutputs, schemas: list[Any], field: str) -> None:
+    count, remainders = (max(map(most, schemas), default=0) for most in (_joined, _remainders))
     if source.kind == "grammar":
         count = max(count, _QUOTED.sub("", source.text).count("&"))
     if count > _MOST_JOINED:
@@ -96,7 +110,7 @@ def _exponent(number: Decimal) -> int:
 
 def _embedded(grammar: str) -> Iterator[Any]:
     """The schemas inside of a Lark grammar. What is not JSON is refused by its compiler."""
-    decoder = json.JSONDecoder()
+    decoder = SchemaDecoder()
     for found in _JSON.finditer(grammar):
         with suppress(ValueError):
             yield decoder.raw_decode(grammar, found.end())[0]
@@ -117,7 +131,7 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
     if source.kind != "json":
         return None
     try:
-        schema = read_json(source.text)
+        schema = read_schema(source.text)
     except ValueError as error:
         raise InvalidRequest(field, f"is not JSON: {plain(str(error))}") from None
     if not isinstance(schema, dict | bool):
@@ -136,7 +150,7 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
 def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
     """The grammar in the form that llguidance takes."""
     if schema is not None:
-        return json_grammar(schema)
+        return _json_grammar(schema, field)
     if source.kind == "regex":
         return LLMatcher.grammar_from_regex(source.text)
     if source.kind == "choice":
@@ -148,8 +162,14 @@ def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
         raise InvalidRequest(field, f"is neither Lark nor GBNF: {plain(str(error))}") from None
 
 
-def json_grammar(schema: Any) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_LAYOUT)  # type: ignore[arg-type]
+def _json_grammar(schema: Any, field: str) -> str:
+    try:
+        exact = exact_grammar(schema)
+    except SchemaRefused as error:
+        raise InvalidRequest(field, plain(str(error))) from None
+    if exact is not None:
+        return LLMatcher.grammar_from_lark(exact)
+    return LLMatcher.grammar_from_json_schema(dumped(schema), defaults=JSON_LAYOUT)  # type: ignore[arg-type]
 
 
 def _choices(text: str, field: str) -> list[str]:
@@ -182,19 +202,12 @@ def lark_rule(source: StructuredOutputs) -> str:
     """The body of a rule that matches what `source` allows; `source` has compiled by itself."""
     match source.kind:
         case "json":
-            return json_rule(json.loads(source.text))
+            return schema_rule(read_schema(source.text))
         case "json_object":
-            return json_rule({"type": "object"})
+            return schema_rule({"type": "object"})
         case "choice":
             return "(" + " | ".join(map(json.dumps, json.loads(source.text))) + ")"
         case "regex":
             (grammar,) = json.loads(LLMatcher.grammar_from_regex(source.text))["grammars"]
             return f"%lark {{\n{grammar['lark_grammar']}\n}}"
     return f"%lark {{\n{any_to_lark(source.text)}\n}}"
-
-
-def json_rule(schema: object) -> str:
-    """The same for a JSON schema."""
-    given = schema if isinstance(schema, dict) else {}
-    layout = JSON_LAYOUT | given.get("x-guidance", {})
-    return f"%json {json.dumps(given | {'x-guidance': layout})}"

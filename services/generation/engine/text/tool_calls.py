@@ -8,23 +8,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_DIGITS = 308  # of whole numbers that a float64 reaches
+from services.generation.engine.text.json_schema import whole_number
 
 
 def read_json(text: str) -> Any:
     """Raises ValueError, also for values that Python alone reads: NaN, numbers beyond float64, lone surrogates."""
     try:
-        value = json.loads(text, parse_int=_whole)
+        value = json.loads(text, parse_int=whole_number)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
     return value
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits, at most {_MOST_DIGITS} are taken")
-    return int(digits)
 
 
 Turns = list[dict[str, Any]]

@@ -1,0 +1,513 @@
+"""JSON schemas for llguidance: the keywords that count, and the numbers that its float64 arithmetic changes.
+
+A number that the library would take for its neighbour is written into the grammar by its digits, if the keywords around
+it are simple, and is refused by its path if they are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+Number = int | float | Decimal
+
+MOST_DIGITS = 308  # of whole numbers that a float64 reaches
+_TOLD = 40  # characters of a number or a keyword that an error repeats
+_LAYOUT = "x-guidance"
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python's `json.dumps` lays it out. A schema's own `x-guidance` may change it."""
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_OF_TYPE: Mapping[str, tuple[str, ...]] = {
+    "null": (),
+    "boolean": (),
+    "integer": (*_BOUNDS, "multipleOf"),
+    "number": (*_BOUNDS, "multipleOf"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "array": ("items", "additionalItems", "prefixItems", "minItems", "maxItems"),
+    "object": (
+        "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties",
+    ),
+}  # fmt: skip
+_APPLIED = frozenset(("const", "enum", "anyOf", "oneOf", "allOf", "$ref"))
+_CONSTRAINTS = _APPLIED | {"type"} | {keyword for keywords in _OF_TYPE.values() for keyword in keywords}
+ANNOTATIONS = frozenset(
+    (
+        "$anchor", "$comment", "$defs", "$id", "$schema", "$vocabulary", "contentEncoding", "contentMediaType",
+        "contentSchema", "default", "definitions", "deprecated", "description", "discriminator", "example", "examples",
+        "externalDocs", "id", "readOnly", "title", "writeOnly", "xml",
+    )
+)  # fmt: skip
+"""Keywords of JSON Schema and OpenAPI that forbid no value. Names that begin with x- are taken too."""
+_DEFINITIONS = ("$defs", "definitions")
+
+_SIMPLE = (
+    "const, enum, anyOf, $ref, type with minimum and maximum, properties, required, additionalProperties, items, "
+    "minItems and maxItems"
+)
+_NAME = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/'  # a JSON string
+
+
+class SchemaRefused(ValueError):
+    """A schema that no grammar can be made of. `path`: a JSON pointer to the place."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"at {path or '/'}: {message}")
+
+
+def read_schema(text: str) -> Any:
+    """The JSON value, its numbers as int, as float where `repr` gives back the decimal that was written, or as Decimal.
+
+    Raises ValueError, also for values that Python alone reads: NaN, numbers beyond float64, half surrogate pairs.
+    """
+    try:
+        value = json.loads(text, parse_int=whole_number, parse_float=_real)
+        dumped(value).encode()
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return value
+
+
+def whole_number(digits: str) -> int:
+    """Raises ValueError for numbers beyond float64."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits, at most {MOST_DIGITS} are taken")
+    return int(digits)
+
+
+def _real(digits: str) -> float | Decimal:
+    value, exact = float(digits), Decimal(digits)
+    return value if _is_shortest(value, exact) else exact
+
+
+def _is_shortest(value: float, exact: Decimal) -> bool:
+    """Whether the shortest decimal that rounds to `value` is `exact`."""
+    return Decimal(repr(value)) == exact
+
+
+def dumped(value: Any) -> str:
+    """The JSON text. Decimals are rounded to float64: where they count, the library never sees them."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=float)
+
+
+class SchemaDecoder(json.JSONDecoder):
+    """Reads schemas with numbers as `read_schema` has them."""
+
+    def __init__(self) -> None:
+        super().__init__(parse_int=whole_number, parse_float=_real)
+
+
+def check_schema(schema: Any) -> None:
+    """Raises SchemaRefused for a keyword that is not known."""
+    for path, each in _reached(schema):
+        _check_keywords(path, each)
+
+
+def check_numbers(schema: Any) -> None:
+    """Raises SchemaRefused for a number that the library would take for another one."""
+    for path, each in _reached(schema):
+        for at, number in _changed_numbers(each):
+            message = (
+                f"{str(number)[:_TOLD]} is not one of the library's numbers (float64); expected a rule or a string"
+            )
+            raise SchemaRefused(path + at, message)
+
+
+def exact_grammar(schema: Any) -> str | None:
+    """Lark for a schema with numbers that the library would take for others; None where it keeps all of them.
+
+    Raises SchemaRefused where there are too many keywords around such a number.
+    """
+    if any(_is_changed(each) for _, each in _reached(schema)):
+        return _ExactGrammar(schema).text()
+    return None
+
+
+def schema_rule(schema: Any) -> str:
+    """The body of a Lark rule that matches what the schema allows. Raises SchemaRefused as `exact_grammar` does."""
+    exact = exact_grammar(schema)
+    return _library_rule(schema) if exact is None else f"%lark {{\n{exact}\n}}"
+
+
+def _library_rule(schema: Any) -> str:
+    given = schema if isinstance(schema, dict) else {}
+    return f"%json {dumped(given | {_LAYOUT: JSON_LAYOUT | given.get(_LAYOUT, {})})}"
+
+
+def _reached(root: Any, path: str = "", schema: Any = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`schema`, by default `root`, and the schemas that it applies, each once, with their paths from `root`."""
+    seen, places = set[int](), [(path, root if schema is None else schema)]
+    while places:
+        path, each = places.pop()
+        if isinstance(each, dict) and id(each) not in seen:
+            seen.add(id(each))
+            yield path, each
+            places += reversed(list(_applied(root, path, each)))
+
+
+def _applied(root: Any, path: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for keyword, value in schema.items():
+        at = f"{path}/{keyword}"
+        if keyword in ("properties", "patternProperties") and isinstance(value, dict):
+            yield from ((f"{at}/{_escaped(name)}", each) for name, each in value.items())
+        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems", "items") and isinstance(value, list):
+            yield from ((f"{at}/{place}", each) for place, each in enumerate(value))
+        elif keyword in ("items", "additionalItems", "additionalProperties"):
+            yield at, value
+        elif keyword == "$ref" and isinstance(value, str):
+            yield from _targets(root, value)
+
+
+def _targets(root: dict[str, Any], reference: str) -> Iterator[tuple[str, Any]]:
+    """The schema at a JSON pointer within `root`; all definitions where the reference is of another kind."""
+    if reference == "#" or reference.startswith("#/"):
+        yield reference[1:], _at(root, reference)
+        return
+    for group in _DEFINITIONS:
+        if isinstance(given := root.get(group), dict):
+            yield from ((f"/{group}/{_escaped(name)}", each) for name, each in given.items())
+
+
+def _at(root: Any, pointer: str) -> Any:
+    """None where there is nothing, which the library refuses."""
+    value = root
+    for part in unquote(pointer).split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list):
+            value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
+        else:
+            value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _check_keywords(path: str, schema: dict[str, Any]) -> None:
+    for keyword, value in schema.items():
+        if keyword == _LAYOUT and path:
+            raise SchemaRefused(f"{path}/{keyword}", "lays out the whole output; expected it at the top")
+        if keyword == "nullable" and value is not False:
+            raise SchemaRefused(f"{path}/{keyword}", 'is not of JSON Schema; expected "type": [..., "null"] instead')
+        if keyword not in _CONSTRAINTS | ANNOTATIONS | {"nullable"} and not keyword.startswith("x-"):
+            raise SchemaRefused(f"{path}/{_escaped(keyword)[:_TOLD]}", "is not a keyword that a grammar can keep to")
+
+
+def _is_changed(schema: dict[str, Any]) -> bool:
+    return next(_changed_numbers(schema), None) is not None
+
+
+def _changed_numbers(schema: dict[str, Any]) -> Iterator[tuple[str, Number]]:
+    """The numbers that the library takes for others, of this schema without those that it applies."""
+    for keyword in schema.keys() & {"const", "enum"}:
+        yield from ((f"/{keyword}{at}", each) for at, each in _numbers(schema[keyword]) if not _is_kept(each))
+    for bound in _BOUNDS:
+        value = schema.get(bound)
+        if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+            exclusive = bound.startswith("exclusive") or schema.get(f"exclusive{bound.capitalize()}") is True
+            if not _is_kept_bound(value, exclusive):
+                yield f"/{bound}", value
+    if isinstance(step := schema.get("multipleOf"), Decimal):
+        yield "/multipleOf", step
+
+
+def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, Number]]:
+    if _is_number(value):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(each, f"{path}/{_escaped(str(name))}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+def _is_kept(number: Number) -> bool:
+    """Whether the library writes this constant: int64 by way of a float64, others as a float64's shortest decimal."""
+    if not isinstance(number, int):
+        return isinstance(number, float)
+    if abs(number) < 2**63:
+        return int(float(number)) == number
+    return _is_shortest(float(number), Decimal(number))
+
+
+def _is_kept_bound(number: Number, exclusive: bool) -> bool:
+    """Whether the library counts from this number. To an exclusive bound it adds 1.0, and it knows 18 digits."""
+    if isinstance(number, Decimal) or abs(number) >= 10**18:
+        return False
+    if abs(number) < 2**53:
+        return True
+    return not exclusive and int(float(number)) == number and _is_shortest(float(number), Decimal(number))
+
+
+class _ExactGrammar:
+    """Lark for a schema with numbers that the library changes. Schemas within that have none are left to it."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._rules: dict[str, str] = {}
+        self._named: dict[str, str] = {}  # rules by reference
+        self._touched = self._schemas_above_changes()
+
+    def text(self) -> str:
+        """Raises SchemaRefused."""
+        if _LAYOUT in self._root:
+            self._refuse("", self._root)
+        start = self._body("", self._root)
+        return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in self._rules.items())])
+
+    def _schemas_above_changes(self) -> set[int]:
+        """Identities of the schemas with a number that the library changes, and of all that apply one of them."""
+        above: dict[int, list[int]] = {}
+        changed = list[int]()
+        for path, each in _reached(self._root):
+            changed += [id(each)] * _is_changed(each)
+            for _, below in _applied(self._root, path, each):
+                above.setdefault(id(below), []).append(id(each))
+        touched = set[int]()
+        while changed:
+            if (found := changed.pop()) not in touched:
+                touched.add(found)
+                changed += above.get(found, [])
+        return touched
+
+    def _is_touched(self, path: str, schema: Any) -> bool:
+        if not isinstance(schema, dict):
+            return False
+        return _is_changed(schema) or any(id(each) in self._touched for _, each in _applied(self._root, path, schema))
+
+    def _body(self, path: str, schema: Any) -> str:
+        """The symbols of a rule that match what the schema allows."""
+        if not self._is_touched(path, schema):
+            return self._by_library(path, schema)
+        keywords = schema.keys() & _CONSTRAINTS
+        if len(keywords & {"const", "enum"}) == 1 and keywords <= {"const", "enum", "type"}:
+            return self._literals(path, schema)
+        match [(keyword, schema[keyword]) for keyword in keywords]:
+            case [("anyOf", [_, *_] as some)]:
+                return _either(self._body(f"{path}/anyOf/{place}", each) for place, each in enumerate(some))
+            case [("allOf", [only])]:
+                return self._body(f"{path}/allOf/0", only)
+            case [("$ref", str() as reference)]:
+                return self._reference(path, schema, reference)
+        if keywords & _APPLIED:
+            self._refuse(path, schema)
+        return _either(self._of_type(path, schema, name) for name in _types(schema))
+
+    def _by_library(self, path: str, schema: Any) -> str:
+        """A boolean schema, or one whose numbers are kept, with the definitions that it refers to."""
+        if not isinstance(schema, dict):
+            return _library_rule({} if schema is True else {"allOf": [schema]})
+        own = {keyword: value for keyword, value in schema.items() if keyword not in _DEFINITIONS}
+        for _, each in list(_reached(self._root, path, own)):
+            if isinstance(reference := each.get("$ref"), str):
+                lead, *parts = unquote(reference).split("/")
+                if lead != "#" or len(parts) < 2 or parts[0] not in _DEFINITIONS:
+                    self._refuse("", self._root)
+                own.setdefault(parts[0], {})[parts[1]] = _at(self._root, f"#/{parts[0]}/{parts[1]}")
+        return _library_rule(own)
+
+    def _reference(self, path: str, schema: dict[str, Any], reference: str) -> str:
+        if reference not in self._named:
+            target = next(_targets(self._root, reference), ("", None))[1]
+            if not reference.startswith("#") or not isinstance(target, dict):
+                self._refuse(path, schema)
+            name = self._named[reference] = self._rule("")
+            self._rules[name] = self._body(reference[1:], target)
+        return self._named[reference]
+
+    def _rule(self, body: str) -> str:
+        name = f"r{len(self._rules)}"
+        self._rules[name] = body
+        return name
+
+    def _terminal(self, body: str) -> str:
+        name = f"T{len(self._rules)}"
+        self._rules[name] = body
+        return name
+
+    def _literals(self, path: str, schema: dict[str, Any]) -> str:
+        types = _types(schema)
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        values = [each for each in values if any(_is_of(each, name) for name in types)]
+        if not values:
+            raise SchemaRefused(path, "allows no value")
+        plain = [_quoted(_json(each)) for each in values if not isinstance(each, dict | list)]
+        joined = [_pieces(each) for each in values if isinstance(each, dict | list)]
+        return _either([self._terminal(" | ".join(plain)), *joined] if plain else joined)
+
+    def _of_type(self, path: str, schema: dict[str, Any], name: str) -> str:
+        part = {"type": name} | {keyword: schema[keyword] for keyword in _OF_TYPE.get(name, ()) if keyword in schema}
+        if not self._is_touched(path, part):
+            return self._by_library(path, part)
+        keywords = part.keys()
+        if name == "object" and keywords <= {"type", "properties", "required", "additionalProperties"}:
+            return self._object(path, part)
+        if name == "array" and keywords <= {"type", "items", "minItems", "maxItems"}:
+            return self._array(path, part)
+        if name in ("integer", "number"):
+            return self._number(path, part)
+        self._refuse(path, schema)
+
+    def _number(self, path: str, schema: dict[str, Any]) -> str:
+        given = {bound: schema[bound] for bound in _BOUNDS if bound in schema}
+        taken = _BOUNDS if schema["type"] == "integer" else ("minimum", "maximum")
+        if "multipleOf" in schema or not all(each in taken and type(given[each]) is int for each in given):
+            self._refuse(path, schema)
+        low = max((given[each] + each.startswith("excl") for each in given if "inimum" in each), default=None)
+        high = min((given[each] - each.startswith("excl") for each in given if "aximum" in each), default=None)
+        if low is not None and high is not None and low > high:
+            raise SchemaRefused(path, "allows no number")
+        return f"/{_integers(low, high) if schema['type'] == 'integer' else _decimals(low, high)}/"
+
+    def _array(self, path: str, schema: dict[str, Any]) -> str:
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if type(least) is not int or not (most is None or (type(most) is int and most >= max(least, 1))):
+            self._refuse(path, schema)
+        item = self._rule(self._body(f"{path}/items", schema.get("items", True)))
+        count = f"{max(least - 1, 0)},{'' if most is None else most - 1}"
+        more = "" if most == 1 else f'(", " {item}){{{count}}}'
+        return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
+
+    def _object(self, path: str, schema: dict[str, Any]) -> str:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        others = schema.get("additionalProperties", True)
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            self._refuse(path, schema)
+        names = list(dict.fromkeys([*properties, *map(str, required)]))
+        first = after = ""  # what follows the brace, and what follows a member: built from the end
+        if others is not False:
+            taken = " | ".join(_quoted(_json(name)) for name in names)
+            name = self._terminal(_NAME + (f" & ~({taken})" if names else ""))
+            member = self._rule(f'{name} ": " {self._body(f"{path}/additionalProperties", others)}')
+            first, after = f'({member} (", " {member})*)?', f'(", " {member})*'
+        for name in reversed(names):
+            is_named = name in properties
+            where = f"{path}/properties/{_escaped(name)}" if is_named else f"{path}/additionalProperties"
+            value = properties[name] if is_named else others
+            if value is False and name not in required:
+                continue
+            alone = self._rule(f'{_quoted(_json(name))} ": " {self._body(where, value)} {after}')
+            if name in required:
+                first, after = alone, f'", " {alone}'
+            else:
+                first = self._rule(f"{alone} | {first}" if first else f"{alone}?")
+                after = self._rule(f'", " {alone} | {after}' if after else f'(", " {alone})?')
+        return f'"{{" {first} "}}"'
+
+    def _refuse(self, path: str, schema: dict[str, Any]) -> NoReturn:
+        reached = _reached(self._root, path, schema)
+        found = ((at + more, number) for at, each in reached for more, number in _changed_numbers(each))
+        at, number = next(found, (path, ""))
+        raise SchemaRefused(
+            at,
+            f"{str(number)[:_TOLD]} is not one of the numbers of a grammar (float64), and the keywords of "
+            f"{path or 'the schema'} are too many to write it by its digits; expected only {_SIMPLE}, or a string",
+        )
+
+
+def _types(schema: dict[str, Any]) -> list[str]:
+    """The types that the schema allows; all where it names none."""
+    named = schema.get("type", [name for name in _OF_TYPE if name != "integer"])
+    return [str(each) for each in (named if isinstance(named, list) else [named])]
+
+
+def _is_of(value: Any, name: str) -> bool:
+    match name:
+        case "null":
+            return value is None
+        case "boolean":
+            return isinstance(value, bool)
+        case "integer":
+            return _is_number(value) and (isinstance(value, int) or value == Decimal(value).to_integral_value())
+        case "number":
+            return _is_number(value)
+    return isinstance(value, {"string": str, "array": list, "object": dict}.get(name, ()))
+
+
+def _either(bodies: Iterable[str]) -> str:
+    some = list(bodies)
+    return some[0] if len(some) == 1 else f"({' | '.join(some)})"
+
+
+def _quoted(text: str) -> str:
+    """A literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(value: Any) -> str:
+    return str(value) if isinstance(value, Decimal) else dumped(value)
+
+
+def _pieces(value: Any) -> str:
+    """The JSON text in the symbols that schemas' grammars have, so that alternatives may begin alike."""
+    if isinstance(value, dict):
+        inner = [f'{_quoted(_json(name))} ": " {_pieces(each)}' for name, each in value.items()]
+        return " ".join(['"{"', ' ", " '.join(inner), '"}"'])
+    if isinstance(value, list):
+        return " ".join(['"["', ' ", " '.join(map(_pieces, value)), '"]"'])
+    return _quoted(_json(value))
+
+
+def _integers(low: int | None, high: int | None) -> str:
+    """A regular expression of the whole numbers from `low` to `high`, both included."""
+    parts = []
+    if low is None or low < 0:
+        parts.append("-" + _naturals(1 if high is None else max(1, -high), None if low is None else -low))
+    if high is None or high >= 0:
+        parts.append(_naturals(max(low or 0, 0), high))
+    return f"({'|'.join(parts)})"
+
+
+def _decimals(low: int | None, high: int | None) -> str:
+    """The same of decimal numbers."""
+    parts = []
+    if low is None or low < 0:
+        parts.append("-" + _magnitudes(0 if high is None else max(0, -high), None if low is None else -low))
+    if high is None or high >= 0:
+        parts.append(_magnitudes(max(low or 0, 0), high))
+    return f"({'|'.join(parts)})"
+
+
+def _magnitudes(low: int, high: int | None) -> str:
+    if high is None:
+        return rf"{_naturals(low, None)}(\.[0-9]+)?"
+    below = rf"{_naturals(low, high - 1)}(\.[0-9]+)?|" if low < high else ""
+    return rf"({below}{high}(\.0+)?)"
+
+
+def _naturals(low: int, high: int | None) -> str:
+    parts, first = [], str(low)
+    last = "9" * len(first) if high is None else str(high)
+    for length in range(len(first), len(last) + 1):
+        least = first if length == len(first) else "1" + "0" * (length - 1)
+        parts.append(_digits(least, last if length == len(last) else "9" * length))
+    if high is None:
+        parts.append(f"[1-9][0-9]{{{len(first)},}}")
+    return f"({'|'.join(parts)})"
+
+
+def _digits(low: str, high: str) -> str:
+    """The numbers between two of as many digits."""
+    if low == high:
+        return low
+    if not low.strip("0") and not high.strip("9"):
+        return f"[0-9]{{{len(low)}}}"
+    if low[0] == high[0]:
+        return low[0] + _digits(low[1:], high[1:])
+    rest = len(low) - 1
+    least, most, parts = int(low[0]), int(high[0]), []
+    if low[1:].strip("0"):
+        parts.append(low[0] + _digits(low[1:], "9" * rest))
+        least += 1
+    if high[1:].strip("9"):
+        parts.append(high[0] + _digits("0" * rest, high[1:]))
+        most -= 1
+    if least <= most:
+        parts.append(f"[{least}-{most}]" + (f"[0-9]{{{rest}}}" if rest else ""))
+    return f"({'|'.join(parts)})"

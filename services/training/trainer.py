@@ -27,6 +27,7 @@ from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import EMBEDDING
 from services.generation.target.family import NORM
+from services.generation.target.files.safetensors import Part
 from services.generation.target.weights import checked_weights, output_name
 from services.training.answering import Answer
 from services.training.block import BlockModule, block_sums
@@ -245,8 +246,8 @@ def export(
     folder: Path, head: HeadModule | BlockModule, target_ids: Tensor, dtype: torch.dtype, facts: dict[str, Any]
 ) -> None:
     """Write the head in kolm's layout, and `facts` beside it. Each file is replaced whole."""
-    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in drafted_tensors(head).items()}
-    offsets = target_ids.cpu() - torch.arange(len(target_ids))
+    tensors = {name: _part(tensor.detach().to("cpu", dtype)) for name, tensor in drafted_tensors(head).items()}
+    offsets = _part(target_ids.cpu() - torch.arange(len(target_ids)))
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".head-", dir=folder.parent))
     try:
@@ -262,6 +263,16 @@ def export(
             file.replace(folder / file.name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+_STORED = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
+"""Safetensors' dtypes."""
+
+
+def _part(tensor: Tensor) -> Part:
+    """The tensor as a file of weights has it."""
+    flat = tensor.contiguous().reshape(-1)
+    return Part(_STORED[tensor.dtype], tuple(tensor.shape), lambda: flat.view(torch.uint8).numpy())
 
 
 _BFLOAT16 = ("avx512bf16", "amx-bf16", "bf16")

@@ -11,7 +11,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from services.generation.drafting.block.block_checkpoint import BlockConfig, BlockHead, block_shapes
+from services.generation.drafting.block.block_checkpoint import (
+    BlockConfig,
+    BlockHead,
+    block_shapes,
+    write_block_head,
+)
 from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.draft_tree.candidates import NO_CONFIDENCE, Vocabulary
 from services.generation.drafting.draft_tree.draft_tree import DraftModelState
@@ -25,6 +30,7 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig
+from services.generation.target.files.safetensors import Part
 from services.generation.target.target import Target
 
 
@@ -170,8 +176,16 @@ def block(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False
 
 def write_kolm(directory: Path, config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     tensors = head_tensors(config, seed)
-    write_head(directory, config, tensors)
+    write_head(directory, config, _parts(tensors))
     return tensors
+
+
+def write_kolm_block(directory: Path, config: BlockConfig, seed: int = 0) -> None:
+    write_block_head(directory, config, _parts(block_tensors(config, seed)))
+
+
+def _parts(tensors: Mapping[str, torch.Tensor]) -> dict[str, Part]:
+    return {name: Part.of(tensor.numpy()) for name, tensor in tensors.items()}
 
 
 def write_safeailab(directory: Path, config: HeadConfig, seed: int = 0, **members: Any) -> dict[str, torch.Tensor]:

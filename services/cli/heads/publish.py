@@ -35,6 +35,7 @@ from services.generation.target.errors import TargetError
 from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
+    from services.generation.drafting.block.block_checkpoint import BlockHead
     from services.generation.drafting.eagle3.head_pass import Head as LoadedHead
 
 
@@ -300,7 +301,6 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
     head predicts more of the base's tokens is kept. Raises UsageError.
     """
     import numpy as np
-    import torch
 
     from services.generation.drafting.block.block_checkpoint import BlockHead, write_block_head
     from services.generation.drafting.eagle3.checkpoint import write_head
@@ -309,7 +309,14 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
     from services.generation.drafting.heads import HeadError, check_base
     from services.generation.drafting.methods import load_head
     from services.generation.target.config.config import read_config
+    from services.generation.target.files.safetensors import Part
     from services.runtime.process import reason
+
+    def floats(head: LoadedHead | BlockHead) -> dict[str, Part]:
+        return {name: Part.of(values) for name, values in head.tensors.items()}
+
+    def offsets(head: LoadedHead | BlockHead) -> Part:
+        return Part.of(head.target_ids - np.arange(len(head.target_ids)))
 
     try:
         base = read_config(model)
@@ -317,10 +324,8 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
         if isinstance(head, BlockHead):
             if feature_layers is not None:
                 raise UsageError(f"--feature-layers: {source} is a block head, which names them", "leave the flag out")
-            block = {name: torch.from_numpy(values) for name, values in head.tensors.items()}
-            ids = torch.from_numpy(head.target_ids)
-            offsets = {"d2t": ids - torch.arange(len(ids))} if len(ids) < head.config.vocab_size else {}
-            write_block_head(out, head.config, {**block, **offsets})
+            own = {"d2t": offsets(head)} if len(head.target_ids) < head.config.vocab_size else {}
+            write_block_head(out, head.config, floats(head) | own)
             return Converted(head.origin, head.config.feature_layers)
         assert isinstance(head, Head)
         if feature_layers is not None:
@@ -328,9 +333,7 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
             check_base(head.config, base)
         elif head.other_layers:
             head = _confirmed(head, model)
-        own = np.arange(head.config.draft_vocab_size, dtype=np.int64)
-        tensors = {**head.tensors, "d2t": head.target_ids - own}
-        write_head(out, head.config, {name: torch.from_numpy(values) for name, values in tensors.items()})
+        write_head(out, head.config, floats(head) | {"d2t": offsets(head)})
     except (HeadError, TargetError, OSError) as error:
         raise UsageError(reason(error)) from error
     return Converted(head.origin, tuple(head.config.feature_layers))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from transformers import LlamaConfig, PretrainedConfig
@@ -21,11 +21,8 @@ from services.generation.target.config.config_document import read_json_object
 from services.generation.target.config.layer_specs import LayerSpec
 from services.generation.target.config.rope import Rotation, rotation_of
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
+from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts, write_parts
 from services.generation.target.sizes import expected, fits
-
-if TYPE_CHECKING:
-    import torch
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -266,9 +263,8 @@ class Layout:
         return values | {"feature_layers": layer_numbers(document, "feature_layers")}
 
     def write(
-        self, directory: Path, config: Sizes, shapes: Mapping[str, tuple[int, ...]],
-        tensors: Mapping[str, torch.Tensor],
-    ) -> None:  # fmt: skip
+        self, directory: Path, config: Sizes, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Part]
+    ) -> None:
         """Write a head's folder. `tensors` are the floats of these shapes, and `d2t` [draft_vocab_size] int64 (target
         id = draft id + d2t[draft id]) where the head has a vocabulary of its own. `t2d` [vocab_size] bool, which other
         engines ask for, is derived.
@@ -276,19 +272,17 @@ class Layout:
         Raises:
             HeadWeightsInvalid: a tensor is missing, unknown or of another shape.
         """
-        import torch
-        from safetensors.torch import save_file
-
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        found = {name: tensor.shape for name, tensor in tensors.items()}
         wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
         if wrong:
             raise HeadWeightsInvalid(f"tensors {wrong} are missing, unknown or of another shape than the config says")
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        whole = dict(tensors)
         if "d2t" in whole:
-            whole["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-            whole["t2d"][torch.arange(config.draft_vocab_size) + whole["d2t"]] = True
+            drafted = np.zeros(config.vocab_size, np.bool_)
+            drafted[np.arange(config.draft_vocab_size) + whole["d2t"].read().view(np.int64)] = True
+            whole["t2d"] = Part.of(drafted)
         directory.mkdir(parents=True, exist_ok=True)
-        save_file(whole, directory / WEIGHTS_FILE)
+        write_parts(directory / WEIGHTS_FILE, whole)
         (directory / CONFIG_FILE).write_text(json.dumps(self.document(config), indent=2) + "\n")
 
 

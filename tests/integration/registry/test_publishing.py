@@ -17,7 +17,7 @@ from services.cli.heads.publish import convert
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from services.client.head_folder import manifest_of
 from services.client.registry import RegistryClient
-from services.generation.drafting.block.block_checkpoint import load_block_head, write_block_head
+from services.generation.drafting.block.block_checkpoint import load_block_head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.identity import base_manifest
@@ -25,10 +25,10 @@ from services.registry.__main__ import opened_servicer
 from services.registry.settings import RegistrySettings
 from tests.fakes.heads import (
     block_config,
-    block_tensors,
     head_config,
     published_block,
     write_kolm,
+    write_kolm_block,
     write_safeailab,
     write_speculators,
 )
@@ -287,7 +287,7 @@ def test_a_block_head_is_converted_and_described(model: Path, base: TargetConfig
     dspark = kind == "dspark"
     choices = {} if dspark else {"draft_vocab_size": base.vocab_size, "own_output": False, "markov_rank": 0}
     config = block_config(base, confidence=dspark, confidence_reads_token=dspark, from_first=dspark, **choices)
-    write_block_head(tmp_path / "written", config, block_tensors(config))
+    write_kolm_block(tmp_path / "written", config)
     theirs = published_block(tmp_path / "theirs", config, kind)
     convert(theirs, tmp_path / "head", model, None)
     assert load_block_head(tmp_path / "head", base).config == config

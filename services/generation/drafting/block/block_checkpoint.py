@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from transformers import Qwen3Config
 
@@ -31,9 +31,7 @@ from services.generation.drafting.heads import (
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
-
-if TYPE_CHECKING:
-    import torch
+from services.generation.target.files.safetensors import Part
 
 MOST_BLOCK = 64  # positions of a block; published heads have 7 to 16
 
@@ -323,7 +321,7 @@ def _windows(parsed: Qwen3Config, see_all: bool) -> tuple[int, ...]:
     return windows
 
 
-def write_block_head(directory: Path, config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_block_head(directory: Path, config: BlockConfig, tensors: Mapping[str, Part]) -> None:
     """Write a head in kolm's layout: see `Layout.write`."""
     config.check()
     shapes, own = block_shapes(config), config.draft_vocab_size

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
@@ -23,9 +23,7 @@ from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import ACTIVATIONS
 from services.generation.target.config.layer_specs import LayerSpec, decoder_layer
 from services.generation.target.families import GPT_OSS
-
-if TYPE_CHECKING:
-    import torch
+from services.generation.target.files.safetensors import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def parse_config(document: Mapping[str, Any]) -> HeadConfig:
     return config
 
 
-def write_head(directory: Path, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_head(directory: Path, config: HeadConfig, tensors: Mapping[str, Part]) -> None:
     """Write a head in kolm's layout, a `d2t` always: see `Layout.write`."""
     config.check()
     _LAYOUT.write(directory, config, head_shapes(config) | {"d2t": (config.draft_vocab_size,)}, tensors)

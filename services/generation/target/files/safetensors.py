@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
-from services.generation.target.arrays import Bytes, Float32
+from services.generation.target.arrays import Bytes, Float32, address
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.family import CONVOLUTION, NORM, Family, StackedExperts
 from services.generation.target.files.stored_tensor import StoredTensor, map_file
@@ -67,6 +68,22 @@ def read_parts(path: Path) -> dict[str, Part]:
         return {name: _entry(field, data[begin:]) for name, field in header.items() if name != "__metadata__"}
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
+
+
+_WRITTEN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64", "BOOL": "bool"}
+"""Safetensors' dtypes, as its writer takes them."""
+
+
+def write_parts(path: Path, parts: Mapping[str, Part]) -> None:
+    """Write one file, which `read_parts` reads. Raises OSError; KeyError for a dtype that is not written here."""
+    held = {name: np.ascontiguousarray(part.read()) for name, part in parts.items()}  # until all of it is written
+    specs = {
+        name: TensorSpec(
+            dtype=_WRITTEN[part.dtype], shape=part.shape, data_ptr=address(held[name]), data_len=held[name].nbytes
+        )
+        for name, part in parts.items()
+    }
+    serialize_file(specs, path)
 
 
 def _entry(field: dict[str, Any], data: Bytes) -> Part:
@@ -180,6 +197,16 @@ class Part:
     dtype: str
     shape: tuple[int, ...]
     read: Callable[[], Bytes]
+
+    @classmethod
+    def of(cls, values: NDArray[np.float32 | np.int64 | np.bool_]) -> Part:
+        """An array's values, as it holds them. Raises KeyError for another dtype."""
+        whole = np.ascontiguousarray(values)
+        return cls(_DTYPES[whole.dtype.name], values.shape, lambda: whole.reshape(-1).view(np.uint8))
+
+
+_DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}
+"""Safetensors' dtypes by numpy's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,15 +20,13 @@ from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from services.cli.heads.publish import Description, push_head
 from services.client.registry import RegistryClient
-from services.generation.drafting.block.block_checkpoint import write_block_head
-from services.generation.drafting.eagle3.checkpoint import write_head
 from services.generation.target.config.config import read_config
 from services.registry.__main__ import opened_servicer
 from services.registry.settings import RegistrySettings
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, start_server
 from tests.access import everybody
-from tests.fakes.heads import block_config, block_tensors, head_config, head_tensors
+from tests.fakes.heads import block_config, head_config, write_kolm, write_kolm_block
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.api.test_methods import build
 from tests.integration.generation.deployment import Deployment, asking, failure, until
@@ -41,7 +39,7 @@ NAME = "support-head"
 def write(model: Path, directory: Path, seed: int = 0) -> Path:
     """A head for the model, in kolm's layout."""
     config = head_config(read_config(model))
-    write_head(directory, config, head_tensors(config, seed))
+    write_kolm(directory, config, seed)
     return directory
 
 
@@ -232,7 +230,7 @@ async def test_they_draft_and_the_log_says_so(
 
 async def test_a_block_head_drafts_by_the_method_of_its_kind(deployment: Deployment, base: Path) -> None:
     config = block_config(read_config(base))
-    write_block_head(base.parent / "head", config, block_tensors(config))
+    write_kolm_block(base.parent / "head", config)
     stub = await deployment.start_generation(model=base)
     plain = await stub.Generate(asking(max_tokens=24, method="off"))
     for members in ({}, {"method": "block"}):

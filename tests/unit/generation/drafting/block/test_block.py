@@ -11,12 +11,7 @@ import torch
 from safetensors import numpy as arrays
 from safetensors.torch import load_file, save_file
 
-from services.generation.drafting.block.block_checkpoint import (
-    BlockConfig,
-    BlockHead,
-    load_block_head,
-    write_block_head,
-)
+from services.generation.drafting.block.block_checkpoint import BlockConfig, BlockHead, load_block_head
 from services.generation.drafting.block.block_pass import BlockPass
 from services.generation.drafting.heads import (
     HeadConfigInvalid,
@@ -29,7 +24,7 @@ from services.generation.drafting.methods import load_head
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder
-from tests.fakes.heads import block_config, block_tensors, head_config, write_kolm
+from tests.fakes.heads import block_config, block_tensors, head_config, write_kolm, write_kolm_block
 from tests.fakes.tiny_model import make_tiny_model
 from tests.vectors.make_block_heads import ANCHOR, BLOCK, FOLDER, HIDDEN, VOCABULARY, make
 
@@ -41,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
 
 def write(folder: Path, config: BlockConfig, **changes: Any) -> Path:
     """A head in kolm's layout; `changes` are members of its config.json, `...` takes one out."""
-    write_block_head(folder, config, block_tensors(config))
+    write_kolm_block(folder, config)
     return changed(folder, **changes)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import cbor2
 import msgspec
 
-_EDGES = (0, 1, -1, 2**31, 2**53, 2**63, 2**64, 10**30, 0.5, 1e308, True, None, "", "0", [], {})
+_EDGES: tuple[Any, ...] = (0, 1, -1, 2**31, 2**53, 2**63, 2**64, 10**30, 0.5, 1e308, True, None, "", "0", [], {})
 _LOOK_ALIKE = str.maketrans("aceopxyi0", "асеорхуі\uff10")  # Cyrillic, full width
 _JUNK = ("\x00", "\u202e", "\ud800", "\u00a0", "\n", " ", "é", "\ufeff", '"', "\\")
 _TRICKS: tuple[tuple[bytes, bytes], ...] = (

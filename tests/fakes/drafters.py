@@ -130,7 +130,7 @@ _ROW = 1e-3  # seconds
 
 def budget(nodes: int, depth: int, breakeven: float) -> Budget:
     """`breakeven` is the chance of acceptance from which a node is worth its row."""
-    return Budget.of(depth, MARGIN * _ROW * (1 / breakeven + np.arange(nodes + 1)))
+    return Budget.of(depth, MARGIN * _ROW * (1 / breakeven + np.arange(nodes + 1, dtype=np.float64)))
 
 
 class LetterDecoder:

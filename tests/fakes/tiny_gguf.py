@@ -126,7 +126,7 @@ def write_gguf(
 def tokenizer_metadata(vocab: int) -> dict[str, Any]:
     """The tiny model's tokenizer as a converter would write it."""
     fast: Tokenizer = tiny_tokenizer(vocab).backend_tokenizer
-    tokens = [fast.id_to_token(index) for index in range(vocab)]
+    tokens = [str(fast.id_to_token(index)) for index in range(vocab)]
     alphabet = set(bytes_to_unicode().values())
     kinds = [3 if token in SPECIAL_TOKENS else 1 if set(token) <= alphabet else 4 for token in tokens]
     merges: list[list[str]] = json.loads(fast.to_str())["model"]["merges"]
@@ -144,7 +144,7 @@ def tokenizer_metadata(vocab: int) -> dict[str, Any]:
 
 def _tensors(shape: _Shape, storage: str, random: np.random.Generator) -> dict[str, tuple[int, NDArray[Any]]]:
     names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.architecture], shape.layers)
-    tensors = {}
+    tensors: dict[str, tuple[int, NDArray[Any]]] = {}
     for name, (rows, columns) in shape.matrices().items():
         data = random_rows(storage, rows, columns, random)
         interleaved = shape.architecture == "llama" and ("q_proj" in name or "k_proj" in name)

@@ -56,7 +56,7 @@ class FakeUpstream:
         many = most + 1 if self.fault == "many" else most
         while len(made) < many:
             if self.ends_after is not None and len(made) == self.ends_after:
-                return [*made, self.tokenizer.fast.token_to_id("<|end|>")]
+                return [*made, self.tokenizer.fast.get_vocab()["<|end|>"]]
             told = [self.taste, seed, *prompt, *made, len(self.bodies) if self.fault == "unsteady" else 0]
             drawn = int.from_bytes(hashlib.sha256(json.dumps(told).encode()).digest()[:4])
             made.append(self.vocabulary[(drawn + (len(made) == self.differs_at)) % len(self.vocabulary)])
@@ -169,7 +169,7 @@ class FakeUpstream:
 
     async def _events(self, body: dict[str, Any], fault: str | None) -> AsyncIterator[Any]:
         sampling = body.get("sampling_params", body)
-        prompt = body.get("input_ids", body.get("prompt"))
+        prompt: list[int] = body["input_ids" if "input_ids" in body else "prompt"]
         most = sampling.get("max_new_tokens", sampling.get("n_predict", sampling.get("max_tokens")))
         seed = sampling.get("sampling_seed", sampling.get("seed"))
         ids = self.tokens(prompt, seed, most)
@@ -207,7 +207,10 @@ class FakeUpstream:
                 nothing = self._event(prompt, ids, "", so_far)
             if self.kind == "llama-server":
                 nothing = {"content": "", "tokens": [], "stop": False, "tokens_predicted": len(ids)}
-            yield {"idle": nothing, "comments": b": still here\n\n", "line": b"x" * 65_536}[fault]
+            endless: dict[str, dict[str, Any] | bytes] = {
+                "idle": nothing, "comments": b": still here\n\n", "line": b"x" * 65_536
+            }  # fmt: skip
+            yield endless[fault]
             await asyncio.sleep(0.001)
 
     def _event(self, prompt: Sequence[int], ids: Sequence[int], text: str, so_far: str) -> dict[str, Any]:
@@ -239,10 +242,10 @@ class FakeUpstream:
                 stopped = {"stop": "eos", "length": "limit"}[reason]
                 return [{"content": "", "tokens": [], "stop": True, "stop_type": stopped, "tokens_predicted": len(ids),
                          "timings": timings}]  # fmt: skip
-        told = {"completion_tokens": len(ids), "finish_reason": {"type": reason}, "cached_tokens": 1}
+        meta: dict[str, Any] = {"completion_tokens": len(ids), "finish_reason": {"type": reason}, "cached_tokens": 1}
         if self.counts and self.speculates:
-            told |= {"spec_verify_ct": 1, "spec_num_proposed_drafts": proposed, "spec_num_correct_drafts": accepted}
-        return [{"text": text, "output_ids": list(ids), "meta_info": told}]
+            meta |= {"spec_verify_ct": 1, "spec_num_proposed_drafts": proposed, "spec_num_correct_drafts": accepted}
+        return [{"text": text, "output_ids": list(ids), "meta_info": meta}]
 
 
 def _refused_late(fault: str, message: str) -> dict[str, Any]:

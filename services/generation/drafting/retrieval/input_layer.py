@@ -50,7 +50,7 @@ class InputLayer:
     """Embeds passages and requests: the base's hidden states before its first layer, pooled, as vectors of length 1.
 
     The same tokens get the same vector. A datastore of ten million tokens takes seconds, where the layers above would
-    take an hour (ADR 0027).
+    take an hour (ADR 0083).
     """
 
     def __init__(self, vectors: TokenVectors, weights: Float32) -> None:

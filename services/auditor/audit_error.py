@@ -5,6 +5,7 @@ AuditError
 ├── FolderError    the auditor's own folder failed; the log is not concerned
 ├── EngineFailed   the base of the auditor's own engine does not load
 ├── CannotReplay   this receipt has no replay here; an examination turns it into UNREPLAYABLE
+│   └── OutOfReach    this auditor has not what computed it; another one may, while the receipt's time runs
 └── Interrupted    asked to stop in the middle of an examination; no verdict was written
 """
 
@@ -31,6 +32,10 @@ class EngineFailed(AuditError):
 
 class CannotReplay(AuditError):
     """This receipt cannot be computed again here: another base, profile or adapter, or a request that cannot run."""
+
+
+class OutOfReach(CannotReplay):
+    """The receipt names a base, profile, adapter or engine that this auditor does not have."""
 
 
 class EngineAway(Unavailable):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from ledger.documents.audit import DEVIATION, Verdict
 from ledger.documents.halt import Scope, scopes_of
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
+from ledger.encoding.text_forms import moved, timestamp
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
@@ -47,6 +49,22 @@ class Examined:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A receipt that this auditor leaves to another one, which has its base, adapter or engine. At document time
+    `until` it gets its verdict here nevertheless, so that none is late; None is never.
+    """
+
+    receipt_index: int
+    base_cid: str
+    reason: str
+    until: str | None
+
+
+_RESERVE_SECONDS = 900
+"""How long before the promised time a receipt that was left gets its verdict, which may wait for a replay."""
+
+
 class Auditor:
     """One auditor on one ledger. Not for several threads. Several divide the work by shares. One whose folder is held
     by another process leaves draws, and halts for earlier deviations, to that process.
@@ -61,6 +79,7 @@ class Auditor:
         folder: HeldFolder,
         promise: Announcement,
         share: Share = Share(),  # noqa: B008 - a frozen value
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._ledger = ledger
         self._backlog = backlog
@@ -71,12 +90,20 @@ class Auditor:
         self._share = share
         self._named: set[int] = set()
         self._later: set[int] = set()  # than this pass
+        self._left: dict[int, Left] = {}
+        self._told: set[str] = set()  # the reasons in the log
+        self._clock = clock
         self._kept = backlog.position
 
     @property
     def remaining(self) -> tuple[int, ...]:
         """Receipts of this auditor's share that are due and have no verdict."""
         return tuple(filter(self._share.has, self._backlog.due()))
+
+    @property
+    def left(self) -> tuple[Left, ...]:
+        """Receipts that are due and that this auditor leaves to another one."""
+        return tuple(self._left[index] for index in self.remaining if index in self._left)
 
     @property
     def undecided(self) -> int:
@@ -89,13 +116,15 @@ class Auditor:
         return self._backlog
 
     def in_other_hands(self) -> tuple[str, tuple[int, ...]]:
-        """The process that holds this auditor's folder, and what the log owes that it therefore examines; the log is
-        read for it. Nothing where this auditor holds its folder. Raises KolmError, AuditError.
+        """The process that holds this auditor's folder, and the owed receipts that it therefore examines, which are all
+        but those that it leaves to others; the log is read for it. Nothing where this auditor holds its folder. Raises
+        KolmError, AuditError.
         """
         if self._folder.try_hold():
             return "", ()
         self._catch_up()
-        return self._folder.holder or "", tuple(filter(self._share.has, self._backlog.owed()))
+        owed = set(filter(self._share.has, self._backlog.owed())) - self._folder.left_by_holder()
+        return self._folder.holder or "", tuple(sorted(owed))
 
     def announce(self) -> None:
         """Read the log, and append the terms where they are new. Raises KolmError, AuditError."""
@@ -104,7 +133,7 @@ class Auditor:
             self._promise.announce()
 
     def run_pass(self) -> Iterator[Examined]:
-        """Everything that is due now, one by one, each with its verdict in the ledger.
+        """Everything that is due now, one by one, each with its verdict in the ledger, but for what is `left`.
 
         Raises KolmError, AuditError; receipts that were not examined are still due at the next pass.
         """
@@ -123,14 +152,16 @@ class Auditor:
                 self._later.add(due.index)
                 away = error
             self._catch_up()
+        self._left = {each.receipt_index: each for each in self.left}
+        self._folder.keep_left(list(self._left))
         if away is not None:
             raise away
 
     def _next(self) -> Due | None:
-        """The oldest receipt of the share that is due and was not given up."""
-        given_up = self._folder.given_up
+        """The oldest receipt of the share that is due, was not given up and is not left to another auditor."""
+        given_up, now = self._folder.given_up, timestamp(self._clock())
         for index in self.remaining:
-            if index in self._later:
+            if index in self._later or (index in self._left and not _is_over(self._left[index].until, now)):
                 continue
             if index not in given_up:
                 return self._backlog.receipt(index)
@@ -146,7 +177,8 @@ class Auditor:
         try:
             findings = self._examiner.examine(due.envelope, due.erased)
             seconds = time.monotonic() - started
-            yield from self._judge(due, findings, seconds)
+            if not self._leaves(due, findings):
+                yield from self._judge(due, findings, seconds)
         except (KolmError, AuditError, KeyboardInterrupt, GeneratorExit):  # these say nothing about the receipt
             raise
         except Exception:
@@ -154,6 +186,27 @@ class Auditor:
             raise
         finally:
             self._folder.end(due.index, failed=failed)
+
+    def _leaves(self, due: Due, findings: Sequence[Finding]) -> bool:
+        """Whether the receipt is left to another auditor: it is out of reach here, and its time runs. An UNREPLAYABLE
+        that a missing base explains would be its verdict for good.
+        """
+        self._left.pop(due.index, None)
+        if not all(each.out_of_reach for each in findings):
+            return False
+        until, policy = due.due_by, self._backlog.policy
+        if until is not None and policy is not None:
+            until = moved(until, -min(_RESERVE_SECONDS, policy.within_seconds / 4))
+        if _is_over(until, timestamp(self._clock())):
+            return False
+        reason = findings[0].reason or ""
+        if reason not in self._told:
+            until_then = f" until {until}" if until else ""
+            message = "entry %d, and others like it, wait%s for an auditor that can replay them: %s"
+            _log.info(message, due.index, until_then, reason)
+            self._told.add(reason)
+        self._left[due.index] = Left(due.index, _receipt_in(due.envelope).base_cid, reason, until)
+        return True
 
     def _catch_up(self) -> None:
         head = self._ledger.checkpoint()
@@ -247,6 +300,10 @@ class Auditor:
         self._backlog.halted(index, scope)
         _log.error("halted %s on %s, entry %d: %s", scope.method, scope.base_cid, index, reason)
         return index
+
+
+def _is_over(until: str | None, now: str) -> bool:
+    return until is not None and now >= until
 
 
 def _receipt_in(envelope: Envelope) -> Receipt:

@@ -34,7 +34,8 @@ _VERSION = 2
 @dataclass(frozen=True, slots=True)
 class Due:
     """A receipt to examine. `why` says in its verdict how it was chosen, None where all are. `erased` says which entry
-    erased its content, None where none did.
+    erased its content, None where none did. `due_by` is the time until which its verdict is promised, None where no
+    verdict was promised by a time.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Due:
     envelope: Envelope
     why: str | None = None
     erased: str | None = None
+    due_by: str | None = None
 
 
 class Backlog:
@@ -255,6 +257,8 @@ def _signers(trust: TrustedKeys) -> list[list[str]]:
 
 def _explained(due: Due, owed: Obligation | None, spot_checks: float) -> Due:
     """The item with the reason for its choice, which the verdict repeats."""
+    if owed is not None and owed.due_by:
+        due = replace(due, due_by=owed.due_by)
     if owed is not None and owed.draw_index is not None:
         return replace(due, why=f"drawn at rate {owed.rate:g} by entry {owed.draw_index}")
     if owed is None and spot_checks < 1.0:

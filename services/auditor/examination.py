@@ -31,7 +31,7 @@ from ledger.encoding.stream_digest import StreamDigest
 from ledger.errors import FormatError, LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.audit_error import CannotReplay
+from services.auditor.audit_error import CannotReplay, OutOfReach
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`tampered` marks bytes that are not what was signed: there is nothing to replay, and somebody should look.
+    """`tampered` marks bytes that are not what was signed: there is nothing to replay, and a person should look.
+    `out_of_reach` marks a receipt that another auditor, which has its base or engine, may be able to check.
 
     `verification` and `replayed_by` are as in `Verdict`.
     """
@@ -72,6 +73,7 @@ class Finding:
     verification: str | None = None
     replayed_by: str | None = None
     reference: ReferencePass | None = None
+    out_of_reach: bool = False
 
     @classmethod
     def exact(cls, tokens_compared: int, off_seconds: float | None, reason: str | None = None) -> Finding:
@@ -82,8 +84,8 @@ class Finding:
         return cls(DEVIATION, deviation.position + 1, deviation, reason, off_seconds)
 
     @classmethod
-    def unreplayable(cls, reason: str, *, tampered: bool = False) -> Finding:
-        return cls(UNREPLAYABLE, reason=reason, tampered=tampered)
+    def unreplayable(cls, reason: str, *, tampered: bool = False, out_of_reach: bool = False) -> Finding:
+        return cls(UNREPLAYABLE, reason=reason, tampered=tampered, out_of_reach=out_of_reach)
 
     @property
     def passed(self) -> bool:
@@ -252,7 +254,7 @@ class Judge:
         try:
             return self._confirmed(receipt, content, self._chosen_way())
         except CannotReplay as error:
-            return Finding.unreplayable(str(error))
+            return Finding.unreplayable(str(error), out_of_reach=isinstance(error, OutOfReach))
 
     def _chosen_way(self) -> str:
         return DECODE if self._chance() < self._decode_share else self._replayer.ways[0]
@@ -272,7 +274,7 @@ class Judge:
     def _compared(self, receipt: Receipt, content: Content, way: str) -> Finding:
         replayed = self._replayer.replay(receipt, content, way)
         if replayed.profile_cid != receipt.profile_cid:
-            return Finding.unreplayable(_another_profile(receipt.profile_cid, replayed.profile_cid))
+            raise OutOfReach(_another_profile(receipt.profile_cid, replayed.profile_cid))
         if _reached_limit(receipt, replayed):
             return Finding.unreplayable("the grammar of its structured_outputs reached a limit in the replay")
         found = compare(receipt, content.output_token_ids, replayed).computed(way)
@@ -355,7 +357,8 @@ class Examiner:
         if receipt.engine is None:
             found: tuple[Finding, ...] = (self._judge.judge(receipt, content),)
         elif self._foreign is None:
-            found = (Finding(UNCHECKED, reason=f"this auditor has no means to check {receipt.engine}"),)
+            reason = f"this auditor has no means to check {receipt.engine}"
+            found = (Finding(UNCHECKED, reason=reason, out_of_reach=True),)
         else:
             found = self._foreign.judge(receipt, content)
         claimed = receipt.overclaim

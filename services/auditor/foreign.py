@@ -32,7 +32,7 @@ from ledger.documents.content import Content
 from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import Receipt
 from ledger.encoding.stream_digest import token_digest
-from services.auditor.audit_error import CannotReplay
+from services.auditor.audit_error import CannotReplay, OutOfReach
 from services.auditor.examination import Finding
 
 
@@ -97,14 +97,19 @@ class ForeignJudge:
         reference: Reference | None,
         thresholds: Callable[[], ReferenceThresholds] = lambda: HONEST,
         drifts: Callable[[str], Drift | None] = lambda _: None,
+        *,
+        of_engines: bool = True,
     ) -> None:
-        """`drifts`: what the outputs of a profile, by its identifier, have shown together so far."""
+        """`drifts`: what the outputs of a profile, by its identifier, have shown together so far. `of_engines`: whether
+        the auditor was set up for another engine; else its weights are held only against receipts that name them.
+        """
         self._profiles, self._plain, self._reference, self._thresholds = profiles, plain, reference, thresholds
-        self._drifts = drifts
+        self._drifts, self._of_engines = drifts, of_engines
 
     def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]:
         """The findings on a receipt that is signed, with content that it commits to: one for each check that could be
-        made, the worst last; UNCHECKED where none could. Raises Interrupted, KolmError.
+        made, the worst last; UNCHECKED where none could, out of reach where another auditor has the means. Raises
+        Interrupted, KolmError.
         """
         if receipt.output.stream_digest != token_digest(content.output_token_ids):
             return (Finding(UNCHECKED, reason="the digest is not that of the receipted tokens", tampered=True),)
@@ -115,13 +120,15 @@ class ForeignJudge:
             return (Finding(UNCHECKED, reason="nothing had been emitted"),)
         found: list[Finding] = []
         missing: list[str] = []
+        out_of_reach = True
         for name, check in (("again", self._again), ("reference", self._referred)):
             try:
                 found.append(check(receipt, content, profile))
             except CannotReplay as error:
                 missing.append(f"no check {name}: {error}")
+                out_of_reach &= isinstance(error, OutOfReach) or not self._of_engines
         if not found:
-            return (Finding(UNCHECKED, reason="; ".join(missing)),)
+            return (Finding(UNCHECKED, reason="; ".join(missing), out_of_reach=out_of_reach),)
         found = [each.noting("; ".join(missing)) for each in found] if missing else found
         return tuple(sorted(found, key=lambda each: (each.outcome in ACCUSATIONS, each.outcome not in PASSES)))
 
@@ -129,9 +136,10 @@ class ForeignJudge:
         """The same request through the plain engine; a second time, if the first differs."""
         plain = self._plain
         if plain is None:
-            raise CannotReplay("this auditor has no --plain-url to ask")
+            raise OutOfReach("this auditor has no --plain-url to ask")
         if (name := plain.name()) != profile.name:
-            raise CannotReplay(f"the receipt is of {profile.name}, the engine is {name} now")
+            message = f"the receipt is of {profile.name}, the engine is {name} now"
+            raise (CannotReplay if name.partition("/")[0] == profile.engine else OutOfReach)(message)
         found, served = plain.held_against(receipt, content), len(content.output_token_ids)
         if found.position is None:
             return _asked(SAME, served)
@@ -146,10 +154,12 @@ class ForeignJudge:
 
     def _referred(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Finding:
         if self._reference is None:
-            raise CannotReplay("this auditor has no weights, --model")
+            raise OutOfReach("this auditor has no weights, --model")
+        if not (profile.weights_checked or self._of_engines):
+            raise OutOfReach(f"this auditor is not one of {profile.name}, --engine, and its weights may be others")
         found = self._reference(receipt, content)
         if profile.weights_checked and found.base_cid != profile.base_cid:
-            raise CannotReplay(f"the weights here are {found.base_cid}, the receipt's {profile.base_cid}")
+            raise OutOfReach(f"the weights here are {found.base_cid}, the receipt's {profile.base_cid}")
         thresholds = self._thresholds()
         if thresholds.missed is None:
             found = replace(found, missed=None)

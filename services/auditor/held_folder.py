@@ -1,7 +1,8 @@
 """An auditor's share of the receipts, and the folder that one process of it holds.
 
-The folder has a draw and verdicts that are on their way, a count of attempts, and the log as far as it was folded.
-Nothing else is lost with it: the log says which receipts are owed and judged.
+The folder has a draw and verdicts that are on their way, a count of attempts, the receipts that the holder leaves to
+others, and the log as far as it was folded. Nothing else is lost with it: the log says which receipts are owed and
+judged.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class HeldFolder:
         self._max_attempts = max_attempts
         self._lock: int | None = None
         self._attempts: dict[int, int] = {}
+        self._told_left = "[]"
 
     def __enter__(self) -> Self:
         self.try_hold()
@@ -90,6 +92,7 @@ class HeldFolder:
                 return False
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
+            self._left.unlink(missing_ok=True)  # of the holder before, which may have had another base
         except OSError as error:
             raise FolderError(f"cannot use the auditor's folder {self._path}: {error.strerror}") from error
         self._lock, self.holder, self._attempts = lock, None, self._read_attempts()
@@ -167,6 +170,30 @@ class HeldFolder:
                 write_durably(self._fold, json.dumps(document, separators=(",", ":")).encode())
         except OSError as error:
             raise FolderError(f"cannot write {self._fold}: {error.strerror}") from error
+
+    def keep_left(self, indexes: Sequence[int]) -> None:
+        """Tell other processes which receipts the holder leaves to them, if this process holds the folder."""
+        told = json.dumps(sorted(indexes))
+        if not self.held or told == self._told_left:
+            return
+        try:
+            draft = self._path / "left.json.draft"
+            draft.write_text(told)
+            draft.replace(self._left)
+        except OSError as error:
+            raise FolderError(f"cannot write {self._left}: {error.strerror}") from error
+        self._told_left = told
+
+    def left_by_holder(self) -> frozenset[int]:
+        """The receipts that the process which holds the folder leaves to others; none where it has told of none."""
+        try:
+            return frozenset(map(int, json.loads(self._left.read_bytes())))
+        except (OSError, ValueError, TypeError):
+            return frozenset()
+
+    @property
+    def _left(self) -> Path:
+        return self._path / "left.json"
 
     @property
     def _fold(self) -> Path:

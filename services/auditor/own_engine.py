@@ -10,7 +10,7 @@ from msgspec import structs
 from ledger.documents.audit import DECODE, PREFILL, ReferencePass
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted
+from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted, OutOfReach
 from services.auditor.examination import EnginePlan, Replayed, replay_limit
 from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import (
@@ -64,7 +64,7 @@ class OwnEngine:
         return self._verifier.target.base_cid
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
-        """Keeps the contract of Replayer: CannotReplay for another base, tokenizer, profile or adapter than its own."""
+        """Keeps the contract of Replayer: OutOfReach for another base, tokenizer, profile or adapter than its own."""
         self._check(receipt)
         request = request_of(receipt, content)
         try:
@@ -115,14 +115,14 @@ class OwnEngine:
             own = {"base_cid": target.base_cid, "tokenizer_cid": target.tokenizer_cid} | own
         for name, cid in own.items():
             if getattr(receipt, name) != cid:
-                raise CannotReplay(f"{name}: the receipt names {getattr(receipt, name)}, the auditor has loaded {cid}")
+                raise OutOfReach(f"{name}: the receipt names {getattr(receipt, name)}, the auditor has loaded {cid}")
         if receipt.adapter_cid not in (None, *(adapter.cid for adapter in target.adapters)):
-            raise CannotReplay(f"adapter_cid: {receipt.adapter_cid} is not loaded here; name it with --adapter")
+            raise OutOfReach(f"adapter_cid: {receipt.adapter_cid} is not loaded here; name it with --adapter")
         constraint = receipt.sampling.structured_outputs
         if constraint is not None and constraint.kind not in KINDS:
             raise CannotReplay(f"sampling.structured_outputs.kind: {constraint.kind} is not known here")
         if constraint is not None and constraint.engine != grammar_engine():
-            raise CannotReplay(
+            raise OutOfReach(
                 f"sampling.structured_outputs.engine: the receipt names {constraint.engine}, installed here is "
                 f"{grammar_engine()}, which may allow other tokens"
             )

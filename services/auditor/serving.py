@@ -27,7 +27,7 @@ from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.signer import open_signer
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.audit_error import AuditError, CannotReplay, EngineFailed, FolderError, Interrupted
+from services.auditor.audit_error import AuditError, EngineFailed, FolderError, Interrupted, OutOfReach
 from services.auditor.auditor import Auditor, Examined, origin_of
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, EnginePlan, Examiner, OwnReplayer, Replayed
@@ -146,15 +146,15 @@ class LoadedWhenAsked:
 
 
 class NoEngine:
-    """Stands for the engine of an auditor without weights."""
+    """The engine of an auditor without weights: every receipt is out of its reach."""
 
     ways: tuple[str, ...] = (DECODE,)
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
-        raise CannotReplay("this auditor has no weights, --model")
+        raise OutOfReach("this auditor has no weights, --model")
 
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
-        raise CannotReplay("this auditor has no weights, --model")
+        raise OutOfReach("this auditor has no weights, --model")
 
 
 def _foreign(plan: ForeignPlan | None, backlog: Backlog, reference: Reference | None) -> ForeignJudge:
@@ -163,7 +163,8 @@ def _foreign(plan: ForeignPlan | None, backlog: Backlog, reference: Reference | 
         return announced or (HONEST if plan is None else plan.thresholds)
 
     plain = None if plan is None else plan.plain
-    return ForeignJudge(backlog.profiles.get, plain, reference, thresholds, backlog.drifts.get)
+    set_up = plan is not None
+    return ForeignJudge(backlog.profiles.get, plain, reference, thresholds, backlog.drifts.get, of_engines=set_up)
 
 
 def _own_engine(engine: EnginePlan | None, stop: threading.Event) -> OwnReplayer:

@@ -34,7 +34,8 @@ class AuditorSettings(RpcServerSettings):
     model: Annotated[Path, MODEL] | None = Field(
         None,
         description="The base that this auditor computes with, by itself: a transformers directory, a GGUF file, or a "
-        "model's name. The same weights as the audited server's; receipts of another base are UNREPLAYABLE.",
+        "model's name. The same weights as the audited server's; receipts of another base stay owed until their time "
+        "is up, and are UNREPLAYABLE then.",
         examples=["smollm2"],
     )
     adapter: tuple[Annotated[Adapter, NAMED_ADAPTER], ...] = Field(

@@ -21,7 +21,7 @@ from services.cli.frame.views import Column, Styled, joined, outcome, table
 from services.cli.trust import trust_own
 
 if TYPE_CHECKING:
-    from services.auditor.auditor import Auditor, Examined
+    from services.auditor.auditor import Auditor, Examined, Left
     from services.auditor.serving import AuditorPlan
 
 
@@ -56,9 +56,10 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Make one pass over the ledger: replay owed receipts and spot checks without a verdict, append the verdicts.
+    Receipts of another model are left to an auditor that has it.
 
     Exit code 3 if a replay deviates, something has been tampered with, or an earlier deviation is still halted;
-    1 if a receipt could not be replayed, which is not a pass.
+    1 if a receipt could not be replayed, which is not a pass, or was left.
     """
     from services.auditor.foreign import ForeignPlan
     from services.auditor.serving import AuditorPlan
@@ -66,12 +67,16 @@ def run(
     if model is None and plain_url is None:
         raise exits.UsageError("expected --model: the audited base, with the same weights")
     foreign = None
+    if served_by not in (None, "vllm", "sglang", "llama-server"):
+        raise exits.UsageError(f"--engine: {served_by}: expected vllm, sglang or llama-server")
     if plain_url is not None:
         from services.auditor.plain import PlainUpstream
 
-        if served_by not in ("vllm", "sglang", "llama-server"):
+        if served_by is None:
             raise exits.UsageError("expected --engine beside --plain-url: vllm, sglang or llama-server")
         foreign = ForeignPlan(PlainUpstream(served_by, plain_url, engine_key_file))
+    elif served_by is not None:
+        foreign = ForeignPlan()
     directory = paths.trusted
     if key is None:  # an auditor with a key of this data directory is trusted here
         trust_own(paths.key("auditor"), "auditor", directory, key_passphrase_file)
@@ -121,7 +126,9 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any],
 
                 with connected(plan, LoadedWhenAsked(plan.engine, threading.Event(), loading)) as auditor:
                     other, waited = examine(auditor, examined.append, step)
-                    undecided, remaining = auditor.undecided, auditor.remaining
+                    left = _left(auditor)
+                    undecided = auditor.undecided
+                    remaining = set(auditor.remaining) - {each.receipt_index for each in auditor.left}
         except BrokenLog as error:
             raise VerificationFailed(str(error), "`kolm ledger verify` says more") from error
         except EngineFailed as error:
@@ -146,10 +153,17 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any],
         "open_halts": [halt.halt_index for halt in halts],
         "halted_methods": [halt.scope.method for halt in halts],
         "undecided": undecided,  # receipts that no draw has decided on yet
-        "remaining": list(remaining),  # entries that were due and were given up
+        "remaining": sorted(remaining),  # entries that were due and were given up
+        "left": [members(each, "receipt_index", "base_cid", "reason", "until") for each in left],
         "before": dict(before),  # verdicts from before, by outcome
     }
-    return document, deviated, passed and not remaining and not deviated
+    return document, deviated, passed and not remaining and not left and not deviated
+
+
+def _left(auditor: Auditor) -> list[Left]:
+    """The receipts that neither this auditor nor the process that holds its folder can replay."""
+    _, theirs = auditor.in_other_hands()
+    return [each for each in auditor.left if each.receipt_index not in theirs]
 
 
 def examine(
@@ -210,6 +224,8 @@ def _show_pass(done: dict[str, Any]) -> None:
         remark((f"{len(theirs)} replayed meanwhile by {whose}: ", *_counts(map(_outcome, theirs))))
     if left := len(done["remaining"]):
         remark(Styled(f"{left} left: every attempt to replay them failed; the auditor's log says how", "yellow"))
+    for base_cid, count in sorted(Counter(each["base_cid"] for each in done["left"]).items()):
+        remark(Styled(f"{count} left of {base_cid}: `kolm audit run --model …` with that model replays them", "yellow"))
     for index, method in zip(done["open_halts"], done["halted_methods"], strict=True):
         remark((Styled("halted:", "bold red"), f" {method}, entry {index}; `kolm halts list` says why"))
 

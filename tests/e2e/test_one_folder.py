@@ -1,13 +1,18 @@
 """Several stacks and commands on one data folder."""
 
+import os
 import re
+import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.cli.frame import exits
-from tests.e2e.command import ENVIRONMENT, Kolm, local_services, running, up
+from services.generation.target.identity import base_cid
+from tests.e2e.command import ENVIRONMENT, PATIENCE, Kolm, children, local_services, running, until, up
+from tests.fakes.tiny_model import make_tiny_model
 from tests.forked import Forked, ran
 
 FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
@@ -48,3 +53,27 @@ def contents(folder: Path) -> dict[Path, bytes]:
     """The files that a stack writes at its start, and changes at no other time."""
     started = (*folder.glob("*.lock"), folder / "principals.json", *folder.glob("tokens/*"), *folder.glob("run/*"))
     return {path.relative_to(folder): path.read_bytes() for path in (*started, *folder.glob("trusted/*"))}
+
+
+def test_receipts_of_another_model_stay_owed_and_are_replayed_by_the_command_that_kolm_up_names(
+    tmp_path: Path, model: Path
+) -> None:
+    data, other = tmp_path / "data", make_tiny_model(tmp_path / "other", seed=1)
+    with up(data, model) as (process, kolm):
+        auditor = children(process)[3]
+        os.kill(auditor, signal.SIGSTOP)
+        receipts = [kolm.json("generate", "The ledger", "--max-tokens=4")["receipt"]["receipt_id"] for _ in range(2)]
+        os.kill(auditor, signal.SIGKILL)  # without a verdict on either; `kolm up` ends with it
+        process.wait(PATIENCE)
+    with up(data, other) as (_, kolm):
+        said = (tmp_path / "up.log").read_text()
+        (line,) = [line for line in said.splitlines() if "await an audit" in line]
+        assert base_cid(model) in line
+        assert ("2 receipts" in line, line.index("await") < said.index("is loaded after")) == (True, True)
+        until(lambda: (data / "left.json").exists())
+        assert kolm.json("receipts", "list", "--outcome=UNREPLAYABLE") == []
+        (command,) = re.findall("`kolm (audit run [^`]+)`", line)
+        done = kolm.json(*shlex.split(command))
+        assert [(each["receipt_id"], each["outcome"]) for each in done["verdicts"]] == [
+            (receipt, "EXACT") for receipt in receipts
+        ]

@@ -126,6 +126,7 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
     itself. Leaves none running.
     """
     from services.cli.up.local_services import bring_up, tokens_left
+    from services.cli.up.served_models import remember_served, unaudited
     from services.runtime.usage import unread_variables
 
     services.check_model()
@@ -137,6 +138,8 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
             for line in unread_variables():
                 reporter.log_line(line)
             reporter.starting(services, found)
+            for line in unaudited(services, datetime.now(UTC)):
+                reporter.log_line(line)
             with ExitStack() as stack:
 
                 def answering(those: Addresses) -> None:
@@ -151,6 +154,7 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
                 addresses = bring_up(services, supervisor, trusted, answering)
                 stack.enter_context(tokens_left(services, addresses.auditor))
                 reporter.ready(addresses, services, seconds_since_start(), as_json=as_json)
+                remember_served(services, addresses.generation)
                 supervisor.wait()
         except StopRequested as request:
             reporter.log_line(f"{request}: stopping")

@@ -19,7 +19,7 @@ from ledger.documents.signed_document import read_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.auditor.audit_error import EngineAway
+from services.auditor.audit_error import EngineAway, OutOfReach
 from services.auditor.auditor import Auditor
 from services.auditor.examination import Examiner, Finding, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
@@ -43,12 +43,15 @@ def sent_content(number: int) -> SentContent:
 
 
 class Replays:
-    """An engine that decodes every receipt of the builders faithfully, except those told to lie or fail."""
+    """An engine that decodes every receipt of the builders faithfully, except those told to lie or fail. It does not
+    have the bases `elsewhere`.
+    """
 
     ways = ("decode",)
 
     def __init__(self) -> None:
         self.lies: set[str] = set()
+        self.elsewhere: set[str] = set()
         self.failure: Exception | None = None
         self.asked: list[str] = []
 
@@ -56,6 +59,8 @@ class Replays:
         self.asked.append(receipt.receipt_id)
         if self.failure is not None:
             raise self.failure
+        if receipt.base_cid in self.elsewhere:
+            raise OutOfReach("base_cid: another one is loaded")
         tokens = content.output_token_ids
         if receipt.receipt_id in self.lies:
             tokens = (*tokens[:-1], 77)
@@ -129,11 +134,12 @@ class Deployment:
         replayer: Replayer | None = None,
         folder: HeldFolder | None = None,
         share: Share | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> Auditor:
         """A new auditor, which knows nothing but what the ledger and the deployment's folder show it."""
         trust, folder = TrustedKeys.load(self.trusted), folder or self.folder
         backlog = kept_backlog(folder, self.ledger, trust, spot_checks)
-        writes = journal(self.ledger, KEYS["auditor"], lambda: datetime.now(UTC))
+        writes = journal(self.ledger, KEYS["auditor"], clock)
         return Auditor(
             self.ledger,
             backlog,
@@ -142,6 +148,7 @@ class Deployment:
             folder,
             Announcement(backlog, writes, folder, terms, draw_seconds=0.0),
             share or Share(),
+            clock,
         )
 
     def _content(self, receipt_id: str) -> Content | None:

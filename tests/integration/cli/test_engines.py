@@ -29,7 +29,7 @@ from tests.unit.ledger.builders import foreign_receipt, receipt
 
 REPLAY = ("replay", "{receipt}", "--model", "{model}")
 COMMANDS = {
-    ("audit", "run", "--model", "{model}"): 2,  # the log has another auditor's key, which is found once all is loaded
+    ("audit", "run", "--model", "{model}"): 1,  # another base, so that the receipt is left
     ("models", "list", "{model}"): 0,
     ("verify", "{receipt}", "--model", "{model}"): 3,
     REPLAY: 1,  # another base

@@ -15,7 +15,7 @@ from ledger.documents.content import Content
 from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import Receipt
 from ledger.encoding.text_forms import cid
-from services.auditor.audit_error import CannotReplay
+from services.auditor.audit_error import CannotReplay, OutOfReach
 from services.auditor.examination import Finding
 from services.auditor.foreign import Comparison, ForeignJudge
 from services.auditor.own_engine import OwnEngine
@@ -57,7 +57,7 @@ def judged(
 
     def reference(receipt: Receipt, content: Content) -> ReferencePass:
         if found is None:
-            raise CannotReplay("no weights here")
+            raise OutOfReach("no weights here")
         return found
 
     known = {cid(profile.to_bytes()): profile}
@@ -277,3 +277,29 @@ def test_passes_along_another_engine_keep_more_than_a_byte_of_each_key_and_value
     settings = AuditorSettings.load([f"--model={tmp_path}", f"--data-dir={tmp_path}", *flags], environment={})
     assert settings.own_engine is not None
     assert settings.own_engine.cache_dtype == kept
+
+
+def test_a_receipt_is_out_of_reach_of_an_auditor_without_its_engine_and_its_weights() -> None:
+    other = changed(HONEST, base_cid=cid(b"other weights"))
+    for findings in (judged(), judged(None, other), judged(FakePlain(engine="sglang/1.0"), other)):
+        assert [(each.outcome, each.out_of_reach) for each in findings] == [("UNCHECKED", True)]
+
+
+def test_a_receipt_that_its_own_engine_cannot_be_asked_about_is_in_reach() -> None:
+    class Refusing(FakePlain):
+        def held_against(self, receipt: Receipt, content: Content) -> Comparison:
+            raise CannotReplay("it refuses the request")
+
+    for plain in (Refusing(), FakePlain(engine="vllm/0.33.0")):
+        (found,) = judged(plain)
+        assert (found.outcome, found.out_of_reach) == ("UNCHECKED", False)
+
+
+@pytest.mark.parametrize(("checked", "outcome"), [(True, "CONSISTENT"), (False, "UNCHECKED")])
+def test_an_auditor_of_kolm_s_own_engine_judges_by_its_weights_only_where_the_receipt_names_them(
+    checked: bool, outcome: str
+) -> None:
+    profile = engine_profile(weights_checked=checked)
+    judge = ForeignJudge({cid(profile.to_bytes()): profile}.get, None, lambda *_: HONEST, of_engines=False)
+    (found,) = judge.judge(foreign_receipt(profile_cid=cid(profile.to_bytes())), content())
+    assert (found.outcome, found.out_of_reach) == (outcome, not checked)

@@ -24,7 +24,7 @@ from services.explorer.log_page import halts_page, log_page, promise_page, reten
 from services.explorer.pages import HERE, Pages, Source
 from services.explorer.receipts import evidence, receipt_list, receipt_page, trusted_keys, verdict_list
 from services.explorer.trends import TrendsPage
-from services.runtime.http.browsers import RefuseRebound, SecurityHeaders, static_files
+from services.runtime.http.browsers import SecurityHeaders, static_files
 
 _AT_ONCE = 8
 """Entry bundles measure up to 16.8 MB, twice that while they are packed."""
@@ -111,7 +111,7 @@ def explorer_app(source: Source) -> ASGIApp:
         ],
         exception_handlers={KolmError: failed, LedgerError: failed, HTTPException: failed},
     )
-    return RefuseRebound(SecurityHeaders(app))
+    return SecurityHeaders(app)
 
 
 def _failure(pages: Pages, error: Exception) -> Response:

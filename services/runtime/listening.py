@@ -1,4 +1,4 @@
-"""How a server is reached: whether it can listen, known before anything is loaded, and its certificate.
+"""How a server is reached: whether it can listen, known before anything is loaded, its names, and its certificate.
 
 gRPC and HTTP look at the files of a certificate at each handshake: a renewed one counts from the next connection on.
 Files that do not belong together, or are gone, change nothing: the last good ones stay, and the log says so once.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +65,57 @@ def check_free(address: str) -> None:
                 probe.bind(place)
             except OSError as error:
                 raise CannotListen(address, error.errno) from None
+
+
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
+
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
+
+
+def host_name(text: str) -> str:
+    """A name of DNS in lower case, without the dot of the root. Raises ValueError for all else."""
+    name = text.lower().removesuffix(".")
+    if not (text.isascii() and _NAME.fullmatch(name)):
+        raise ValueError(
+            f"expected a host name such as chat.example, without scheme and port, other letters as xn--…; got {text!r}"
+        )
+    return name
+
+
+class ServedNames:
+    """The names by which a server is called over plain HTTP: its own, localhost, and any address.
+
+    A page of another site may point its site's own name at this server (DNS rebinding): a browser then calls the server
+    by that name, and lets the page read the answer. No page can point an address elsewhere. Over TLS no names are
+    needed: a browser asks for a certificate of the name that it calls.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = frozenset(names)
+
+    def have(self, host: str) -> bool:
+        """Whether a request's header Host is one of them, with or without a port, which may be a proxy's."""
+        matched = _HOST.fullmatch(host)
+        if matched is None:
+            return False
+        address, text = matched.groups()
+        try:
+            if address is not None:
+                return bool(IPv6Address(address))
+            name = host_name(text)
+            if name in self._names or name == "localhost" or name.endswith(".localhost"):  # RFC 6761: loopback
+                return True
+            return bool(IPv4Address(name))
+        except ValueError:
+            return False
+
+
+def misdirected(host: str) -> str:
+    """The answer, with status 421, to a request for a name that the server does not have."""
+    return (
+        f"host: {host[:255]!a} is not a name of this server; "
+        "call it by its address or localhost, or start it with --public-name NAME\n"
+    )
 
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.runtime.listening import CannotListen, ServerTls
+from services.runtime.listening import CannotListen, ServedNames, ServerTls, misdirected
 
 Kind = Literal["counter", "gauge", "histogram"]
 Exporter = Literal["every", "rpc", "http", "generation", "ledger", "auditor", "witness"]
@@ -237,9 +237,14 @@ _SECONDS = 10.0
 
 @contextmanager
 def metrics_endpoint(
-    registry: CollectorRegistry, host: str, port: int | None, tls: ServerTls | None = None
+    registry: CollectorRegistry,
+    host: str,
+    port: int | None,
+    tls: ServerTls | None = None,
+    names: ServedNames | None = None,
 ) -> Iterator[int | None]:
-    """A block that serves `registry` at http(s)://host:port/metrics; yields the bound port. Port None serves nothing.
+    """A block that serves `registry` at http(s)://host:port/metrics; yields the bound port. Port None serves nothing,
+    names None answer to any name.
 
     Raises CannotListen, TlsFilesInvalid.
     """
@@ -251,7 +256,7 @@ def metrics_endpoint(
         server = (_Server6 if ":" in host else _Server)(host, port, context)
     except OSError:
         raise CannotListen(f"{host}:{port}") from None
-    server.set_app(make_wsgi_app(registry))
+    server.set_app(_named(make_wsgi_app(registry), names))
     thread = threading.Thread(target=server.serve_forever, name="metrics")
     thread.start()
     try:
@@ -260,6 +265,20 @@ def metrics_endpoint(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _named(app: Any, names: ServedNames | None) -> Any:
+    """The WSGI application, which refuses requests for other names."""
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "")  # two of them come joined, which is no name
+        if names is None or (names.have(host) and environ["PATH_INFO"].startswith("/")):
+            answered: Iterable[bytes] = app(environ, start)
+            return answered
+        start("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+        return [misdirected(host).encode()]
+
+    return answer
 
 
 class _Handler(WSGIRequestHandler):

@@ -196,7 +196,7 @@ async def serve(
     metrics = Metrics(registry)
     metrics.process(name)
     host, tls = settings.listen.rpartition(":")[0].strip("[]"), settings.server_tls
-    endpoint = metrics_endpoint(registry, host, settings.metrics_port, tls)
+    endpoint = metrics_endpoint(registry, host, settings.metrics_port, tls, settings.served_names)
     local = new_token() if settings.principals is None else None
     with received_signals() as received, endpoint as metrics_port:
         access = access_of(settings, local)

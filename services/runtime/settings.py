@@ -33,7 +33,7 @@ from pydantic_settings import SettingsError as UnreadableVariable
 
 from services.client.identity import ClientTls
 from services.runtime.limits import Limits
-from services.runtime.listening import ServerTls, is_loopback
+from services.runtime.listening import ServedNames, ServerTls, host_name, is_loopback
 from services.runtime.setting_kind import Kind, default_of, kind_of, plain
 from services.runtime.usage import (
     SERVICES,
@@ -184,6 +184,9 @@ def _host_and_port(value: str) -> str:
 Address = Annotated[str, AfterValidator(_host_and_port), Kind("HOST:PORT", "host:port", "0.0.0.0:50051")]
 """`host:port`; an IPv6 host in brackets."""
 
+PublicName = Annotated[str, AfterValidator(host_name), Kind("NAME", "host name", "chat.example")]
+"""A name in DNS, or of a container or a machine nearby."""
+
 PemFile = Annotated[Path, Kind("FILE", "PEM file", "/etc/kolm/tls/service.pem")]
 """Certificates, or a private key."""
 
@@ -215,6 +218,12 @@ class ServerSettings(BaseSettings):
         None,
         description="Serve Prometheus metrics on this port of the listening host; 0 takes a free one.",
         examples=[9090],
+    )
+    public_name: tuple[PublicName, ...] = Field(
+        (),
+        description="A name by which this is called over HTTP without TLS, page or metrics, beside addresses and "
+        "localhost: a proxy's, a container's. May be repeated; all other names are refused with 421.",
+        examples=["chat.example"],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
     log_format: LogFormat = Field("text", description="Log lines as text or JSON.")
@@ -256,6 +265,12 @@ class ServerSettings(BaseSettings):
         if self.tls_cert is None or self.tls_key is None:
             return None
         return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def served_names(self) -> ServedNames | None:
+        """The names by which it is called over HTTP; None over TLS, where its certificate tells callers."""
+        host = self.listen.rpartition(":")[0].lower()
+        return ServedNames((host, *self.public_name)) if self.server_tls is None else None
 
     @property
     def client_tls(self) -> ClientTls:

@@ -1,13 +1,8 @@
-"""Protection of pages in browsers: headers, files, and callers that DNS rebinding has sent.
-
-A page of another site may point the site's own name at this machine (DNS rebinding): the browser of somebody here then
-calls from here, by that name, for the page to read.
-"""
+"""Protection of pages in browsers: headers, files, and callers that DNS rebinding has sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,50 +10,26 @@ from starlette.responses import PlainTextResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Headers that proxies add."""
-
-_REFUSED = "this name is not known here; on this machine call http://127.0.0.1\n"
+from services.runtime.listening import ServedNames, misdirected
 
 
-def _is_forwarded(headers: Headers) -> bool:
-    """Whether a request came through a proxy."""
-    return any(header in headers for header in _FORWARDED)
+class RefuseOtherNames:
+    """Refuses requests whose header Host has another name than the server's, whatever other headers they have: a caller
+    writes them all, and a page of a rebound name can add any but Host.
+    """
 
-
-def _is_name_of_dns(host: str) -> bool:
-    """Whether the header `host` is a name of DNS: no address, not localhost, no dotless name of a machine nearby."""
-    name = host.partition(":")[0]
-    if "." not in name or name.endswith(".localhost"):
-        return False
-    try:
-        IPv4Address(name)
-    except ValueError:
-        return True
-    return False
-
-
-class RefuseRebound:
-    """Refuses callers on this machine that call it by a name of DNS, without a proxy between."""
-
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, names: ServedNames) -> None:
         self._app = app
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_rebound(Headers(scope=scope), scope.get("client")):
-            await PlainTextResponse(_REFUSED, 421)(scope, receive, send)
-            return
+        if scope["type"] == "http":
+            hosts = Headers(scope=scope).getlist("host")
+            known = len(hosts) == 1 and self._names.have(hosts[0])
+            if not known or not scope["path"].startswith(("/", "*")):  # a target with a host of its own is for proxies
+                await PlainTextResponse(misdirected(", ".join(hosts)), 421)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
-
-
-def is_rebound(headers: Headers, client: tuple[str, int] | None) -> bool:
-    """Whether a caller on this machine calls it by a name of DNS, and no proxy has said that it stands between."""
-    if client is None or _is_forwarded(headers) or not _is_name_of_dns(headers.get("host", "")):
-        return False
-    try:
-        return ip_address(client[0]).is_loopback
-    except ValueError:
-        return False
 
 
 POLICY = "; ".join(

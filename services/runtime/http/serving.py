@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from services.runtime.http.browsers import RefuseOtherNames
 from services.runtime.listening import CannotListen
 from services.runtime.metrics import Metrics, metrics_endpoint
 from services.runtime.process import say
@@ -238,15 +239,16 @@ async def serving_http(
     """
     registry = registry or CollectorRegistry()
     Metrics(registry).process(name)
-    tls = settings.server_tls
+    tls, names = settings.server_tls, settings.served_names
     server = _Server(
         uvicorn.Config(
-            MeasuredApp(app, registry),
+            MeasuredApp(app if names is None else RefuseOtherNames(app, names), registry),
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context(),
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
+            proxy_headers=False,  # X-Forwarded-For and its kin are the caller's word
             http=(connections or Connections()).protocol(),
             timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
         )
@@ -254,7 +256,7 @@ async def serving_http(
     host = settings.listen.rpartition(":")[0].strip("[]")
     with (
         _listening(settings.listen) as listener,
-        metrics_endpoint(registry, host, settings.metrics_port, tls) as metrics_port,
+        metrics_endpoint(registry, host, settings.metrics_port, tls, names) as metrics_port,
     ):
         address = _address(listener)
         gc.freeze()  # as in services.runtime.server

@@ -66,9 +66,9 @@ async def closing_writer(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
             await writer.wait_closed()
 
 
-async def status(port: int, token: str | None, host: str = "127.0.0.1", **headers: str) -> int:
+async def status(port: int, token: str | None, **headers: str) -> int:
     """The answer to a chat."""
-    sent = {"host": f"{host}:{port}", **headers} | ({} if token is None else {"authorization": f"Bearer {token}"})
+    sent = headers | ({} if token is None else {"authorization": f"Bearer {token}"})
     body = {"messages": [{"role": "user", "content": "hello"}]}
     async with httpx2.AsyncClient(trust_env=False) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, headers=sent)
@@ -94,9 +94,7 @@ async def test_without_principals_a_made_up_token_is_a_bad_one_and_no_address_is
             for port in (front.port, proxy):
                 for token in (None, "unused", "kolm_x", new_token()):
                     assert await status(port, token) == 401
-                    assert await status(port, token, host="evil.example") == 401
                     assert await status(port, token, **{"x-forwarded-for": "127.0.0.1"}) == 401
-            assert await status(front.port, local, host="evil.example") == 200
             with pytest.raises(openai.AuthenticationError) as refused:
                 await front.client.models.list()
             assert refused.value.code == "token_required"
@@ -113,9 +111,7 @@ async def test_a_proxy_that_adds_no_header_is_nobody_s_own_machine_over_grpc_eit
                     assert (await runtime.model_info()).model
 
 
-async def test_anybody_gets_in_where_the_file_says_so_but_no_page_that_has_pointed_its_name_here(
-    tmp_path: Path,
-) -> None:
+async def test_anybody_gets_in_where_the_file_says_so(tmp_path: Path) -> None:
     file = tmp_path / "principals.json"
     write_principals(file, [anybodys("generate")])
     token = token_of(file, "generate")
@@ -123,8 +119,6 @@ async def test_anybody_gets_in_where_the_file_says_so_but_no_page_that_has_point
         async with fronting(served.address) as front, forwarded(front.port) as proxy:
             assert await status(front.port, None) == await status(proxy, "unused") == 200
             assert await status(front.port, "kolm_x") == 401
-            assert await status(front.port, None, host="evil.example") == 401
-            assert await status(front.port, None, host="chat.example", **{"x-forwarded-for": "203.0.113.7"}) == 200
             with edited_principals(file) as credentials:
                 credentials[:] = [each for each in credentials if not each.anybody]
             assert await status(front.port, None) == 401  # though it has been let in before

@@ -22,7 +22,10 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
         "KOLM_GENERATION_REPLICAS": None,
         "KOLM_GENERATION_KEY_FILE": "/var/lib/kolm/key/receipts.pem",
     },
-    "http": {"KOLM_HTTP_EXPLORER_URL": None},
+    "http": {
+        "KOLM_HTTP_EXPLORER_URL": None,
+        "KOLM_HTTP_PUBLIC_NAME": '["http", "http.kolm", "http.kolm.svc", "http.kolm.svc.cluster.local"]',
+    },
     "postgres": {"PGDATA": "/var/lib/postgresql/data/kolm"},
 }
 """Where a cluster's variables are not those of docker-compose.yml."""

@@ -19,7 +19,7 @@ _INCOMPLETE = "\ufffd"
 
 
 def finish_reason(ended: Choice | Finished, calls: int, *, cut_off: bool) -> str:
-    """Why an output with so many calls of tools ended, in the words of OpenAI's chats: stop, length or tool_calls.
+    """Why an output with `calls` calls of tools ended, in the words of OpenAI's chats: stop, length or tool_calls.
 
     An output of whole calls has `tool_calls`, also if a stop string ended it behind them. If it is `cut_off`, within a
     call, by a stop string, it has `stop`: the arguments of its last call may be no JSON.

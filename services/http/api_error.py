@@ -105,7 +105,7 @@ def of_kolm(error: client.KolmError, names: Mapping[str, str]) -> ApiError:
 
 
 def of_ending(ended: Choice | Finished, tokens: int) -> ApiError | None:
-    """The error that a choice of so many tokens has ended with; None for one that has ended by itself.
+    """The error that a choice of `tokens` tokens ended with; None for a choice that ended by itself.
 
     Neither API has a finish reason for it: an output that the engine could not continue is no answer.
     """

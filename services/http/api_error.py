@@ -35,6 +35,8 @@ _STATUS: dict[type[client.KolmError], int] = {
     client.Unavailable: 503,
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+NO_THREADS = "thread_unsupported_request"
+"""Anthropic's code for a request that the server cannot thread: its clients go on with the whole conversation."""
 MESSAGES = "/v1/messages"
 """Below this path answers Anthropic's API."""
 _ANTHROPIC = {404: "not_found_error", 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
@@ -75,7 +77,11 @@ class ApiError(Exception):
         anthropic = path.startswith(MESSAGES)
         types = _TYPES | _ANTHROPIC if anthropic else _TYPES
         type_ = types.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        error = {"error": {"message": self.message, "type": type_, "param": self.param, "code": self.code}}
+        error: dict[str, Any] = {
+            "error": {"message": self.message, "type": type_, "param": self.param, "code": self.code}
+        }
+        if self.code == NO_THREADS:
+            error["error"]["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
         beside = {"kolm": self.kolm} if self.receipt_ids else {}
         return {"type": "error", **error, **beside} if anthropic else error | beside
 
@@ -146,8 +152,8 @@ def of_body(error: ValidationError) -> ApiError:
         param = ".".join(filter(None, (_path(first["loc"][:-1]), str(first["loc"][-1]))))[:_LONGEST_VALUE]
         message = f"{param}: is not supported by kolm; leave it out"
         return ApiError(400, message, "unsupported_parameter", param=param)
-    if first["type"] == "unsupported_value":
-        return ApiError(400, f"{param}: {first['msg']}", "unsupported_value", param=param)
+    if first["type"] in ("unsupported_value", NO_THREADS):
+        return ApiError(400, f"{param}: {first['msg']}", first["type"], param=param)
     if first["type"] == "missing":
         return ApiError(400, f"{param}: is missing", "missing_required_parameter", param=param)
     problem = first["msg"].removeprefix("Value error, ")

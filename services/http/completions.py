@@ -66,7 +66,7 @@ def message_json(content: str, calls: Sequence[ToolCall], thoughts: str = "") ->
 
 
 class ChatMessage(Strict):
-    """One turn. Members of answers that are null (refusal, tool_calls) may come back with them."""
+    """One turn. Members of answers may come back with them; `parsed` is the client's reading of the content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, joined("text"), Field(validate_default=True)] = None
@@ -74,6 +74,7 @@ class ChatMessage(Strict):
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     reasoning_content: str | None = None
+    parsed: Any = None
     audio: Annotated[Any, only()] = None
     tool_calls: Annotated[list[Called], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None

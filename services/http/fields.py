@@ -64,6 +64,11 @@ def _bounded(value: Any, most: int) -> Any:
     return value
 
 
+def _said(value: Any) -> Any:
+    """An object without its null members."""
+    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -79,7 +84,7 @@ def joined(*types: str, beside: Collection[str] = ()) -> BeforeValidator:
     def join(content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        for place, part in enumerate(content):
+        for place, part in enumerate(map(_said, content)):
             if not isinstance(part, dict) or part.get("type") not in types or part.keys() - {"type", "text", *beside}:
                 expected = f'{{"type": "{types[0]}", "text": …}}'
                 raise ValueError(f"part {place}: expected {expected}, other parts are not supported")
@@ -95,14 +100,16 @@ _Key = Annotated[int, Field(strict=False)]
 
 
 class Strict(BaseModel):
-    """Takes JSON's own types only, and no member that it does not name. A null is an absent member."""
+    """Takes JSON's own types only, and no member that it does not name. A null is an absent member, whatever its name:
+    clients send back all members of what they were sent, and those of later versions of their API.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        return _bounded(value, _MOST_MEMBERS)
+        return _said(_bounded(value, _MOST_MEMBERS))
 
 
 def by_type(*types: str, default: str = "", other: str = "other") -> Discriminator:
@@ -113,7 +120,7 @@ def by_type(*types: str, default: str = "", other: str = "other") -> Discriminat
     def tag(value: Any) -> str:
         if not isinstance(value, dict):
             return "~" + other
-        named = value.get("type", default)
+        named = value.get("type") or default
         return "~" + named if named in types else "~"  # which is nobody's tag
 
     return Discriminator(tag)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from services.client import Message, Request, StructuredOutputs, Tool, ToolCall, Tools
+from services.http.api_error import NO_THREADS
 from services.http.fields import CommonFields, Strict, by_type, only
 
 Cached = Annotated[dict[str, Any] | None, Field(description="Says what to keep computed; kolm finds that by itself.")]
 
 
 class TextBlock(Strict):
-    """Text."""
+    """Text. `parsed_output` is the client's reading of it."""
 
     type: Literal["text"]
     text: str
     cache_control: Cached = None
     citations: Annotated[Any, only([])] = None
+    parsed_output: Any = None
 
 
 class ThinkingBlock(Strict):
@@ -29,6 +32,13 @@ class ThinkingBlock(Strict):
     type: Literal["thinking"]
     thinking: str
     signature: str | None = None
+
+
+class RedactedThinkingBlock(Strict):
+    """Thoughts of an earlier answer of another server, encrypted. They are not shown to the model."""
+
+    type: Literal["redacted_thinking"]
+    data: str
 
 
 class ToolUseBlock(Strict):
@@ -40,6 +50,7 @@ class ToolUseBlock(Strict):
     input: dict[str, Any]
     cache_control: Cached = None
     caller: Any = None
+    toolset_name: Annotated[Any, only()] = None
 
     def call(self) -> ToolCall:
         return ToolCall(self.id, self.name, json.dumps(self.input, ensure_ascii=False))
@@ -64,6 +75,7 @@ class ToolResultBlock(Strict):
     content: _Texts | None = None
     is_error: bool | None = None
     cache_control: Cached = None
+    toolset_name: Annotated[Any, only()] = None
 
     def turn(self) -> Message:
         said = _text(self.content or "")
@@ -73,9 +85,10 @@ class ToolResultBlock(Strict):
 Block = Annotated[
     Annotated[TextBlock, Tag("~text")]
     | Annotated[ThinkingBlock, Tag("~thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("~redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("~tool_use")]
     | Annotated[ToolResultBlock, Tag("~tool_result")],
-    by_type("text", "thinking", "tool_use", "tool_result"),
+    by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
 _Blocks = Annotated[
     Annotated[str, Tag("~string")] | Annotated[list[Block], Field(fail_fast=True), Tag("~blocks")],
@@ -84,15 +97,26 @@ _Blocks = Annotated[
 
 
 class Turn(Strict):
-    """One turn; results of calls stand in the user's, calls in the assistant's."""
+    """One turn; results of calls stand in the user's, calls in the assistant's. An earlier answer may come back whole,
+    with members that say nothing of the turn.
+    """
 
     role: Literal["user", "assistant", "system"]
     content: _Blocks
+    id: str | None = None
+    type: Literal["message"] | None = None
+    model: str | None = None
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    usage: Any = None
+    metrics: Any = None
+    kolm: Any = None
 
     @field_validator("content")
     @classmethod
     def _of_its_role(cls, value: str | list[Block], info: ValidationInfo) -> str | list[Block]:
-        own = {"user": (TextBlock, ToolResultBlock), "assistant": (TextBlock, ThinkingBlock, ToolUseBlock)}
+        thoughts = (ThinkingBlock, RedactedThinkingBlock)
+        own = {"user": (TextBlock, ToolResultBlock), "assistant": (TextBlock, *thoughts, ToolUseBlock)}
         for place, block in enumerate(value if isinstance(value, list) else ()):
             if not isinstance(block, own.get(info.data.get("role", ""), (TextBlock,))):
                 raise ValueError(f"block {place} of type {block.type} does not belong to this role")
@@ -118,6 +142,9 @@ class MessageTool(Strict):
     strict: bool | None = None
     cache_control: Cached = None
     eager_input_streaming: bool | None = None
+    allowed_callers: Annotated[Any, only([], ["direct"])] = None
+    defer_loading: Annotated[Any, only(False)] = None
+    input_examples: Annotated[Any, only([])] = None
 
     def tool(self) -> Tool:
         return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
@@ -141,7 +168,7 @@ class MessageChoice(Strict):
 class Thinking(Strict):
     """`thinking`: whether an answer shows the thoughts of a model that has some. How long it thinks, it says itself."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -212,6 +239,10 @@ class PromptFields(Strict):
         return Request(messages=self.turns(), model=self.model, tools=self.callable())
 
 
+def _threadless(_: object) -> NoReturn:
+    raise PydanticCustomError(NO_THREADS, "no conversation is kept here; send all of its messages, without a thread")
+
+
 class MessageFields(PromptFields, CommonFields):
     """The body: Anthropic's members, and those that the other endpoints have."""
 
@@ -223,6 +254,8 @@ class MessageFields(PromptFields, CommonFields):
     stop: Annotated[Any, only()] = None
     stream_options: Annotated[Any, only()] = None
     service_tier: Annotated[Any, only("auto", "standard_only")] = None
+    speed: Annotated[Any, only("standard")] = None
+    thread: Annotated[Any, BeforeValidator(_threadless)] = None
     container: Annotated[Any, only()] = None
     mcp_servers: Annotated[Any, only([])] = None
 

@@ -10,42 +10,52 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 from services.client import Message, StructuredOutputs, ToolCall, Tools
 from services.http.completions import JsonSchema
 from services.http.fields import CommonFields, Strict, by_type, joined, only
-from services.http.tool_fields import CallArguments, FlatFunction, FlatToolChoice, tools_of
+from services.http.tool_fields import ASYNC, CallArguments, FlatFunction, FlatToolChoice, tools_of
 
-_TEXT = joined("input_text", "output_text", "text", beside=("annotations", "logprobs"))
-"""Parts of earlier answers may come back as they were sent."""
+_TEXT = joined("input_text", "output_text", "text", beside=("annotations", "logprobs", "parsed"))
+"""Parts of earlier answers may come back as they were sent; `parsed` is the client's reading of the text."""
+
+DIRECT = {"type": "direct"}
+"""The caller of a function that no program has called."""
 
 
 class InputMessage(Strict):
-    """One turn; `id` and `status` are those of an earlier answer's message, and say nothing."""
+    """One turn; `id`, `status` and `phase` are those of an earlier answer's message, and say nothing."""
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, _TEXT]
     id: str | None = None
     status: str | None = None
-    phase: Annotated[Any, only()] = None
+    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class InputCall(Strict):
-    """A call of an earlier answer."""
+    """A call of an earlier answer; `parsed_arguments` is the client's reading of its arguments."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: CallArguments
+    arguments: CallArguments = "{}"
+    parsed_arguments: Any = None
     id: str | None = None
     status: str | None = None
+    caller: Annotated[Any, only(DIRECT)] = None
+    namespace: Annotated[Any, only()] = None
+    async_: Annotated[Any, only(False), Field(validation_alias=ASYNC)] = None
 
 
 class InputCallOutput(Strict):
-    """The result of a function."""
+    """The result of a function; `name` is the function's."""
 
     type: Literal["function_call_output"]
     call_id: str
     output: Annotated[str, _TEXT]
     id: str | None = None
     status: str | None = None
+    name: str | None = None
+    caller: Annotated[Any, only(DIRECT)] = None
+    namespace: Annotated[Any, only()] = None
 
 
 Item = Annotated[
@@ -197,7 +207,7 @@ class ResponseFields(CommonFields):
         """The settings of tools that a response repeats."""
         choice, absent = self.tool_choice or ("auto" if self.tools else "none"), {"parameters": None, "strict": True}
         return {
-            "tools": [absent | each.model_dump(exclude_none=True) for each in self.tools or ()],
+            "tools": [absent | each.model_dump(exclude_none=True, by_alias=True) for each in self.tools or ()],
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "parallel_tool_calls": bool(self.tools) if self.parallel_tool_calls is None else self.parallel_tool_calls,
         }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, AliasChoices, Field, Tag
 
 from services.client import Tool, ToolCall, Tools
 from services.http.fields import Strict, by_type, only
+
+ASYNC = AliasChoices("async", "async_")
+"""The names of the member `async`, of which Python's clients have the second one in their dumps."""
 
 
 class FlatFunction(Strict):
@@ -19,6 +22,9 @@ class FlatFunction(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    allowed_callers: Annotated[Any, only([], ["direct"])] = None
+    defer_loading: Annotated[Any, only(False)] = None
+    async_: Annotated[Any, only(False), Field(validation_alias=ASYNC, serialization_alias="async")] = None
 
     def tool(self) -> Tool:
         strict = self.strict is not False and self.parameters is not None
@@ -117,9 +123,13 @@ FlatToolChoice = Annotated[
 
 
 def _json_object(arguments: str) -> str:
-    """Chat templates write arguments as an object; the last call of an answer that was cut off has none."""
+    """Chat templates write arguments as an object; the last call of an answer that was cut off has none. Clients write
+    no arguments as an empty text.
+    """
+    if not arguments or arguments.isspace():
+        return "{}"
     try:
-        read = json.loads(arguments)
+        read = json.loads(arguments, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict):
@@ -127,23 +137,28 @@ def _json_object(arguments: str) -> str:
     return arguments
 
 
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
 CallArguments = Annotated[str, AfterValidator(_json_object)]
 
 
 class CalledBody(Strict):
-    """`function` of a call."""
+    """`function` of a call. `parsed_arguments` is the client's reading of its arguments."""
 
     name: str
-    arguments: CallArguments
+    arguments: CallArguments = "{}"
+    parsed_arguments: Any = None
 
 
 class Called(Strict):
-    """A call in an earlier answer."""
+    """A call in an earlier answer. `index` is its place among the calls of a stream."""
 
     id: str
     type: Literal["function"]
     function: CalledBody
-    index: Annotated[Any, only(0)] = None
+    index: int | None = None
 
     def call(self) -> ToolCall:
         return ToolCall(self.id, self.function.name, self.function.arguments)

@@ -120,6 +120,24 @@ class BreakingTarget(WrappedTarget):
         return super().forward(rows, feature_layers)
 
 
+class ScriptedTarget(WrappedTarget):
+    """Computes its model, and then says `script` behind a prompt of `prompt` tokens, whatever came out; behind a longer
+    prompt the script's last token.
+    """
+
+    script: Sequence[int] = ()
+    prompt = 0
+
+    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        computed = super().forward(rows, feature_layers)
+        if not self.script:  # while it is probed
+            return computed
+        logits = np.array(computed.logits)
+        for row, position in zip(logits, rows.positions[rows.wanted], strict=True):
+            row[self.script[min(max(position + 1 - self.prompt, 0), len(self.script) - 1)]] = 1e3
+        return PassOutput(logits, computed.features)
+
+
 class Loader:
     """A `LoadTarget` that wraps what it loads and keeps hold of it."""
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.integration.cli.scripted import ScriptedGeneration, mount
-from tests.integration.http.front import Front, fronting
+from tests.integration.http.front import Front, claude_of, fronting
 from tests.serving import serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -51,7 +51,7 @@ async def test_a_failed_output_is_an_error_of_its_api_with_its_receipt(front: Fr
 
 
 async def test_both_packages_raise_it(front: Front) -> None:
-    import anthropic  # takes two seconds, and other workers collect this module too
+    import anthropic
 
     asked: Any = {"model": "scripted", "messages": TURNS}
     with pytest.raises(openai.InternalServerError):
@@ -64,12 +64,7 @@ async def test_both_packages_raise_it(front: Front) -> None:
             pass
     events = [each async for each in await front.client.responses.create(model="scripted", input="broken", stream=True)]
     assert events[-1].type == "response.failed"
-    async with anthropic.AsyncAnthropic(
-        base_url=f"http://127.0.0.1:{front.port}",
-        api_key="any",
-        max_retries=0,
-        http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
-    ) as claude:
+    async with claude_of(front) as claude:
         with pytest.raises(anthropic.InternalServerError):
             await claude.messages.create(**asked, max_tokens=9)
         with pytest.raises(anthropic.APIStatusError):

@@ -1,20 +1,17 @@
 """gpt-oss's channels: its tokens through engine, receipts and front, as thoughts and answers."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
 import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
-from services.generation.target.rows import Rows
-from services.generation.target.target import PassOutput
-from tests.fakes.tampered_targets import Loader, WrappedTarget
+from tests.fakes.tampered_targets import Loader, ScriptedTarget
 from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment
@@ -31,22 +28,6 @@ CHAT_TEMPLATE = """{%- for each in messages -%}
 {%- endfor -%}{%- if add_generation_prompt %}<|start|>assistant{% endif -%}"""
 THOUGHT = "<|channel|>analysis<|message|>An assistant adds: 2 + 2.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>It is 4.<|return|>"
-
-
-class ScriptedTarget(WrappedTarget):
-    """Computes its model, and then says `script` behind a prompt of `prompt` tokens, whatever came out."""
-
-    script: Sequence[int] = ()
-    prompt = 0
-
-    def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
-        computed = super().forward(rows, feature_layers)
-        if not self.script:  # while it is probed
-            return computed
-        logits = np.array(computed.logits)
-        for row, position in zip(logits, rows.positions[rows.wanted], strict=True):
-            row[self.script[min(max(position + 1 - self.prompt, 0), len(self.script) - 1)]] = 1e3
-        return PassOutput(logits, computed.features)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.grammars import HERMES
-from tests.integration.http.front import Front
+from tests.integration.http.front import Front, claude_of
 
 if TYPE_CHECKING:
-    import anthropic  # takes two seconds to import, and other workers collect this module too
+    import anthropic
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,14 +42,7 @@ CALLING: dict[str, Any] = ASKED | {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    import anthropic
-
-    async with anthropic.AsyncAnthropic(
-        base_url=f"http://127.0.0.1:{front.port}",
-        api_key="any",
-        max_retries=0,
-        http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
-    ) as client:
+    async with claude_of(front) as client:
         yield client
 
 

@@ -1,0 +1,114 @@
+"""Members of bodies: those that ask for nothing are taken, the others are refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from services.http.api_error import of_body
+from services.http.completions import ChatFields, TextFields
+from services.http.message_fields import MessageFields, PromptFields
+from services.http.response_fields import ResponseFields
+
+TURN = {"role": "user", "content": "x"}
+CALL = {"id": "1", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+ITEM = {"type": "function_call", "call_id": "1", "name": "a", "arguments": "{}"}
+USE = {"type": "tool_use", "id": "1", "name": "a", "input": {"b": None}}
+FLAT = {"type": "function", "name": "a", "parameters": {"type": "object"}}
+TOOL = {"name": "a", "input_schema": {"type": "object"}}
+
+
+def chat(message: Any = None, **members: Any) -> tuple[type[BaseModel], dict[str, Any]]:
+    return ChatFields, {"messages": [TURN, *([message] if message else [])], **members}
+
+
+def responses(item: Any = None, **members: Any) -> tuple[type[BaseModel], dict[str, Any]]:
+    return ResponseFields, {"input": [TURN, *([item] if item else [])], **members}
+
+
+def messages(block: Any = None, **members: Any) -> tuple[type[BaseModel], dict[str, Any]]:
+    turns = [TURN, *([{"role": "assistant", "content": [block]}] if block else [])]
+    return MessageFields, {"max_tokens": 1, "messages": turns, **members}
+
+
+def calling(**members: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [CALL | members]}
+
+
+def with_arguments(arguments: Any) -> dict[str, Any]:
+    return calling(function={"name": "a", "arguments": arguments})
+
+
+def read(asked: tuple[type[BaseModel], dict[str, Any]]) -> Any:
+    kind, body = asked
+    return kind.model_validate_json(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        chat(made_up=None, stream_options={"made_up": None}, kolm={"made_up": None}),
+        chat(calling(index=1, made_up=None)),
+        chat({"role": "assistant", "content": [{"type": "text", "text": "x", "made_up": None}], "parsed": {"a": 1}}),
+        chat(with_arguments(None)),
+        (TextFields, {"prompt": "x", "made_up": None}),
+        responses(ITEM | {"async": False, "async_": None, "caller": None, "namespace": None, "parsed_arguments": {}}),
+        responses(ITEM | {"async_": False, "caller": {"type": "direct"}}),
+        responses({"role": "assistant", "content": "x", "phase": "final_answer"}),
+        responses({"role": "assistant", "content": [{"type": "output_text", "text": "x", "parsed": {"a": 1}}]}),
+        responses(tools=[FLAT | {"async": False, "defer_loading": False, "allowed_callers": ["direct"]}]),
+        responses(tools=[FLAT | {"allowed_callers": None, "output_schema": None}], type=None),
+        messages(USE | {"toolset_name": None, "caller": {"type": "direct"}}),
+        messages({"type": "redacted_thinking", "data": "abc"}),
+        messages({"type": "text", "text": "x", "citations": None, "parsed_output": {"a": 1}}),
+        messages(tools=[TOOL | {"defer_loading": False, "allowed_callers": ["direct"], "input_examples": []}]),
+        messages(speed="standard", inference_geo=None, diagnostics=None, thread=None),
+        messages(thinking={"type": "between_tools"}),
+        (PromptFields, {"messages": [TURN | {"made_up": None}], "made_up": None}),
+    ],
+)
+def test_what_asks_for_nothing_is_taken(asked: tuple[type[BaseModel], dict[str, Any]]) -> None:
+    read(asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        (chat(made_up=0), "made_up"),
+        (chat(calling(made_up=False)), "messages[1].tool_calls[0].made_up"),
+        (chat(calling(index="0")), "messages[1].tool_calls[0].index"),
+        (chat({"role": "assistant", "content": [{"type": "text", "text": "x", "made_up": 1}]}), "messages[1].content"),
+        (chat(with_arguments('{"a": NaN}')), "messages[1].tool_calls[0].function.arguments"),
+        (chat(with_arguments('{"a": ')), "messages[1].tool_calls[0].function.arguments"),
+        (responses(ITEM | {"async": True}), "input[1].async"),
+        (responses(ITEM | {"async_": True}), "input[1].async_"),
+        (responses(ITEM | {"namespace": "b"}), "input[1].namespace"),
+        (responses(ITEM | {"caller": {"type": "program", "caller_id": "1"}}), "input[1].caller"),
+        (responses({"role": "assistant", "content": "x", "phase": "thoughts"}), "input[1].phase"),
+        (responses(tools=[FLAT | {"defer_loading": True}]), "tools[0].defer_loading"),
+        (responses(tools=[FLAT | {"output_schema": {}}]), "tools[0].output_schema"),
+        (messages(USE | {"toolset_name": "b"}), "messages[1].content[0].toolset_name"),
+        (messages(tools=[TOOL | {"input_examples": [{"a": 1}]}]), "tools[0].input_examples"),
+        (messages(tools=[TOOL | {"allowed_callers": ["code_execution_20260521"]}]), "tools[0].allowed_callers"),
+        (messages(speed="fast"), "speed"),
+        (messages(inference_geo="eu"), "inference_geo"),
+    ],
+)
+def test_what_asks_for_something_is_refused_by_name(asked: tuple[type[BaseModel], dict[str, Any]], param: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        read(asked)
+    assert of_body(caught.value).param == param
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", None])
+def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
+    assert read(chat(with_arguments(arguments))).messages[1].turn().calls[0].arguments == "{}"
+    assert read(responses(ITEM | {"arguments": arguments})).turns()[1].calls[0].arguments == "{}"
+
+
+def test_a_null_within_an_input_or_a_schema_stays() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}}
+    fields = read(messages(USE, tools=[TOOL | {"input_schema": schema}]))
+    assert json.loads(fields.turns()[1].calls[0].arguments) == USE["input"]
+    assert fields.tools[0].input_schema == schema

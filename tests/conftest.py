@@ -33,6 +33,9 @@ os.environ.pop("KOLM_TOKEN_FILE", None)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="kolm-test-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# Auditors wait for servers that load: here for those of this worker alone, whatever runs beside it from this checkout.
+os.environ["KOLM_LOADING"] = os.path.join(os.environ["XDG_STATE_HOME"], "loading")
+
 # A shell starts what runs in the background with SIGINT ignored, and what tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -121,12 +121,13 @@ def kept_backlog(folder: HeldFolder, ledger: LedgerClient, trust: TrustedKeys, s
 class LoadedWhenAsked:
     """The auditor's own engine by its plan, loaded for the first replay: a pass with nothing to replay takes no
     weights. Its calls raise EngineFailed too. `stop` ends a replay; `on_load` is called before the engine's modules
-    are imported.
+    are imported, `step` is told what loading is at.
     """
 
     plan: EnginePlan | None
     stop: threading.Event
     on_load: Callable[[], None]
+    step: Callable[[str], None] = _log.info
     ways: tuple[str, ...] = (PREFILL, DECODE)
 
     def load(self) -> None:
@@ -136,7 +137,7 @@ class LoadedWhenAsked:
     @cached_property
     def _engine(self) -> OwnReplayer:
         self.on_load()
-        return _own_engine(self.plan, self.stop)
+        return _own_engine(self.plan, self.stop, self.step)
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
         return self._engine.replay(receipt, content, way)
@@ -167,15 +168,24 @@ def _foreign(plan: ForeignPlan | None, backlog: Backlog, reference: Reference | 
     return ForeignJudge(backlog.profiles.get, plain, reference, thresholds, backlog.drifts.get, of_engines=set_up)
 
 
-def _own_engine(engine: EnginePlan | None, stop: threading.Event) -> OwnReplayer:
+_OTHERS_SECONDS = 300.0
+"""How long the auditor lets servers load first: by then a model of some gigabytes is there, and the auditor's turn must
+come even where servers start all the time.
+"""
+
+
+def _own_engine(engine: EnginePlan | None, stop: threading.Event, step: Callable[[str], None]) -> OwnReplayer:
     if engine is None:
         return NoEngine()
     try:
-        from services.generation.state_folder import one_at_a_time
-        from services.generation.target.kernels.compilation import LOADING, cache_folder
+        from services.generation.state_folder import await_empty
+        from services.generation.target.kernels.compilation import loading_folder
 
-        with one_at_a_time(cache_folder() / LOADING):  # once all servers of this machine have loaded
-            pass
+        others = loading_folder()
+        if not await_empty(others, 0.0):
+            step(f"waits until servers beside it have loaded, {_OTHERS_SECONDS:g} s at most")
+            await_empty(others, _OTHERS_SECONDS, stop.wait)
+        step("loading and probing the base")
         from services.auditor.own_engine import OwnEngine
     except ModuleNotFoundError as error:
         raise EngineFailed(f"an engine of its own needs {error.name}, of the extra generation") from error

@@ -119,12 +119,8 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any],
         examined: list[Examined] = []
         try:
             with steps("reading the ledger", quiet=quiet) as step:
-
-                def loading() -> None:
-                    step("loading and probing the base")
-                    spare_torch()
-
-                with connected(plan, LoadedWhenAsked(plan.engine, threading.Event(), loading)) as auditor:
+                engine = LoadedWhenAsked(plan.engine, threading.Event(), spare_torch, step)
+                with connected(plan, engine) as auditor:
                     other, waited = examine(auditor, examined.append, step)
                     left = _left(auditor)
                     undecided = auditor.undecided

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
-from services.generation.target.kernels.compilation import LOADING, cache_folder
+from services.generation.target.kernels.compilation import loading_folder
 from services.generation.target.model_path import default_head_for
 from services.generation.target.weights import check_headers
 from services.generation.target.without_torch import spare_torch
@@ -38,7 +38,7 @@ async def main(
     except TargetError as error:
         raise CannotStart(f"cannot serve {error}") from error
     with ExitStack() as loading:
-        loading.enter_context(one_at_a_time(cache_folder() / LOADING, shared=True))
+        loading.enter_context(one_at_a_time(loading_folder(), shared=True))
         if own:
             compile_beside("sampling", settings.log_format)
             compile_beside("copies", settings.log_format)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+LOADING = "KOLM_LOADING"
+"""Environment variable: the folder whose lock servers share while they load, and that an auditor waits for."""
 
 
 class StateTaken(Exception):
@@ -58,3 +62,30 @@ def one_at_a_time(folder: Path, *, shared: bool = False) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def await_empty(folder: Path, seconds: float, pause: Callable[[float], object] = time.sleep) -> bool:
+    """Return True once no process is in a block of `one_at_a_time` for this folder, False if one still is after
+    `seconds`. Looks again after each `pause`, which takes seconds; a folder that cannot be written to counts as empty.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return True
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+                pause(_LOOK_SECONDS)
+            else:
+                return True
+    finally:
+        os.close(handle)
+
+
+_LOOK_SECONDS = 0.2

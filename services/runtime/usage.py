@@ -30,6 +30,8 @@ FOR_EVERY_PROCESS = {
     "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: the one they left",
     "KOLM_MODELS": "where models lie that have their names from there. Default: `~/.local/share/kolm/models`",
     "KOLM_KERNEL_CACHE": "where compiled kernels are kept. Default: beside the code, or in the user's cache",
+    "KOLM_LOADING": "a folder: an auditor loads its weights once no server that has the same one is loading. Default: "
+    "in that of kernels; `kolm up` sets one for its own services",
     "KOLM_INSTRUCTION_SET": "`amx`, `avx512vnni`, `avx512`, `avxvnni`, `avx2` or `scalar` (`neoni8mm`, `neondot` or "
     "`neon` on Arm): fewer instructions than the CPU has; no bit depends on it",
 }

@@ -15,6 +15,7 @@ from ledger.durable_file import write_durably
 from services.cli.frame.exits import UsageError
 from services.cli.trust import TrustedKey, trust_own
 from services.cli.up.supervisor import Plan, Supervisor, words
+from services.generation.state_folder import LOADING
 from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
@@ -152,7 +153,8 @@ class LocalServices:
         )
         module = module or f"services.{name}"
         flags_ = (*given, *more, *self.shared_flags)
-        return Plan(name, module, flags_, listens_at, ready_file, self.environment)
+        own = {LOADING: str(ready_file.parent)}  # the auditor lets the server beside it load first, and no other
+        return Plan(name, module, flags_, listens_at, ready_file, {**own, **self.environment})
 
     @property
     def metrics_ports(self) -> dict[str, int]:

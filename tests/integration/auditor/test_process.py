@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from ledger.keys.key_file import create_private_file
+from services.auditor import serving
+from services.auditor.examination import EnginePlan
 from services.auditor.held_folder import HeldFolder
 from services.auditor.journal import Terms
+from services.auditor.serving import LoadedWhenAsked
 from services.cli.audit import examine
 from services.client.channel import Connection
-from services.generation.state_folder import one_at_a_time
-from services.generation.target.kernels.compilation import LOADING, cache_folder
+from services.generation.state_folder import LOADING, one_at_a_time
+from services.generation.target.kernels.compilation import loading_folder
 from tests.e2e.command import until
 from tests.forked import Forked
 from tests.fuzzing import flood
@@ -64,17 +68,26 @@ def test_it_announces_its_policy_and_then_lets_servers_load_first(
     create_private_file(tmp_path / "keys" / "auditor.pem", private)
     flags = f"--ledger={deployment.address}", f"--model={model}", f"--trusted-keys={deployment.trusted}"
     with ExitStack() as loading:
-        loading.enter_context(one_at_a_time(cache_folder() / LOADING, shared=True))  # as a server does
+        loading.enter_context(one_at_a_time(loading_folder(), shared=True))  # as a server does
         with auditor_process(tmp_path, *flags) as process:
-            until(lambda: any(f" {process.pid} " in line for line in locks() if "->" in line))
+            assert next(line for line in process.stderr if "services.auditor.serving" in line)
             assert deployment.ledger.checkpoint().tree_size == 1
             loading.close()
             assert Connection(address_of(process)).serving()
 
 
-def locks() -> list[str]:
-    """Lines of the machine's locks; a process that waits for one has an arrow (proc(5))."""
-    return Path("/proc/locks").read_text().splitlines()
+@pytest.mark.parametrize("servers", [0, 1])
+def test_it_loads_beside_servers_that_do_not_end_loading_and_tells_both(
+    servers: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_OTHERS_SECONDS", 0.0)
+    monkeypatch.setenv(LOADING, str(tmp_path / "loading"))
+    told: list[str] = []
+    with ExitStack() as loading:
+        for _ in range(servers):
+            loading.enter_context(one_at_a_time(loading_folder(), shared=True))
+        LoadedWhenAsked(EnginePlan(model), threading.Event(), lambda: None, told.append).load()
+    assert len(told) == 1 + servers
 
 
 def test_random_messages_are_answered_or_refused(tmp_path: Path, model: Path) -> None:

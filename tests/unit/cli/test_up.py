@@ -10,6 +10,7 @@ from services.cli.up.local_services import LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
+from services.generation.state_folder import LOADING
 from services.http.settings import HttpSettings
 from services.runtime.settings import ServerSettings
 from tests.cli import kolm
@@ -140,6 +141,13 @@ def test_services_with_ports_of_their_own_are_all_started_before_one_is_waited_f
     assert made.launched_at_first_wait == 5  # all but the page
     given = dict(zip(made.plans[4].flags[::2], made.plans[4].flags[1::2], strict=True))
     assert (given["--generation"], given["--explorer-url"]) == ("127.0.0.1:50051", "http://127.0.0.1:50056")
+
+
+def test_an_auditor_waits_for_the_servers_of_its_own_folder_alone(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    found = [{plan.environment[LOADING] for plan in LocalServices(each, Path("model")).plans()} for each in folders]
+    assert [len(each) for each in found] == [1, 1]
+    assert found[0] != found[1]
 
 
 def test_answers_are_told_of_before_the_auditor_is_waited_for(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from services.generation.state_folder import one_at_a_time
+from services.generation.state_folder import LOADING, one_at_a_time
 from services.generation.target.errors import TargetError
 from services.generation.target.kernels import convolution, delta, experts, row_operations, team
 from services.generation.target.kernels.attention import attend, rotation
@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 CACHE = "KOLM_KERNEL_CACHE"
 """Environment variable: the folder of compiled code."""
 
-LOADING = "loading"
-"""Folder in that of compiled code: servers share its lock while they load, and an auditor lets them go first."""
 
 _HERE = Path(__file__).parent
 _NOWHERE = Path("/nonexistent")
@@ -63,6 +61,14 @@ def cache_folder() -> Path:
     if os.access(beside if beside.exists() else _HERE, os.W_OK):
         return beside / "kernels"
     return users if is_writable(users) else _passing(users)
+
+
+def loading_folder() -> Path:
+    """KOLM_LOADING where it is set, as `kolm up` does for its services, else a folder in that of compiled code: then
+    auditors let every server go first that shares its kernels.
+    """
+    configured = os.environ.get(LOADING)
+    return Path(configured) if configured else cache_folder() / "loading"
 
 
 def is_writable(folder: Path) -> bool:

@@ -76,6 +76,16 @@ def is_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextRead
     return tuple(reader.prompt(sent)) == content.prompt_token_ids
 
 
+def is_earlier_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextReader) -> bool:
+    """Whether it is by the rule of older servers alone. Their receipts do not tell them from others, so that this shows
+    neither that the prompt is right nor that it is wrong.
+    """
+    return tuple(reader.earlier_prompt(sent)) == content.prompt_token_ids
+
+
+EARLIER_PROMPT = "the prompt was read as older servers did: markup that its texts spell became markup tokens"
+
+
 def is_answer(
     receipt: Receipt, content: Content, answer: str, reader: TextReader, *, interrupted: bool = False
 ) -> bool:
@@ -135,6 +145,8 @@ def _check_turn(transcript: Transcript, at: int, receipt: Receipt, content: Cont
     if (problem := another_tokenizer(receipt, reader)) is not None:
         raise ProofError(f"{name}: {problem}")
     if not is_prompt(content, transcript.messages(at), reader):
+        if is_earlier_prompt(content, transcript.messages(at), reader):
+            raise NothingToCheck(f"{name}: {EARLIER_PROMPT}")
         raise ProofError(f"{name}: the receipt is about another prompt than the conversation up to here")
     if not is_answer(receipt, content, turn.answer, reader, interrupted=turn.interrupted):
         raise ProofError(f"{name}: the receipt is about another answer")

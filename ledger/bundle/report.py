@@ -109,6 +109,10 @@ class TextReader(Protocol):
         """The ids of a text, or those that the model's chat template makes of a conversation."""
         ...
 
+    def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
+        """The same by the rule of older servers, which took markup that a conversation's texts spell for markup."""
+        ...
+
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
         """The text of an output after its prompt, without special tokens."""
         ...

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledger.bundle import layout
 from ledger.bundle.layout import BundleFiles
@@ -152,6 +152,9 @@ def read_promise_file(path: Path) -> bytes:
     return data
 
 
+_EncodeChat = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]]], list[int]]
+
+
 class ModelTextReader:
     """Implements `ledger.bundle.report.TextReader`. Loads the tokenizer when it is asked for.
 
@@ -169,6 +172,12 @@ class ModelTextReader:
             return tokenizer_cid(self._model)
 
     def prompt(self, sent: str | Sequence[Turn]) -> list[int]:
+        return self._encoded(sent, lambda tokenizer: tokenizer.encode_chat)
+
+    def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
+        return self._encoded(sent, lambda tokenizer: tokenizer.encode_chat_as_markup)
+
+    def _encoded(self, sent: str | Sequence[Turn], encode_chat: Callable[[Tokenizer], _EncodeChat]) -> list[int]:
         if isinstance(sent, str):
             return self._tokenizer.encode(sent)
         from services.generation.requests.prompt import chat_turns, read_tools
@@ -178,7 +187,7 @@ class ModelTextReader:
             messages = _messages(sent)
             tools = read_tools(messages)
             described = tools.described() if tools else []
-            return self._tokenizer.encode_chat(chat_turns(messages.messages), described)
+            return encode_chat(self._tokenizer)(chat_turns(messages.messages), described)
         except (ValueError, InvalidArgument) as error:
             raise ProofError(f"the conversation cannot be read: {error}") from error
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -10,13 +11,19 @@ from typing import Any
 import httpx2
 import msgspec
 
+from services.generation.engine.text.conversation import Conversation, MarkupInText, Text, texts_of
 from services.generation.engine.text.tokenizer import StreamDecoder
-from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, plain_turns
+from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, Turn, plain_turns
 from services.generation.remote.dialects import UpstreamError, ids_in
 
 _SECONDS = 30.0
 _LONGEST = 64 << 20  # bytes of an answer
 _KEPT_TOKENS = 65_536  # whose texts are asked for once
+_MARK = re.compile(
+    r"<[|\uff5c][^<>\n]{1,80}>|<[^<>\s]{1,80}[|\uff5c]>|</?\w{1,40}[_:]\w{1,40}>|</?(?:think|s|unk|pad|bos|eos)>|\[/?[A-Z_]{1,40}\]"
+)
+"""Shapes of marks that are no ordinary token of any vocabulary, as `<T>` is."""
+_MOST_ASKED = 1000  # of a conversation, each a call of the engine
 
 
 class FarTokenizer:
@@ -34,6 +41,7 @@ class FarTokenizer:
         shown = {"Accept-Encoding": "identity"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self._client = httpx2.Client(base_url=url, headers=shown, timeout=_SECONDS, trust_env=False)
         self._text_of = lru_cache(_KEPT_TOKENS)(self._asked_text)
+        self._is_token = lru_cache(_KEPT_TOKENS)(self._asked_token)
 
     def thoughts(self, prompt: Sequence[int]) -> None:
         """Its chat template is not at hand: thoughts are text."""
@@ -49,12 +57,22 @@ class FarTokenizer:
             return self._ids("/tokenize", {"content": text, "add_special": False, "parse_special": False})
         raise ValueError("this engine's tokenizer cannot be told to take markup for text")
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    def may_spell_markup(self, texts: Iterable[str]) -> bool:
+        return True
+
+    def encode_chat(
+        self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = (), *, continued: bool = False
+    ) -> list[int]:
+        """Raises MarkupInText for a text that spells a token of a mark's shape: the engine lays the messages out."""
+        self._refuse_markup(texts_of(Conversation(messages, tools)))
         calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
         turns = plain_turns(messages, tools) if calling else list(messages)
         if self._llama:
+            if messages[-1]["role"] == "assistant" and not continued:
+                raise ValueError("llama-server continues a last message of the assistant: set continue_final_message")
             return self.encode(str(self._asked("/apply-template", {"messages": turns}, "prompt")))
-        return self._ids("/tokenize", {**self._model, "messages": turns, "add_generation_prompt": True})
+        how = {"add_generation_prompt": not continued} | ({"continue_final_message": True} if continued else {})
+        return self._ids("/tokenize", {**self._model, "messages": turns, **how})
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._text_of(tuple(token_ids)) if len(token_ids) == 1 else self._asked_text(tuple(token_ids))
@@ -72,6 +90,18 @@ class FarTokenizer:
         if self._llama:
             return self._ids("/tokenize", {"content": text, "add_special": special, "parse_special": True})
         return self._ids("/tokenize", {**self._model, "prompt": text, "add_special_tokens": special})
+
+    def _refuse_markup(self, texts: Sequence[Text]) -> None:
+        looking = {found: text.path for text in reversed(texts) for found in _MARK.findall(text.content)}
+        if len(looking) > _MOST_ASKED:
+            raise ValueError(f"they have {len(looking)} texts of the shape of markup, at most {_MOST_ASKED} are taken")
+        for found, path in looking.items():
+            if self._is_token(found):
+                raise MarkupInText(path, found, "the engine that lays it out cannot be told that it is text")
+
+    def _asked_token(self, text: str) -> bool:
+        """Whether a text is one token, markup included."""
+        return len(self._tokens(text, special=False)) == 1
 
     def _ids(self, path: str, body: Mapping[str, Any]) -> list[int]:
         found = self._asked(path, body, "tokens")

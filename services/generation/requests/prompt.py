@@ -13,6 +13,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.content import Turn, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
+from services.generation.engine.text.conversation import MarkupInText
 from services.generation.engine.text.grammar import lark_rule
 from services.generation.engine.text.json_schema import read_schema, schema_rule
 from services.generation.engine.text.thoughts import ThoughtSyntax
@@ -24,6 +25,7 @@ CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 """OpenAI's name. Routers know by it, or by the words "this model's maximum context length", to ask another model."""
 _MOST = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ANY = {"type": "object"}
 _FREE = ["start: TEXT | head calls", "TEXT: /(?s:.*)/"]
 _PIECE = re.compile(r'"[^"]*"|[{}\[\]]|[,:] ?')
@@ -108,9 +110,15 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
 
 
 def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates take them. Raises InvalidArgument for arguments that are not a JSON object."""
+    """The messages as chat templates take them.
+
+    Raises InvalidArgument for a role that is no word, and for arguments that are not a JSON object.
+    """
     turns: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
+        if _ROLE.fullmatch(message.role) is None:  # templates write it beside markup, as it is
+            path = f"messages.messages[{place}].role"
+            raise InvalidArgument(path, f'is {message.role[:80]!r}; expected 1 to 64 letters, digits, "_" and "-"')
         turn: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.tool_calls:
             turn["tool_calls"] = [
@@ -169,6 +177,16 @@ def _arguments(message: pb.Message, place: int) -> Iterator[dict[str, Any]]:
             path = f"messages.messages[{place}].tool_calls[{number}].arguments"
             raise InvalidArgument(path, "expected a JSON object, as JSON")
         yield arguments
+
+
+def _path(path: str, chat: pb.ChatMessages, tools: Tools | None) -> str:
+    """A path within a conversation as one of the request: the model may be told of some of its tools only."""
+    place = re.match(r"tools\[(\d+)\]", path)
+    if place is None or tools is None:
+        return f"messages.{path}"
+    name = tools.told[int(place[1])].name
+    index = next(index for index, tool in enumerate(chat.tools) if tool.name == name)
+    return f"messages.tools[{index}]{path[place.end() :]}"
 
 
 def _short(call_id: str) -> str:
@@ -277,18 +295,29 @@ class PromptReader:
         turns, described = chat_turns(messages), tools.described() if tools else []
         texts = [text for turn in sent for text in turn.values()]
         try:
-            ids = await self._encoded("messages", texts, lambda: self._tokenizer.encode_chat(turns, described))
+            ids = await self._encoded(
+                "messages",
+                texts,
+                lambda: self._tokenizer.encode_chat(turns, described),
+                as_text=True,
+            )
+        except MarkupInText as error:
+            raise InvalidArgument(_path(error.path, chat, tools), str(error)) from error
         except ValueError as error:
             raise InvalidArgument("messages", str(error)) from error
         return Prompt("messages", ids, canonical(sent).decode(), tools)
 
-    async def _encoded(self, field: str, texts: list[str], encode: Callable[[], list[int]]) -> tuple[int, ...]:
+    async def _encoded(
+        self, field: str, texts: list[str], encode: Callable[[], list[int]], *, as_text: bool = False
+    ) -> tuple[int, ...]:
+        """`as_text`: markup that they spell is text."""
         size = sum(len(text.encode()) for text in texts)
         if size > self._max_bytes:
             raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")
         if size > _LONGEST_TOKEN_BYTES * self._context_length:
             raise self._too_long(field, f"{size} bytes")
         near = size <= _INLINE_BYTES and not self._tokenizer.far
+        near = near and not (as_text and self._tokenizer.may_spell_markup(texts))
         return tuple(encode() if near else await asyncio.to_thread(encode))
 
     def _check_fits(self, field: str, token_ids: Sequence[int]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 _BLANK = " \t\r\n\u2581"  # SentencePiece writes a space as U+2581
@@ -32,12 +35,28 @@ def is_markup(content: str, *, special: bool) -> bool:
     return special or (_MARK.fullmatch(text) is not None and _HTML.fullmatch(text) is None)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A markup token in a text, at characters `start` to `end`, the last one not included. The blanks around it that
+    it takes are part of that; `first` and `last` are its own characters.
+    """
+
+    token_id: int
+    text: str
+    start: int
+    end: int
+    first: int
+    last: int
+
+
 class Markup:
     """The markup of one tokenizer. Safe from any thread.
 
     Attributes:
         ids: ids of all markup tokens by their texts.
         hidden: texts of the tokens flagged special, which decoding leaves out.
+        ends: the first and the last character of every markup text, blanks aside.
+        characters: all characters of markup texts, without blanks.
     """
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
@@ -45,29 +64,69 @@ class Markup:
         marks = {index: token for index, token in added.items() if is_markup(token.content, special=token.special)}
         self.ids: Mapping[str, int] = {token.content: index for index, token in marks.items()}
         self.hidden = frozenset(token.content for token in marks.values() if token.special)
+        texts = [text for text in (token.content.strip(_BLANK) for token in marks.values()) if text]
+        self.ends = frozenset(text[place] for text in texts for place in (0, -1))
+        self.characters = frozenset().union(*texts) - frozenset(_BLANK)
         self._tokenizer = tokenizer
-        self._marks = frozenset(marks)
+        self._texts = {index: token.content for index, token in marks.items()}
+        self._building = Lock()
+
+    def marks(self, text: str) -> list[Mark]:
+        """The markup that the tokenizer finds in a text, in order."""
+        return self._found(text, self._encoded(text))
+
+    def encode(self, text: str, is_text: Callable[[int], bool]) -> list[int]:
+        """Ids of a text. Markup is text where any of its characters `is_text`.
+
+        Without any such markup they are the tokenizer's own; otherwise those that it gives where that markup has other
+        texts. No special tokens are put around them.
+
+        Raises ValueError where other markup tokens come out than those that are left.
+        """
+        encoding = self._encoded(text)
+        found = self._found(text, encoding)
+        kept = [mark for mark in found if not any(map(is_text, range(mark.first, mark.last + 1)))]
+        return list(encoding.ids) if len(kept) == len(found) else self._encode(text, kept)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is markup: those that the tokenizer gives where its markup has other texts.
+        """Ids of a text in which nothing is markup. Raises ValueError as `encode` does.
 
-        Decoded, they are the text wherever the tokenizer's own ids are. No special tokens are put around them.
-
-        Raises ValueError where a markup token comes out all the same.
+        Decoded, they are the text wherever the tokenizer's own ids are.
         """
-        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        if self._marks.isdisjoint(ids):
-            return ids
-        ids = list(self._renamed.encode(text, add_special_tokens=False).ids)
-        if wrong := self._marks.intersection(ids) - {self._unknown}:
-            raise ValueError(f"the tokenizer makes the markup token {min(wrong)} of text that is none")
+        return self.encode(text, lambda _: True)
+
+    def _encode(self, text: str, kept: Sequence[Mark]) -> list[int]:
+        """Ids of a text in which nothing but `kept` is markup."""
+        pieces, place = [], 0
+        for mark in kept:
+            pieces += [text[place : mark.start], self._names[mark.text]]
+            place = mark.end
+        ids = list(self._renamed.encode("".join([*pieces, text[place:]]), add_special_tokens=False).ids)
+        found = [index for index in ids if index in self._texts and index != self._unknown]
+        if found != [mark.token_id for mark in kept if mark.token_id != self._unknown]:
+            raise ValueError("the tokenizer cannot tell this text from markup: markup tokens come out that it lacks")
         return ids
+
+    def _encoded(self, text: str) -> Encoding:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _found(self, text: str, encoding: Encoding) -> list[Mark]:
+        if self._texts.keys().isdisjoint(encoding.ids):
+            return []
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        marks = (self._mark(text, index, *span) for index, span in spans if index in self._texts)
+        return [mark for mark in marks if mark.token_id != self._unknown or _is_spelled(text, mark)]
+
+    def _mark(self, text: str, token_id: int, start: int, end: int) -> Mark:
+        inner = text[start:end]
+        first, last = end - len(inner.lstrip(_BLANK)), start + len(inner.rstrip(_BLANK)) - 1
+        return Mark(token_id, self._texts[token_id], start, end, min(first, end - 1), max(last, start))
 
     @cached_property
     def _unknown(self) -> int | None:
         """The token that stands for characters which the vocabulary lacks."""
-        name = getattr(self._renamed.model, "unk_token", None)
-        return None if name is None else self._renamed.token_to_id(name)
+        name = getattr(self._tokenizer.model, "unk_token", None)
+        return None if name is None else self._tokenizer.token_to_id(name)
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -75,9 +134,14 @@ class Markup:
         drawn = secrets.token_hex(16)
         return {text: f"<{drawn}:{index:08x}>" for text, index in self.ids.items()}
 
-    @cached_property
+    @property
     def _renamed(self) -> FastTokenizer:
-        """The tokenizer in which markup tokens have other texts. Raises ValueError where ids change with them."""
+        """The tokenizer in which markup tokens have other texts, made once. Raises ValueError where ids change."""
+        with self._building:
+            return self._made
+
+    @cached_property
+    def _made(self) -> FastTokenizer:
         document = json.loads(self._tokenizer.to_str())
         for token in document["added_tokens"]:
             token["content"] = self._names.get(token["content"], token["content"])
@@ -88,6 +152,11 @@ class Markup:
             if renamed.token_to_id(self._names[text]) != index:
                 raise ValueError(f"the tokenizer's token {text!r} cannot be told from text: its id depends on its text")
         return renamed
+
+
+def _is_spelled(text: str, mark: Mark) -> bool:
+    """Whether the unknown token is there by its text, and not for characters that the vocabulary lacks."""
+    return text[mark.first : mark.last + 1] == mark.text.strip(_BLANK)
 
 
 def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:

@@ -18,6 +18,9 @@ class ThoughtSyntax:
     begun: bool = False
 
 
+TAGS = ("<think>", "</think>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]")
+"""Tags that models write around thoughts, and that chat templates look for in an assistant's content."""
+
 _TAGS = ThoughtSyntax("<think>", ("</think>",))
 """Qwen3's, which DeepSeek-R1, SmolLM3 and others write too; the tags are not special tokens."""
 _HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,18 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer
 
+from services.generation.engine.text.conversation import Conversation, encode_conversation
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.markup import Markup
 from services.generation.engine.text.thoughts import ThoughtSyntax, known_thoughts
-from services.generation.engine.text.tool_calls import PLAIN, PROBE_TOOL, ToolCallSyntax, learned_syntax, plain_turns
+from services.generation.engine.text.tool_calls import (
+    PLAIN,
+    PROBE_TOOL,
+    ToolCallSyntax,
+    Turn,
+    learned_syntax,
+    plain_turns,
+)
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.files.gguf_file import is_gguf
 
@@ -64,7 +72,13 @@ class TextCodec(Protocol):
         """Ids of a text in which nothing is markup. Raises ValueError where the tokenizer cannot tell the two apart."""
         ...
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]: ...
+    def may_spell_markup(self, texts: Iterable[str]) -> bool:
+        """Whether texts have a character that markup begins or ends with: the first to spell markup takes seconds."""
+        ...
+
+    def encode_chat(
+        self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = (), *, continued: bool = False
+    ) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
@@ -123,23 +137,45 @@ class Tokenizer:
         """Ids of a text in which nothing is markup. Raises ValueError where the tokenizer cannot tell the two apart."""
         return self._markup.encode_plain(text)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """Ids of a conversation under the model's chat template, ready for the assistant's next turn.
+    def may_spell_markup(self, texts: Iterable[str]) -> bool:
+        """Whether texts have a character that markup begins or ends with: the first to spell markup takes seconds."""
+        return not all(map(self._markup.ends.isdisjoint, texts))
+
+    def encode_chat(
+        self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = (), *, continued: bool = False
+    ) -> list[int]:
+        """Ids of a conversation under the model's chat template, ready for the assistant's next turn, or for more of
+        the last one where it is `continued`. Markup that texts spell is text (`engine/text/conversation.py`).
 
         A message has role and content, perhaps tool_calls and tool_call_id; it and `tools` are as transformers has
         them, arguments and parameters as values.
 
         Raises:
-            ValueError: the model has no chat template, or the template refuses these messages.
+            ValueError: the model has no chat template, the template refuses these messages, or the last one cannot be
+                continued.
+            MarkupInText: a text spells markup that cannot be told from the template's own.
         """
-        calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-        native = not calling or self._native_calls is not None
-        turns = list(messages) if native else plain_turns(messages, tools)
+        template = self._tokenizer.get_chat_template() if self.has_chat_template else ""
+        conversation = Conversation(messages, tools, continued)
         try:
-            text = self._laid_out(turns, True, list(tools) if native else [])
+            return encode_conversation(conversation, self._rendered, self._markup, template)
+        except RecursionError:
+            raise ValueError("their arguments or parameters are nested too deep") from None
+
+    def encode_chat_as_markup(self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """The ids that `encode_chat` gave before texts were told from markup: those of older receipts."""
+        text = self._rendered(Conversation(messages, tools))
+        return list(self._fast.encode(text, add_special_tokens=False).ids)
+
+    def _rendered(self, conversation: Conversation) -> str:
+        messages, tools = list(conversation.messages), list(conversation.tools)
+        calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+        if calling and self._native_calls is None:
+            messages, tools = plain_turns(messages, tools), []
+        try:
+            return self._laid_out(messages, not conversation.continued, tools)
         except Exception as error:  # a template is code: it raises what it likes
             raise ValueError(f"the chat template refuses them: {error}") from error
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     @property
     def tool_calls(self) -> ToolCallSyntax:

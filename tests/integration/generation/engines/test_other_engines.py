@@ -111,6 +111,19 @@ async def test_an_answer_of_another_engine_has_its_receipt_in_the_ledger(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_markup_in_a_text_that_the_engine_lays_out_is_refused_by_its_field(engines: Engines, kind: str) -> None:
+    stub = await engines.start(kind, weights=False)
+
+    def chat(content: str) -> pb.GenerateRequest:
+        turns = [pb.Message(role="user", content="a"), pb.Message(role="tool", content=content)]
+        return asking(max_tokens=2, messages=pb.ChatMessages(messages=turns))
+
+    await stub.Generate(chat("<p> <T> a<|nothing|> [1] [INST]"))
+    failed = await failure(stub.Generate(chat("a<|end|>b")))
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["messages.messages[1].content"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_choices_have_seeds_of_their_own_and_chunks_are_the_answer(engines: Engines, kind: str) -> None:
     stub = await engines.start(kind)
     events = await streamed(stub, asking(max_tokens=6, seed=3, n=3, temperature=1.0))

@@ -1,0 +1,206 @@
+"""Conversations as token ids: the chat template's own markup as tokens, and everything that callers send as text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
+
+from services.generation.engine.text.markup import Mark, Markup
+from services.generation.engine.text.thoughts import TAGS
+from services.generation.engine.text.tool_calls import Turn
+
+_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_TAG = re.compile("(" + "|".join(map(re.escape, TAGS)) + ")")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages and tools as transformers has them, arguments and parameters as values.
+
+    A message has role and content, perhaps tool_calls and tool_call_id. `continued`: the model goes on within the last
+    message, which is the assistant's, and begins no new one.
+    """
+
+    messages: Sequence[Turn]
+    tools: Sequence[dict[str, Any]] = ()
+    continued: bool = False
+
+
+Render = Callable[[Conversation], str]
+"""Lays a conversation out as the text of a prompt. Raises ValueError for one that the chat template refuses."""
+
+
+class MarkupInText(ValueError):
+    """A caller's text spells markup and cannot be encoded as text. `path` is within the conversation, as
+    `messages[2].content`.
+    """
+
+    def __init__(self, path: str, spelled: str, why: str) -> None:
+        super().__init__(f"spells {spelled!r}, which is markup of this model: {why}; leave it out")
+        self.path = path
+
+
+def encode_conversation(conversation: Conversation, render: Render, markup: Markup, template: str) -> list[int]:
+    """Ids of a conversation in which no text of a caller gives a markup token, but for tags of an assistant's thoughts.
+
+    Where callers spell no markup, the ids are those of the rendered text as a whole. `template` is the chat template.
+
+    A conversation is rendered twice, the second time with characters of callers replaced: by others that the prompt
+    does not have, and that show which markup in the prompt is the template's own.
+
+    Raises MarkupInText, and ValueError where `render` does, where the last message cannot be continued, and where the
+    tokenizer cannot tell text from markup.
+    """
+    texts = texts_of(conversation)
+    used = set[str]().union(*(text.content for text in texts))
+    if markup.ends.isdisjoint(used) and len(texts) == len(conversation.messages) and not conversation.continued:
+        return markup.encode(render(conversation), lambda _: False)  # contents alone, with nothing that begins markup
+    characters = sorted(markup.characters)
+    last, *others = _unused(used.union(template), 1 + len(characters))
+    end = last if conversation.continued else ""
+    masks = _Masks(markup, dict(zip(characters, others, strict=True)))
+    for mask in (masks.whole, masks.wide, masks.narrow):
+        text = _cut(render(_mapped(conversation, lambda text: text.content, end)), end)
+        with suppress(ValueError):  # a template may refuse what is masked
+            masked = _cut(render(_mapped(conversation, mask, end)), end)
+            if (is_text := masks.shown(masked, text)) is not None:
+                return markup.encode(text, is_text)
+    for sent in texts:
+        for mark in masks.spelled(sent):
+            why = "the chat template changes the text so that it cannot be told from the template's own markup"
+            raise MarkupInText(sent.path, mark.text, why)
+    return markup.encode(text, lambda _: False)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of a caller. `thinks`: it is an assistant's content, of which templates split off thoughts."""
+
+    content: str
+    path: str = ""
+    thinks: bool = False
+
+
+Map = Callable[[Text], str]
+
+
+class _Masks:
+    """Characters that stand for those of markup in callers' texts, `characters` by character."""
+
+    def __init__(self, markup: Markup, characters: dict[str, str]) -> None:
+        self._markup = markup
+        self._of = characters
+        self._all = str.maketrans(characters)
+        self._ends = str.maketrans({end: characters[end] for end in markup.ends})
+        self._back = str.maketrans({mask: character for character, mask in characters.items()})
+        self._characters = frozenset(characters.values())
+
+    def whole(self, text: Text) -> str:
+        """A text with every character of markup masked, but for thoughts' tags."""
+        return _translated(text, self._all)
+
+    def wide(self, text: Text) -> str:
+        """A text with those masked that markup begins or ends with: the template may look for words in it."""
+        return _translated(text, self._ends)
+
+    def narrow(self, text: Text) -> str:
+        """A text with the first of each markup masked: the template may look for anything else in it."""
+        while marks := self.spelled(text):
+            characters = list(text.content)
+            for mark in marks:
+                characters[mark.first] = self._of[characters[mark.first]]
+            text = replace(text, content="".join(characters))
+        return text.content
+
+    def spelled(self, text: Text) -> list[Mark]:
+        """The markup that a text spells, but for thoughts' tags."""
+        marks = self._markup.marks(text.content) if not self._markup.ends.isdisjoint(text.content) else []
+        known = (mark for mark in marks if text.content[mark.first] in self._of)
+        return [mark for mark in known if not (text.thinks and mark.text in TAGS)]
+
+    def shown(self, masked: str, text: str) -> Callable[[int], bool] | None:
+        """Whether a character of the rendered `text` is masked in `masked`; None where they differ in anything else."""
+        for shown in (masked, self._unescaped(masked)):
+            if shown.translate(self._back) == text:
+                return lambda place: shown[place] in self._characters
+        return None
+
+    def _unescaped(self, masked: str) -> str:
+        """The rendered text of a template that writes texts as JSON in ASCII."""
+        for character in self._characters:
+            masked = masked.replace(json.dumps(character)[1:-1], character)
+        return masked
+
+
+def _translated(text: Text, table: dict[int, str]) -> str:
+    if not text.thinks:
+        return text.content.translate(table)
+    return "".join(piece if piece in TAGS else piece.translate(table) for piece in _TAG.split(text.content))
+
+
+def texts_of(conversation: Conversation) -> list[Text]:
+    """Every text that callers send. Roles, and ids and types of calls, are words that were looked at before."""
+    found: list[Text] = []
+
+    def keep(text: Text) -> str:
+        found.append(text)
+        return text.content
+
+    _mapped(conversation, keep)
+    return found
+
+
+def _mapped(conversation: Conversation, change: Map, end: str = "") -> Conversation:
+    """The conversation with its texts changed, and `end` behind the last message's content."""
+    messages = [_message(message, change, f"messages[{place}]") for place, message in enumerate(conversation.messages)]
+    messages[-1] = messages[-1] | {"content": messages[-1]["content"] + end}
+    tools = [
+        tool | {"function": _values(tool["function"], change, f"tools[{place}]")}
+        for place, tool in enumerate(conversation.tools)
+    ]
+    return replace(conversation, messages=messages, tools=tools)
+
+
+def _message(message: Turn, change: Map, path: str) -> Turn:
+    content = Text(message["content"], f"{path}.content", thinks=message["role"] == "assistant")
+    calls = [
+        call | {"function": _values(call["function"], change, f"{path}.tool_calls[{place}]")}
+        for place, call in enumerate(message.get("tool_calls", ()))
+    ]
+    return message | {"content": change(content)} | ({"tool_calls": calls} if calls else {})
+
+
+def _values(members: dict[str, Any], change: Map, path: str) -> dict[str, Any]:
+    """The members of a function; of a path they are the last name."""
+    return {name: _value(value, change, f"{path}.{name}") for name, value in members.items()}
+
+
+def _value(value: Any, change: Map, path: str) -> Any:
+    if isinstance(value, str):
+        return change(Text(value, path))
+    if isinstance(value, dict):
+        return {change(Text(name, path)): _value(inner, change, path) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_value(inner, change, path) for inner in value]
+    return value
+
+
+def _unused(used: set[str], count: int) -> list[str]:
+    """Private-use characters of Unicode that are not used. Raises ValueError where there are fewer than `count`."""
+    found = list(islice((character for character in map(chr, chain(*_PRIVATE)) if character not in used), count))
+    if len(found) < count:
+        raise ValueError("they use every private-use character of Unicode, and none is left to tell markup from text")
+    return found
+
+
+def _cut(rendered: str, end: str) -> str:
+    """What is before `end`. Raises ValueError unless it is there once."""
+    before, *rest = rendered.split(end) if end else (rendered, "")
+    if len(rest) != 1:
+        raise ValueError("the chat template does not write the last message as it is, so that it cannot be continued")
+    return before

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
+from itertools import accumulate, count
 from weakref import ref
 
 from services.generation.engine.cost import PassCost, breakeven
@@ -49,6 +49,11 @@ class Work:
         """Whether the pass yields logits for this sequence."""
         return self.tree is not None or len(self.chunk) == self.sequence.pending
 
+    @property
+    def logits(self) -> int:
+        """Rows of logits that the pass yields."""
+        return len(self.tree) if self.tree is not None else int(self.completes)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -68,9 +73,8 @@ class EngineCore:
     """Runs sequences on one target. All calls from one thread.
 
     Guarantee: the tokens of a sequence depend on the target, its adapter, its prompt, its sampling parameters, its seed
-    and its choice, and on nothing else that this class does. A row's logits depend on its own tokens and its adapter
-    only (`Target`). Sampling depends on the row, its position, and what the sequence
-    has said so far (`Sampler`).
+    and its choice, and on nothing else. A row's logits depend on its own tokens and its adapter only (`Target`).
+    Sampling depends on the row, its position and the sequence's earlier tokens (`Sampler`).
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class EngineCore:
         gains: Gains | None = None,
         disk: PrefixDisk | None = None,
     ) -> None:
-        """`gains`: what is known already of drafts' worth. `disk`: where prefixes are kept beyond this process."""
+        """`gains`: gains of drafts in earlier requests. `disk`: a store of prefixes that outlives this process."""
         self._target = target
         self._adapters = {adapter.cid: index for index, adapter in enumerate(target.adapters)}
         self._methods = ("off", *drafters)
@@ -180,14 +184,14 @@ class EngineCore:
                 self._cancel(sequence)
 
     def _cancel(self, sequence: Sequence) -> None:
-        """End it at the next step, or at once where it only waits."""
+        """End it at the next step, or now if it only waits."""
         sequence.cancel()
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             self._end(sequence)
 
     def step(self) -> None:
-        """One pass: admit, share, plan, compute, walk, stream, retire. On whatever thread, in one mode of floats."""
+        """One pass: admit, share, plan, compute, walk, stream, retire."""
         team().keep_subnormals()
         self._expire()
         self.retire()
@@ -196,24 +200,31 @@ class EngineCore:
         plan = self._plan(self._sharing.share(self._running))
         if plan:
             layers = self._speculation.feature_layers(work.sequence for work in plan)
-            keys, rows = sum(work.sequence.cached for work in plan), sum(work.rows for work in plan)
+            keys = sum(work.sequence.cached for work in plan)
             computed = self._forward(plan, layers)
-            seconds = self._clock() - started - self._speculation.drafting
-            if any(work.tree is None for work in plan):  # prompts are not in the cost of roots and drafts
-                seconds = 0.0
-            plain = self._cost.of(len(plan), keys, len(plan))
-            self._speculation.pace.took(seconds, plain, self._cost.of(rows, keys, len(plan)) - plain)
-            logit, row = 0, 0
-            for work in plan:
-                last = logit + (len(work.tree) if work.tree is not None else int(work.completes))
-                self._advance(work, computed.logits[logit:last], computed.features[row : row + work.rows], layers)
-                logit, row = last, row + work.rows
+            self._learn_pace(plan, keys, self._clock() - started - self._speculation.drafting)
+            logits, features = (
+                _split(computed.logits, [w.logits for w in plan]),
+                _split(computed.features, [w.rows for w in plan]),
+            )
+            for work, own_logits, own_features in zip(plan, logits, features, strict=True):
+                self._advance(work, own_logits, own_features, layers)
         else:
             self._sharing.wait()
         self.retire()
 
+    def _learn_pace(self, plan: list[Work], keys: int, seconds: float) -> None:
+        """Compare a pass with the cost model, unless it computed prompts, which the model does not expect.
+
+        `keys`: cached tokens of all sequences before the pass.
+        """
+        if any(work.tree is None for work in plan):
+            seconds = 0.0  # not timed
+        plain, rows = self._cost.of(len(plan), keys, len(plan)), sum(work.rows for work in plan)
+        self._speculation.pace.took(seconds, plain, self._cost.of(rows, keys, len(plan)) - plain)
+
     def _expire(self) -> None:
-        """End those that nobody waits for any more: their callers may be gone before their cancellation comes."""
+        """Cancel sequences past their deadlines: a caller may be gone before its cancellation arrives."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] < now:
             sequence = heappop(self._deadlines)[-1]()
@@ -232,7 +243,7 @@ class EngineCore:
             self._sharing.enter(sequence)
 
     def _plan(self, waiting: set[Sequence]) -> list[Work]:
-        """Roots first, then prompts of those that do not wait for others, then drafts with the rows that are left."""
+        """Roots first, then prompts of sequences that wait for no other, then drafts with the remaining rows."""
         roots = [sequence for sequence in self._running if sequence.pending == 1]
         rows_left = self._settings.max_rows - len(roots)
         plan: list[Work] = []
@@ -336,13 +347,13 @@ class EngineCore:
         self._speculation.observe(sequence, tree, path, logits)
 
     def _read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
-        """Let the drafter, and those that begin alike, keep what was computed of tokens from `start` on."""
+        """Let the drafter and the prefix cache keep the features and blocks of tokens from `start` on."""
         self._speculation.read(sequence, start, features, layers)
         self._sharing.computed(sequence, self._speculation.own(sequence, features, layers))
 
     @staticmethod
     def _walked(sequence: Sequence, tree: TokenTree, logits: Float32) -> list[int]:
-        """The accepted path. An error in sampling or decoding ends its own sequence, not everybody's."""
+        """The accepted path. An error in sampling or decoding ends its own sequence and no other."""
         try:
             return walk(tree, lambda node: sequence.emit(logits[node]))
         except BaseException as error:  # a panic in the grammars' library is not an Exception
@@ -369,7 +380,7 @@ class EngineCore:
         self.retire()
 
     def retire(self) -> None:
-        """Take out of those running what has ended, free its cache, hand out its last events."""
+        """Remove ended sequences, free their cache, send their last events."""
         for sequence in [s for s in self._running if s.finished]:
             self._running.remove(sequence)
             self._end(sequence)
@@ -379,3 +390,9 @@ class EngineCore:
         self._target.blocks.release(sequence.table)
         sequence.tracker.gains = self._speculation.end(sequence)
         sequence.finish(self._clock())
+
+
+def _split(rows: Float32, counts: list[int]) -> list[Float32]:
+    """Views of the first `counts[0]` rows, the next `counts[1]`, and so on."""
+    ends = list(accumulate(counts))
+    return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -125,98 +125,134 @@ class StepCost:
         return cls(fixed=max(mean_seconds - row * mean_rows, least), row=row)
 
 
-_FASTEST, _SLOWEST = 0.1, 3.0  # times what is expected: no clock has measured less, something held up what takes longer
-_NEWEST, _CONTROL = 0.05, 0.15  # weights of the newest pass, and of the newest of those without drafts among others
-_FORGOTTEN = 0.01  # of what is known of drafts, by each pass without one
-_CHEAPEST, _DEAREST = 0.2, 4.0  # times what the cost model says of drafts
-_SURE_OF_NONE, _SURE_OF_ONE = 4.0, 0.4  # what the cost model counts for: passes, and squares of what drafts add
-_SOON, _LATE = 4, 32  # passes with drafts until the first one without, and until each later one
+_FASTEST, _SLOWEST = 0.1, 3.0
+"""Bounds on a measured time over the expected one: less is a fault of the clock, more a pass that was held up."""
+_NEWEST, _CONTROL = 0.05, 0.15
+"""Weights of the newest pass, and of the newest pass without drafts if the one before had drafts."""
+_FORGOTTEN = 0.01
+"""Weight that each pass without drafts takes from what is known of drafts."""
+_LEAST_FACTOR, _MOST_FACTOR = 0.2, 4.0
+"""Bounds on the cost of draft rows over the cost model's."""
+_PRIOR_PASSES, _PRIOR_SQUARES = 4.0, 0.4
+"""Weight of the cost model beside measured passes: passes, and squares of the cost that drafts add."""
+_SOON, _LATE = 4, 32
+"""Passes with drafts until the first control without drafts, and until each later one."""
+
+
+class LeastSquares:
+    """Weighted least squares of y = a * u + b * v, one sample at a time, with a prior for a and b.
+
+    `squares`: the weight of the prior, in squares of u and of v.
+    """
+
+    def __init__(self, squares: tuple[float, float], prior: tuple[float, float]) -> None:
+        (self._uu, self._vv), self._uv = squares, 0.0
+        self._prior_uu, self._prior_vv = squares
+        self._uy, self._vy = squares[0] * prior[0], squares[1] * prior[1]
+        self._prior = prior
+
+    def decay(self, kept: float) -> None:
+        """Weigh earlier samples by `kept`; the prior keeps its weight."""
+        lost, (a, b) = 1.0 - kept, self._prior
+        self._uu, self._vv = kept * self._uu + lost * self._prior_uu, kept * self._vv + lost * self._prior_vv
+        self._uv *= kept
+        self._uy = kept * self._uy + lost * self._prior_uu * a
+        self._vy = kept * self._vy + lost * self._prior_vv * b
+
+    def add(self, u: float, v: float, y: float) -> None:
+        self._uu, self._uv, self._vv = self._uu + u * u, self._uv + u * v, self._vv + v * v
+        self._uy, self._vy = self._uy + u * y, self._vy + v * y
+
+    def first(self, b: float) -> float:
+        """The best a for a given b."""
+        return (self._uy - b * self._uv) / self._uu
+
+    def solve(self) -> tuple[float, float]:
+        """The best a and b."""
+        determinant = self._uu * self._vv - self._uv * self._uv
+        return (
+            (self._vv * self._uy - self._uv * self._vy) / determinant,
+            (self._uu * self._vy - self._uv * self._uy) / determinant,
+        )
 
 
 class Pace:
-    """What passes take of late beside what the cost model says. Both change with what else uses the machine, and a pass
-    behind a draft finds less of its weights in the caches.
+    """Recent pass times relative to the cost model. Both change with the load of the machine, and a pass after a draft
+    finds less of its weights in the caches.
 
-    Those without drafts take `usual` times as much: a mean, newer passes counting more. They alone tell what a token
-    costs without drafts, so that one is `due` among many with drafts. Drafts take `onset`, in passes without drafts,
-    however many they are, and `dearness` times what the model says: least squares, beside which the model counts, too.
-    Passes without drafts let it be forgotten: where drafts look too dear to be tried, no other pass would correct it.
+    Passes without drafts take `usual` times as long as the model expects: a mean, newer passes counting more. They
+    alone measure the cost of a token without drafts, so one is `due` among many with drafts. Drafts add `onset`, in
+    passes without drafts, however many rows they have, and `draft_factor` times the model's cost of these rows.
+    Passes without drafts let both be forgotten: drafts that look too expensive to be tried would otherwise never be
+    measured again.
     """
 
     def __init__(self) -> None:
-        self.last = self.usual = self.dearness = 1.0  # last: the last pass, times what is expected of it
+        self.last = self.usual = self.draft_factor = 1.0  # last: the last pass over what was expected of it
         self.onset = 0.0
-        self._plain = self._drafted = 0  # passes without drafts; with drafts since
-        self._controls = 0  # passes without drafts
-        self._n = self._x = self._xx = self._y = self._xy = 0.0  # sums over passes with drafts
+        self._plain = self._drafted = 0  # passes without drafts; with drafts since the last one without
+        self._added = LeastSquares((_PRIOR_PASSES, _PRIOR_SQUARES), (0.0, 1.0))
 
     @property
     def due(self) -> bool:
         """Whether it is time for a pass without drafts."""
-        return self._drafted >= min(_SOON * (1 + self._controls), _LATE)
+        return self._drafted >= min(_SOON * (1 + self._plain), _LATE)
 
     @property
     def known(self) -> bool:
         """Whether there has been a pass without drafts."""
-        return self._controls > 0
+        return self._plain > 0
 
-    def of(self, shares: Float64) -> Float64:
-        """What shares of passes with 0, 1, … draft rows take of late."""
-        of_late: Float64 = self.dearness * (shares - shares[0]) + (1.0 + MARGIN * self.onset) * shares[0]
-        of_late[0] = shares[0]
-        return self.usual * of_late
+    def of(self, pass_cost: Float64) -> Float64:
+        """Expected seconds, given the model's, of passes with 0, 1, … draft rows."""
+        expected: Float64 = self.draft_factor * (pass_cost - pass_cost[0]) + (1.0 + MARGIN * self.onset) * pass_cost[0]
+        expected[0] = pass_cost[0]
+        return self.usual * expected
 
     def took(self, seconds: float, plain: float, more: float) -> None:
-        """A pass took so long, where the cost model expects `plain` without drafts and `more` for them. What was not
-        timed, 0.0, says nothing.
+        """Learn from a pass of `seconds`, for which the model expects `plain` without drafts and `more` for them.
+
+        A pass that was not timed, 0.0, is ignored.
         """
         self.last = 1.0
-        x, took, drafted = more / plain, seconds / plain, self._drafted
-        expected = self.usual * (1.0 + (self.onset + self.dearness * x if more else 0.0))
+        x, took, after_drafts = more / plain, seconds / plain, self._drafted > 0
+        expected = self.usual * (1.0 + (self.onset + self.draft_factor * x if more else 0.0))
         if took < _FASTEST * expected:
             return
-        self._drafted = drafted + 1 if more else 0
-        self._controls += not more
         took = min(took, _SLOWEST * expected)
         self.last = took / expected
         if more:
-            self._learn(1.0 - _NEWEST, 1.0, x, took / self.usual - 1.0 - x)
+            self._drafted += 1
+            self._added.decay(1.0 - _NEWEST)
+            self._added.add(1.0, x, took / self.usual - 1.0)
         else:
-            self._learn(1.0 - _FORGOTTEN)
-            self._plain += 1
-            self.usual += max(_CONTROL if drafted else _NEWEST, 1.0 / self._plain) * (took - self.usual)
-
-    def _learn(self, kept: float, more: float = 0.0, x: float = 0.0, y: float = 0.0) -> None:
-        """Earlier passes count `kept` times as much; in one `more`, drafts that were to add x have added x + y."""
-        self._n, self._x, self._xx = kept * self._n + more, kept * self._x + x, kept * self._xx + x * x
-        self._y, self._xy = kept * self._y + y, kept * self._xy + x * y
-        n, xx = self._n + _SURE_OF_NONE, self._xx + _SURE_OF_ONE
-        dearness = 1.0 + (n * self._xy - self._x * self._y) / (n * xx - self._x * self._x)
-        self.dearness = min(max(dearness, _CHEAPEST), _DEAREST)
-        self.onset = max((self._y - (self.dearness - 1.0) * self._x) / n, 0.0)
+            self._drafted, self._plain = 0, self._plain + 1
+            self._added.decay(1.0 - _FORGOTTEN)
+            self.usual += max(_CONTROL if after_drafts else _NEWEST, 1.0 / self._plain) * (took - self.usual)
+        self.draft_factor = min(max(self._added.solve()[1], _LEAST_FACTOR), _MOST_FACTOR)
+        self.onset = max(self._added.first(self.draft_factor), 0.0)
 
 
-_TIMED = 0.5  # squares of shares of a draft that what was timed at the start counts for
-_LEAST_SHARE, _MOST_SHARE = 0.05, 20.0  # times what was timed
+_TIMED = 0.5
+"""Weight of the drafts that were timed at start, in squares of shares of a draft."""
+_LEAST_SHARE, _MOST_SHARE = 0.05, 20.0
+"""Bounds on the cost of a draft over its cost as timed at start."""
 
 
 class DraftPace:
-    """What drafts of a model take of late, beside what was timed at the start, when others may have had the machine:
-    steps `step` times as much, and all else of a draft `once` times. Least squares, newer drafts counting more.
+    """Recent draft times relative to those timed at start, when other programs may have used the machine.
+
+    Steps take `step` times as long, and the rest of a draft `once` times.
     """
 
     def __init__(self) -> None:
         self.once = self.step = 1.0
-        self._oo = self._os = self._ss = self._oy = self._sy = 0.0  # sums over drafts
+        self._parts = LeastSquares((_TIMED, _TIMED), (1.0, 1.0))
 
     def took(self, seconds: float, once: float, steps: float) -> None:
-        """A draft took so long, where by what was timed its steps take `steps` and all else `once`."""
-        o, s = once / (once + steps), steps / (once + steps)
-        y = min(seconds / (once + steps), _SLOWEST * (self.once * o + self.step * s))
-        kept = 1.0 - _NEWEST
-        self._oo, self._os, self._ss = kept * self._oo + o * o, kept * self._os + o * s, kept * self._ss + s * s
-        self._oy, self._sy = kept * self._oy + o * y, kept * self._sy + s * y
-        oo, ss, oy, sy = self._oo + _TIMED, self._ss + _TIMED, self._oy + _TIMED, self._sy + _TIMED
-        over = oo * ss - self._os * self._os
-        self.once = min(max((ss * oy - self._os * sy) / over, _LEAST_SHARE), _MOST_SHARE)
-        self.step = min(max((oo * sy - self._os * oy) / over, _LEAST_SHARE), _MOST_SHARE)
+        """Learn from a draft of `seconds`, whose steps would take `steps` as timed, and the rest of it `once`."""
+        u, v = once / (once + steps), steps / (once + steps)
+        y = min(seconds / (once + steps), _SLOWEST * (self.once * u + self.step * v))
+        self._parts.decay(1.0 - _NEWEST)
+        self._parts.add(u, v, y)
+        self.once, self.step = (min(max(each, _LEAST_SHARE), _MOST_SHARE) for each in self._parts.solve())

@@ -1,130 +1,60 @@
-"""The drafts of the sequences that are running, and what keeps a drafter's failures away from them."""
+"""Drafts of the running sequences. A failure of a drafter ends its drafts and no sequence."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-from llguidance import LLMatcher
+from typing import ParamSpec, TypeVar
 
 from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequest
-from services.generation.engine.request import Grammar
+from services.generation.engine.grammar_guide import GrammarGuide
+from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.turns import Gains, Turns
 from services.generation.target.arrays import Float32
 
-
-@dataclass(frozen=True, slots=True)
-class _Frontier:
-    """A node of the tree that is being built; the node of the proposed tree that it stands for, if any; tokens that
-    have to follow it, if that is known already.
-    """
-
-    node: int
-    proposed: int | None
-    depth: int
-    matcher: LLMatcher
-    forced: list[int] = field(default_factory=list)
-
-
-class GrammarGuide:
-    """Fits draft trees to the grammar of one sequence. It decides which rows a pass has, never a token: what it gets
-    wrong costs time.
-
-    Its matcher is not the sampler's, so that no draft touches that one.
-    """
-
-    def __init__(self, grammar: Grammar, ends: frozenset[int], prompt_length: int) -> None:
-        self._matcher, self._ends = grammar.matcher(), ends
-        self._end = grammar.eos if grammar.eos in ends else min(ends)
-        self._told = prompt_length
-
-    def follow(self, tokens: list[int]) -> None:
-        """Tell all tokens so far, prompt and output."""
-        for token in tokens[self._told :]:
-            self._matcher.consume_token(token)
-        self._told = len(tokens)
-
-    @property
-    def forces(self) -> bool:
-        """Whether only one token can come next."""
-        return len(self._forced(self._matcher)) > 0
-
-    def fit(self, proposed: TokenTree, nodes: int, depth: int) -> TokenTree:
-        """The proposed tree without what is forbidden and with what is forced, of at most `nodes` and `depth`."""
-        children: dict[int | None, dict[int, int]] = {}
-        for node in reversed(range(1, len(proposed))):  # of two children with one token, the first counts
-            children.setdefault(proposed.parents[node], {})[proposed.tokens[node]] = node
-        tokens, parents, predicted = [proposed.tokens[0]], [-1], set[int]()
-        places = deque([_Frontier(0, 0, 0, self._matcher)])
-        while places:
-            at = places.popleft()
-            forced = at.forced or self._forced(at.matcher)
-            below = children.get(at.proposed, {})
-            for token in forced[:1] or [token for token in reversed(below) if self._allows(at.matcher, token)]:
-                if len(tokens) >= nodes:
-                    return TokenTree(tuple(tokens), tuple(parents), frozenset(predicted))
-                if below.get(token) in proposed.predicted:
-                    predicted.add(len(tokens))
-                tokens.append(token)
-                parents.append(at.node)
-                if token not in self._ends and at.depth + 1 < depth:
-                    matcher = at.matcher.deep_copy()
-                    matcher.consume_token(token)
-                    places.append(_Frontier(len(tokens) - 1, below.get(token), at.depth + 1, matcher, forced[1:]))
-        return TokenTree(tuple(tokens), tuple(parents), frozenset(predicted))
-
-    def _allows(self, matcher: LLMatcher, token: int) -> bool:
-        return matcher.is_accepting() if token in self._ends else matcher.validate_tokens([token]) == 1
-
-    def _forced(self, matcher: LLMatcher) -> list[int]:
-        """The tokens that have to come next, the grammar's end included."""
-        return [self._end] if matcher.is_stopped() else matcher.compute_ff_tokens()
-
-
 log = logging.getLogger(__name__)
 
-
-_UNSEEN = 0.1  # tokens a draft: what it takes beside drafting and its pass, and of the caches, a control's too
-
 T = TypeVar("T")
+P = ParamSpec("P")
+
+_UNSEEN = 0.1
+"""Tokens that a draft costs beside its own time and its rows: walks of trees, and weights displaced from the caches."""
 
 
 @dataclass(slots=True)
 class _Drafts:
-    """The drafts of one sequence, one by each of its methods, and the method that has its turn."""
+    """Drafts of one sequence, one by each of its methods, and the turns of these methods."""
 
     by_method: dict[str, Draft]
-    layers: tuple[int, ...]  # whose features they read
+    layers: tuple[int, ...]  # layers whose features the drafts read
     turns: Turns
-    guide: GrammarGuide | None  # where its output follows a grammar
-    drafter: str  # that was asked last, at first the preferred one: what a grammar forces counts as its draft
-    budget: Budget | None = None  # of the draft in flight
-    seconds: float = 0.0  # that drafting has taken since the last pass
-    once: float = 0.0  # the same, but for a method's first draft, which reads what there is
-    warm: set[str] = field(default_factory=set)  # methods that have read what there was to read when they began
+    guide: GrammarGuide | None  # None without a grammar
+    method: str  # the method asked last, at first the preferred one; tokens that a grammar forces count as its draft
+    budget: Budget | None = None  # budget of the draft in flight
+    seconds: float = 0.0  # drafting time since the last pass
+    once: float = 0.0  # time of a method's first draft, which reads the whole prompt
+    warm: set[str] = field(default_factory=set)  # methods that have read the prompt
 
 
 class Speculation:
-    """Drafts by sequence. A drafter's bug costs no request: its sequence goes on without it, to the same tokens."""
+    """Drafts by sequence. If a drafter fails, its sequence goes on without it, to the same tokens."""
 
     def __init__(
         self, drafters: Mapping[str, Drafter], vocab_size: int, hidden_size: int, clock: Callable[[], float],
         gains: Gains,
     ) -> None:  # fmt: skip
-        """`clock` in seconds, for what drafting takes."""
+        """`clock`: seconds, to time drafting."""
         self._drafters, self._clock = drafters, clock
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
         self._gains, self.pace = gains, gains.pace
-        self.drafting = 0.0  # seconds that drafters took for the last `propose`
+        self.drafting = 0.0  # seconds of the last `propose`
 
     def begin(self, sequence: Sequence) -> None:
-        """Once in a sequence's life: one that was preempted keeps its drafts, or its lack of them."""
+        """Begin a sequence's drafts, once in its life: a preempted sequence keeps its drafts, or its lack of them."""
         request = sequence.request
         if request.method == "off" or sequence.draft_begun:
             return
@@ -134,11 +64,10 @@ class Speculation:
         turns = self._gains.begin(request, methods)
         self._drafts[sequence] = drafts = _Drafts({}, layers, turns, _guide(sequence), methods[0])
         for name in methods:
+            self._guarded(sequence, name, self._start, drafts, name, request)
 
-            def start(name: str = name) -> None:
-                drafts.by_method[name] = self._drafters[name].begin(request)
-
-            self._guarded(sequence, name, start)
+    def _start(self, drafts: _Drafts, method: str, request: EngineRequest) -> None:
+        drafts.by_method[method] = self._drafters[method].begin(request)
 
     def drafts_for(self, sequence: Sequence, together: int) -> bool:
         """Whether a method, or its grammar, may draft for its next pass, of `together` sequences."""
@@ -146,11 +75,11 @@ class Speculation:
         return drafts is not None and (drafts.turns.under(together) is not None or drafts.guide is not None)
 
     def feature_layers(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
-        """The layers whose features somebody among them reads."""
+        """Layers whose features any of the sequences reads."""
         return tuple(dict.fromkeys(layer for s in sequences if s in self._drafts for layer in self._drafts[s].layers))
 
     def propose(self, budgets: Mapping[Sequence, Budget]) -> dict[Sequence, TokenTree]:
-        """A tree for each sequence, within its budget; the bare root where nothing can or does draft."""
+        """A tree for each sequence, within its budget; the bare root if no method drafts."""
         self.drafting = 0.0
         trees = {sequence: TokenTree.root(sequence.tokens[-1]) for sequence in budgets}
         together: dict[str, list[Sequence]] = {}
@@ -165,7 +94,7 @@ class Speculation:
         return trees
 
     def _fit(self, sequence: Sequence, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
-        """Cut what the grammar forbids, draft what it forces: here, whatever the method."""
+        """Cut tokens that the grammar forbids, add tokens that it forces, whatever the method."""
 
         def fit(guide: GrammarGuide) -> None:
             guide.follow(sequence.tokens)
@@ -174,7 +103,7 @@ class Speculation:
         self._guided(sequence, fit)
 
     def _asked(self, sequence: Sequence) -> str | None:
-        """The method whose turn it is, unless the grammar says what comes next and asking the method costs time."""
+        """The method whose turn it is, or None if the grammar forces the next token and the method costs time."""
         drafts = self._drafts[sequence]
         method = drafts.turns.method
         if method is None or self._drafters[method].negligible_cost:
@@ -186,12 +115,12 @@ class Speculation:
 
         if not self._guided(sequence, forces):
             return method
-        drafts.drafter = method
+        drafts.method = method
         return None
 
     def _guided(self, sequence: Sequence, ask: Callable[[GrammarGuide], T]) -> T | None:
-        """What the guide of its grammar says; None without one, and from when on it fails. The sampler has a matcher
-        of its own, which ends the request if it fails too.
+        """The answer of its grammar's guide; None without a guide, and once the guide has failed. The sampler has a
+        matcher of its own, whose failure ends the request.
         """
         drafts = self._drafts[sequence]
         if drafts.guide is not None:
@@ -209,7 +138,7 @@ class Speculation:
         budgets: Mapping[Sequence, Budget],
         trees: dict[Sequence, TokenTree],
     ) -> None:
-        """All at once; if that fails, one by one, so that only the one at fault loses its draft."""
+        """Ask for all at once; if that fails, one by one, so that only the sequence at fault loses its draft."""
         try:
             self._ask(method, sequences, budgets, trees)
         except Exception:
@@ -234,7 +163,7 @@ class Speculation:
         proposed = self._drafters[method].propose(asks)
         for sequence, tree in zip(sequences, proposed, strict=True):
             budget, drafts = budgets[sequence], self._drafts[sequence]
-            drafts.budget, drafts.drafter = budget, method
+            drafts.budget, drafts.method = budget, method
             plain = TokenTree(tuple(map(int, tree.tokens)), tuple(map(int, tree.parents)), tree.predicted)
             if plain.tokens[0] == sequence.tokens[-1]:
                 trees[sequence] = plain.cut(budget.nodes + 1, budget.depth, self._vocab_size)
@@ -255,11 +184,11 @@ class Speculation:
         for name, draft in list(drafts.by_method.items()):
             if wanted := self._drafters[name].feature_layers:
                 own = self._of_layers(features, layers, wanted)
-                self._guarded(sequence, name, lambda d=draft, own=own: d.read(sequence.tokens, start, own))  # type: ignore[misc]
+                self._guarded(sequence, name, draft.read, sequence.tokens, start, own)
         drafts.seconds += self._clock() - started
 
     def own(self, sequence: Sequence, features: Float32, layers: tuple[int, ...]) -> Float32 | None:
-        """The part of the features of `layers` that the sequence's drafts read; None where they read none."""
+        """The part of the features of `layers` that the sequence's drafts read; None if they read none."""
         wanted = self._drafts[sequence].layers if sequence in self._drafts else ()
         return self._of_layers(features, layers, wanted) if wanted else None
 
@@ -271,15 +200,15 @@ class Speculation:
         return own
 
     def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: Float32) -> None:
-        """The pass is done: the method that drafted for it sees what came of it, and is judged by it."""
+        """Show the pass to the method that drafted for it, and count its gain."""
         drafts = self._drafts.get(sequence)
         if drafts is None:
             return
-        method = drafts.turns.method if drafts.budget is None else drafts.drafter
+        method = drafts.turns.method if drafts.budget is None else drafts.method
         draft = None if method is None else drafts.by_method.get(method)
         if method is not None and draft is not None:
             started = self._clock()
-            self._guarded(sequence, method, lambda: draft.observe(sequence.tokens, tree, path, logits))
+            self._guarded(sequence, method, draft.observe, sequence.tokens, tree, path, logits)
             drafts.seconds += self._clock() - started
         budget, seconds, once = drafts.budget, drafts.seconds, drafts.once
         drafts.budget, drafts.seconds, drafts.once = None, 0.0, 0.0
@@ -295,10 +224,10 @@ class Speculation:
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""
-        return self._drafts[sequence].drafter.partition("/")[0] if sequence in self._drafts else "off"
+        return self._drafts[sequence].method.partition("/")[0] if sequence in self._drafts else "off"
 
     def preempted(self, sequence: Sequence) -> None:
-        """Its tokens will be computed, and their features read, again."""
+        """Release drafts: the tokens will be computed, and their features read, again."""
         if sequence in self._drafts:
             drafts = self._drafts[sequence]
             drafts.warm.clear()
@@ -307,20 +236,23 @@ class Speculation:
                 self._guarded(sequence, name, draft.release)
 
     def end(self, sequence: Sequence) -> dict[str, float]:
-        """The sequence is over. Returns what a pass has gained by each drafter that it had."""
+        """End a sequence's drafts. Returns the mean gain of a pass by method."""
         drafts = self._drafts.get(sequence)
         if drafts is None:
             return {}
         for name, draft in list(drafts.by_method.items()):
-            self._guarded(sequence, name, lambda d=draft: d.finish(sequence.tokens))  # type: ignore[misc]
+            self._guarded(sequence, name, draft.finish, sequence.tokens)
         for name, draft in drafts.by_method.items():
             self._release(sequence, name, draft)
         del self._drafts[sequence]
         return drafts.turns.gains
 
-    def _guarded(self, sequence: Sequence, method: str, call: Callable[[], None]) -> None:
+    def _guarded(
+        self, sequence: Sequence, method: str, call: Callable[P, None], *given: P.args, **named: P.kwargs
+    ) -> None:
+        """Call; if it raises, the sequence goes on without this method."""
         try:
-            call()
+            call(*given, **named)
         except Exception:
             self._failed(sequence, method)
 
@@ -343,7 +275,7 @@ class Speculation:
 
 
 def _guide(sequence: Sequence) -> GrammarGuide | None:
-    """None where its output is free; also where the grammar has no matcher to give, without which a draft does."""
+    """A guide for the sequence's grammar; None without a grammar, or if it has no matcher to give."""
     grammar = sequence.request.grammar
     try:
         return None if grammar is None else GrammarGuide(grammar, sequence.ends, len(sequence.request.prompt))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequest
+from services.generation.engine.grammar_guide import GrammarGuide
 from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
-from services.generation.engine.speculation import GrammarGuide
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.turns import Gains, Turns
 from services.generation.target.arrays import Float32

@@ -16,9 +16,9 @@ from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Outcome
+from services.generation.engine.grammar_guide import GrammarGuide
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
-from services.generation.engine.speculation import GrammarGuide
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.turns import Gains
 from services.generation.target.cpu import CpuTarget

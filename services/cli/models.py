@@ -18,8 +18,8 @@ from services.cli.frame.exits import UsageError
 from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer, members
 from services.cli.frame.pull import pull as fetched
-from services.cli.frame.views import Column, Styled, View, facts, size, table
-from services.generation.target.errors import ModelNotFound, TargetError, about
+from services.cli.frame.views import Column, Line, Styled, View, facts, size, table
+from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, WeightsInvalid, about
 from services.generation.target.model_path import default_head_for, default_store_for, named_models
 
 if TYPE_CHECKING:
@@ -54,18 +54,24 @@ def list_(
 
 
 def _listed(model: NamedModel, registry: RegistryClient | None) -> dict[str, Any]:
-    """A line of the list. `heads` are those in the registry, `beside` the kinds of things beside the model."""
+    """A line of the list. `heads` are those in the registry, `beside` the kinds of things beside the model, `fault` is
+    the reason why its files cannot be read.
+    """
     listed: dict[str, Any] = {"name": model.name, "from": model.origin, "path": model.path and str(model.path)}
     if model.path is None:
         return listed
-    seen = glance(model.path)
-    listed |= {"family": seen.family, "size": seen.size, "arithmetic": ["float32", "int8"][: 1 + seen.whole_numbers]}
-    beside = {"head": default_head_for(model.path), "datastore": default_store_for(model.path)}
-    listed["beside"] = [kind for kind, folder in beside.items() if folder]
-    if registry is not None:
-        from services.generation.target.identity import base_cid
+    try:
+        seen = glance(model.path)
+        arithmetic = ["float32", "int8"][: 1 + seen.whole_numbers]
+        listed |= {"family": seen.family, "size": seen.size, "arithmetic": arithmetic}
+        beside = {"head": default_head_for(model.path), "datastore": default_store_for(model.path)}
+        listed["beside"] = [kind for kind, folder in beside.items() if folder]
+        if registry is not None:
+            from services.generation.target.identity import base_cid
 
-        listed["heads"] = [head.head_cid for head in registry.heads(base_cid=base_cid(model.path))]
+            listed["heads"] = [head.head_cid for head in registry.heads(base_cid=base_cid(model.path))]
+    except (OSError, TargetError) as error:
+        listed["fault"] = str(error)
     return listed
 
 
@@ -149,7 +155,8 @@ def _models_view(models: list[dict[str, Any]]) -> View:
         Column("name", "name"),
         Column("from", "from"),
         Column(
-            "size", lambda model: size(model["size"]) if "size" in model else Styled(_ABSENT[model["from"]], "yellow")
+            "size",
+            lambda model: size(model["size"]) if "size" in model else Styled(_ABSENT.get(model["from"], ""), "yellow"),
         ),
         Column("family", lambda model: model.get("family", "")),
         Column("arithmetic", lambda model: ", ".join(model.get("arithmetic", ()))),
@@ -160,7 +167,9 @@ def _models_view(models: list[dict[str, Any]]) -> View:
 _ABSENT = {"package": "not installed", "hub": "not fetched"}
 
 
-def _fitting(model: dict[str, Any]) -> str:
+def _fitting(model: dict[str, Any]) -> Line:
+    if "fault" in model:
+        return Styled(model["fault"], "red")
     heads = len(model.get("heads", ()))
     return ", ".join([*model.get("beside", ()), *([f"{heads} heads in the registry"] if heads else ())])
 
@@ -194,17 +203,19 @@ class Glance:
 
 
 def glance(path: Path) -> Glance:
-    """Raises OSError."""
+    """Raises OSError; ConfigInvalid for a config.json that is no JSON object, WeightsInvalid for no GGUF file."""
     if path.is_file():
         said = _first_fields(path)
         kept = said.get("general.file_type") not in (None, *_NOT_WHOLE)
         return Glance(str(said.get("general.architecture", "")), path.stat().st_size, kept)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
-        family = json.loads((path / "config.json").read_bytes())["model_type"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        family = ""
-    return Glance(str(family), size, False)
+        document = json.loads((path / "config.json").read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigInvalid(f"{path}/config.json: not readable as JSON: {error}; download it again") from error
+    if not isinstance(document, dict):
+        raise ConfigInvalid(f"{path}/config.json: expected a JSON object; download it again")
+    return Glance(str(document.get("model_type") or ""), size, False)
 
 
 _NOT_WHOLE = (0, 1, 32, 38)  # file types of float32, float16, bfloat16 and MXFP4
@@ -219,8 +230,8 @@ def _first_fields(path: Path) -> dict[str, object]:
     fields: dict[str, object] = {}
     with path.open("rb") as file:
         try:
-            if file.read(4) != b"GGUF":
-                return fields
+            if (magic := file.read(4)) != b"GGUF":
+                raise WeightsInvalid(f"{path}: not a GGUF file: it begins with {magic!r}; pull or copy it again")
             file.seek(24)  # behind version and counts
             while len(fields) < 64:
                 name, kind = _text(file), _number(file, "<I")

@@ -51,6 +51,34 @@ def test_a_model_in_the_folder_is_found_by_its_name(folder: Path) -> None:
     assert [each["from"] for each in listed if each["name"] == "smollm2"] == ["package"]
 
 
+def test_a_model_that_cannot_be_read_is_listed_with_its_fault(folder: Path) -> None:
+    make_tiny_model(folder / "mine", layers=1)
+    for broken, text in (("cut", "{"), ("listed", "[]"), ("deep", "[" * 100_000)):
+        (folder / broken).mkdir()
+        (folder / broken / "config.json").write_text(text)
+    (folder / "page.gguf").write_bytes(b"<!DOCTYPE html>")
+    (folder / "gone.gguf").symlink_to(folder / "nowhere")
+    done = models("list", "--json")
+    faults = {each["name"]: each.get("fault") for each in done.document if each["from"] == "imported"}
+    assert (done.code, faults.keys(), faults.pop("mine")) == (
+        0,
+        {*faults, "cut", "deep", "listed", "page", "gone"},
+        None,
+    )
+    assert all(name in fault for name, fault in faults.items())
+    shown = models("list")
+    assert (shown.code, all(fault in shown.out for fault in faults.values())) == (0, True)
+
+
+def test_one_model_that_cannot_be_served_is_a_usage_error(folder: Path) -> None:
+    make_tiny_model(folder / "mine", layers=1)
+    rope = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    config = folder / "mine" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_bytes()) | {"rope_parameters": rope}))
+    done = models("list", "mine")
+    assert (done.code, "rope_parameters" in done.err, done.out) == (2, True, "")
+
+
 Kolm = Callable[..., cli.Ended]
 
 

@@ -230,9 +230,9 @@ def _target_config(
         heads=config.num_attention_heads,
         kv_heads=first(config).num_key_value_heads,
         head_dim=head_dim(config),
-        norm_epsilon=float(config.norm_eps if family.convolved else config.rms_norm_eps),
+        norm_epsilon=_epsilon(config, "norm_eps" if family.convolved else "rms_norm_eps", place),
         context_length=config.max_position_embeddings,
-        tied_embeddings=bool(config.tie_word_embeddings),
+        tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         attention_bias=False,
         output_bias=False,
         mlp_bias=False,
@@ -286,6 +286,12 @@ def _check_sizes(config: PreTrainedConfig, place: str) -> None:
     check_size(head_dim(config), "head_dim", place)
     if head_dim(config) % 2:
         raise ConfigInvalid(f"{place}: head_dim {head_dim(config)} is odd; RoPE needs an even one")
+
+
+def _epsilon(config: PreTrainedConfig, name: str, place: str) -> float:
+    if (epsilon := positive(config, name, place)) >= 1:
+        raise ConfigInvalid(f"{place}: {name} is {epsilon!r}; expected a number between 0 and 1")
+    return epsilon
 
 
 def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:

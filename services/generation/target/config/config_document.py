@@ -58,11 +58,19 @@ def first(config: PreTrainedConfig) -> Any:
     return config if getattr(config, "per_layer_config", None) is None else config.per_layer_config[0]
 
 
+def own(config: PreTrainedConfig, name: str, default: Any = None) -> Any:
+    """The value of a member that transformers' class of this model has; `default` for any other, whatever the file
+    holds. transformers keeps unknown members as attributes and ignores them.
+    """
+    known = name in type(config).__dataclass_fields__ or name in config.attribute_map
+    return getattr(config, name, default) if known else default
+
+
 def layer_types(config: PreTrainedConfig, place: str) -> list[str]:
-    kinds = list(config.layer_types)
-    if len(kinds) < config.num_hidden_layers:
-        raise ConfigInvalid(f"{place}: layer_types has {len(kinds)} entries; expected {config.num_hidden_layers}")
-    return kinds[: config.num_hidden_layers]
+    kinds, layers = config.layer_types, int(config.num_hidden_layers)
+    if not isinstance(kinds, list | tuple) or len(kinds) < layers or not all(isinstance(kind, str) for kind in kinds):
+        raise ConfigInvalid(f"{place}: layer_types is {kinds!r:.80}; expected the kind of each of {layers} layers")
+    return list(kinds[:layers])
 
 
 def positive(config: PreTrainedConfig, name: str, place: str) -> float:
@@ -238,13 +246,12 @@ def clamp(config: PreTrainedConfig, place: str) -> Clamp:
 
 
 def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | None:
-    if family.experts is None or not getattr(config, "enable_moe_block", True):
+    if family.experts is None or not own(config, "enable_moe_block", True):
         return None
     if family.dense_beside and not config.num_local_experts:
         return None
-    layers, step = range(config.num_hidden_layers), getattr(config, "decoder_sparse_step", 1)
-    size = "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size"
-    count = "num_experts" if hasattr(config, "num_experts") else "num_local_experts"
+    size = expert_size_field(type(config))
+    count = "num_experts" if own(config, "num_experts") is not None else "num_local_experts"
     chosen = "top_k_experts" if family.beside else "num_experts_per_tok"
     shared = "shared_expert_intermediate_size" if family.shared_gate else size
     for name in (size, count, chosen, *([shared] if family.shared_gate else [])):
@@ -254,22 +261,17 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
         raise ConfigInvalid(
             f"{place}: {chosen} is {getattr(config, chosen)}; expected at most the {experts} that there are"
         )
-    check_size(step, "decoder_sparse_step", place)
-    dense = set(getattr(config, "mlp_only_layers", None) or ())
-    first = getattr(config, "num_dense_layers", 0)
-    every = {layer for layer in layers if layer not in dense and (layer + 1) % step == 0 and layer >= first}
-    sparse = set(getattr(config, "moe_layers", every))
     return Experts(
         names=family.experts,
-        layers=tuple(layer in sparse for layer in layers),
+        layers=_sparse_layers(config, place),
         count=experts,
         chosen=getattr(config, chosen),
         size=getattr(config, size),
-        normalised=bool(getattr(config, "norm_topk_prob", True)),
+        normalised=bool(own(config, "norm_topk_prob", True)),
         bias=family.expert_bias,
         sigmoid=family.sigmoid_router,
         scored=family.scored_router,
-        choice_bias=family.choice_bias if getattr(config, "use_expert_bias", False) else "",
+        choice_bias=family.choice_bias if own(config, "use_expert_bias", False) else "",
         scale=float(np.float32(positive(config, "routed_scaling_factor", place))) if family.scored_router else 1.0,
         shared=int(getattr(config, shared)) if family.shared_expert else 0,
         shared_gate=family.shared_gate,
@@ -278,13 +280,41 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
     )
 
 
+def expert_size_field(kind: type[PreTrainedConfig]) -> str:
+    """The member of a class of configurations that has the size of experts."""
+    size = "moe_intermediate_size"
+    return size if size in kind.__dataclass_fields__ else "intermediate_size"
+
+
+def _sparse_layers(config: PreTrainedConfig, place: str) -> tuple[bool, ...]:
+    """The layers with experts."""
+    step, first = own(config, "decoder_sparse_step", 1), own(config, "num_dense_layers", 0)
+    check_size(step, "decoder_sparse_step", place)
+    dense, listed = own(config, "mlp_only_layers") or (), own(config, "moe_layers")
+    every = [
+        layer not in dense and (layer + 1) % step == 0 and layer >= first for layer in range(config.num_hidden_layers)
+    ]
+    return tuple(every if listed is None else [layer in listed for layer in range(len(every))])
+
+
+def turns_by_kind(family: Family, kind: type[PreTrainedConfig]) -> bool:
+    """Whether transformers has one object in rope_parameters for each kind of layer of such a model."""
+    return family.rotations_by_kind or family.sizes_by_layer or isinstance(kind.default_theta, dict)
+
+
 def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float]) -> tuple[Rotation, ...]:
     layers, context = int(config.num_hidden_layers), int(config.max_position_embeddings)
     parameters, partial = config.rope_parameters or {}, family.partial_rotation
+    nested = [name for name, value in parameters.items() if isinstance(value, dict) or name.endswith("_attention")]
+    if nested and not turns_by_kind(family, type(config)):
+        raise UnsupportedArchitecture(
+            f"rope_parameters: {', '.join(nested):.80} with a rotation each; supported in this family: one rope_type "
+            "and rope_theta for all layers"
+        )
     if BY_KIND in parameters:
         each = config.per_layer_config if family.sizes_by_layer else [config] * layers
         dims = [head_dim(each[number]) for number in range(layers)]
-        kinds = list(zip(config.layer_types, dims, strict=False))
+        kinds = list(zip(layer_types(config, "config.json"), dims, strict=True))
         for kind in {kind for kind, _ in kinds}:
             if not isinstance(parameters.get(kind), dict):
                 raise ConfigInvalid(f"rope_parameters: {kind} is {parameters.get(kind)!r}; expected an object")
@@ -296,9 +326,9 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
     if family.mamba and config.position_embedding_type != "rope":
         turned = [0] * layers
     if family.rotated_windows and config.sliding_window:
-        turned = [kind == "sliding_attention" for kind in config.layer_types]
-    if len(turned) < layers:
-        raise ConfigInvalid(f"no_rope_layers: {len(turned)} entries; expected one for each of {layers} layers")
+        turned = [kind == "sliding_attention" for kind in layer_types(config, "config.json")]
+    if not isinstance(turned, list) or len(turned) < layers:
+        raise ConfigInvalid(f"no_rope_layers: {turned!r:.80}; expected 0 or 1 for each of {layers} layers")
     return tuple(rotation if each else NO_ROTATION for each in turned[:layers])
 
 
@@ -314,14 +344,15 @@ def multipliers(config: PreTrainedConfig, place: str) -> dict[str, Any]:
 
 def inner_field(config: PreTrainedConfig) -> str:
     """The member with the size of MLPs, or of experts where all layers have those."""
-    return "intermediate_size" if hasattr(config, "intermediate_size") else "moe_intermediate_size"
+    known = "intermediate_size" in type(config).__dataclass_fields__
+    return "intermediate_size" if known else "moe_intermediate_size"
 
 
 def inner_size(config: PreTrainedConfig) -> int:
     """The size of MLPs. LFM2 may say another one, from which it follows."""
-    dense = getattr(config, "shared_intermediate_size", getattr(config, inner_field(config)))
-    size = int(getattr(config, "intermediate_size_mlp", dense))
-    if not getattr(config, "block_auto_adjust_ff_dim", False):
+    dense = own(config, "shared_intermediate_size", getattr(config, inner_field(config)))
+    size = int(own(config, "intermediate_size_mlp", dense))
+    if not own(config, "block_auto_adjust_ff_dim", False):
         return size
     whole = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * size / 3))
     multiple = int(config.block_multiple_of)
@@ -371,11 +402,11 @@ def _state_rule(module: str, config: PreTrainedConfig, names: tuple[str, ...], p
 
 
 def windows(config: PreTrainedConfig, family: Family, place: str) -> tuple[int, ...]:
-    window = getattr(config, "sliding_window", None)
+    window = own(config, "sliding_window")
     layers = int(config.num_hidden_layers)
-    ignored = not family.windows or getattr(config, "use_sliding_window", True) is False
+    ignored = not family.windows or own(config, "use_sliding_window", True) is False
     if ignored or not window:
         return (0,) * layers
     check_size(window, "sliding_window", place)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    kinds = ["sliding_attention"] * layers if own(config, "layer_types") is None else layer_types(config, place)
     return tuple(int(window) if kind == "sliding_attention" else 0 for kind in kinds)

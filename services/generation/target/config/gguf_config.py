@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from services.generation.target.config.config_document import expert_size_field
 from services.generation.target.config.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
@@ -353,22 +354,20 @@ def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
         return _beside(metadata, name)
     inner = _inner(metadata, family)
     size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
-    members = {
+    members: dict[str, Any] = {
         ("num_experts" if family.scored_router or family.shared_gate else "num_local_experts"): metadata.whole(
             f"{name}.expert_count", least=1
         ),
         "num_experts_per_tok": metadata.whole(f"{name}.expert_used_count", least=1),
         "norm_topk_prob": metadata.truth(f"{name}.expert_weights_norm", True),
-        "moe_intermediate_size": size,
+        expert_size_field(CONFIG_MAPPING[family.name]): size,
     }
     if family.scored_router:
         return members | _scored(metadata, name)
-    if family.dense_beside:
-        return members | {"intermediate_size": size}
     if family.shared_gate:
         shared = metadata.whole(f"{name}.expert_shared_feed_forward_length", inner, least=1)
         return members | {"shared_expert_intermediate_size": shared}
-    return members | (_llama4(metadata, members, inner) if family.shared_expert else {})
+    return members | (_llama4(metadata, members["num_local_experts"], inner) if family.shared_expert else {})
 
 
 _SIGMOID = 2  # expert_gating_func
@@ -398,13 +397,12 @@ def _beside(metadata: GgufMetadata, name: str) -> dict[str, Any]:
     }
 
 
-def _llama4(metadata: GgufMetadata, members: dict[str, Any], inner: int) -> dict[str, Any]:
+def _llama4(metadata: GgufMetadata, experts: int, inner: int) -> dict[str, Any]:
     """Sizes under its own names. Only the largest model has no head norms, which llama.cpp tells by its experts."""
     return {
-        "intermediate_size": members["moe_intermediate_size"],
         "intermediate_size_mlp": inner,
         "interleave_moe_layer_step": metadata.whole("llama4.interleave_moe_layer_step", 1, least=1),
-        "use_qk_norm": members["num_local_experts"] != _WITHOUT_HEAD_NORMS,
+        "use_qk_norm": experts != _WITHOUT_HEAD_NORMS,
     }
 
 

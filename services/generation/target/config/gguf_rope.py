@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
+from services.generation.target.config.config_document import turns_by_kind
 from services.generation.target.errors import UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.family import Family
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile
@@ -58,8 +59,7 @@ _STAY = 1e29
 
 def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters`, of each kind of layer where transformers has them so: layers with a window are not scaled."""
-    by_kind = family.rotations_by_kind or isinstance(CONFIG_MAPPING[family.name].default_theta, dict)
-    if not (family.sizes_by_layer or by_kind):
+    if not turns_by_kind(family, CONFIG_MAPPING[family.name]):
         return rope
     own = rope["rope_theta"] if family.rotations_by_kind else 10_000.0
     theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", own, above=1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ _MOST = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ANY = {"type": "object"}
-_FREE = ["start: TEXT | head calls", "TEXT: /(?s:.*)/"]
+_SHAPES = "<[{"  # how an opening begins that no other text does
 _PIECE = re.compile(r'"[^"]*"|[{}\[\]]|[,:] ?')
 """A piece of JSON, as schemas' grammars have them: a longer literal would shut out an alternative that begins alike."""
 
@@ -61,22 +61,30 @@ class Tools:
             if self._keeps(tool):
                 yield f"messages.tools[{place}].parameters", tool.parameters if _schema(tool) else json.dumps(_ANY)
 
-    def grammar(self, syntax: ToolCallSyntax, special: Mapping[str, int], text: StructuredOutputs | None = None) -> str:
-        """Lark, as llguidance reads it, of outputs that call in this syntax. `special`: special tokens' ids by text.
+    def grammar(
+        self,
+        syntax: ToolCallSyntax,
+        markup: Mapping[str, int],
+        hidden: Collection[str] = (),
+        text: StructuredOutputs | None = None,
+    ) -> str:
+        """Lark, as llguidance reads it, of outputs that call in this syntax. `markup`: ids by their tokens' texts,
+        `hidden`: the texts that decoded outputs do not show.
 
         Where calls are not required an output may be text: what `text` allows and nothing else, or without it any, also
         before calls.
         """
+        write = _Symbols(markup)
         begins, start = syntax.open, ["start: calls"]
-        if not self.required:
-            start = ["start: text | calls", f"text: {lark_rule(text)}"] if text else _FREE
-        if start is _FREE:
-            begins, start = "", [*_FREE, f"head[lazy]: TEXT {_literal(syntax.open, special)}"]
+        if not self.required and text is not None:
+            start = ["start: text | calls", f"text: {lark_rule(text)}"]
+        elif not self.required:
+            begins, start = "", write.free_text(syntax.open, syntax.without(hidden).open)
         more = "more* " if self.parallel and syntax.between is not None else ""
-        lines = [*start, f"calls: first {more}{_literal(syntax.close, special)}"]
+        lines = [*start, f"calls: first {more}{write.literal(syntax.close)}"]
         for name, before in {"first": begins, "more": syntax.between if more else None}.items():
             if before is not None:
-                each = (_literal(before + tool.name + syntax.middle, special) for tool in self.told)
+                each = (write.literal(before, tool.name, syntax.middle) for tool in self.told)
                 lines.append(f"{name}: " + " | ".join(f"{begun} arguments_{n}" for n, begun in enumerate(each)))
         for place, tool in enumerate(self.told):
             schema = read_schema(tool.parameters) if self._keeps(tool) and tool.parameters else None
@@ -155,11 +163,53 @@ def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
         raise InvalidArgument(f"{path}.parameters", "expected a JSON schema of an object")
 
 
-def _literal(text: str, special: Mapping[str, int]) -> str:
-    """The text as symbols of a Lark rule."""
-    ids = "|".join(map(re.escape, special)) or "(?!)"
-    pieces = re.split(f"({ids}|{_PIECE.pattern})", text)
-    return " ".join(f"<[{special[piece]}]>" if piece in special else json.dumps(piece) for piece in pieces if piece)
+class _Symbols:
+    """Texts of a template as symbols of Lark rules: markup by the ids of its tokens, the rest as literals."""
+
+    def __init__(self, markup: Mapping[str, int]) -> None:
+        longest_first = sorted(markup, key=len, reverse=True)
+        self._markup, self._marks = markup, re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def literal(self, before: str, name: str = "", after: str = "") -> str:
+        """`before` and `after` may hold markup; `name` is a caller's word, and holds none."""
+        symbols, text = list[str](), ""
+        for part in (*self._parts(before), name, *self._parts(after)):
+            if isinstance(part, int):
+                symbols += [*_pieces(text), f"<[{part}]>"]
+                text = ""
+            else:
+                text += part
+        return " ".join(symbols + _pieces(text))
+
+    def free_text(self, opening: str, visible: str) -> list[str]:
+        """Rules of an output that is any text and any markup, until `opening` begins calls. `visible`: the opening as
+        decoded text has it. A model may write it in ordinary tokens too, where readers would take it for a call.
+        """
+        found = self._marks.search(opening)
+        others = sorted({*self._markup.values()} - ({self._markup[found[0]]} if found else set()))
+        lead = "(TEXT? other)* " if others else ""
+        rules = {"start": f"{lead}TEXT?", "TEXT": "/(?s:.+)/"}
+        if others:
+            rules["other"] = f"<[{','.join(map(str, others))}]>"
+        if found:
+            rules["start"] += " (head calls)?"
+            rules["head"] = self.literal(opening[found.start() :])
+        if not found or visible.lstrip()[:1] in tuple(_SHAPES):
+            rules["start"] += f" | {lead}spelled calls"
+            rules["spelled[lazy]"] = "/(?s:.*)/ " + " ".join(_pieces(visible))
+        return [f"{name}: {body}" for name, body in rules.items()]
+
+    def _parts(self, text: str) -> Iterator[str | int]:
+        end = 0
+        for found in self._marks.finditer(text):
+            yield text[end : found.start()]
+            yield self._markup[found[0]]
+            end = found.end()
+        yield text[end:]
+
+
+def _pieces(text: str) -> list[str]:
+    return [json.dumps(piece, ensure_ascii=False) for piece in re.split(f"({_PIECE.pattern})", text) if piece]
 
 
 def _schema(tool: pb.Tool) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -200,7 +200,7 @@ class Resolver:
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
         tools, asked = prompt.tools, sampling.structured_outputs
         if tools is not None and (tools.held or asked is not None):
-            source = await calls_held(tools, asked, self._prompts.tool_calls, self._prompts.markup, self._grammars)
+            source = await calls_held(tools, asked, self._prompts, self._grammars)
             sampling = replace(sampling, structured_outputs=source)
         grammar = await compiled(sampling.structured_outputs, self._grammars)
         with engine_errors(prompt.field):
@@ -280,9 +280,8 @@ class Resolver:
 
 
 async def calls_held(
-    tools: Tools, text: StructuredOutputs | None, syntax: ToolCallSyntax, special: Mapping[str, int],
-    grammars: Grammars,
-) -> StructuredOutputs:  # fmt: skip
+    tools: Tools, text: StructuredOutputs | None, prompts: PromptReader, grammars: Grammars
+) -> StructuredOutputs:
     """The constraint of an output that calls these tools, or is text that keeps to `text`.
 
     Raises InvalidArgument naming the tool, or the constraint, and the place in it.
@@ -293,7 +292,11 @@ async def calls_held(
             await grammars.compiled(StructuredOutputs("json", schema))
         except InvalidRequest as error:
             raise InvalidArgument(path, error.message) from error
-    source = StructuredOutputs("grammar", tools.grammar(syntax, special, text))
+    try:
+        written = tools.grammar(prompts.tool_calls, prompts.markup, prompts.hidden, text)
+    except ValueError as error:  # a number that no grammar keeps, where another engine compiles
+        raise InvalidArgument("messages.tools", str(error)) from error
+    source = StructuredOutputs("grammar", written)
     try:
         await grammars.compiled(source)
     except InvalidRequest as error:

@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.generation.engine.request import Grammar, InvalidRequest, StructuredOutputs
 from services.generation.engine.text.grammar import check_size, field_of, grammar_text, plain
+from services.generation.engine.text.grammar_tokens import grammar_tokenizer
 
 _SLOWEST = 1.0  # seconds that a grammar may take for its first mask; others follow in microseconds
 _CPU = 3  # seconds that a trial may compute
@@ -43,11 +44,6 @@ _LIMITS = LLParserLimits(
 (`e: e e | "x"`) has more items with each token: 1,000 in a row take the engine's thread 35 ms, 2,000 ten times that. An
 object takes 4 for a member of three types that may be left out.
 """
-
-
-def tokenizer_of(document: str, vocab_size: int, eos: int) -> LLTokenizer:
-    """`document`: tokenizer.json. Raises what the library raises, which is several kinds."""
-    return LLTokenizer(document, n_vocab=vocab_size, eos_token=eos)
 
 
 def matcher_of(tokenizer: LLTokenizer, source: StructuredOutputs) -> LLMatcher:
@@ -150,7 +146,7 @@ def main() -> None:
     """Answer [field, message] to each line [kind, text]; a message is null where the grammar may be compiled."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK)
-    tokenizer = tokenizer_of(*json.loads(sys.stdin.buffer.readline()))
+    tokenizer = grammar_tokenizer(*json.loads(sys.stdin.buffer.readline()))
     answer: list[str | None] = [None, None]
     while True:
         sys.stdout.buffer.write(_line(answer))
@@ -254,7 +250,7 @@ class GrammarCompiler:
         if self._tokenizer is None:
             document = self._source()
             try:
-                self._tokenizer = tokenizer_of(document, self._vocab_size, self._eos_token_ids[0])
+                self._tokenizer = grammar_tokenizer(document, self._vocab_size, self._eos_token_ids[0])
             except Exception as error:  # the library raises several kinds
                 message = f"this model's tokenizer cannot be used with grammars: {plain(str(error))}"
                 raise InvalidRequest("structured_outputs", message) from error

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.suffix import SuffixDrafter
@@ -21,12 +22,14 @@ from services.generation.engine.request import EngineRequest, InvalidRequest, Sa
 from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.turns import Gains
+from services.generation.requests.prompt import Tools
 from services.generation.target.cpu import CpuTarget
 from services.generation.verification import Record, RecordDrafter
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.grammars import CONSTRAINTS, PERSON, grammar
 from tests.fakes.heads import InformedDrafter, eagle3
+from tests.fakes.marked import FAMILIES, marked_grammar, markup_of, opening_of, tokenizer_of
 from tests.unit.generation.engine.test_identity import ONE_ROW, battery
 
 METHODS = ("off", "lying", "lookahead", "suffix", "rest", "eagle3")
@@ -111,6 +114,40 @@ def check_allowed(request: EngineRequest, text: str) -> None:
         assert text in json.loads(source.text)
     else:
         assert re.fullmatch(r"[0-9]{1,3}(\+[0-9]{1,3})*|\(*(guess|decide and tell)\)*", text)
+
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Bern", "<think>", "a</tool_call>b"]}}, "required": ["city"]}
+GET = pb.Tool(name="get", parameters=json.dumps(CITY | {"additionalProperties": False}), strict=True)
+TOOLS = (Tools((GET,), required=True, held=True), Tools((GET,), held=True))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek"])
+@pytest.mark.parametrize("tools", TOOLS, ids=["required", "strict beside auto"])
+def test_calls_in_markup_run_to_their_end_and_are_those_of_off(target: CpuTarget, name: str, tools: Tools) -> None:
+    family = FAMILIES[name]
+    markup, opening = markup_of(family), opening_of(family)
+    source = StructuredOutputs("grammar", tools.grammar(family.calls, markup.ids, markup.hidden))
+    sampling = SamplingParams(
+        temperature=1.0, seed=7, max_tokens=400, structured_outputs=source, stop_token_ids=(family.end,),
+        ignore_eos=True, logit_bias=((opening[0], 100.0),),
+    )  # fmt: skip
+    compiled = marked_grammar(family, source)
+    requests = [EngineRequest(each, (5, 9, 300), sampling, method=each, grammar=compiled) for each in METHODS]
+    expected = alone(target, replace(requests[0], request_id="-"))
+    truth = {request.key: expected.token_ids for request in requests}
+    drafters: dict[str, Drafter] = {
+        "lying": LyingDrafter(1, 384, truth),
+        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "suffix": SuffixDrafter(),
+        "rest": RestDrafter({}),
+        "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=1), 1, truth),
+    }
+    outcomes = run(target, requests, drafters=drafters).outcomes
+    assert expected.finish_reason == "stop"
+    assert expected.token_ids[: len(opening)] == opening
+    assert tokenizer_of(family).decode(expected.token_ids[:-1], skip_special_tokens=False).endswith(family.calls.close)
+    for request in requests:
+        assert outcomes[request.key].token_ids == alone(target, request).token_ids
 
 
 @pytest.mark.parametrize("source", CONSTRAINTS, ids=lambda source: source.kind)

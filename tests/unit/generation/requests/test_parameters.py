@@ -129,7 +129,7 @@ def allows(grammar: str, output: str) -> bool:
 @pytest.mark.parametrize("schema", [NATION, NAME])
 def test_an_answer_is_calls_or_json_that_begins_like_one(syntax: ToolCallSyntax, schema: dict[str, object]) -> None:
     """llguidance's lexer takes the longest symbol: calls and schemas have to be made of the same ones."""
-    grammar = tools().grammar(syntax, {}, StructuredOutputs("json", json.dumps(schema)))
+    grammar = tools().grammar(syntax, {}, (), StructuredOutputs("json", json.dumps(schema)))
     (member,) = schema["properties"]  # type: ignore[misc]
     assert allows(grammar, json.dumps({member: "get"}))
     assert allows(grammar, syntax.written([("get", '{"city": "Bern"}')]))
@@ -140,7 +140,7 @@ def test_an_answer_is_calls_or_json_that_begins_like_one(syntax: ToolCallSyntax,
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_any_constraint_stands_beside_tools(constraint: StructuredOutputs) -> None:
-    grammar, alone = tools(strict=False).grammar(PLAIN, {}, constraint), compiler().compile(constraint)
+    grammar, alone = tools(strict=False).grammar(PLAIN, {}, (), constraint), compiler().compile(constraint)
     assert allows(grammar, PLAIN.written([("get", '{"town": 1}'), ("get_all", "{}")]))
     for text in TEXTS:
         matcher, tokens = alone.matcher(), encoded(text)
@@ -151,7 +151,7 @@ def test_any_constraint_stands_beside_tools(constraint: StructuredOutputs) -> No
 
 def test_required_calls_leave_no_text_and_free_ones_any() -> None:
     call, held = PLAIN.written([("get", '{"city": "Bern"}')]), StructuredOutputs("choice", '["no"]')
-    required = tools(required=True).grammar(PLAIN, {}, held)
+    required = tools(required=True).grammar(PLAIN, {}, (), held)
     assert (allows(required, call), allows(required, "no")) == (True, False)
     free = tools().grammar(PLAIN, {})
     assert (allows(free, "Let me see. " + call), allows(free, "no")) == (True, True)

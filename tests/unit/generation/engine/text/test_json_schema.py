@@ -196,7 +196,7 @@ def test_numbers_that_constrain_nothing_may_be_of_any_size() -> None:
 def test_arguments_of_a_tool_are_the_numbers_of_its_schema() -> None:
     schema = {"type": "object", "properties": {"user": {"enum": [ID]}}, "required": ["user"]}
     tool = pb.Tool(name="ban", parameters=json.dumps(schema | {"additionalProperties": False}))
-    grammar = Tools((tool,), required=True, held=True).grammar(PLAIN, {}, None)
+    grammar = Tools((tool,), required=True, held=True).grammar(PLAIN, {})
     assert allows(grammar, PLAIN.written([("ban", f'{{"user": {ID}}}')]), "grammar")
     assert not allows(grammar, PLAIN.written([("ban", f'{{"user": {int(float(ID))}}}')]), "grammar")
 

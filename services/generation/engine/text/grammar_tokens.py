@@ -1,0 +1,148 @@
+"""A model's tokens as llguidance takes them: markup apart from text, and text encoded without markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer as FastTokenizer
+
+from services.generation.engine.text.markup import Markup
+
+_MARKER = b"\xff"
+"""Begins the bytes of tokens that are no text, by the library's convention. No UTF-8 text has this byte."""
+
+
+def grammar_tokenizer(document: str, vocab_size: int, eos: int) -> LLTokenizer:
+    """The tokenizer of all grammars: of trials, of the engine and of replays.
+
+    `document`: tokenizer.json. Raises what the libraries raise, which is several kinds.
+    """
+    return LLTokenizer(GrammarTokens(document, vocab_size, eos))  # type: ignore[arg-type]
+
+
+class GrammarTokens:
+    """llguidance's `TokenizerWrapper`. Safe from any thread.
+
+    A grammar's text, forced or free, is matched by tokens that are text. Markup, the end of the sequence and ids that
+    have no token are matched by symbols of their own alone (`<[151657]>`, `<think>`).
+
+    Attributes:
+        tokens: the bytes of each id.
+        text_ids: ids of tokens that are text.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+    special_token_ids: tuple[int, ...] = ()  # they have their marker already
+
+    def __init__(self, document: str, vocab_size: int, eos: int) -> None:
+        fields = json.loads(document)
+        fast = FastTokenizer.from_str(json.dumps(fields) if _goes_on(fields) else document)
+        if vocab_size < fast.get_vocab_size():
+            raise ValueError(f"the model has {vocab_size} tokens and its tokenizer {fast.get_vocab_size()}")
+        self._markup, bytes_of = Markup(fast), _bytes_of(fields["decoder"])
+        self.eos_token_id, marks = eos, {*self._markup.ids.values(), eos}
+        self.tokens: list[bytes] = []
+        for index in range(vocab_size):
+            name = fast.id_to_token(index) or ""
+            data = b"" if index in marks else bytes_of(name)
+            self.tokens.append(data or _MARKER + (name or f"<[{index}]>").encode())
+        self.text_ids = frozenset(index for index, data in enumerate(self.tokens) if not data.startswith(_MARKER))
+        with suppress(ValueError):  # now, and not on the engine's thread when the first text needs it
+            self._markup.encode_plain("".join(self._markup.ids))
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of a text, each of them a token that is text; their bytes are the text's."""
+        data = text.encode()
+        with suppress(ValueError):
+            ids = self._markup.encode_plain(text)
+            if self.text_ids.issuperset(ids) and b"".join(self.tokens[index] for index in ids) == data:
+                return ids
+        return list(self._longest_tokens(data))  # a normalizer changes the text, or all ways to encode it hold markup
+
+    def _longest_tokens(self, data: bytes) -> Iterator[int]:
+        """As far as there are tokens: the library goes on with masks."""
+        start, longest = 0, max(map(len, self._ids), default=0)
+        while start < len(data):
+            ends = range(min(len(data), start + longest), start, -1)
+            if (end := next((end for end in ends if data[start:end] in self._ids), None)) is None:
+                return
+            yield self._ids[data[start:end]]
+            start = end
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return {self.tokens[index]: index for index in sorted(self.text_ids, reverse=True)}
+
+
+def _goes_on(tokenizer: dict[str, Any]) -> bool:
+    """Let no blank be put before a text, as SentencePiece's tokenizers do where one begins. Whether any was."""
+    before = json.dumps([tokenizer["normalizer"], tokenizer["pre_tokenizer"]])
+    tokenizer["normalizer"] = _without_prepend(tokenizer["normalizer"])
+    for step in _steps(tokenizer["pre_tokenizer"], "pretokenizers"):
+        if step["type"] == "Metaspace":
+            step["prepend_scheme"] = "never"
+        elif step["type"] == "ByteLevel":
+            step["add_prefix_space"] = False
+    return before != json.dumps([tokenizer["normalizer"], tokenizer["pre_tokenizer"]])
+
+
+def _without_prepend(normalizer: Any) -> Any:
+    if normalizer is None or normalizer["type"] == "Prepend":
+        return None
+    if normalizer["type"] != "Sequence":
+        return normalizer
+    steps = [step for step in map(_without_prepend, normalizer["normalizers"]) if step is not None]
+    return normalizer | {"normalizers": steps}
+
+
+def _steps(step: Any, below: str) -> Iterator[dict[str, Any]]:
+    """A component of tokenizer.json, or those of a sequence."""
+    if step is not None and step["type"] == "Sequence":
+        for each in step[below]:
+            yield from _steps(each, below)
+    elif step is not None:
+        yield step
+
+
+def _bytes_of(decoder: Any) -> Callable[[str], bytes]:
+    """The bytes of a token by its name in the vocabulary, as the tokenizers library decodes it."""
+    steps = list(_steps(decoder, "decoders"))
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if "ByteFallback" not in kinds:
+        raise ValueError("its tokens are not bytes; expected a decoder of ByteLevel or ByteFallback")
+    blank = next((step["pattern"].get("String", " ") for step in steps if step.get("content") == " "), " ")
+    return lambda name: _byte_fallback(name, blank)
+
+
+def _byte_fallback(name: str, blank: str) -> bytes:
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        with suppress(ValueError):
+            return bytes.fromhex(name[3:5])
+    return name.replace(blank, " ").encode()
+
+
+def _byte_level(name: str) -> bytes:
+    try:
+        return bytes(map(_BYTES.__getitem__, name))
+    except KeyError:
+        return name.encode()  # an added token
+
+
+def _byte_alphabet() -> Iterator[tuple[str, int]]:
+    """GPT-2's characters for bytes: themselves where they can be seen, else those from U+0100 on."""
+    hidden = 0x100
+    for byte in range(256):
+        seen = 0x21 <= byte <= 0x7E or (byte >= 0xA1 and byte != 0xAD)
+        yield chr(byte if seen else hidden), byte
+        hidden += not seen
+
+
+_BYTES = dict(_byte_alphabet())

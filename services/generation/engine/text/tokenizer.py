@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.generation.engine.text.conversation import Conversation, encode_conversation
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
@@ -30,6 +32,8 @@ from services.generation.target.files.gguf_file import is_gguf
 
 _CONTEXT = 4
 """Tokens of the prompt that stand before the first one decoded."""
+_ROLES = ("bos_token", "eos_token")
+"""Special tokens for which a tokenizer's class in transformers has defaults, and that chat templates write."""
 _TAIL = 8  # tokens at a prompt's end in which a thought may have begun
 
 
@@ -95,9 +99,7 @@ class Tokenizer:
     def __init__(self, path: Path) -> None:
         """Load that of a directory or a GGUF file. Raises TargetError if there is no fast tokenizer that loads."""
         try:
-            self._tokenizer = (
-                gguf_tokenizer(path) if is_gguf(path) else AutoTokenizer.from_pretrained(path, local_files_only=True)
-            )
+            self._tokenizer = gguf_tokenizer(path) if is_gguf(path) else _folder_tokenizer(path)
             self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
             self._fast.no_truncation()  # tokenizer.json may carry what it was trained with
             self._fast.no_padding()
@@ -230,6 +232,27 @@ class Tokenizer:
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one new sequence, which goes on after `prompt`."""
         return StreamDecoder(self._fast, prompt)
+
+
+def _folder_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a directory: tokenizer.json as it is, where there is one.
+
+    AutoTokenizer replaces the normalizer and the split of several families with its own, whatever the file has.
+    """
+    if not (path / "tokenizer.json").exists():
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    place = path / "tokenizer_config.json"
+    given = json.loads(place.read_bytes()) if place.exists() else {}
+    missing = [role for role in _ROLES if role not in given and getattr(tokenizer, role) is None]
+    if missing:
+        with suppress(Exception):  # the class that the configuration names cannot hold this vocabulary
+            usual = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            for role in missing:
+                token = getattr(usual, role)
+                if token is not None and tokenizer.backend_tokenizer.token_to_id(str(token)) is not None:
+                    tokenizer.add_special_tokens({role: token})
+    return tokenizer
 
 
 class StreamDecoder:

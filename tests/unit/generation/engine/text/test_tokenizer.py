@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
@@ -283,3 +283,60 @@ def test_a_file_that_is_none_is_refused_before_its_tokenizer_is(tmp_path: Path) 
     (tmp_path / "m.gguf").write_bytes(b"junk")
     with pytest.raises(WeightsInvalid, match="not a GGUF file"):
         Tokenizer(tmp_path / "m.gguf")
+
+
+def folder(path: Path, fast: FastTokenizer, kind: str, **config: Any) -> Path:
+    """A directory with this tokenizer.json, of a model of this kind; `config` goes into tokenizer_config.json."""
+    PreTrainedTokenizerFast(tokenizer_object=fast).save_pretrained(path)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "config.json").write_text(json.dumps({"model_type": kind}))
+    return path
+
+
+CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer", "GemmaTokenizerFast", None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3"])
+def test_tokenizer_json_decides_the_ids_whatever_class_the_model_names(tmp_path: Path, kind: str) -> None:
+    """Accents stay apart and digits are split one by one: nothing that transformers puts in place does both."""
+    fast: FastTokenizer = tiny_tokenizer(384).backend_tokenizer
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    fast.post_processor = processors.TemplateProcessing(single="<|user|> $A", special_tokens=[("<|user|>", 2)])
+    text = "The ledger e\u0301 123 don't"
+    for place, name in enumerate(CLASSES):
+        config = {"bos_token": "<|user|>", "eos_token": "<|end|>"} | ({"tokenizer_class": name} if name else {})
+        read = Tokenizer(folder(tmp_path / str(place), fast, kind, **config))
+        assert read.encode(text) == fast.encode(text).ids
+        assert read.encode(text)[0] == 2
+        assert read.encode_output(text) == fast.encode(text, add_special_tokens=False).ids
+
+
+def test_what_tokenizer_config_adds_is_there(tmp_path: Path) -> None:
+    """Added tokens that tokenizer.json lacks, the template, and special tokens by which templates name them."""
+    added = {"384": {"content": "<|more|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}}
+    path = folder(
+        tmp_path, tiny_tokenizer(384).backend_tokenizer, "qwen2", tokenizer_class="Qwen2Tokenizer",
+        added_tokens_decoder=added, bos_token="<|pad|>",
+        chat_template="{{ bos_token }}{{ messages[0].content }}<|more|>",
+    )  # fmt: skip
+    tokenizer = Tokenizer(path)
+    assert tokenizer.markup["<|more|>"] == 384
+    assert tokenizer.encode_chat([{"role": "user", "content": ""}]) == [0, 384]
+
+
+def test_a_class_s_usual_special_tokens_are_the_template_s_where_the_vocabulary_has_them(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    path = folder(tmp_path, byte_fallback(), "llama", tokenizer_class="LlamaTokenizer", chat_template=template)
+    assert Tokenizer(path).encode_chat([{"role": "user", "content": ""}]) == [1, 2]
+
+
+def test_a_folder_and_a_gguf_file_of_one_model_give_the_same_ids(smollm2: Path, tmp_path: Path) -> None:
+    """DeepSeek-R1-Distill-Qwen: a model of kind qwen2 whose tokenizer.json does not compose characters."""
+    path = written(tmp_path / "m.gguf", metadata_of(smollm2, "deepseek-r1-qwen"))
+    file = Tokenizer(path)
+    config = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    directory = Tokenizer(folder(tmp_path / "folder", file.fast, "qwen2", **config))
+    for text in plain(VECTORS["texts"]):
+        assert directory.encode(text) == file.encode(text)

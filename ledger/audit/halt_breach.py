@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ledger.audit.log_clock import Moment
 from ledger.documents.audit import Draw, Verdict
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
 from ledger.documents.receipt import Receipt
@@ -53,8 +54,6 @@ class HaltWatch:
     """The fold of halts, resumes and receipts, whose places in the log `reference_rules.follow` has checked."""
 
     breaches: list[Breach] = field(default_factory=list)
-    latest_resume: tuple[int, str] | None = None
-    """Index and time of the resume that is dated latest."""
     _spans: list[_Span] = field(default_factory=list)
     _auditors_clock: str = ""
 
@@ -70,7 +69,6 @@ class HaltWatch:
     def to_document(self) -> dict[str, Any]:
         """The fold as JSON, to go on from later, without its breaches."""
         return {
-            "latest_resume": self.latest_resume,
             "spans": [asdict(span) | {"scope": span.scope.to_document()} for span in self._spans],
             "auditors_clock": self._auditors_clock,
         }
@@ -78,52 +76,45 @@ class HaltWatch:
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> HaltWatch:
         """The fold that `to_document` wrote. Trusts the document: it is the caller's own."""
-        latest = document["latest_resume"]
         return cls(
-            latest_resume=None if latest is None else (latest[0], latest[1]),
             _spans=[_Span(**span | {"scope": Scope(**span["scope"])}) for span in document["spans"]],
             _auditors_clock=document["auditors_clock"],
         )
 
-    def observe(self, index: int, document: Document) -> None:
-        """The next entry."""
+    def observe(self, index: int, document: Document, moment: Moment) -> None:
+        """The next entry, and its time by the log's clock."""
         match document:
             case Receipt():
-                self._check(index, document)
+                self._check(index, document, moment.time)
             case Halt():
-                span = _Span(index, len(self._spans) + 1, document.scope, document.issued_at)
-                self._spans.append(span)
-                self._auditors_clock = max(self._auditors_clock, document.issued_at)
-            case Verdict():
-                self._auditors_clock = max(self._auditors_clock, document.replayed_at)
-            case Draw():
-                self._auditors_clock = max(self._auditors_clock, document.issued_at)
+                self._spans.append(_Span(index, len(self._spans) + 1, document.scope, moment.time))
+                self._auditors_clock = max(self._auditors_clock, moment.time)
+            case Verdict() | Draw():
+                self._auditors_clock = max(self._auditors_clock, moment.time)
             case Resume():
-                self._end(index, document)
+                self._end(document, moment.time)
 
-    def _end(self, index: int, resume: Resume) -> None:
+    def _end(self, resume: Resume, time: str) -> None:
         """A halt ends where the resume stands, however early the operator dates it: every document that the auditor
         signed before it counts as older.
         """
-        if self.latest_resume is None or resume.issued_at > self.latest_resume[1]:
-            self.latest_resume = (index, resume.issued_at)
-        ends = max(resume.issued_at, self._auditors_clock)
+        ends = max(time, self._auditors_clock)
         ended = (replace(span, ends=ends) if span.halt_index == resume.halt_index else span for span in self._spans)
         self._spans = list(ended)
 
-    def _check(self, index: int, receipt: Receipt) -> None:
+    def _check(self, index: int, receipt: Receipt, time: str) -> None:
         if not self._spans:
             return
         block = receipt.spec_decode
         served = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
         for span in self._spans:
             covered = any(span.scope.covers(each.base_cid, each.method, each.head_cid) for each in served)
-            if covered and _during(span, receipt):
+            if covered and _during(span, receipt, time):
                 self.breaches.append(Breach(index, span.halt_index, receipt.halt_epoch >= span.epoch))
                 return
 
 
-def _during(span: _Span, receipt: Receipt) -> bool:
-    if span.ends is not None and receipt.issued_at >= moved(span.ends, -GRACE_SECONDS):
+def _during(span: _Span, receipt: Receipt, time: str) -> bool:
+    if span.ends is not None and time >= moved(span.ends, -GRACE_SECONDS):
         return False  # after the resume, or so shortly before it that the clocks may say so wrongly
-    return receipt.halt_epoch >= span.epoch or receipt.issued_at > moved(span.begins, GRACE_SECONDS)
+    return receipt.halt_epoch >= span.epoch or time > moved(span.begins, GRACE_SECONDS)

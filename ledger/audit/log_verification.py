@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
-from ledger.audit.halt_breach import GRACE_SECONDS
+from ledger.audit.contradiction import Contradiction
+from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_walk import CheckedEntry, CheckFailed, LogWalk, check_entry, for_the_walk
 from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of, open_document
-from ledger.encoding.text_forms import moved, timestamp
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
@@ -48,7 +48,8 @@ class Report:
 
     `size`, `root`, `chain` (`entry.chained`), `halts` and `kinds` (entries by kind) describe the entries that passed,
     up to the first that did not. `defied_halts` are the receipts (index, and index of the halt) that were served in a
-    halted scope (`halt_breach`): the log is in order, its operator is at fault.
+    halted scope (`halt_breach`): the log is in order, its operator is at fault. It is in order, too, with entries that
+    are `dated_ahead` and with `contradictions` of an auditor.
     """
 
     checks: tuple[Check, ...]
@@ -60,6 +61,8 @@ class Report:
     halts: HaltState
     kinds: Mapping[str, int]
     defied_halts: tuple[tuple[int, int], ...]
+    dated_ahead: DatedAhead
+    contradictions: tuple[Contradiction, ...]
 
     @property
     def ok(self) -> bool:
@@ -79,11 +82,11 @@ def verify_log(
     `spread` may have several processes read the entries and verify their signatures; the report is the same.
 
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
-    yet. Without one, checks 1 and 5 have nothing to check. `now` is the verifier's clock: a document of a time to come
-    (by more than clocks differ) fails check 4. Never raises for bytes that are wrong or cannot be read.
+    yet. Without one, checks 1 and 5 have nothing to check. `now` is the verifier's clock: times to come (by more than
+    clocks differ) are reported and do not count. Never raises for bytes that are wrong or cannot be read.
     """
-    not_after = None if now is None else moved(timestamp(now), GRACE_SECONDS)
-    walk = LogWalk(KeyHistory.of(trusted), not_after=not_after)
+    walk = LogWalk(KeyHistory.of(trusted))
+    walk.clock.now_is(now)
     try:
         head = _open_head(checkpoint, trusted, origin)
         _walk(walk, _Pieces(walk, iter(entries)), head, spread)
@@ -203,6 +206,8 @@ def _report(walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) ->
         halts=walk.halts,
         kinds=dict(walk.kinds),
         defied_halts=walk.watch.pairs(),
+        dated_ahead=walk.clock.ahead,
+        contradictions=tuple(walk.contradictions),
     )
 
 

@@ -10,10 +10,12 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ledger.audit.contradiction import Contradiction, SaidBefore, contradictions
 from ledger.audit.halt_breach import HaltWatch
+from ledger.audit.log_clock import LogClock, Moment
 from ledger.audit.seen import SeenOnDisk
-from ledger.documents.audit import AuditPolicy, Draw, Verdict
-from ledger.documents.halt import HaltState, Resume
+from ledger.documents.audit import Draw
+from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling
@@ -62,17 +64,15 @@ def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:
     return CheckedEntry(leaf, entry.index, signers, document, kept)
 
 
-_SAMPLING, _PROMPT, _OUTPUT = Sampling(), PromptPart(1, ""), OutputPart(0, "", "", "")
+_SAMPLING, _PROMPT = Sampling(), PromptPart(1, "")
 
 
 def for_the_walk(entry: CheckedEntry) -> CheckedEntry:
-    """The entry without what the rules about its place do not look at: half of a receipt need not travel. Its output
-    stays beside a speedup that it claims.
-    """
+    """The entry without what the rules about its place do not look at: half of a receipt need not travel."""
     receipt = entry.document
     if not isinstance(receipt, Receipt):
         return entry
-    output = _OUTPUT if receipt.spec_decode.wall_clock_speedup is None else receipt.output
+    output = OutputPart(receipt.output.tokens, "", "", "")
     left_out = {"tokenizer_cid": "", "profile_cid": "", "request_id": "", "adapter_cid": None, "nonce": None}
     kept = replace(receipt, sampling=_SAMPLING, prompt=_PROMPT, output=output, **left_out)
     return replace(entry, document=kept)
@@ -87,7 +87,7 @@ class CheckFailed(Exception):
         self.index = index
 
 
-class SeenEntries(References, Protocol):
+class SeenEntries(References, SaidBefore, Protocol):
     """The entries before, as far as later ones depend on them. It grows with the log, and so is kept on disk."""
 
     def knows(self, receipt_id: str) -> bool:
@@ -101,10 +101,7 @@ class SeenEntries(References, Protocol):
 
 @dataclass(slots=True)
 class LogWalk:
-    """The log as far as it has been read. `not_after` is the latest time that a document may name; None: any.
-
-    `chain` is the running hash of what has been read (`entry.chained`).
-    """
+    """The log as far as it has been read. `chain` is the running hash of what has been read (`entry.chained`)."""
 
     keys: KeyHistory
     seen: SeenEntries = field(default_factory=SeenOnDisk)
@@ -114,10 +111,12 @@ class LogWalk:
     kinds: Counter[str] = field(default_factory=Counter)
     watch: HaltWatch = field(default_factory=HaltWatch)
     signers: set[str] = field(default_factory=set)
-    not_after: str | None = None
+    clock: LogClock = field(default_factory=LogClock)
+    contradictions: list[Contradiction] = field(default_factory=list)
 
-    def take(self, entry: CheckedEntry) -> Document:
-        """Check the place of the next entry, which was checked by `keys` as they are. Returns its document.
+    def take(self, entry: CheckedEntry) -> tuple[Document, Moment]:
+        """Check the place of the next entry, which was checked by `keys` as they are. Returns its document, and its
+        time by the log's clock.
 
         Raises CheckFailed; then nothing has been taken.
         """
@@ -132,28 +131,17 @@ class LogWalk:
             raise CheckFailed(3, f"{document.public_key.key_id} was in use before the entry that introduces it", index)
         if isinstance(document, Receipt) and self.seen.knows(document.receipt_id):
             raise CheckFailed(4, f"is a second receipt with the id {document.receipt_id}", index)
-        self._check_date(index, document)
         halts = _attempt(4, index, lambda: follow(index, document, self.halts, self.seen))
         self.keys = _attempt(3, index, lambda: self.keys.after(index, document))
         self.halts = halts
         self.kinds[kind_of(document)] += 1
-        self.watch.observe(index, document)
+        moment = self.clock.read(index, document)
+        self.watch.observe(index, document, moment)
         self.signers.update(entry.signers)
         self.seen.remember(index, document)
+        self.contradictions += contradictions(self.seen, index, document, entry.signers)
         self.frontier, self.chain = self.frontier.append(entry.leaf), chained(self.chain, entry.leaf)
-        return document
-
-    def _check_date(self, index: int, document: Document) -> None:
-        """Replays are due so long after these times, and halts end at them: dated ahead, they put off what is owed."""
-        match document:
-            case Receipt() | Resume() | AuditPolicy() | Draw():
-                name, time = "issued_at", document.issued_at
-            case Verdict():
-                name, time = "replayed_at", document.replayed_at
-            case _:
-                return
-        if self.not_after is not None and time > self.not_after:
-            raise CheckFailed(4, f"{name}: is {time}, which is still to come", index)
+        return document, moment
 
 
 def _attempt(number: int, index: int, step: Callable[[], T]) -> T:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from ledger.audit.halt_breach import GRACE_SECONDS
+from ledger.audit.log_clock import Moment
 from ledger.audit.obligation import LATE, OVERDUE, OWED, UNDRAWN, Completeness, Obligation
 from ledger.documents.audit import EXACT, OUTCOMES, OWN_OUTCOMES, AuditPolicy, Draw, Verdict, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
@@ -44,11 +44,13 @@ class ObligationFold:
     void_draws: list[int] = field(default_factory=list)
     unpromised: int = 0
     latest: str = ""
-    """The latest time that any document names; the log has no other clock."""
+    """The latest time that receipts, policies, draws and verdicts name, as far as their times count."""
 
     _auditor_spoke: str = ""
     _base: GrowingTree = field(default_factory=GrowingTree)
     _leaves: list[bytes] = field(default_factory=list)  # from the base on, while a draw may still decide about them
+    _dated_ahead: set[int] = field(default_factory=set)
+    """Receipts whose own time does not count, while the log has not named a later one than before them."""
     _undrawn: dict[int, Obligation] = field(default_factory=dict)
     _open: dict[int, Obligation] = field(default_factory=dict)
     _judged: list[Obligation] = field(default_factory=list)
@@ -90,19 +92,24 @@ class ObligationFold:
         """Whether receipt `index` waits for a draw or for a verdict."""
         return index in self._undrawn or index in self._open
 
-    def observe(self, leaf: bytes, envelope: Envelope, document: Document | None) -> None:
-        """Fold the next entry; `leaf` is its RFC 6962 leaf hash, `document` None for one that does not count."""
+    def observe(self, leaf: bytes, envelope: Envelope, document: Document | None, moment: Moment | None = None) -> None:
+        """Fold the next entry; `leaf` is its RFC 6962 leaf hash, `document` None for one that does not count. `moment`
+        is its time by the log's clock; None takes the document's own, whatever it is.
+        """
         index = self.size
+        moment = moment or Moment.of(document)
         match document:
             case Receipt():
-                self._receive(index, document)
+                self._receive(index, document, moment)
             case AuditPolicy():
                 self.policies.append((index, document))
-                self._hear(document.issued_at)
+                self._hear(moment)
             case Draw():
+                self._hear(moment)
                 self._draw(index, document, envelope)
             case Verdict():
-                self._judge(index, document)
+                self._hear(moment)
+                self._judge(index, document, moment.time)
         self._grow(leaf)
 
     def root_at(self, size: int) -> bytes | None:
@@ -128,14 +135,6 @@ class ObligationFold:
             independent=self._independent,
         )
 
-    def dated_ahead(self, now: datetime) -> str | None:
-        """A message if the log names a time later than `now`, when all of it was there, by more than clocks differ.
-        Replays are due so long after these times: who dates a document ahead puts off what is owed.
-        """
-        if self.latest <= moved(timestamp(now), GRACE_SECONDS):
-            return None
-        return f"a document is dated {self.latest}, the log held it by {timestamp(now)}: owed replays cannot be counted"
-
     def take_late(self) -> tuple[Obligation, ...]:
         """Take what was judged past its time, and forget it, for a caller that keeps its own count."""
         late, self._late = tuple(self._late), []
@@ -149,6 +148,7 @@ class ObligationFold:
             "unpromised": self.unpromised,
             "latest": self.latest,
             "auditor_spoke": self._auditor_spoke,
+            "dated_ahead": sorted(self._dated_ahead),
             "base": self._base.frontier().to_document(),
             "leaves": [leaf.hex() for leaf in self._leaves],
             "undrawn": [asdict(one) for one in self._undrawn.values()],
@@ -168,6 +168,7 @@ class ObligationFold:
             unpromised=document["unpromised"],
             latest=document["latest"],
             _auditor_spoke=document["auditor_spoke"],
+            _dated_ahead=set(document["dated_ahead"]),
             _base=GrowingTree(Frontier.from_document(document["base"])),
             _leaves=[bytes.fromhex(leaf) for leaf in document["leaves"]],
             _undrawn={one["index"]: Obligation(**one) for one in document["undrawn"]},
@@ -177,30 +178,31 @@ class ObligationFold:
             _independent=document["independent"],
         )
 
-    def _receive(self, index: int, receipt: Receipt) -> None:
-        self._see(receipt.issued_at)
+    def _receive(self, index: int, receipt: Receipt, moment: Moment) -> None:
+        self._see(moment)
+        if moment.ahead:
+            self._dated_ahead.add(index)
         # The issuer's own replay deviated: its halt must not be left to chance.
         confesses = receipt.spec_decode.verified_identical_to_off is False
         if not self.policies and not confesses:
             self.unpromised += 1
             return
-        obligation = self._promised(index, receipt)
+        obligation = self._promised(index, receipt, moment.time)
         self.unpromised += obligation.policy_index is None
         if confesses or obligation.rate == 1.0:
             self._open[index] = replace(obligation, sampled=True)
         elif obligation.rate > 0.0:
             self._undrawn[index] = obligation
 
-    def _promised(self, index: int, receipt: Receipt) -> Obligation:
+    def _promised(self, index: int, receipt: Receipt, time: str) -> Obligation:
         if not self.policies:
             return Obligation(index, receipt.receipt_id, 0.0, "", None, False)
         policy_index, policy = self.policies[-1]
         # It may have waited in a spool: it was not in the log before the auditor's document before it.
-        due = moved(max(receipt.issued_at, self._auditor_spoke), policy.within_seconds)
+        due = moved(max(time, self._auditor_spoke), policy.within_seconds)
         return Obligation(index, receipt.receipt_id, policy.rate, due, policy_index, False)
 
     def _draw(self, index: int, draw: Draw, envelope: Envelope) -> None:
-        self._hear(draw.issued_at)
         if draw.tree_size < self._base.size:
             return  # an earlier draw has decided about all of them
         frontier = self._frontier_at(draw.tree_size)
@@ -220,8 +222,7 @@ class ObligationFold:
         else:
             self._settle(obligation)
 
-    def _judge(self, index: int, verdict: Verdict) -> None:
-        self._hear(verdict.replayed_at)
+    def _judge(self, index: int, verdict: Verdict, time: str) -> None:
         for waiting in (self._undrawn, self._open):
             obligation = waiting.get(verdict.receipt_index)
             if obligation is not None and obligation.judged_at is None:
@@ -229,7 +230,7 @@ class ObligationFold:
                     obligation,
                     verdict_index=index,
                     outcome=verdict.outcome,
-                    judged_at=verdict.replayed_at,
+                    judged_at=time,
                     independent=verdict.independent,
                 )
         if verdict.receipt_index in self._open:
@@ -260,9 +261,22 @@ class ObligationFold:
         del self._leaves[: frontier.size - self._base.size]
         self._base = GrowingTree(frontier)
 
-    def _see(self, time: str) -> None:
-        self.latest = max(self.latest, time)
+    def _see(self, moment: Moment) -> None:
+        if not moment.ahead and moment.time > self.latest:
+            self.latest = moment.time
+            self._date(moment.time)
 
-    def _hear(self, time: str) -> None:
-        self._see(time)
-        self._auditor_spoke = max(self._auditor_spoke, time)
+    def _hear(self, moment: Moment) -> None:
+        self._see(moment)
+        self._auditor_spoke = max(self._auditor_spoke, moment.time)
+
+    def _date(self, time: str) -> None:
+        """Receipts that were dated ahead were there by now: the auditor's time begins here. Until the log names a time
+        it is counted from the one before them, so that nobody puts a replay off by letting the log name none.
+        """
+        for waiting in (self._undrawn, self._open):
+            for index in self._dated_ahead.intersection(waiting):
+                policy = next((policy for at, policy in self.policies if at == waiting[index].policy_index), None)
+                if policy is not None:
+                    waiting[index] = replace(waiting[index], due_by=moved(time, policy.within_seconds))
+        self._dated_ahead.clear()

@@ -12,38 +12,44 @@ from typing import Any
 
 from msgspec import Struct
 
+from ledger.audit.contradiction import SaidInSqlite
 from ledger.documents.audit import DEVIATION, Verdict
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document
 from ledger.errors import FormatError, StoreError
 
-_APPLICATION, _VERSION = 0x6B6F6C6D, 1
+_APPLICATION, _VERSION = 0x6B6F6C6D, 2
 """Marks of our files in the header that SQLite has for them; the version counts what is kept and how it is folded."""
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE receipts
     (entry INTEGER PRIMARY KEY, receipt_id BLOB NOT NULL UNIQUE, tenant TEXT NOT NULL, issued_at TEXT NOT NULL,
-     foreign_engine INTEGER NOT NULL);
+     foreign_engine INTEGER NOT NULL, tokens INTEGER NOT NULL);
 CREATE TABLE deviations (entry INTEGER PRIMARY KEY);
 CREATE TABLE erasures (receipt INTEGER PRIMARY KEY, entry INTEGER NOT NULL);
 CREATE TABLE documents (entry INTEGER PRIMARY KEY, document TEXT NOT NULL);
 CREATE TABLE summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);
 """
+    + SaidInSqlite.SCHEMA
+)
 _CACHE_KIB = 16 * 1024
 _BATCH = 4096  # receipts in memory before they are written
 
-_RECEIPT = "SELECT receipt_id, tenant, issued_at, foreign_engine FROM receipts WHERE entry = ?"
+_RECEIPT = "SELECT receipt_id, tenant, issued_at, foreign_engine, tokens FROM receipts WHERE entry = ?"
 _FEW = {kind.type_name(): kind for kind in (Retention, Expiry, DraftHeadPublication)}
 
 
 class SeenReceipt(Struct, frozen=True, gc=False):
-    """A receipt of before; `foreign` is one of another engine's output."""
+    """A receipt of before; `foreign` is one of another engine's output. `tokens` is the length of the output."""
 
     receipt_id: bytes
     tenant: str
     issued_at: str
     foreign: bool
+    tokens: int
 
 
 class SeenOnDisk:
@@ -69,6 +75,7 @@ class SeenOnDisk:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path or "", timeout=1.0, isolation_level=None, check_same_thread=False)
+            self._said = SaidInSqlite(self._connection)
             try:
                 self._open()
             except BaseException:
@@ -111,10 +118,11 @@ class SeenOnDisk:
         """Take the next entry. A receipt's id is one that is not known yet."""
         match document:
             case Receipt():
-                name = _bytes(document.receipt_id)
-                foreign = document.engine is not None
+                name, output = _bytes(document.receipt_id), JudgedOutput.of(document)
                 self._asked = (-1, None)
-                self._waiting[index] = SeenReceipt(name, document.tenant, document.issued_at, foreign)
+                self._waiting[index] = SeenReceipt(
+                    name, document.tenant, document.issued_at, output.foreign, output.tokens
+                )
                 self._waiting_ids.add(name)
                 if len(self._waiting) >= _BATCH:
                     self._flush()
@@ -131,7 +139,7 @@ class SeenOnDisk:
         if self._asked[0] != index:
             found = self._waiting.get(index)
             if found is None and (row := self._row(_RECEIPT, index)) is not None:
-                found = SeenReceipt(row[0], row[1], row[2], bool(row[3]))
+                found = SeenReceipt(row[0], row[1], row[2], bool(row[3]), row[4])
             self._asked = (index, found)
         return self._asked[1]
 
@@ -139,9 +147,13 @@ class SeenOnDisk:
         receipt = self.receipt(index)
         return None if receipt is None else _text(receipt.receipt_id)
 
-    def foreign_at(self, index: int) -> bool | None:
+    def output_at(self, index: int) -> JudgedOutput | None:
         receipt = self.receipt(index)
-        return None if receipt is None else receipt.foreign
+        return None if receipt is None else JudgedOutput(receipt.foreign, receipt.tokens)
+
+    def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
+        with self._errors():
+            return self._said.opposite(index, verdict, auditor)
 
     def outcome_at(self, index: int) -> str | None:
         """DEVIATION or None: no entry refers to another verdict."""
@@ -192,10 +204,11 @@ class SeenOnDisk:
 
     def _flush(self) -> None:
         rows = [
-            (index, each.receipt_id, each.tenant, each.issued_at, each.foreign) for index, each in self._waiting.items()
+            (index, each.receipt_id, each.tenant, each.issued_at, each.foreign, each.tokens)
+            for index, each in self._waiting.items()
         ]
         with self._errors():
-            self._connection.executemany("INSERT INTO receipts VALUES (?, ?, ?, ?, ?)", rows)
+            self._connection.executemany("INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?)", rows)
         self._newest = max(self._newest, *self._waiting_ids, b"")
         self._waiting.clear()
         self._waiting_ids.clear()

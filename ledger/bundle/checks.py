@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from ledger.audit.fulfilment import open_with_any
-from ledger.audit.halt_breach import GRACE_SECONDS
+from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.audit.seen import SeenOnDisk
@@ -43,7 +43,7 @@ from ledger.bundle.report import (
 from ledger.documents.audit import CONSISTENT, EXACT, SAME
 from ledger.documents.halt import HaltState
 from ledger.documents.signed_document import counted
-from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
 from ledger.witness.freshness import Freshness, quorum_time
@@ -122,7 +122,7 @@ class BundleChecks:
         return (
             *(self._form, self._log_signature, self._witnesses, self._growth, self._inclusion),
             *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
-            *(self._draft_heads, self._transcript, self._replayable, self._age, self._promised),
+            *(self._draft_heads, self._transcript, self._replayable, self._age, self._promised, self._agreeing),
         )
 
     def report(self, checks: tuple[Check, ...]) -> BundleReport:
@@ -140,6 +140,8 @@ class BundleChecks:
             overclaims=fold.overclaims if fold else 0,
             halts=fold.halts if fold else HaltState(),
             defied_halts=fold.watch.pairs() if fold else (),
+            dated_ahead=fold.clock.ahead if fold else DatedAhead(),
+            contradictions=tuple(fold.contradictions) if fold else (),
             completeness=self._completeness,
             unreplayable=dict(fold.unreplayable) if fold else {},
             freshness=self._freshness(),
@@ -251,9 +253,7 @@ class BundleChecks:
         )
 
     def _rules(self) -> str:
-        kinds = self._passed(RULES).kinds
-        self._check_resumes(self._fold().watch.latest_resume)
-        return counted(kinds)
+        return counted(self._passed(RULES).kinds)
 
     @property
     def _known(self) -> datetime | None:
@@ -262,14 +262,6 @@ class BundleChecks:
         """
         known = [max(self._times)] if self._times else []
         return min([*known, *([self._trust.now] if self._trust.now else [])], default=None)
-
-    def _check_resumes(self, latest: tuple[int, str] | None) -> None:
-        known = self._known
-        if latest is None or known is None:
-            return
-        index, issued_at = latest
-        if issued_at > moved(timestamp(known), GRACE_SECONDS):
-            raise ProofError(f"entry {index}: issued_at: is {issued_at}, but the log held it by {timestamp(known)}")
 
     def _halts(self) -> str:
         fold = self._passed(RULES + 1)
@@ -286,16 +278,11 @@ class BundleChecks:
         if not fold.whole:
             raise NothingToCheck("needs the whole log")
         self._completeness = fold.obligations.completeness(self._as_of(fold))
-        problem = self._completeness.problem or self._dated_ahead(fold)
-        if problem is not None:
-            raise ProofError(problem)
+        if self._completeness.problem is not None:
+            raise ProofError(self._completeness.problem)
         if not self._completeness.policies:
             raise NothingToCheck("no auditor has promised anything in this log")
         return owed_in_words(self._completeness)
-
-    def _dated_ahead(self, fold: BundleFold) -> str | None:
-        known = self._known
-        return None if known is None else fold.obligations.dated_ahead(known)
 
     def _content(self) -> str:
         self._fold()
@@ -347,6 +334,16 @@ class BundleChecks:
         self._promises = tuple(judge_promise(each, self._as_of(fold), log) for each in fold.promised)
         return check_promises(self._promises, log)
 
+    def _agreeing(self) -> str:
+        fold = self._passed(RULES + 1)
+        if fold.contradictions:
+            more = len(fold.contradictions) - 1
+            raise ProofError(f"{fold.contradictions[0]}{f' ({more} more)' if more else ''}")
+        judged = sum(fold.outcomes_by_kind.values())
+        if not judged:
+            raise NothingToCheck("the bundle holds no verdict")
+        return f"{judged} verdicts"
+
     def _freshness(self) -> Freshness | None:
         if self._trust.now is None or self._evidence is None:
             return None
@@ -361,7 +358,7 @@ class BundleChecks:
 
     def _fold(self) -> BundleFold:
         if self._folded is None:
-            self._folded = fold_entries(self._read(), self._check_files, self._seen)
+            self._folded = fold_entries(self._read(), self._check_files, self._seen, self._known)
         return self._folded.fold
 
     def _passed(self, check: int) -> BundleFold:

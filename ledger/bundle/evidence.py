@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any
@@ -152,13 +153,18 @@ def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None 
     return Evidence(bundle, paths, manifest, note, checkpoint, trees, keys, policy, own, promises, before)
 
 
-def fold_entries(evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk) -> Folded:
-    """Check all entries, file by file, and fold them in order; after those that were verified before, if it goes on."""
+def fold_entries(
+    evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk, known: datetime | None = None
+) -> Folded:  # fmt: skip
+    """Check all entries, file by file, and fold them in order; after those that were verified before, if it goes on.
+    All of them were there at `known`: times after that do not count.
+    """
     promised = tuple(map(Fulfilment, evidence.promises))
     shown = GrowingTree(proof=_proof(evidence.bundle))
     if evidence.before is not None and evidence.goes_on is None:
         seen = SeenOnDisk()  # these entries are judged by themselves
     fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised, seen, shown)
+    fold.clock.now_is(known)
     if evidence.goes_on is not None:
         with _own_words():
             fold.go_on(evidence.goes_on.fold)

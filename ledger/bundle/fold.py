@@ -6,11 +6,13 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ledger.audit.contradiction import Contradiction, contradictions
 from ledger.audit.fulfilment import Fulfilment
 from ledger.audit.halt_breach import HaltWatch
+from ledger.audit.log_clock import LogClock
 from ledger.audit.log_walk import CheckedEntry
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.audit.seen import SeenOnDisk
@@ -20,7 +22,7 @@ from ledger.documents.erasure import Erasure, Retention
 from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import Receipt
-from ledger.documents.reference_rules import follow
+from ledger.documents.reference_rules import JudgedOutput, follow
 from ledger.documents.signed_document import Document, kind_of
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
@@ -82,7 +84,9 @@ class BundleFold:
     unproven: int = 0
     overclaims: int = 0
     halts: HaltState = field(default_factory=HaltState)
+    clock: LogClock = field(default_factory=LogClock)
     watch: HaltWatch = field(default_factory=HaltWatch)
+    contradictions: list[Contradiction] = field(default_factory=list)
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
     draft_heads_used: dict[str, str] = field(default_factory=dict)
     rotations: list[tuple[int, Envelope]] = field(default_factory=list)
@@ -103,6 +107,7 @@ class BundleFold:
             "unreplayable": list(self.unreplayable.items()),
             "counts": [self.independent, self.unproven, self.overclaims],
             "halts": self.halts.to_document(),
+            "clock": self.clock.to_document(),
             "watch": self.watch.to_document(),
             "obligations": self.obligations.to_document(),
             "heads": self.draft_heads_used,
@@ -119,6 +124,7 @@ class BundleFold:
         self.unreplayable.update(document["unreplayable"])
         self.independent, self.unproven, self.overclaims = document["counts"]
         self.halts = HaltState.from_document(document["halts"])
+        self.clock = replace(LogClock.from_document(document["clock"]), not_after=self.clock.not_after)
         self.watch = HaltWatch.from_document(document["watch"])
         self.obligations = ObligationFold.from_document(document["obligations"])
         self.draft_heads_used.update(document["heads"])
@@ -138,8 +144,8 @@ class BundleFold:
     def receipt_id_at(self, index: int) -> str | None:
         return self.seen.receipt_id_at(index)
 
-    def foreign_at(self, index: int) -> bool | None:
-        return self.seen.foreign_at(index)
+    def output_at(self, index: int) -> JudgedOutput | None:
+        return self.seen.output_at(index)
 
     def outcome_at(self, index: int) -> str | None:
         return self.seen.outcome_at(index)
@@ -232,10 +238,12 @@ class BundleFold:
     def _remember(self, entry: CheckedEntry, document: Document) -> None:
         self._signers.update(entry.signers)
         self.kinds[kind_of(document)] += 1
-        self.watch.observe(entry.index, document)
+        moment = self.clock.read(entry.index, document)
+        self.watch.observe(entry.index, document, moment)
         self.seen.remember(entry.index, document)
+        self.contradictions += contradictions(self.seen, entry.index, document, entry.signers)
         if self.whole:
-            self.obligations.observe(entry.leaf, entry.envelope, document)
+            self.obligations.observe(entry.leaf, entry.envelope, document, moment)
         match document:
             case Receipt():
                 self._remember_receipt(entry.index, document)

@@ -8,7 +8,9 @@ from datetime import datetime, timedelta
 from itertools import chain
 from typing import Literal, Protocol
 
+from ledger.audit.contradiction import Contradiction
 from ledger.audit.fulfilment import Fulfilment
+from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle.layout import BundleManifest
@@ -149,8 +151,9 @@ class BundleReport:
     The rest describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX
     seconds), entries by kind, verdicts by outcome, those EXACT ones of `independent` replays, the number of receipts
     with an unproven numerics profile and of those that claim a speedup above their tokens per pass, the state of the
-    halts, receipts that defied one (index, index of the halt), the owed replays, the number of receipts whose newest
-    verdict is UNREPLAYABLE, how old the log is (None without a clock), what became of the verifier's promises, and how
+    halts, receipts that defied one (index, index of the halt), entries that name times to come, verdicts that
+    contradict others of the same auditor, the owed replays, the number of receipts whose newest verdict is
+    UNREPLAYABLE, how old the log is (None without a clock), what became of the verifier's promises, and how
     many entries a state had verified before.
     """
 
@@ -165,6 +168,8 @@ class BundleReport:
     overclaims: int
     halts: HaltState
     defied_halts: tuple[tuple[int, int], ...]
+    dated_ahead: DatedAhead
+    contradictions: tuple[Contradiction, ...]
     completeness: Completeness | None
     unreplayable: Mapping[int, int | None]
     freshness: Freshness | None

@@ -33,6 +33,7 @@ CHECKS = (
     "Enough replays were possible",
     "The log is as young as asked for",
     "The log holds the receipts that were promised",
+    "No auditor contradicts itself",
 )
 
 _FOUNDATIONS = 2

@@ -27,6 +27,12 @@ def times_of(document: Document) -> Iterator[tuple[str, str]]:
         yield "receipt_id", timestamp(time_of(document.receipt_id))
 
 
+def date_of(document: Document) -> str:
+    """The time at which a document was made: the latest in it. Empty for a kind that this version does not know."""
+    times = () if isinstance(document, UnknownDocument) else _times(document, type(document), "")
+    return max((time for _, time in times), default="")
+
+
 def ahead_of(document: Document, not_after: str) -> tuple[str, str] | None:
     """Path and text of the latest time in a document, if that is later than `not_after`."""
     path, latest = max(times_of(document), key=lambda each: each[1], default=("", ""))

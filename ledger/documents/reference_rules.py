@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from ledger.documents.audit import AGAIN, DEVIATION, REFERENCE, UNCHECKED, UNREPLAYABLE, Verdict
+from ledger.documents.audit import AGAIN, DEVIATION, EXACT, REFERENCE, UNCHECKED, UNREPLAYABLE, Verdict
 from ledger.documents.erasure import Erasure, Expiry, Retention, check_expiry, check_retention
 from ledger.documents.halt import Halt, HaltState, Resume
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document
 from ledger.errors import FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedOutput:
+    """The facts about a receipt's output that bound a verdict on it: whether another engine than kolm's has computed
+    it, and its number of tokens.
+    """
+
+    foreign: bool
+    tokens: int
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> JudgedOutput:
+        return cls(receipt.engine is not None, receipt.output.tokens)
 
 
 class References(Protocol):
@@ -20,8 +35,8 @@ class References(Protocol):
         """The id of the receipt at `index`; None where that entry is not a receipt or does not exist yet."""
         ...
 
-    def foreign_at(self, index: int) -> bool | None:
-        """Whether the receipt at `index` is of another engine than kolm's; None where that is not known any more."""
+    def output_at(self, index: int) -> JudgedOutput | None:
+        """The output of the receipt at `index`; None where it is not known any more."""
         ...
 
     def outcome_at(self, index: int) -> str | None:
@@ -37,9 +52,9 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
     """The halt state after `document` becomes entry `index`. Raises FormatError where it may not stand there.
 
     A receipt cannot have seen a halt that is not in the log yet. A verdict or an erasure names a receipt and its index;
-    a verdict says what can be said of the engine that the receipt names. A halt names a DEVIATION. A resume names an
-    open halt of exactly its scope, and is not dated before it. An expiry erases what the retention policies before it
-    say.
+    a verdict says what can be said of the engine that the receipt names, and compares no more tokens than there are. A
+    halt names a DEVIATION. A resume names an open halt of exactly its scope. An expiry erases what the retention
+    policies before it say.
     """
     if isinstance(document, Receipt):
         if document.halt_epoch > halts.epoch:
@@ -48,7 +63,10 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
     if isinstance(document, Verdict | Erasure) and before.receipt_id_at(document.receipt_index) != document.receipt_id:
         raise FormatError("receipt_index", f"entry {document.receipt_index} is not the receipt {document.receipt_id}")
     if isinstance(document, Verdict):
-        _check_strength(document, before.foreign_at(document.receipt_index))
+        output = before.output_at(document.receipt_index)
+        if output is not None:
+            _check_strength(document, foreign=output.foreign)
+            _check_tokens(document, output.tokens)
     if isinstance(document, Retention):
         check_retention(document, _earlier(index, before))
     if isinstance(document, Expiry):
@@ -58,27 +76,29 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
             raise FormatError("verdict_index", f"entry {document.verdict_index} is not a {DEVIATION} verdict")
         return halts.after_halt(index, document)
     if isinstance(document, Resume):
-        after = halts.after_resume(document)
-        _check_after_halt(document, halts)
-        return after
+        return halts.after_resume(document)
     return halts
 
 
-def _check_strength(verdict: Verdict, foreign: bool | None) -> None:
+def _check_strength(verdict: Verdict, *, foreign: bool) -> None:
     """Checks of another engine's output say nothing of ours, and ours nothing of theirs."""
     weaker = verdict.verification in (AGAIN, REFERENCE) or verdict.outcome == UNCHECKED
-    if foreign is None or weaker == foreign or verdict.outcome == UNREPLAYABLE:
+    if weaker == foreign or verdict.outcome == UNREPLAYABLE:
         return
     whose = "another engine than kolm's" if foreign else "kolm's own engine"
     raise FormatError("outcome", f"{verdict.outcome} cannot be said of entry {verdict.receipt_index}, of {whose}")
 
 
+def _check_tokens(verdict: Verdict, tokens: int) -> None:
+    """EXACT is said of every token. A replay that deviates may have gone on by a token after the output had ended."""
+    field, deviation = "tokens_compared", verdict.deviation
+    if deviation is not None and deviation.position > tokens:
+        raise FormatError("deviation.position", f"is {deviation.position}, the output has {tokens} tokens")
+    if verdict.outcome == EXACT and verdict.tokens_compared != tokens:
+        raise FormatError(field, f"is {verdict.tokens_compared}, expected all {tokens} tokens of the output")
+    if verdict.tokens_compared > tokens + (deviation is not None):
+        raise FormatError(field, f"is {verdict.tokens_compared}, the output has {tokens} tokens")
+
+
 def _earlier(index: int, before: References) -> list[tuple[int, Retention]]:
     return [(at, policy) for at, policy in before.retentions() if at < index]
-
-
-def _check_after_halt(resume: Resume, halts: HaltState) -> None:
-    """Otherwise a request served in between would look as if it had been served after the resume."""
-    halted_at = next(halt.halt.issued_at for halt in halts.open if halt.halt_index == resume.halt_index)
-    if resume.issued_at < halted_at:
-        raise FormatError("issued_at", f"is {resume.issued_at}, before the halt that it lifts, of {halted_at}")

@@ -10,6 +10,7 @@ from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry, Retention
 from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document, kind_of, read_document
 from ledger.encoding.text_forms import parse_digest
 from ledger.log.receipt_filter import ReceiptFilter
@@ -119,7 +120,7 @@ class Index(Protocol):
         """`reference_rules.References`."""
         ...
 
-    def foreign_at(self, index: int) -> bool | None:
+    def output_at(self, index: int) -> JudgedOutput | None:
         """`reference_rules.References`."""
         ...
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import HaltState
 from ledger.documents.receipt import Receipt
-from ledger.documents.reference_rules import follow
+from ledger.documents.reference_rules import JudgedOutput, follow
 from ledger.errors import ChainError, Conflict, FormatError, LedgerError
 from ledger.keys.signer import Signer
 from ledger.log.admission import Admitted
@@ -97,8 +97,8 @@ class BatchPlan:
         """`reference_rules.References`, as the others here: by what the log holds."""
         return self.store.receipt_id_at(index)
 
-    def foreign_at(self, index: int) -> bool | None:
-        return self.store.foreign_at(index)
+    def output_at(self, index: int) -> JudgedOutput | None:
+        return self.store.output_at(index)
 
     def outcome_at(self, index: int) -> str | None:
         return self.store.outcome_at(index)

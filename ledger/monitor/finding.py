@@ -18,6 +18,10 @@ DEVIATION, INCONSISTENT, DEFIED, OVERDUE, LATE, VOID_DRAW = (
     "VOID_DRAW",
 )
 UNREPLAYABLE, PROMISE, HEAD, UNKNOWN = "UNREPLAYABLE", "PROMISE", "HEAD", "UNKNOWN"
+CONTRADICTION, DATED_AHEAD = "CONTRADICTION", "DATED_AHEAD"
+
+WARNINGS = frozenset((DATED_AHEAD,))
+"""Kinds that a person has to hear of, and that nobody can mend: a monitor that tells them goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,15 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
 
+    @property
+    def is_warning(self) -> bool:
+        """Whether the log is in order for all that."""
+        return self.kind in WARNINGS
+
     def to_document(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
+            "severity": "warning" if self.is_warning else "error",
             "message": self.message,
             "entry": self.entry,
             "evidence": None if self.evidence is None else self.evidence.to_document(),

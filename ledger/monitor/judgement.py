@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ledger.audit.fulfilment import open_with_any
-from ledger.audit.halt_breach import GRACE_SECONDS
 from ledger.documents.promise import Promise
 from ledger.documents.signed_document import UNKNOWN
-from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import FormatError, ProofError, SignatureError
 from ledger.monitor import finding as kinds
 from ledger.monitor.finding import Finding
@@ -59,8 +58,10 @@ def judge(
         *_forks(memory),
         *_deviations(summary, limits),
         *_inconsistent(summary, limits),
-        *_breaches(summary, limits, now),
-        *_obligations(summary, limits, as_of, now),
+        *_breaches(summary, limits),
+        *_contradictions(summary, limits),
+        *_dated_ahead(summary, limits),
+        *_obligations(summary, limits, as_of),
         *_unreplayable(memory, limits),
         *_heads(summary, limits),
         *_unknown(summary, limits),
@@ -104,22 +105,28 @@ def _inconsistent(summary: Summary, limits: Limits) -> Iterator[Finding]:
         yield Finding(kinds.INCONSISTENT, f"{kinds.INCONSISTENT}:{newest[0]}", message, newest[0])
 
 
-def _breaches(summary: Summary, limits: Limits, now: datetime) -> Iterator[Finding]:
+def _breaches(summary: Summary, limits: Limits) -> Iterator[Finding]:
     breach = summary.newest_breach
     if breach is not None and breach.index >= limits.since:
         message = f"{breach} ({summary.breaches} such receipts)"
         yield Finding(kinds.DEFIED, f"{kinds.DEFIED}:{breach.index}", message, breach.index)
-    resume = summary.walk.watch.latest_resume
-    if resume is not None and resume[1] > moved(timestamp(now), GRACE_SECONDS):
-        message = f"entry {resume[0]}: issued_at: is {resume[1]}, which is still to come"
-        yield Finding(kinds.INVALID, f"{kinds.INVALID}:{resume[0]}", message, resume[0])
 
 
-def _obligations(summary: Summary, limits: Limits, as_of: datetime, now: datetime) -> Iterator[Finding]:
+def _contradictions(summary: Summary, limits: Limits) -> Iterator[Finding]:
+    newest = summary.newest_contradiction
+    if newest is not None and newest.index >= limits.since:
+        message = f"{newest} ({summary.contradictions} such verdicts)"
+        yield Finding(kinds.CONTRADICTION, f"{kinds.CONTRADICTION}:{newest.index}", message, newest.index)
+
+
+def _dated_ahead(summary: Summary, limits: Limits) -> Iterator[Finding]:
+    ahead = summary.walk.clock.ahead
+    if ahead.newest >= limits.since:
+        yield Finding(kinds.DATED_AHEAD, f"{kinds.DATED_AHEAD}:{ahead.newest}", str(ahead), ahead.newest)
+
+
+def _obligations(summary: Summary, limits: Limits, as_of: datetime) -> Iterator[Finding]:
     owed = summary.obligations.completeness(as_of)
-    ahead = summary.obligations.dated_ahead(now)
-    if ahead is not None:
-        yield Finding(kinds.INVALID, f"{kinds.INVALID}:dates", ahead)
     overdue = [one for one in owed.overdue if one.index >= limits.since]
     if overdue:
         first = overdue[0]

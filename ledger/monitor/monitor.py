@@ -70,7 +70,7 @@ class Monitor:
         self._of_this_look = None
         try:
             head = self._accepted(note, files, now)
-            self._read(files, head)
+            self._read(files, head, now)
             self._check_key(note, head)
             self._complete = True
         except _Told as told:
@@ -171,8 +171,9 @@ class Monitor:
     def _entries(self, files: TileFiles, head: Checkpoint) -> Iterator[bytes]:
         return TiledTree(files, head.size).entries(self._summary.size)
 
-    def _read(self, files: TileFiles, head: Checkpoint) -> None:
-        """Take all entries that are new under a checkpoint."""
+    def _read(self, files: TileFiles, head: Checkpoint, now: datetime) -> None:
+        """Take all entries that are new under a checkpoint, and were there at `now`."""
+        self._summary.walk.clock.now_is(now)
         hashes, entries = TileHashes(TiledTree(files, head.size)), self._entries(files, head)
         while self._summary.size < head.size:
             try:

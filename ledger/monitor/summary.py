@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ledger.audit.contradiction import Contradiction
 from ledger.audit.halt_breach import Breach, HaltWatch
+from ledger.audit.log_clock import LogClock
 from ledger.audit.log_walk import CheckedEntry, LogWalk, SeenEntries, check_entry
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
@@ -28,7 +30,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import Frontier
 
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class SeenHead:
 
 @dataclass(slots=True)
 class Summary:
-    """Folded entries. `late` and `breaches` are counted; the newest of each is kept."""
+    """Folded entries. `late`, `breaches` and `contradictions` are counted; the newest of each is kept."""
 
     walk: LogWalk
     head: SeenHead | None = None
@@ -62,6 +64,8 @@ class Summary:
     newest_late: Obligation | None = None
     breaches: int = 0
     newest_breach: Breach | None = None
+    contradictions: int = 0
+    newest_contradiction: Contradiction | None = None
     heads_published: dict[str, str] = field(default_factory=dict)
     heads_used: dict[str, tuple[str, int]] = field(default_factory=dict)
     """The base that a draft head was first used on, and the entry."""
@@ -82,8 +86,8 @@ class Summary:
         """Check and fold the next entry. Raises CheckFailed."""
         open_before = self.walk.halts.open
         entry = check_entry(data, self.walk.keys)
-        document = self.walk.take(entry)
-        self.obligations.observe(entry.leaf, entry.envelope, document)
+        document, moment = self.walk.take(entry)
+        self.obligations.observe(entry.leaf, entry.envelope, document, moment)
         self._count()
         self._settle(entry, document, open_before)
 
@@ -92,6 +96,9 @@ class Summary:
             self.late, self.newest_late = self.late + 1, late
         for breach in self.walk.watch.take_breaches():
             self.breaches, self.newest_breach = self.breaches + 1, breach
+        for contradiction in self.walk.contradictions:
+            self.contradictions, self.newest_contradiction = self.contradictions + 1, contradiction
+        self.walk.contradictions.clear()
 
     def _settle(self, entry: CheckedEntry, document: Document, open_before: tuple[OpenHalt, ...]) -> None:
         match document:
@@ -136,12 +143,17 @@ class Summary:
             "halts": walk.halts.to_document(),
             "kinds": dict(walk.kinds),
             "signers": sorted(walk.signers),
+            "clock": walk.clock.to_document(),
             "watch": walk.watch.to_document(),
             "obligations": self.obligations.to_document(),
             "deviations": list(self.deviations.items()),
             "inconsistent": [self.inconsistent, self.newest_inconsistent],
             "late": [self.late, None if self.newest_late is None else asdict(self.newest_late)],
             "breaches": [self.breaches, None if self.newest_breach is None else asdict(self.newest_breach)],
+            "contradictions": [
+                self.contradictions,
+                None if self.newest_contradiction is None else asdict(self.newest_contradiction),
+            ],
             "heads_published": self.heads_published,
             "heads_used": self.heads_used,
             "newest_unknown": self.newest_unknown,
@@ -170,6 +182,7 @@ class Summary:
             frontier=Frontier.from_document(document["frontier"]),
             chain=bytes.fromhex(document["chain"]),
             halts=HaltState.from_document(document["halts"]),
+            clock=LogClock.from_document(document["clock"]),
             watch=HaltWatch.from_document(document["watch"]),
             signers=set(document["signers"]),
         )
@@ -177,6 +190,7 @@ class Summary:
         head, unknown = document["head"], document["newest_unknown"]
         (late, newest_late), (breaches, newest_breach) = document["late"], document["breaches"]
         inconsistent, newest = document["inconsistent"]
+        contradictions, newest_contradiction = document["contradictions"]
         return cls(
             walk=walk,
             head=None if head is None else SeenHead(head[0].encode(), head[1], head[2]),
@@ -188,6 +202,8 @@ class Summary:
             newest_late=None if newest_late is None else Obligation(**newest_late),
             breaches=breaches,
             newest_breach=None if newest_breach is None else Breach(**newest_breach),
+            contradictions=contradictions,
+            newest_contradiction=None if newest_contradiction is None else Contradiction(**newest_contradiction),
             heads_published=dict(document["heads_published"]),
             heads_used={head: (base, index) for head, (base, index) in document["heads_used"].items()},
             newest_unknown=None if unknown is None else (int(unknown[0]), str(unknown[1])),

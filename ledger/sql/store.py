@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Select, Table, func, select, update
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, FormatError, LedgerError, NotFound, RolledBack, StoreError, StoreLocked
 from ledger.keys.note import Note
@@ -339,9 +340,9 @@ class SqlEntryStore:
         found: str | None = self._value(_RECEIPT_ID, index)
         return found
 
-    def foreign_at(self, index: int) -> bool | None:
+    def output_at(self, index: int) -> JudgedOutput | None:
         receipt = read_document(Entry.from_bytes(self.entry(index)).envelope)
-        return isinstance(receipt, Receipt) and receipt.engine is not None
+        return JudgedOutput.of(receipt) if isinstance(receipt, Receipt) else None
 
     def outcome_at(self, index: int) -> str | None:
         found: str | None = self._value(_OUTCOME, index)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Option
 
+from ledger.audit.contradiction import Contradiction
+from ledger.audit.log_clock import DatedAhead, LogClock
 from ledger.audit.log_verification import Report, verify_log
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.audit.processes import Processes
@@ -75,7 +77,7 @@ def verify(
         Option(
             "--obligations",
             help="Recompute, too, which receipts had to be replayed. Exit code 3 if a verdict is overdue or late, a "
-            "draw is over another log, or a document is dated ahead.",
+            "draw is over another log, or an auditor contradicts itself.",
         ),
     ] = False,
     ledger: options.Ledger = options.LEDGER,
@@ -102,10 +104,10 @@ def verify(
         raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
     report, book = check_obligations(ledger, database, keys, origin)
     now = datetime.now(UTC)
-    done, ahead = book.completeness(now), book.dated_ahead(now)
-    owed = {"obligations": obligations_document(book.all(), done, ahead)}
+    done = book.completeness(now)
+    owed = {"obligations": obligations_document(book.all(), done)}
     answer(json, report_document(report) | owed, _audited_view)
-    kept = report.ok and done.kept and ahead is None
+    kept = report.ok and done.kept and not report.contradictions
     raise typer.Exit(exits.OK if kept else exits.VERIFICATION_FAILED)
 
 
@@ -238,12 +240,14 @@ def check_obligations(
     """`check_log`, and the obligations of auditors, recomputed from the same entries. Raises VerificationFailed for a
     log that does not verify.
     """
-    book = ObligationFold()
+    book, clock = ObligationFold(), LogClock()
+    clock.now_is(datetime.now(UTC))
 
     def seen(data: bytes) -> None:
         try:
             envelope = Entry.from_bytes(data).envelope
-            book.observe(leaf_hash(data), envelope, read_document(envelope))
+            document = read_document(envelope)
+            book.observe(leaf_hash(data), envelope, document, clock.read(book.size, document))
         except LedgerError:
             return  # the verification, which follows, reports it
 
@@ -302,7 +306,21 @@ def report_document(report: Report) -> dict[str, Any]:
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
+        "dated_ahead": dated_ahead_document(report.dated_ahead),
+        "contradictions": [contradiction_document(each) for each in report.contradictions],
     }
+
+
+def dated_ahead_document(found: DatedAhead) -> dict[str, Any] | None:
+    """The entries that name times to come, of which `entries` are the first; None without one."""
+    if not found:
+        return None
+    return {"count": found.count, "entries": list(found.first), "latest": found.latest, "said": str(found)}
+
+
+def contradiction_document(found: Contradiction) -> dict[str, Any]:
+    """Two verdicts of one auditor."""
+    return members(found, "index", "earlier", "receipt_index", "auditor") | {"said": str(found)}
 
 
 _DEFIED = "entry {index} was served in a scope that entry {halt_index} had halted"
@@ -321,6 +339,8 @@ def report_view(report: dict[str, Any]) -> list[View]:
         checklist,
         (f"{report['size']} entries", Styled(f" ({kinds or 'empty'})", "dim")),
         *(Styled(_DEFIED.format(**each), "bold red") for each in report["defied_halts"]),
+        *(Styled(each["said"], "bold red") for each in report["contradictions"]),
+        *([Styled(ahead["said"], "yellow")] if (ahead := report["dated_ahead"]) else []),
         Styled("ledger verified", "green") if report["ok"] else Styled(report["problem"] or "", "bold red"),
     ]
 

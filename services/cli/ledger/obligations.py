@@ -10,10 +10,8 @@ from services.cli.frame.output import members
 from services.cli.frame.views import DASH, Column, Line, Styled, View, joined, outcome, table
 
 
-def obligations_document(listed: Sequence[Obligation], done: Completeness, ahead: str | None) -> dict[str, Any]:
-    """What auditors promised, what they owe, and the verdicts. `dated_ahead` names a document of a time to come, which
-    puts off what is owed.
-    """
+def obligations_document(listed: Sequence[Obligation], done: Completeness) -> dict[str, Any]:
+    """What auditors promised, what they owe, and the verdicts."""
     terms = ("rate", "within_seconds", "issued_at")
     counts = members(done, "outcomes", "independent", "owed", "undrawn", "unreplayable", "unpromised", "void_draws")
     return (
@@ -22,7 +20,6 @@ def obligations_document(listed: Sequence[Obligation], done: Completeness, ahead
         | {
             "late": [one.index for one in done.late],
             "overdue": [one.index for one in done.overdue],
-            "dated_ahead": ahead,
             "policies": [{"index": index, **members(policy, *terms)} for index, policy in done.policies],
             "obligations": [
                 members(one, "index", "receipt_id", "sampled", "rate", "policy_index", "draw_index", "verdict_index")
@@ -47,8 +44,7 @@ def obligations_view(done: dict[str, Any]) -> list[View]:
         Column("due by", lambda one: (one["due_by"] or "–").replace("T", " ")[: len("2026-01-02 03:04")]),
         Column("chosen by", _chosen_by),
     )
-    dated = [] if done["dated_ahead"] is None else [Styled(done["dated_ahead"], "bold red")]
-    return [*([rows] if done["obligations"] else []), *_summary(done), *dated]
+    return [*([rows] if done["obligations"] else []), *_summary(done)]
 
 
 def _state(one: dict[str, Any]) -> Line:

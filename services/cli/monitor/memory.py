@@ -9,19 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ledger.audit.contradiction import SaidInSqlite
 from ledger.documents.audit import DEVIATION, NO_ANSWERS, Verdict
 from ledger.documents.erasure import Retention
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document
 from ledger.errors import StoreError
 from ledger.monitor.finding import Evidence
 
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE IF NOT EXISTS summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS receipts
     (entry INTEGER PRIMARY KEY, receipt_id TEXT NOT NULL UNIQUE, kept BLOB NOT NULL, unreplayable INTEGER NOT NULL,
-     another_engine INTEGER NOT NULL);
+     another_engine INTEGER NOT NULL, tokens INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS receipts_by_promise ON receipts (kept);
 CREATE INDEX IF NOT EXISTS receipts_unreplayable ON receipts (entry) WHERE unreplayable;
 CREATE TABLE IF NOT EXISTS deviations (entry INTEGER PRIMARY KEY);
@@ -31,6 +34,8 @@ CREATE TABLE IF NOT EXISTS accusations
      proof BLOB NOT NULL, UNIQUE (kind, older, newer));
 CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY);
 """
+    + SaidInSqlite.SCHEMA
+)
 _MOST_ACCUSATIONS = 16
 """Accusations kept of a kind. The disk is not for a log to fill."""
 _HASH = 32
@@ -92,9 +97,13 @@ class SqliteMonitorMemory:
         row = self._row("SELECT receipt_id FROM receipts WHERE entry = ?", index)
         return None if row is None else str(row[0])
 
-    def foreign_at(self, index: int) -> bool | None:
-        row = self._row("SELECT another_engine FROM receipts WHERE entry = ?", index)
-        return None if row is None else bool(row[0])
+    def output_at(self, index: int) -> JudgedOutput | None:
+        row = self._row("SELECT another_engine, tokens FROM receipts WHERE entry = ?", index)
+        return None if row is None else JudgedOutput(bool(row[0]), row[1])
+
+    def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
+        with self._errors():
+            return SaidInSqlite(self._connection).opposite(index, verdict, auditor)
 
     def outcome_at(self, index: int) -> str | None:
         """Only of deviations: no entry refers to another verdict."""
@@ -111,8 +120,9 @@ class SqliteMonitorMemory:
 
     def remember(self, index: int, document: Document) -> None:
         if isinstance(document, Receipt):
-            digest, another = kept_digest(document), document.engine is not None
-            self._write("INSERT INTO receipts VALUES (?, ?, ?, 0, ?)", index, document.receipt_id, digest, another)
+            digest, output = kept_digest(document), JudgedOutput.of(document)
+            row = (index, document.receipt_id, digest, output.foreign, output.tokens)
+            self._write("INSERT INTO receipts VALUES (?, ?, ?, 0, ?, ?)", *row)
         if isinstance(document, Verdict):
             if document.outcome == DEVIATION:
                 self._write("INSERT INTO deviations VALUES (?)", index)

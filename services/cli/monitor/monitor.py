@@ -118,10 +118,15 @@ class Poll:
     away: CommandError | None
     undelivered: str | None
 
+    @property
+    def wrong(self) -> bool:
+        """Whether more than warnings was found."""
+        return any(not each.is_warning for each in self.findings)
+
     def document(self) -> dict[str, Any]:
-        """All findings; `ok` without findings, if the log could be read."""
+        """All findings; `ok` if none but warnings were found and the log could be read."""
         return {
-            "ok": not self.findings and self.away is None,
+            "ok": not self.wrong and self.away is None,
             "size": self.size,
             "away": None if self.away is None else self.away.message,
             "findings": [each.to_document() for each in self.findings],
@@ -207,8 +212,9 @@ class PollReport:
         self._once = once
         self._goes_on = goes_on
         self._size: int | None = None
+        self._warned: set[str] = set()
         self.wrong = False
-        """Whether the last poll has found anything."""
+        """Whether the last poll has found more than warnings."""
         self.away: CommandError | None = None
         """Why the last poll could not read the log."""
 
@@ -218,17 +224,20 @@ class PollReport:
             self._show_lines(poll)
         elif poll.new or poll.size != self._size or (poll.away is None) != (self.away is None):
             print_json(poll.document())
-        self.wrong, self.away, self._size = bool(poll.findings), poll.away, poll.size
+        self.wrong, self.away, self._size = poll.wrong, poll.away, poll.size
         return self.wrong and not self._goes_on
 
     def _show_lines(self, poll: Poll) -> None:
         for finding in poll.new if self._goes_on else poll.findings:
-            _log_line(str(finding))
+            if finding.key not in self._warned:
+                _log_line(str(finding))
+            if finding.is_warning:
+                self._warned.add(finding.key)
         if poll.undelivered is not None:
             _log_line(f"--webhook did not take a finding and will be told again: {poll.undelivered}")
-        if poll.away is not None and self.away is None and (poll.findings or not self._once):
+        if poll.away is not None and self.away is None and (poll.wrong or not self._once):
             _log_line(poll.away.message)
-        if poll.away is None and not poll.findings and poll.size != self._size:
+        if poll.away is None and not poll.wrong and poll.size != self._size:
             print(printable(f"{self._place}: {poll.size} entries checked, nothing is wrong"), flush=True)
 
 

@@ -42,6 +42,7 @@ def report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]
         "halt_epoch": report.halts.epoch,
         "open_halts": [halt.halt_index for halt in report.halts.open],
         "defied_halts": [{"index": index, "halt_index": halt} for index, halt in report.defied_halts],
+        "dated_ahead": list(report.dated_ahead.first),
         "as_of": None if owed is None else owed.as_of,
         "unreplayable": len(report.unreplayable),
         "erased": {str(index): entry for index, entry in report.unreplayable.items() if entry is not None},
@@ -106,6 +107,8 @@ def _remarks(report: BundleReport) -> list[str]:
         remarks.append(f"{report.unproven} receipts are from servers whose numerics profile had failed its probe")
     if report.overclaims:
         remarks.append(f"{report.overclaims} receipts claim a speedup that no replay can have measured")
+    if report.dated_ahead:
+        remarks.append(str(report.dated_ahead))
     if report.halts.open:
         remarks.append(f"{len(report.halts.open)} halts are open")
     return remarks

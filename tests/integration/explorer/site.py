@@ -110,7 +110,10 @@ def fill(client: LedgerClient) -> None:
     documents: list[Any] = [policy(0.5)]
     documents += [receipt(number, **_variation(number)) for number in range(RECEIPTS)]
     whose = ({"verification": "decode", "replayed_by": "server"}, {"verification": "prefill", "replayed_by": "auditor"})
-    documents += [verdict(1 + number, number, **whose[number % 4 // 2]) for number in range(0, 20, 2)]
+    documents += [
+        verdict(1 + number, number, tokens_compared=documents[1 + number].output.tokens, **whose[number % 4 // 2])
+        for number in range(0, 20, 2)
+    ]
     documents += [verdict(22, 21, "UNREPLAYABLE"), verdict(26, 25, "DEVIATION"), halt(len(documents) + 1)]
     for place, document in enumerate(documents):
         assert client.append(signed(document)).index == place

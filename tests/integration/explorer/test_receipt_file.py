@@ -39,7 +39,7 @@ def file(site: Site) -> ReceiptFile:
     check_sent(document, CONTENT.prompt_salt, TURNS)
     envelope = sign_document(document, KEYS["receipts"])
     index = site.client.append(envelope.to_bytes(), CONTENT).index
-    site.client.append(signed_entry(verdict(index, 90)))
+    site.client.append(signed_entry(verdict(index, 90, tokens_compared=document.output.tokens)))
     proven = site.client.inclusion_proof(index)
     entry = site.client.entry(index).entry
     return ReceiptFile(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import cid, parse_timestamp
 from ledger.errors import NotFound, StoreError
@@ -159,7 +160,8 @@ def test_references_are_answered_by_index(store: EntryStore) -> None:
     fill(store)
     assert [store.receipt_id_at(index) for index in (0, 3, 7, 99)] == [receipt_id(0), None, receipt_id(3), None]
     assert [store.outcome_at(index) for index in (0, 3, 5, 99)] == [None, "DEVIATION", "EXACT", None]
-    assert [store.foreign_at(index) for index in (0, 2, 7)] == [False, False, True]
+    outputs = [store.output_at(index) for index in (0, 2, 7, 3)]
+    assert outputs == [JudgedOutput(False, 2), JudgedOutput(False, 2), JudgedOutput(True, 2), None]
 
 
 def test_content_is_kept_beside_its_receipt(store: EntryStore) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ledger.audit.halt_breach import Breach, HaltWatch
+from ledger.audit.log_clock import Moment
 from ledger.documents.halt import Halt, Resume, Scope, scopes_of
 from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import cid
@@ -17,7 +18,7 @@ HALTED, RESUMED = 1000, 5000
 def breaches(*documents: Document) -> list[Breach]:
     watch = HaltWatch()
     for index, document in enumerate(documents):
-        watch.observe(index, document)
+        watch.observe(index, document, Moment.of(document))
     return watch.breaches
 
 

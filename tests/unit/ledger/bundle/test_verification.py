@@ -299,16 +299,17 @@ def test_a_bundle_of_no_entries_is_of_the_one_empty_tree(tmp_path: Path) -> None
         assert failed(report) == check, report.problem
 
 
-def test_a_resume_is_dated_between_its_halt_and_whoever_has_seen_it(tmp_path: Path) -> None:
+def test_a_resume_counts_between_its_halt_and_whoever_has_seen_it(tmp_path: Path) -> None:
     early, late = replace(resume(6), issued_at=at(199)), replace(resume(6), issued_at="2031-01-01T00:00:00.000Z")
     report = judged(exported(log_of({8: early})), tmp_path / "early")
-    assert (failed(report), "before the halt that it lifts" in str(report.problem)) == (8, True)
+    assert (failed(report), report.dated_ahead.count) == (0, 0)
     witnessed = judged(exported(log_of({8: late})), tmp_path / "late")
-    assert (failed(witnessed), "entry 8: issued_at: is 2031" in str(witnessed.problem)) == (8, True)
+    assert (failed(witnessed), witnessed.dated_ahead.first) == (0, (8,))
     alone = exported(log_of({8: late}), checkpoint=checkpoint(log_of({8: late}), len(DOCUMENTS), ""))
-    for year, check in ((2030, 8), (2032, 0)):
+    for year, ahead in ((2030, (8,)), (2032, ())):
         trust = Trust(TRUSTED, now=datetime(year, 1, 1, tzinfo=UTC))
-        assert failed(judged(alone, tmp_path / str(year), trust)) == check
+        report = judged(alone, tmp_path / str(year), trust)
+        assert (failed(report), report.dated_ahead.first) == (0, ahead)
 
 
 def test_a_log_whose_key_was_replaced_is_known_by_its_successor(tmp_path: Path) -> None:
@@ -372,12 +373,22 @@ def test_no_change_of_any_byte_escapes_the_report(
 
 
 def test_a_receipt_that_is_dated_ahead_does_not_put_off_its_replay(tmp_path: Path) -> None:
-    ahead = exported(log_of({2: receipt(0, issued_at="2036-01-02T03:04:05.000Z")}))
-    now = datetime(2026, 1, 2, 3, 30, tzinfo=UTC)
-    for name, trust in {"witnesses": TRUST, "own clock": Trust(TRUSTED, now=now, as_of=now)}.items():
-        report = judged(ahead, tmp_path / name, trust)
-        assert failed(report) == 10, report.problem
-        assert "is dated 2036-01-02T03:04:05.000Z, the log held it by 2026-01-02T03:" in (report.problem or "")
+    ahead = receipt(0, issued_at="2036-01-02T03:04:05.000Z")
+    own = datetime(2026, 1, 2, 5, tzinfo=UTC)
+    for name, trust in {"witnesses": TRUST, "own clock": Trust(TRUSTED, now=own, as_of=own)}.items():
+        report = judged(exported(log_of({2: ahead})), tmp_path / name, trust)
+        assert (failed(report), report.dated_ahead.first) == (0, (2,)), report.problem
+        unjudged = exported(log_of({2: ahead, 4: receipt(40)}))
+        report = judged(unjudged, tmp_path / f"unjudged-{name}", replace(trust, as_of=own))
+        assert report.completeness is not None
+        assert (failed(report), report.completeness.overdue[0].due_by) == (10, at(601))  # by the receipt after it
+
+
+def test_an_auditor_that_says_the_opposite_of_itself_fails_a_check_of_its_own(tmp_path: Path) -> None:
+    for place, document in ((12, verdict(3, 1)), (12, verdict(2, 0, "DEVIATION"))):
+        report = judged(exported(log_of({place: document})), tmp_path / str(document.outcome))
+        assert [check.number for check in report.checks if check.passed is False and check.number != 10] == [17]
+        assert [(each.index, each.receipt_index) for each in report.contradictions] == [(12, document.receipt_index)]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import kind_of
 from ledger.errors import NotFound, StoreError, StoreLocked
 from ledger.log.content_seal import unpacked
@@ -90,8 +91,8 @@ class MemoryEntryStore:
     def receipt_id_at(self, index: int) -> str | None:
         return next((receipt.receipt_id for at, receipt in self._receipts() if at == index), None)
 
-    def foreign_at(self, index: int) -> bool | None:
-        return any(at == index and receipt.engine is not None for at, receipt in self._receipts())
+    def output_at(self, index: int) -> JudgedOutput | None:
+        return next((JudgedOutput.of(receipt) for at, receipt in self._receipts() if at == index), None)
 
     def outcome_at(self, index: int) -> str | None:
         return next((verdict.outcome for at, verdict in self._verdicts() if at == index), None)

@@ -6,11 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from ledger.audit.log_verification import verify_appended
+from ledger.audit.log_verification import verify_appended, verify_log
+from ledger.documents.audit import Deviation
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import timestamp
-from ledger.errors import Backpressure, Conflict, FormatError, NotFound, SignatureError, Stopped
+from ledger.errors import Backpressure, ClockAhead, Conflict, FormatError, NotFound, SignatureError, Stopped
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
@@ -194,11 +195,9 @@ def test_a_document_must_refer_to_what_the_log_holds(store: MemoryEntryStore, se
     assert append(halt(2), receipt(1, halt_epoch=1)) == [4, 5]
     with pytest.raises(FormatError, match="halt_index"):
         append(resume(4, Scope(BASE, "eagle3")))
-    with pytest.raises(FormatError):
-        append(replace(resume(4), issued_at=at(199)))
-    with pytest.raises(FormatError):
+    with pytest.raises(ClockAhead):
         append(replace(resume(4), issued_at=timestamp(datetime.now(UTC) + timedelta(seconds=400))))
-    assert append(resume(4)) == [6]
+    assert append(replace(resume(4), issued_at=at(199))) == [6]  # before the halt: it counts from the halt on
     with pytest.raises(FormatError, match="halt_index"):
         append(replace(resume(4), reason="again"))
     check_whole_log(store)
@@ -224,6 +223,37 @@ def test_a_verdict_is_of_the_strength_that_its_receipt_allows(
         sequencer.append(signed(verdict(other, other, outcome, **by))).result()
     assert caught.value.field == "outcome"
     assert sequencer.append(signed(verdict(fits, fits, outcome, **by))).result().index == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "compared", "position", "field"),
+    [
+        ("EXACT", 3, None, "tokens_compared"),
+        ("EXACT", 1, None, "tokens_compared"),
+        ("EXACT", 0, None, "tokens_compared"),
+        ("UNREPLAYABLE", 3, None, "tokens_compared"),
+        ("DEVIATION", 4, 1, "tokens_compared"),
+        ("DEVIATION", 3, 3, "deviation.position"),
+        ("EXACT", 2, None, None),
+        ("UNREPLAYABLE", 0, None, None),
+        ("DEVIATION", 3, 2, None),  # the replay went on where the output had ended
+    ],
+)
+def test_a_verdict_compares_no_more_tokens_than_the_output_has(
+    outcome: str, compared: int, position: int | None, field: str | None, sequencer: Sequencer
+) -> None:
+    sequencer.append(signed_receipt(0)).result()
+    deviation = None if position is None else Deviation(position, 7, None, 0.5, None)
+    document = verdict(0, 0, outcome, tokens_compared=compared, deviation=deviation)
+    if field is None:
+        assert sequencer.append(signed(document)).result().index == 1
+        return
+    with pytest.raises(FormatError) as caught:
+        sequencer.append(signed(document)).result()
+    assert caught.value.field == field
+    envelopes = (signed_receipt(0), signed(document))
+    entries = [Entry(index, Envelope.from_bytes(data)).to_bytes() for index, data in enumerate(envelopes)]
+    assert verify_log(entries, None, TRUSTED).bad_index == 1
 
 
 def test_of_two_erasures_in_one_batch_one_is_taken(store: MemoryEntryStore) -> None:

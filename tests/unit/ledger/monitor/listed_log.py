@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ledger.bundle.tiles import export_tiles
-from ledger.documents.audit import NO_ANSWERS, Verdict
+from ledger.documents.audit import DEVIATION, EXACT, NO_ANSWERS, Verdict
 from ledger.documents.erasure import Retention
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
+from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document
 from ledger.errors import NotFound
 from ledger.keys.ed25519 import SigningKey
@@ -69,7 +70,8 @@ class ListedMemory:
     """MonitorMemory that forgets at the end of the process."""
 
     receipt_ids: dict[int, str] = field(default_factory=dict)
-    foreign: set[int] = field(default_factory=set)
+    outputs: dict[int, JudgedOutput] = field(default_factory=dict)
+    said: dict[tuple[int, str, str], int] = field(default_factory=dict)
     outcomes: dict[int, str] = field(default_factory=dict)
     policies: list[tuple[int, Retention]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
@@ -97,8 +99,14 @@ class ListedMemory:
     def receipt_id_at(self, index: int) -> str | None:
         return self.receipt_ids.get(index)
 
-    def foreign_at(self, index: int) -> bool | None:
-        return index in self.foreign
+    def output_at(self, index: int) -> JudgedOutput | None:
+        return self.outputs.get(index)
+
+    def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
+        """By outcome alone, of kolm's own engine."""
+        self.said.setdefault((verdict.receipt_index, auditor, verdict.outcome), index)
+        opposite = {EXACT: DEVIATION, DEVIATION: EXACT}.get(verdict.outcome, "")
+        return self.said.get((verdict.receipt_index, auditor, opposite))
 
     def outcome_at(self, index: int) -> str | None:
         return self.outcomes.get(index)
@@ -112,8 +120,7 @@ class ListedMemory:
     def remember(self, index: int, document: Document) -> None:
         if isinstance(document, Receipt):
             self.receipt_ids[index] = document.receipt_id
-            if document.engine is not None:
-                self.foreign.add(index)
+            self.outputs[index] = JudgedOutput.of(document)
             self.kept[kept_digest(document)] = index
         if isinstance(document, Retention):
             self.policies.append((index, document))

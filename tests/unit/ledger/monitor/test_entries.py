@@ -154,12 +154,14 @@ def test_what_is_due_is_told_by_the_monitors_clock(memory: MonitorMemory) -> Non
     assert told(log, memory, late, since=3) == []
 
 
-def test_a_document_that_is_dated_ahead_is_told_until_then(memory: MonitorMemory) -> None:
+def test_a_document_that_is_dated_ahead_is_told_and_the_log_is_in_order(memory: MonitorMemory) -> None:
     log = owed(1)
     log.append(verdict(1, 0), receipt(9, issued_at=at(5000)), verdict(3, 9, replayed_at=at(5000)))
-    assert told(log, memory, START + timedelta(seconds=1)) == [kinds.INVALID]
-    assert told(log, memory, START + timedelta(seconds=4699)) == [kinds.INVALID]
-    assert told(log, memory, START + timedelta(seconds=4701)) == []
+    first = START + timedelta(seconds=4699)
+    assert told(log, memory, first) == [kinds.DATED_AHEAD]
+    assert told(log, memory, START + timedelta(days=2)) == [kinds.DATED_AHEAD]  # this monitor knows that it was
+    assert told(log, memory, first, since=4) == [kinds.DATED_AHEAD]
+    assert told(log, memory, first, since=5) == []
 
 
 def test_a_draw_over_another_log_is_told(memory: MonitorMemory) -> None:
@@ -232,10 +234,28 @@ def test_expiries_are_held_against_the_policies_that_were_read_before(memory: Mo
     log = ListedLog()
     log.append(retention(days=None, tenant="acme"), retention(days=90), retention(days=30), receipt(0))
     assert told(log, memory) == []
+    over = START + timedelta(days=30, seconds=1)
     log.append(expiry(2, 4, except_tenants=("acme",)))
-    assert told(log, memory) == []
+    assert told(log, memory, over) == []
     log.append(expiry(1, 4, except_tenants=("acme",)))
-    assert told(log, memory) == [kinds.INVALID]
+    assert told(log, memory, over) == [kinds.INVALID]
+
+
+def test_an_expiry_that_is_dated_ahead_and_so_erases_too_early_is_told(memory: MonitorMemory) -> None:
+    log = ListedLog()
+    log.append(retention(days=30), receipt(0), expiry(0, 2))
+    assert told(log, memory, START + timedelta(days=29)) == [kinds.DATED_AHEAD]
+
+
+def test_an_auditor_that_contradicts_itself_is_told(memory: MonitorMemory) -> None:
+    log = owed(2)
+    log.append(verdict(1, 0, "DEVIATION"), verdict(2, 1), verdict(2, 1))
+    assert told(log, memory) == [kinds.DEVIATION]
+    log.append(verdict(1, 0, "UNREPLAYABLE"), verdict(1, 0))
+    assert told(log, memory) == [kinds.DEVIATION, kinds.CONTRADICTION]
+    assert told(log, memory) == [kinds.DEVIATION, kinds.CONTRADICTION]  # remembered
+    assert told(log, memory, since=7) == [kinds.CONTRADICTION]
+    assert told(log, memory, since=8) == []
 
 
 def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:

@@ -1,0 +1,78 @@
+"""Verdicts of one auditor that contradict each other: EXACT and DEVIATION about one receipt, by one key.
+
+A replay on kolm's own arithmetic has one answer, so one of the two is a lie, or the auditor's machine computes wrongly.
+Checks of other engines have no such answer: an engine may answer differently the next time, and thresholds change.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ledger.documents.audit import AGAIN, DEVIATION, EXACT, Verdict
+from ledger.documents.signed_document import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """The verdict at `index` says the opposite of the one at `earlier`, by the same key, of the receipt at
+    `receipt_index`.
+    """
+
+    index: int
+    earlier: int
+    receipt_index: int
+    auditor: str
+
+    def __str__(self) -> str:
+        return (
+            f"entry {self.index}: says the opposite of entry {self.earlier} about the receipt at entry "
+            f"{self.receipt_index}, and both are signed by {self.auditor}"
+        )
+
+
+class SaidBefore(Protocol):
+    """What auditors have said so far. It grows with the log, and so is kept on disk."""
+
+    def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
+        """Take a verdict that `auditor`, a key id, has signed; returns the entry in which it had said the opposite."""
+        ...
+
+
+def contradictions(
+    before: SaidBefore, index: int, document: Document, signers: Sequence[str]
+) -> Iterator[Contradiction]:
+    """Take the next entry; the contradictions that it makes."""
+    if isinstance(document, Verdict):
+        for auditor in signers:
+            earlier = before.opposite(index, document, auditor)
+            if earlier is not None:
+                yield Contradiction(index, earlier, document.receipt_index, auditor)
+
+
+class SaidInSqlite:
+    """`SaidBefore` in a database that keeps other things too. Raises what SQLite raises."""
+
+    SCHEMA = """
+CREATE TABLE IF NOT EXISTS auditors (number INTEGER PRIMARY KEY, key_id TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS said
+    (receipt INTEGER NOT NULL, auditor INTEGER NOT NULL, exact INTEGER NOT NULL, entry INTEGER NOT NULL,
+     PRIMARY KEY (receipt, auditor, exact)) WITHOUT ROWID;
+"""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
+        if verdict.outcome not in (EXACT, DEVIATION) or verdict.verification == AGAIN:
+            return None
+        execute = self._connection.execute
+        execute("INSERT OR IGNORE INTO auditors (key_id) VALUES (?)", (auditor,))
+        (number,) = execute("SELECT number FROM auditors WHERE key_id = ?", (auditor,)).fetchone()
+        receipt, exact = verdict.receipt_index, verdict.outcome == EXACT
+        execute("INSERT OR IGNORE INTO said VALUES (?, ?, ?, ?)", (receipt, number, exact, index))
+        query = "SELECT entry FROM said WHERE (receipt, auditor, exact) = (?, ?, ?)"
+        row = execute(query, (receipt, number, not exact)).fetchone()
+        return None if row is None else int(row[0])

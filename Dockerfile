@@ -1,4 +1,4 @@
-# One target for each role, two sets of packages: torch is only where a model runs.
+# One target for each role, two sets of packages: the engine is only where a model runs. torch is in none; it trains.
 #     docker build --target ledger .          (registry, witness, explorer, http, tools, generation, auditor)
 # docker-compose.yml builds what it needs. The base is one image, whatever its tag will name later (docs/operations.md);
 # another one: --build-arg PYTHON_IMAGE=…
@@ -18,7 +18,7 @@ ENV PATH=/opt/kolm/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
 # Dependencies before code: a change of kolm's code installs kolm alone.
 FROM ${PYTHON_IMAGE} AS packages
-# Where pip looks besides its default, for example an index with torch's CPU builds.
+# Where pip looks besides its default, for example a mirror.
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 COPY constraints.txt pyproject.toml ./

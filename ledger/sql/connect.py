@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -89,4 +90,6 @@ def _url(target: Path | str) -> URL:
         raise StoreError("the database URL cannot be read; expected sqlite:///PATH or postgresql+psycopg://…") from None
     if url.drivername not in ("sqlite", "postgresql+psycopg") or not url.database:
         raise StoreError("expected a database URL like sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE")
+    if url.drivername != "sqlite" and find_spec("psycopg") is None:
+        raise StoreError("a ledger on PostgreSQL needs psycopg: install kolm-serve's extra postgres")
     return url

@@ -201,7 +201,10 @@ def _opened(url: URL) -> Engine:
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)
     else:
-        engine = create_engine(url, pool_pre_ping=True)
+        try:
+            engine = create_engine(url, pool_pre_ping=True)
+        except ModuleNotFoundError as error:
+            raise SQLAlchemyError(f"PostgreSQL needs {error.name}: install kolm-serve's extra postgres") from error
     try:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":  # several processes may start at once

@@ -10,16 +10,22 @@ CommandError
 
 from __future__ import annotations
 
+from pathlib import Path
+
 OK, FAILED, USAGE, VERIFICATION_FAILED, NOT_FOUND, UNAVAILABLE = 0, 1, 2, 3, 4, 5
 INTERRUPTED, TERMINATED = 130, 143
 """128 + SIGINT, 128 + SIGTERM, as a shell reports them."""
 
 
 def brought_by(extra: str) -> str:
-    """How to install what an extra has. No name of a package index: the wheels are not published."""
+    """The command that installs an extra. No name of a package index: the wheels are not published."""
+    index = " --extra-index-url https://download.pytorch.org/whl/cpu" if extra == "training" else ""  # else CUDA's
+    root = Path(__file__).resolve().parents[3]
+    if (root / "constraints.txt").exists() and (root / "pyproject.toml").exists():
+        return f"this brings it: pip install{index} -c {root}/constraints.txt -e '{root}[{extra}]'"
     return (
         f"the full wheel with its extra {extra} brings it: `make wheels` in a checkout, then "
-        f"pip install 'dist/kolm_serve-….whl[{extra}]'"
+        f"pip install{index} 'dist/kolm_serve-….whl[{extra}]'"
     )
 
 

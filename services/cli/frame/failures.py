@@ -16,17 +16,26 @@ from services.cli.frame.process import discard_stdout, printable
 if TYPE_CHECKING:
     from services.client.errors import FieldViolation, KolmError
 
-_EXTRAS = {
-    **dict.fromkeys(("grpc", "google", "sqlalchemy", "pydantic_settings", "cbor2"), "cli"),
+_OF_SERVERS = (
+    "grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "sqlalchemy", "pydantic", "pydantic_core",
+    "pydantic_settings", "prometheus_client",
+)  # fmt: skip
+_OF_THE_ENGINE = (
+    "numpy", "numba", "llvmlite", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub", "llguidance",
+    "h11", "httpx2", "jinja2", "pydivsufsort", "faiss",
+)  # fmt: skip
+EXTRAS = {
+    **dict.fromkeys(_OF_SERVERS, "cli"),
+    **dict.fromkeys(_OF_THE_ENGINE, "generation"),
+    "torch": "training",
     "starlette": "web",
     "uvicorn": "web",
     "obstore": "s3",
-    "torch": "generation",
-    "numpy": "generation",
-    "transformers": "generation",
-    "huggingface_hub": "generation",
+    "psycopg": "postgres",
+    "pkcs11": "pkcs11",
+    "ray": "ray",
 }
-"""The extra that installs each optional package."""
+"""The extra that installs each optional package; kolm-verify has all others."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """The reason that stdout cannot be written, where it is a file or a terminal; an error in a named file has its name."""
 
@@ -74,8 +83,8 @@ def _not_installed(error: ImportError) -> CommandError | None:
     """How to install an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
     module = error.name or ""
     package = module.partition(".")[0]
-    if package in _EXTRAS and isinstance(error, ModuleNotFoundError):
-        return exits.UsageError(f"this needs {package}, which is not installed", exits.brought_by(_EXTRAS[package]))
+    if package in EXTRAS and isinstance(error, ModuleNotFoundError):
+        return exits.UsageError(f"this needs {package}, which is not installed", exits.brought_by(EXTRAS[package]))
     if package in ("services", "ledger") and find_spec("services.ledger") is None:
         return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", exits.brought_by("cli"))
     return None

@@ -8,12 +8,9 @@ of its models, a third of a second, and once more where a configuration is impor
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-_QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"  # else it warns that models are not available
 
 
 def spare_torch() -> None:
@@ -23,7 +20,6 @@ def spare_torch() -> None:
     """
     if "torch" in sys.modules:
         return
-    os.environ.setdefault(_QUIET, "1")
     sys.modules["torch"] = None  # type: ignore[assignment]  # what an import then finds missing
     try:
         asked: Any = importlib.import_module("transformers.utils.import_utils")

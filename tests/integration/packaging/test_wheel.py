@@ -5,18 +5,16 @@ import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Callable, Iterator
-from importlib.metadata import distribution
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
 
-from services.cli.frame.exits import brought_by
+from tests.distributions import ROOT, closure, places
 from tests.examples import VECTORS
 
-ROOT = Path(__file__).parents[3]
 SMALL = ROOT / "packages/kolm-verify"
 GOOD = ("verify", str(VECTORS / "bundles/good.tar.gz"), "--trusted", str(VECTORS / "log/keys"), "--max-unreplayable=1")
 
@@ -42,9 +40,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Python:
         archive.extractall(packages)
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         named = [line.partition(": ") for line in archive.read(metadata).decode().splitlines()]
-    for place in _places([Requirement(value) for key, _, value in named if key == "Requires-Dist"]):
-        if not (packages / place.name).exists():
-            (packages / place.name).symlink_to(place)
+    found = closure(Requirement(value) for key, _, value in named if key == "Requires-Dist")
+    for place in places(filter(None, found.values())):
+        (packages / place.name).symlink_to(place)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(environment / "bin" / "python"), "-I", *arguments]
@@ -71,7 +69,7 @@ def test_the_small_wheel_verifies_and_says_what_it_is_not(python: Python) -> Non
         ("ledger", "verify", *keys),
     ):
         missing = kolm(*words)
-        assert (missing.returncode, brought_by("cli") in missing.stderr) == (2, True), missing.stderr
+        assert (missing.returncode, ".whl[cli]" in missing.stderr) == (2, True), missing.stderr
         assert "Traceback" not in missing.stderr
 
 
@@ -143,22 +141,6 @@ def test_both_wheels_have_one_version_and_the_small_one_nothing_else(tmp_path: P
     own, all_ = (tomllib.loads((project / "pyproject.toml").read_text())["project"] for project in (SMALL, ROOT))
     extras = all_["optional-dependencies"]
     assert set(own["dependencies"]) <= {*extras["ledger"], *extras["cli"]}
-
-
-def _places(wanted: list[Requirement]) -> Iterator[Path]:
-    """Files and folders of installed distributions, and of what these require in turn."""
-    left, known = [requirement.name for requirement in wanted], set[str]()
-    while left:
-        name = left.pop()
-        if name in known:
-            continue
-        known.add(name)
-        found = distribution(name)
-        for place in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
-            yield Path(str(found.locate_file(place)))
-        for required in map(Requirement, found.requires or ()):
-            if required.marker is None or required.marker.evaluate({"extra": ""}):
-                left.append(required.name)
 
 
 @pytest.mark.parametrize("project", [ROOT, SMALL], ids=["kolm-serve", "kolm-verify"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import io
 import os
@@ -10,19 +11,24 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ledger.errors import KeyFileError, NotFound, ProofError, StoreError
 from services.cli.frame.exits import CommandError, Unreachable, brought_by
-from services.cli.frame.failures import FALLBACKS, as_command_error
+from services.cli.frame.failures import EXTRAS, FALLBACKS, as_command_error
 from services.cli.frame.process import until_interrupted
 from services.cli.up.up import UpReporter
 from services.client import errors as client
 from services.generation.drafting.methods import METHODS
 from services.runtime.settings import LogFormat
+from tests.distributions import ROOT, closure, declared
 from tests.examples import VECTORS
 
 
@@ -95,7 +101,28 @@ def test_a_package_that_is_not_installed_is_named_with_what_brings_it() -> None:
     assert (error.exit_code, error.hint) == (2, brought_by("cli"))
 
 
-ROOT = Path(__file__).resolve().parents[3]
+def test_each_package_that_kolm_verify_lacks_is_named_with_an_extra_that_has_it() -> None:
+    small = tomllib.loads((ROOT / "packages/kolm-verify/pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    there = set(closure(map(Requirement, small)))
+    of_module = packages_distributions()
+    for module in _imported():
+        names = {canonicalize_name(name) for name in of_module.get(module, [module])}
+        assert module in EXTRAS or names & there, module
+        assert module not in EXTRAS or names & set(closure(declared(EXTRAS[module]))), module
+
+
+def _imported() -> set[str]:
+    """Third-party modules that services and the ledger import."""
+    trees = (
+        ast.parse(path.read_text("utf-8")) for top in ("services", "ledger") for path in (ROOT / top).rglob("*.py")
+    )
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    named = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    named |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0}
+    ours = {"services", "ledger", "kolm", "_typeshed"}
+    return {name.partition(".")[0] for name in named} - sys.stdlib_module_names - ours
+
+
 SOURCES = ("requests/policy.py", "requests/heads.py")
 
 

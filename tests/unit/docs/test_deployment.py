@@ -47,7 +47,7 @@ def test_each_variable_is_a_setting_of_its_service_and_its_image_starts_that_ser
     assert re.search(rf'AS {name}\nEXPOSE \d+\nENTRYPOINT \["python", "-m", "services\.{name}"\]', DOCKERFILE)
 
 
-def test_only_what_runs_a_model_has_torch() -> None:
+def test_only_what_runs_a_model_has_the_engine() -> None:
     by_parent = {name: parent for parent, name in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)}
     assert {name for name in OURS if by_parent[name] == "engine"} == {"generation", "auditor"}
     assert all(by_parent[name] == "small" for name in (*OURS, "tools") if name not in ("generation", "auditor"))

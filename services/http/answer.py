@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from services.client.generation.completion_wire import metrics_of, usage_of
 from services.http.api_error import ApiError
 from services.http.calls import DONE, ChoiceDialect
 
-_INCOMPLETE = "\ufffd"
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 def finish_reason(ended: Choice | Finished, calls: int, *, cut_off: bool) -> str:
@@ -37,37 +38,81 @@ def response_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, A
     return [{**_token(each.chosen), "top_logprobs": [_token(other) for other in each.top]} for each in positions]
 
 
-def text_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
-    """`logprobs` of a completion's choice; `offset` is where its first token begins in the text, in characters."""
-    offsets = []
-    for each in positions:
-        offsets.append(offset)
-        offset += len(each.chosen.text)
-    return {
-        "tokens": [each.chosen.text for each in positions],
-        "token_logprobs": [each.chosen.logprob for each in positions],
-        "top_logprobs": [_by_text(each) for each in positions],
-        "text_offset": offsets,
-    }
+class TextLogprobs:
+    """`logprobs` of one choice of a completion, as its text comes.
+
+    Tokens wait for their text, which the server holds back while characters are undecided. Tokens of a matched stop
+    string, which is no part of the text, are at its end.
+    """
+
+    def __init__(self) -> None:
+        self._offsets = TextOffsets()
+        self._written = 0  # characters
+        self._waiting: list[tuple[PositionLogprobs, int]] = []  # with their places in the text
+
+    def add(self, added: Choice | Chunk) -> dict[str, Any]:
+        """Those of the next tokens whose places have come."""
+        self._written += len(added.text)
+        self._waiting += [(each, self._offsets.next(_bytes(each.chosen))) for each in added.logprobs]
+        return self._next(sum(place <= self._written for _, place in self._waiting))
+
+    def end(self) -> dict[str, Any]:
+        """Those of the tokens that still wait."""
+        return self._next(len(self._waiting))
+
+    def _next(self, count: int) -> dict[str, Any]:
+        placed, self._waiting = self._waiting[:count], self._waiting[count:]
+        return {
+            "tokens": [_name(each.chosen) for each, _ in placed],
+            "token_logprobs": [each.chosen.logprob for each, _ in placed],
+            "top_logprobs": [_by_name(each) for each, _ in placed],
+            "text_offset": [min(place, self._written) for _, place in placed],
+        }
 
 
-def text_length(positions: Sequence[PositionLogprobs]) -> int:
-    """Characters of the tokens, each by itself."""
-    return sum(len(each.chosen.text) for each in positions)
+class TextOffsets:
+    """The places of tokens in their text, in characters. A token's is that of the character that its first byte is in;
+    bytes that are part of no character count as the decoded text shows them, as U+FFFD.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._before = 0  # whole characters
+
+    def next(self, token: bytes) -> int:
+        """The place of the next token, which adds these bytes."""
+        if token and token[0] & 0xC0 != 0x80:  # it continues no character
+            self._before += len(self._decoder.decode(b"", final=True))
+        place = self._before
+        self._before += len(self._decoder.decode(token))
+        return place
+
+
+def _bytes(token: TokenLogprob) -> bytes:
+    """The bytes that a token adds to the text."""
+    return b"" if token.special else token.token_bytes or token.text.encode()
+
+
+def _name(token: TokenLogprob) -> str:
+    """A token's text, or if it is part of a character, its bytes as OpenAI writes them: `bytes:\\xf0\\x9f`."""
+    try:
+        return token.token_bytes.decode() or token.text
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.token_bytes)
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    """`bytes` is null for a token that is part of a character: its text does not tell which part."""
-    known = None if _INCOMPLETE in token.text else list(token.text.encode())
-    return {"token": token.text, "logprob": token.logprob, "bytes": known}
+    """`bytes` is null for a token that adds none, and if the engine does not tell them."""
+    is_told = token.token_bytes or _UNKNOWN not in token.text
+    return {"token": _name(token), "logprob": token.logprob, "bytes": list(_bytes(token)) or None if is_told else None}
 
 
-def _by_text(position: PositionLogprobs) -> dict[str, float]:
-    """The best token of each text, and the chosen one."""
+def _by_name(position: PositionLogprobs) -> dict[str, float]:
+    """The best token of each name, and the chosen one, which may share its name with a better one."""
     found: dict[str, float] = {}
-    for token in (*position.top, position.chosen):
-        found.setdefault(token.text, token.logprob)
-    return found
+    for token in position.top:
+        found.setdefault(_name(token), token.logprob)
+    return found | {_name(position.chosen): position.chosen.logprob}
 
 
 def receipts_json(choices: Sequence[Choice | Finished], asked: Request, *, files: bool) -> list[dict[str, Any]]:

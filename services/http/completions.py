@@ -13,7 +13,7 @@ from services.client.generation.completion import Choice, Resolved
 from services.client.generation.output_reader import OutputReader, Part, Thought, output_reader
 from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
-from services.http.answer import Answer, chat_logprobs, finish_reason, text_length, text_logprobs
+from services.http.answer import Answer, TextLogprobs, chat_logprobs, finish_reason
 from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
 from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
@@ -283,7 +283,7 @@ class TextDialect:
 
     def __init__(self, fields: TextFields) -> None:
         self.fields = fields
-        self._written: defaultdict[int, int] = defaultdict(int)  # characters of each choice's tokens so far
+        self._logprobs: defaultdict[int, TextLogprobs] = defaultdict(TextLogprobs)  # by choice, if they are asked for
 
     def request(self) -> Request:
         asked = self.fields
@@ -294,18 +294,19 @@ class TextDialect:
         return Answer(self, asked, resolved, promise)
 
     def choice(self, choice: Choice) -> dict[str, Any]:
-        logprobs = None if self.fields.logprobs is None else text_logprobs(choice.logprobs, 0)
-        return {"text": choice.text, "logprobs": logprobs}
+        if self.fields.logprobs is None:
+            return {"text": choice.text, "logprobs": None}
+        logprobs = TextLogprobs()
+        added, last = logprobs.add(choice), logprobs.end()
+        return {"text": choice.text, "logprobs": {name: [*added[name], *last[name]] for name in added}}
 
     def opening(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
     def pieces(self, chunk: Chunk) -> list[dict[str, Any]]:
-        if self.fields.logprobs is None:
-            return [{"text": chunk.text, "logprobs": None}]
-        logprobs = text_logprobs(chunk.logprobs, self._written[chunk.index])
-        self._written[chunk.index] += text_length(chunk.logprobs)
+        logprobs = None if self.fields.logprobs is None else self._logprobs[chunk.index].add(chunk)
         return [{"text": chunk.text, "logprobs": logprobs}]
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
-        return [{"text": "", "logprobs": None, "finish_reason": finished.finish_reason}]
+        logprobs = None if self.fields.logprobs is None else self._logprobs[finished.index].end()
+        return [{"text": "", "logprobs": logprobs, "finish_reason": finished.finish_reason}]

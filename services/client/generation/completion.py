@@ -88,11 +88,15 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its natural-log probability."""
+    """A token and its natural-log probability. `token_bytes` are its bytes where `text` shows U+FFFD, if the engine
+    tells them. The output's text leaves a `special` token out; its `text` is its name.
+    """
 
     token_id: int
     text: str
     logprob: float
+    token_bytes: bytes = b""
+    special: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 
@@ -17,14 +17,14 @@ from services.generation.api.runner import Completed
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
+from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.receipts.issuer import Speedup
 from services.generation.requests.heads import HeadState
 from services.generation.requests.parameters import sampling_message
 from services.generation.requests.policy import Decision
 from services.generation.requests.resolution import Identity, Resolved
 
-TextOf = Callable[[int], str]
-"""The text of one token id."""
+_UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 def response_message(
@@ -32,13 +32,13 @@ def response_message(
     completed: Sequence[Completed],
     logprobs: Sequence[Sequence[TokenLogprobs]],
     identity: Identity,
-    text_of: TextOf,
+    codec: TextCodec,
 ) -> pb.GenerateResponse:
     """`completed` by choice, with each choice's logprobs."""
     outcomes = [each.outcome for each in completed]
     return pb.GenerateResponse(
         choices=[
-            _choice(each, positions, resolved.decision, text_of)
+            _choice(each, positions, resolved.decision, codec)
             for each, positions in zip(completed, logprobs, strict=True)
         ],
         usage=_usage(resolved, outcomes),
@@ -52,8 +52,8 @@ def started_event(resolved: Resolved, identity: Identity, promise: bytes) -> pb.
     return pb.GenerateStreamResponse(started=started)
 
 
-def chunk_event(chunk: Chunk, text_of: TextOf) -> pb.GenerateStreamResponse:
-    logprobs = _logprobs(chunk.logprobs, text_of)
+def chunk_event(chunk: Chunk, codec: TextCodec) -> pb.GenerateStreamResponse:
+    logprobs = _logprobs(chunk.logprobs, codec)
     message = pb.Chunk(index=chunk.choice, text=chunk.text, token_ids=chunk.token_ids, logprobs=logprobs)
     return pb.GenerateStreamResponse(chunk=message)
 
@@ -138,14 +138,16 @@ def load_message(load: Load, outbox_pending: int, uptime_seconds: float) -> pb.G
     )  # fmt: skip
 
 
-def _choice(completed: Completed, positions: Sequence[TokenLogprobs], decision: Decision, text_of: TextOf) -> pb.Choice:
+def _choice(
+    completed: Completed, positions: Sequence[TokenLogprobs], decision: Decision, codec: TextCodec
+) -> pb.Choice:
     outcome = completed.outcome
     choice = pb.Choice(
         index=completed.choice,
         text=outcome.text,
         token_ids=outcome.token_ids,
         finish_reason=_finish_reason(outcome),
-        logprobs=_logprobs(positions, text_of),
+        logprobs=_logprobs(positions, codec),
         receipt=_receipt(completed),
         metrics=_metrics([outcome.metrics], decision, completed.speedup),
     )
@@ -217,9 +219,15 @@ def _only(speedups: Sequence[Speedup | None]) -> Speedup | None:
     return speedups[0] if len(speedups) == 1 else None
 
 
-def _logprobs(positions: Iterable[TokenLogprobs], text_of: TextOf) -> list[sampling_pb2.PositionLogprobs]:
+def _logprobs(positions: Iterable[TokenLogprobs], codec: TextCodec) -> list[sampling_pb2.PositionLogprobs]:
     def token(token_id: int, logprob: float) -> sampling_pb2.TokenLogprob:
-        return sampling_pb2.TokenLogprob(token_id=token_id, text=text_of(token_id), logprob=logprob)
+        spelled = codec.bytes_of(token_id)
+        text = codec.decode([token_id]) if spelled is None else spelled.decode("utf-8", "replace")
+        name = text or codec.decode_all([token_id])
+        return sampling_pb2.TokenLogprob(
+            token_id=token_id, text=name, logprob=logprob, special=name != text,
+            token_bytes=(spelled or b"") if _UNKNOWN in text else b"",
+        )  # fmt: skip
 
     return [
         sampling_pb2.PositionLogprobs(

@@ -92,7 +92,7 @@ class GenerationServicer(GenerationServiceServicer):
         ordered = [completed[choice] for choice in range(resolved.choices)]
         _refuse_late(resolved, ordered)
         _refuse_deviations(resolved, ordered)
-        return messages.response_message(resolved, ordered, logprobs, self.identity, self._text_of)
+        return messages.response_message(resolved, ordered, logprobs, self.identity, self.tokenizer)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
@@ -105,7 +105,7 @@ class GenerationServicer(GenerationServiceServicer):
                 yield messages.started_event(resolved, self.identity, _promise_of(run))
                 async for event in run.events():
                     if isinstance(event, Chunk):
-                        yield messages.chunk_event(event, self._text_of)
+                        yield messages.chunk_event(event, self.tokenizer)
                     else:
                         completed.append(event)
                         if event.verified is not False:
@@ -127,9 +127,6 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse(text=await self._resolver.detokenize(request))
-
-    def _text_of(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id])
 
 
 def _promise_of(run: Run) -> bytes:

@@ -80,6 +80,10 @@ class FarTokenizer:
     def decode_all(self, token_ids: Sequence[int]) -> str:
         return self.decode(token_ids)
 
+    def bytes_of(self, token_id: int) -> bytes | None:
+        text = self.decode([token_id])
+        return None if "\N{REPLACEMENT CHARACTER}" in text else text.encode()
+
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder | None:
         return None
 

@@ -12,6 +12,7 @@ from services.client import Chunk, Completion, Finished, Request
 from services.client.generation.completion import Choice, Metrics, Resolved, Usage
 from services.client.generation.output_reader import with_calls
 from services.client.generation.request import ThoughtSyntax, ToolCallSyntax
+from services.http.answer import TextOffsets
 from services.http.calls import Dialect
 from services.http.completions import ChatDialect, ChatFields
 from services.http.message_answer import MessageDialect
@@ -254,3 +255,21 @@ def test_calls_are_told_as_whole_only_if_the_last_one_is(output: str, calls: int
 def test_the_beginning_of_a_call_is_text_unless_the_output_is_calls_only(choice: str, content: str) -> None:
     _, whole = streamed_and_whole(lambda: chat(choice), [CALL[:20]], HERMES, "length", None)
     assert whole["choices"][0]["message"]["content"] == content
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(text=st.text(max_size=8), cuts=st.lists(st.integers(0, 30)))
+def test_an_offset_is_the_place_of_the_character_that_a_token_begins_in(text: str, cuts: list[int]) -> None:
+    data, offsets = text.encode(), TextOffsets()
+    places = [place for place, character in enumerate(text) for _ in character.encode()]
+    starts = sorted({0, *(cut for cut in cuts if cut < len(data))})
+    for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
+        assert offsets.next(data[start:end]) == (places[start] if places else 0)
+    assert offsets.next(b"") == len(text)
+
+
+def test_bytes_of_no_character_have_their_places_too() -> None:
+    offsets = TextOffsets()
+    tokens = [b"a", b"\xf0\x9f", b"\x98", b"b", b"\xf0\x9f", b"\x98\x80c", b"d"]
+    assert [offsets.next(token) for token in tokens] == [0, 1, 1, 2, 3, 3, 5]
+    assert b"".join(tokens).decode("utf-8", "replace") == "a\ufffdb\U0001f600cd"

@@ -19,6 +19,7 @@ from services.generation.engine.text.conversation import Conversation, encode_co
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.markup import Markup
 from services.generation.engine.text.thoughts import ThoughtSyntax, known_thoughts
+from services.generation.engine.text.token_bytes import token_bytes
 from services.generation.engine.text.tool_calls import (
     PLAIN,
     PROBE_TOOL,
@@ -87,6 +88,10 @@ class TextCodec(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def decode_all(self, token_ids: Sequence[int]) -> str: ...
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes that a token adds to a text, none if decoding leaves it out; None if they are not known."""
+        ...
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder | None:
         """None where the text of a token depends on its neighbours."""
@@ -228,6 +233,10 @@ class Tokenizer:
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """The text as from `decode`, with that of special tokens."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes that a token adds to a text, none if decoding leaves it out; None if they are not known."""
+        return token_bytes(self._fast.id_to_token(token_id) or "", self.decode([token_id]))
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one new sequence, which goes on after `prompt`."""

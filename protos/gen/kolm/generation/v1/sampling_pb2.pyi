@@ -275,22 +275,30 @@ class TokenLogprob(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
+    SPECIAL_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """The token's id in the target's vocabulary."""
     text: _builtins.str
-    """The token's own text; bytes that are not UTF-8 alone show as U+FFFD."""
+    """The token's own text; bytes that are not UTF-8 alone show as U+FFFD. Of a special token its name."""
     logprob: _builtins.float
     """Natural logarithm of the probability; 0 or below."""
+    token_bytes: _builtins.bytes
+    """The token's bytes where text shows U+FFFD. Empty for other tokens, and from engines that do not tell them."""
+    special: _builtins.bool
+    """Whether the token is special: the output's text leaves it out."""
     def __init__(
         self,
         *,
         token_id: _builtins.int = ...,
         text: _builtins.str = ...,
         logprob: _builtins.float = ...,
+        token_bytes: _builtins.bytes = ...,
+        special: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "special", b"special", "text", b"text", "token_bytes", b"token_bytes", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

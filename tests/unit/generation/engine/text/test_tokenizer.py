@@ -16,9 +16,11 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
+from services.generation.engine.text.token_bytes import token_bytes
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile
+from tests.examples import examples
 from tests.fakes.tiny_gguf import make_tiny_gguf, tokenizer_metadata, write_gguf
 from tests.fakes.tiny_model import tiny_tokenizer
 from tests.vectors.make_tokens import SPLITS, metadata_of, plain, sentence_piece_metadata
@@ -49,9 +51,34 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return saved(byte_fallback(), tmp_path_factory.mktemp("bytes"))
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_tokenizer(384).save_pretrained(folder)
+    return Tokenizer(folder)
+
+
 def streamed(tokenizer: Tokenizer, ids: list[int], prompt: list[int] | None = None) -> str:
     stream = tokenizer.stream(prompt or [])
     return "".join(stream.feed(token) for token in ids) + stream.flush()
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(text=st.text(max_size=12))
+def test_the_bytes_of_tokens_are_those_of_their_text(tokenizer: Tokenizer, tiny: Tokenizer, text: str) -> None:
+    ids = tiny.encode_output(text)
+    assert b"".join(tiny.bytes_of(each) or b"" for each in ids) == tiny.decode(ids).encode()
+    ids = [*(FIRST_BYTE + byte for byte in text.encode()), THE, A, FIRST_BYTE + 256]
+    assert b"".join(tokenizer.bytes_of(each) or b"" for each in ids) == streamed(tokenizer, ids, [A]).encode()
+
+
+def test_the_bytes_of_a_special_token_and_of_an_unknown_character(tokenizer: Tokenizer, tiny: Tokenizer) -> None:
+    assert tokenizer.bytes_of(BEGIN) == b""
+    (unknown,) = {tiny.decode([each]) for each in tiny.encode_output("\ufffd")}
+    assert unknown == "\ufffd"
+    assert token_bytes("<0xF0>", "\ufffd") == b"\xf0"
+    assert token_bytes("\ufffd", "\ufffd") == "\ufffd".encode()
+    assert token_bytes("odd", "\ufffd") is None
 
 
 def test_a_character_of_several_byte_tokens_comes_out_whole(tokenizer: Tokenizer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,10 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SEED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _GPT4O = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+" + _CONTRACTIONS
@@ -45,32 +51,44 @@ class Splitting:
 
 
 _SMOLLM = Splitting((r"\p{N}", _GPT2))
+_O200K = Splitting((_GPT4O,))
 _LLAMA_BPE = Splitting((_LLAMA3,), whole_words=True, begins=True)
 _QWEN = Splitting((_QWEN2,), composed=True)
 
 SPLITTINGS = {
     "gpt-2": Splitting((_GPT2,)),
+    "exaone4": Splitting((_GPT2,)),
+    "granite-docling": Splitting((_GPT2,)),
+    "superbpe": Splitting((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),  # words may span blanks; digits by three from the right
+    "seed-coder": Splitting((_SEED,)),
     "smollm": _SMOLLM,
     "llama-bpe": _LLAMA_BPE,
     "llama3": _LLAMA_BPE,
     "llama-v3": _LLAMA_BPE,
     "falcon3": _LLAMA_BPE,
     "lfm2": _LLAMA_BPE,
+    "pixtral": _LLAMA_BPE,
     "smaug-bpe": Splitting((_LLAMA3,)),  # SmolLM3
     "refact": _SMOLLM,  # Granite
     "qwen2": _QWEN,
     "qwen35": Splitting((_QWEN35,), composed=True),
     "deepseek-r1-qwen": Splitting((_QWEN2,)),
     "dbrx": Splitting((_LLAMA3,)),
-    "gpt-4o": Splitting((_GPT4O,)),
+    "gpt-4o": _O200K,
+    "llama4": _O200K,
     "tekken": Splitting((_TEKKEN,), whole_words=True, begins=True),
 }
 """Splittings by `tokenizer.ggml.pre`."""
+
+_DEFAULTS = {"llama4": "llama4"}
+"""Names of splittings by architecture where Ollama's converter, which knows few, has written `default`."""
 
 
 def splitting_of(metadata: GgufMetadata) -> Splitting:
     """Raises ConfigInvalid where the file does not name one that is supported."""
     name = metadata.text("tokenizer.ggml.pre", "")
+    if name == "default":
+        name = _DEFAULTS.get(metadata.text("general.architecture", ""), name)
     if name not in SPLITTINGS:
         raise ConfigInvalid(
             f"{metadata.path}: tokenizer.ggml.pre is {name[:80]!r}, which is not supported; supported: "
@@ -168,6 +186,12 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _TEMPLATE = "tokenizer.chat_template"
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """Special tokens by GGUF's name, and transformers' name."""
+_PIECE_ROLES: Mapping[str, Sequence[str | int]] = {
+    "bos": ("<s>", "<bos>", 1),
+    "eos": ("</s>", "<eos>", 2),
+    "unknown": (0,),
+}
+"""Those of SentencePiece's models whose files name none: by text, or else the ids that llama.cpp takes."""
 
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
@@ -196,7 +220,7 @@ def _tokenizer(metadata: GgufMetadata) -> PreTrainedTokenizerFast:
         raise ConfigInvalid(f"{metadata.path}: tokenizer.ggml.tokens: a token is there twice; expected each once")
     tokenizer = _KINDS[kind](metadata, vocabulary)
     _add_tokens(tokenizer, tokens, metadata)
-    roles = _roles(metadata, tokens)
+    roles = _roles(metadata, tokens, _PIECE_ROLES if kind == "llama" else {})
     begins = metadata.truth("tokenizer.ggml.add_bos_token", kind != "gpt2" or splitting_of(metadata).begins)
     _surround(tokenizer, metadata, roles, begins=begins or kind == "gemma4")  # llama.cpp lets no file deny it there
     template = metadata.text(_TEMPLATE) if _TEMPLATE in metadata else None
@@ -207,15 +231,42 @@ def _add_tokens(tokenizer: FastTokenizer, tokens: list[str], metadata: GgufMetad
     kinds = metadata.numbers("tokenizer.ggml.token_type").tolist()
     if len(kinds) != len(tokens):
         raise metadata.refused("tokenizer.ggml.token_type", f"one for each of {len(tokens)} tokens")
+    takes_blanks = _blanks_behind(metadata)
     for kind, special in ((_UNKNOWN, True), (_CONTROL, True), (_USER_DEFINED, False)):
         chosen = [token for token, found in zip(tokens, kinds, strict=True) if found == kind]
-        tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in chosen])
+        tokenizer.add_tokens(
+            [AddedToken(token, normalized=False, special=special, rstrip=takes_blanks(token)) for token in chosen]
+        )
 
 
-def _roles(metadata: GgufMetadata, tokens: list[str]) -> dict[str, str]:
+def _blanks_behind(metadata: GgufMetadata) -> Callable[[str], bool]:
+    """Whether an added token takes the blanks and newlines behind it, which a GGUF file does not tell.
+
+    Tokens of Phi-3 and Phi-4-mini do, by their tokenizer.json. llama.cpp knows Phi-3 by the model's name alone.
+    """
+    names = [metadata.text(f"general.{key}", "") for key in ("name", "basename")]
+    named = any("phi3" in re.sub(r"[\s_.-]", "", name.lower()) for name in names)
+    phi = metadata.text("general.architecture", "") == "phi3"
+    if metadata.text("tokenizer.ggml.model") == "llama" and (phi or named):
+        return lambda token: token not in ("<unk>", "<s>", "<|endoftext|>")
+    if phi and metadata.text("tokenizer.ggml.pre", "") == "gpt-4o":
+        return lambda token: token in ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+    return lambda _: False
+
+
+def _roles(metadata: GgufMetadata, tokens: list[str], usual: Mapping[str, Sequence[str | int]]) -> dict[str, str]:
+    """Special tokens by transformers' names. Where the file has no id for one, it is the first of its `usual` ones that
+    the vocabulary has: texts, or ids.
+    """
     found = {}
     for role, name in _ROLES.items():
-        if (index := metadata.whole(f"tokenizer.ggml.{role}_token_id", len(tokens))) < len(tokens):
+        known = (
+            each if isinstance(each, int) else tokens.index(each)
+            for each in usual.get(role, ())
+            if isinstance(each, int) or each in tokens
+        )
+        index = metadata.whole(f"tokenizer.ggml.{role}_token_id", next(known, len(tokens)))
+        if index < len(tokens):
             found[f"{name}_token"] = tokens[index]
     return found
 

@@ -15,10 +15,11 @@ from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
 from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 from transformers.tokenization_utils_base import generate_merges
 
-from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
+from services.generation.engine.text.gguf_tokenizer import SPLITTINGS, gguf_tokenizer
 from services.generation.engine.text.token_bytes import token_bytes
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
+from services.generation.target.families import FAMILIES
 from services.generation.target.files.gguf_file import GgufFile
 from tests.examples import examples
 from tests.fakes.tiny_gguf import make_tiny_gguf, tokenizer_metadata, write_gguf
@@ -168,11 +169,17 @@ def test_qwen3_5_splits_as_transformers_does(smollm2: Path, tmp_path: Path) -> N
     ("split", "words"),
     [
         ("gpt-4o", ["Hello", "World's", "ĠIT'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
+        ("llama4", ["Hello", "World's", "ĠIT'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
         ("dbrx", ["HelloWorld", "'s", "ĠIT", "'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
+        ("pixtral", ["HelloWorld", "'s", "ĠIT", "'LL", "Ġ", "123", "45", "Ġ//ĊĊ", "Ã©tÃ©"]),
+        ("seed-coder", ["HelloWorld", "'s", "ĠIT", "'LL", "Ġ", *"12345", "Ġ//", "ĊĊ", "Ã©tÃ©"]),
+        ("exaone4", ["HelloWorld", "'s", "ĠIT", "'", "LL", "Ġ12345", "Ġ//", "Ċ", "Ċ", "Ã©tÃ©"]),
+        ("granite-docling", ["HelloWorld", "'s", "ĠIT", "'", "LL", "Ġ12345", "Ġ//", "Ċ", "Ċ", "Ã©tÃ©"]),
+        ("superbpe", ["HelloWorld'sĠIT'LLĠ", "12", "345", "Ġ//ĊĊÃ©tÃ©"]),
     ],
 )
-def test_phi_s_words(tmp_path: Path, split: str, words: list[str]) -> None:
-    """By the published expressions, o200k_base's and cl100k_base's."""
+def test_words_are_those_of_the_published_expressions(tmp_path: Path, split: str, words: list[str]) -> None:
+    """Of o200k_base (gpt-4o), cl100k_base (dbrx), Llama 3, Seed-Coder, GPT-2 and SuperBPE."""
     path = written(tmp_path / "m.gguf", tokenizer_metadata(384) | {"tokenizer.ggml.pre": split})
     splitter = gguf_tokenizer(path).backend_tokenizer.pre_tokenizer
     assert splitter is not None
@@ -281,7 +288,7 @@ def use_sentence_piece(**fields: Any) -> Callable[[dict[str, Any]], object]:
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no tokenizer": (lambda m: m.pop("tokenizer.ggml.model"), r"tokenizer\.ggml\.model is missing"),
     "an unknown kind": (setting("model", "bert"), "model is 'bert'; expected one of gpt2, llama"),
-    "an unknown split": (setting("pre", "default"), "pre is 'default', .* supported: gpt-2, smollm, "),
+    "an unknown split": (setting("pre", "default"), "pre is 'default', .* supported: gpt-2, "),
     "no split": (lambda m: m.pop("tokenizer.ggml.pre"), "pre is '', which is not supported"),
     "no tokens": (lambda m: m.pop("tokenizer.ggml.tokens"), r"tokenizer\.ggml\.tokens is missing"),
     "tokens that are numbers": (setting("tokens", [1, 2]), "tokens is a list of 2; expected a list of texts"),
@@ -367,3 +374,90 @@ def test_a_folder_and_a_gguf_file_of_one_model_give_the_same_ids(smollm2: Path, 
     directory = Tokenizer(folder(tmp_path / "folder", file.fast, "qwen2", **config))
     for text in plain(VECTORS["texts"]):
         assert directory.encode(text) == file.encode(text)
+
+
+CONVERTED = {
+    "llama": {"llama-bpe", "smollm", "smaug-bpe", "tekken", "falcon3", "refact"},
+    "qwen2": {"qwen2", "deepseek-r1-qwen"}, "qwen3": {"qwen2"}, "qwen3moe": {"qwen2"}, "qwen3vl": {"qwen2"},
+    "qwen3next": {"qwen2"}, "qwen35": {"qwen35"}, "qwen35moe": {"qwen35"}, "smollm3": {"smaug-bpe"},
+    "phi3": {"dbrx", "gpt-4o"}, "gpt-oss": {"gpt-4o"}, "llama4": {"llama4"}, "lfm2": {"lfm2"}, "lfm2moe": {"lfm2"},
+    "granite": {"refact"}, "granitemoe": {"refact"}, "granitehybrid": {"refact", "dbrx", "granite-docling"},
+    "olmo2": {"dbrx", "superbpe"}, "mistral3": {"tekken"}, "exaone4": {"exaone4"}, "seed_oss": {"seed-coder"},
+    "ernie4_5": set(), "gemma2": set(), "gemma3": set(), "gemma4": set(),
+}  # fmt: skip
+"""`tokenizer.ggml.pre` by architecture, as llama.cpp's converter writes it; SentencePiece's models have none."""
+
+
+def test_every_family_s_files_name_a_split_that_is_known() -> None:
+    names = {family.gguf_name for family in FAMILIES} - {""}
+    assert names == CONVERTED.keys()
+    assert {name: splits - SPLITTINGS.keys() for name, splits in CONVERTED.items() if splits - SPLITTINGS.keys()} == {}
+
+
+def test_ollama_s_default_is_the_split_of_the_architecture_where_that_is_known(tmp_path: Path) -> None:
+    metadata = tokenizer_metadata(384) | {"tokenizer.ggml.pre": "default"}
+    named = tokenizer_metadata(384) | {"tokenizer.ggml.pre": "llama4"}
+    write_gguf(tmp_path / "default.gguf", "llama4", metadata, {})
+    write_gguf(tmp_path / "named.gguf", "llama4", named, {})
+    default, read = (gguf_tokenizer(tmp_path / name).backend_tokenizer for name in ("default.gguf", "named.gguf"))
+    assert default.to_str() == read.to_str()
+    with pytest.raises(ConfigInvalid, match=r"tokenizer.ggml.pre"):
+        gguf_tokenizer(written(tmp_path / "other.gguf", metadata))
+
+
+PHI = ("<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>")
+
+
+def phi_metadata(model: str) -> dict[str, Any]:
+    """Phi-3's (`llama`) or Phi-4-mini's (`gpt2`) special tokens in a small vocabulary."""
+    if model == "gpt2":
+        metadata = tokenizer_metadata(384) | {"tokenizer.ggml.pre": "gpt-4o"}
+        metadata["tokenizer.ggml.tokens"][:4] = [f"<|dummy_{number}|>" for number in range(4)]
+        metadata["tokenizer.ggml.merges"] = metadata["tokenizer.ggml.merges"][:20]
+    else:
+        metadata = sentence_piece_metadata(VECTORS["pieces"])
+    metadata["tokenizer.ggml.tokens"][-len(PHI) :] = PHI
+    metadata["tokenizer.ggml.token_type"][-len(PHI) :] = [3] * len(PHI)
+    metadata.pop("tokenizer.chat_template", None)
+    return metadata
+
+
+@pytest.mark.parametrize(
+    ("model", "architecture", "name", "strips"),
+    [
+        ("llama", "phi3", None, True),
+        ("llama", "llama", "Phi 3 Mini 4k Instruct", True),
+        ("llama", "llama", "phi-3.5-mini", True),
+        ("llama", "llama", "Llama 2", False),
+        ("gpt2", "phi3", None, True),
+        ("gpt2", "llama", None, False),
+    ],
+)
+def test_phi_s_marks_take_the_blanks_behind_them_as_the_folder_s_do(
+    tmp_path: Path, model: str, architecture: str, name: str | None, strips: bool
+) -> None:
+    """tokenizer.json has `rstrip` on them, which a GGUF file has no place for."""
+    metadata = phi_metadata(model) | ({"general.name": name} if name else {})
+    write_gguf(tmp_path / "m.gguf", architecture, metadata, {})
+    file = Tokenizer(tmp_path / "m.gguf")
+    document = json.loads(file.fast.to_str())
+    for token in document["added_tokens"]:  # as the folder has them
+        token["rstrip"] = strips and token["content"] in {*PHI[1:], *({"</s>"} if model == "llama" else ())}
+    folder_s = FastTokenizer.from_str(json.dumps(document))
+    text = "<|user|>\n Hi <|end|>\n<|assistant|>\n<|endoftext|> a</s> b"
+    assert file.encode(text) == folder_s.encode(text).ids
+    assert ("\n" in file.decode_all(file.encode(text))) is not strips
+
+
+@pytest.mark.parametrize("names", [("<unk>", "<s>", "</s>"), ("<pad>", "<eos>", "<bos>"), ("<x>", "<y>", "<z>")])
+def test_a_sentence_piece_file_without_ids_of_special_tokens_has_the_usual_ones(
+    tmp_path: Path, names: tuple[str, str, str]
+) -> None:
+    metadata = sentence_piece_metadata(VECTORS["pieces"])
+    metadata["tokenizer.ggml.tokens"][:3] = names
+    for role in ("bos", "eos", "unknown"):
+        metadata.pop(f"tokenizer.ggml.{role}_token_id")
+    read = gguf_tokenizer(written(tmp_path / "m.gguf", metadata))
+    first, last = (2, 1) if "<bos>" in names else (1, 2)
+    assert read.backend_tokenizer.encode("a").ids[0] == first
+    assert (read.bos_token, read.eos_token, read.unk_token) == (names[first], names[last], names[0])

@@ -23,17 +23,27 @@ class Fulfilment:
     promise: Promise
     entries: dict[int, int] = field(default_factory=dict)
     endings: dict[int, str] = field(default_factory=dict)
+    _empty: set[int] = field(default_factory=set)
 
     def observe(self, index: int, receipt: Receipt) -> None:
         """Note the receipt if it is one of the promised."""
         if self.promise.is_kept_by(receipt):
             self.entries[receipt.sampling.choice] = index
             self.endings[receipt.sampling.choice] = receipt.output.finish_reason
+            if receipt.output.finish_reason == "error" and not receipt.output.tokens:
+                self._empty.add(receipt.sampling.choice)
 
     @property
     def missing(self) -> list[int]:
         """Choices without a receipt in the log."""
         return [choice for choice in range(self.promise.choices) if choice not in self.entries]
+
+    @property
+    def without_output(self) -> list[int]:
+        """Choices whose receipt is of an error before any output: it keeps the promise in form alone. A server that was
+        killed leaves such receipts; a caller who has another receipt of the same id holds proof against it.
+        """
+        return sorted(self._empty)
 
     @property
     def is_kept(self) -> bool:

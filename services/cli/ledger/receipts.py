@@ -331,6 +331,10 @@ def _promised_view(found: dict[str, Any]) -> View:
         "OPEN": (Styled("OPEN", "bold"), ": not all of the receipts are in the log, and they are not due yet"),
         "BROKEN": (Styled("BROKEN", "bold red"), ": receipts are due, and proven to be missing from the log"),
     }[found["state"]]
+    if found["state"] == "KEPT" and found["without_output"]:
+        empty = ", ".join(map(str, found["without_output"]))
+        of = f": the receipt of choice {empty} tells of an error and has no output. If you were shown another, keep it"
+        said = (Styled("KEPT in form alone", "yellow"), of)
     if found["answer"] is not None:
         signed = ": receipts are due, and, as the log has signed (`--answer FILE` keeps it), not in its tree"
         said = (Styled("BROKEN", "bold red"), signed)

@@ -60,6 +60,7 @@ def fulfilment_document(found: Fulfilment) -> dict[str, Any]:
         "entries": {str(choice): index for choice, index in sorted(found.entries.items())},
         "finish_reasons": {str(choice): ending for choice, ending in sorted(found.endings.items())},
         "missing": found.missing,
+        "without_output": found.without_output,
         "document": found.promise.to_document(),
     }
 

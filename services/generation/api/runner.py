@@ -27,7 +27,7 @@ from services.generation.receipts.issuer import (
     Speedup,
     replayed,
 )
-from services.generation.receipts.outbox import Outbox
+from services.generation.receipts.outbox import Outbox, ReceiptUnkept
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.quotas import Grant, TenantQuotas
 from services.generation.requests.resolution import Identity, Resolved, refusal
@@ -279,12 +279,14 @@ class Generation:
             await self._halts.deviated(scope)
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
-        """Give the outbox the receipt; returns its index, or None if the ledger has not confirmed it in time."""
-        answer = await self._outbox.put(receipt.receipt_id, receipt.append)
+        """Give the outbox the receipt; returns its index, or None if the ledger has not confirmed it in time. Raises
+        Unavailable where a crash could still lose it.
+        """
         try:
-            return await asyncio.wait_for(asyncio.shield(answer), self._append_seconds)
-        except TimeoutError:
-            return None
+            return await self._outbox.put(receipt.receipt_id, receipt.append, self._append_seconds)
+        except ReceiptUnkept as error:
+            problem = "neither this server's disk nor the ledger takes the receipt of the answer; ask again"
+            raise Unavailable(problem, retry_after=5.0, reason="LEDGER_UNAVAILABLE") from error
 
     def interrupt(self) -> None:
         """End all runs: callers get UNAVAILABLE, reason SERVER_STOPPING; receipts are issued all the same."""

@@ -87,7 +87,7 @@ class Journal:
     def recover(self) -> dict[str, ledger_pb2.AppendEntryRequest]:
         """All that an earlier process left, by receipt id, the oldest first; those that were promised alone come last.
 
-        Blocks. Call it once, before the rest. Raises OSError.
+        Blocks. Call it once, before the rest. Needs no room on the disk. Raises OSError.
         """
         remove_drafts(self._path.parent)
         data = self._path.read_bytes() if self._path.exists() else b""
@@ -99,12 +99,27 @@ class Journal:
                 kept[record.receipt_id] = ledger_pb2.AppendEntryRequest.FromString(record.payload)
             except DecodeError:
                 is_whole = False
-        if not is_whole:
-            aside = self._aside()
-            os.link(self._path, aside)
-            _log.error("%s has bytes that are not records; it is kept as %s", self._path, aside)
-        self._rewrite([record for record in left if record.receipt_id in kept])
+        try:
+            if not is_whole:
+                aside = self._aside()
+                os.link(self._path, aside)
+                _log.error("%s has bytes that are not records; it is kept as %s", self._path, aside)
+            self._rewrite([record for record in left if record.receipt_id in kept])
+        except OSError as error:
+            _log.warning("%s cannot be written anew, and is used as it is: %s", self._path, error)
+            self._use()
         return kept
+
+    def _use(self) -> None:
+        """Go on with the file that is there, where the disk has no room for another one. Raises OSError."""
+        if not self._path.exists():
+            return
+        data = self._path.read_bytes()
+        records, is_whole = read_records(data)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._end = sum(map(_size_of, records)) if is_whole else len(data)
+        self._open = {record.receipt_id: record for record in open_records(records)}
+        self._torn = True  # what a crash has cut off goes before the next record comes
 
     def _aside(self) -> Path:
         """A name that is free."""
@@ -161,8 +176,10 @@ class Journal:
                 os.fsync(file)
         except OSError:
             self._torn = True
+            _apply(self._open, [record for record in records if record.kind == Kind.SETTLED])  # which may make room
             with suppress(OSError):
                 self._cut(file)
+                self._forget_settled(file)
             raise
         self._end += len(data)
         _apply(self._open, records)
@@ -202,7 +219,12 @@ class Journal:
     def _rewrite(self, records: list[Record]) -> None:
         """The file with these records alone."""
         data = b"".join(record.to_bytes() for record in records)
-        write_durably(self._path, data)
+        try:
+            write_durably(self._path, data)
+        except OSError:
+            if self._file is None or _is_at(self._file, self._path):
+                raise
+            # It has the name already, and nothing but a power cut brings the old one back.
         if self._file is not None:
             os.close(self._file)
         self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)

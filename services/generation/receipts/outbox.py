@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -37,7 +38,9 @@ AppendAll = Callable[
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Not `kept` if the disk did not take it: then only this process has it, and the disk has what was promised."""
+    """An append on its way. Not `kept` while the disk has not taken it: then only this process has it, and the disk has
+    the promised one. `answer` is the index in the log, or None once it is kept and the ledger was asked in vain.
+    """
 
     receipt_id: str
     request: ledger_pb2.AppendEntryRequest
@@ -45,13 +48,19 @@ class _Waiting:
     answer: asyncio.Future[int | None]
 
 
+class ReceiptUnkept(Exception):
+    """Neither the disk nor the ledger has taken a receipt: nobody may be shown it, for a crash would replace it by the
+    promised one of its id.
+    """
+
+
 class Outbox:
     """Holds appends until the ledger confirms them. On one event loop.
 
     Once `promise` or `put` returns, the append survives the process. If the disk is full or gone, a receipt is sent
-    from memory, and `reserve` refuses everything new until that is done. An append that the ledger refuses for good is
-    put aside until the next start, logged and counted; the others go on. `reserve` limits the receipts under way and
-    those still being generated, together.
+    from memory, and `reserve` refuses everything new until the ledger or the disk has it. An append that the ledger
+    refuses for good is put aside until the next start, logged and counted; the others go on. `reserve` limits the
+    receipts under way and those still being generated, together.
     """
 
     def __init__(self, journal: Journal, append_all: AppendAll, limit: int, longest_pause: float) -> None:
@@ -106,30 +115,37 @@ class Outbox:
         """Keep what goes to the log if this process dies before `put`. Raises OSError, and then keeps none of them."""
         await self._journal.keep(Kind.PROMISED, {receipt.receipt_id: receipt.append for receipt in unfinished})
 
-    async def put(self, receipt_id: str, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
-        """Store and queue an append, in place of the promised one of its id. The future gives its index, or None if the
-        first attempt to send it failed.
+    async def put(self, receipt_id: str, request: ledger_pb2.AppendEntryRequest, seconds: float) -> int | None:
+        """Store and queue an append, in place of the promised one of its id. Returns its index, or None if the ledger
+        has not confirmed it: the first attempt failed, or took longer than `seconds`.
+
+        Raises ReceiptUnkept if the disk has not taken it by then either; both are tried on while the process lives.
         """
+        kept = True
         try:
             await self._journal.keep(Kind.WAITING, {receipt_id: request})
         except OSError as error:
+            kept = False
             _log.critical("a receipt cannot be kept on disk, and goes to the ledger from memory: %s", error)
-            return self._enqueue(receipt_id, request, kept=False)
-        return self._enqueue(receipt_id, request, kept=True)
+        waiting = self._enqueue(receipt_id, request, kept=kept)
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiting.answer), seconds)
+        except TimeoutError:
+            if not waiting.kept:
+                raise ReceiptUnkept(receipt_id) from None
+            return None
 
     async def attempted(self) -> None:
-        """Returns once everything that is in the queue now has been sent, or tried in vain."""
+        """Returns once everything that is in the queue now has been sent, or is on disk and was tried in vain."""
         await asyncio.gather(*(waiting.answer for waiting in self._queue))
 
-    def _enqueue(
-        self, receipt_id: str, request: ledger_pb2.AppendEntryRequest, *, kept: bool
-    ) -> asyncio.Future[int | None]:
-        answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        if self._failing:
-            answer.set_result(None)
-        self._queue.append(_Waiting(receipt_id, request, kept, answer))
+    def _enqueue(self, receipt_id: str, request: ledger_pb2.AppendEntryRequest, *, kept: bool) -> _Waiting:
+        waiting = _Waiting(receipt_id, request, kept, asyncio.get_running_loop().create_future())
+        if self._failing and kept:
+            waiting.answer.set_result(None)
+        self._queue.append(waiting)
         self._arrived.set()
-        return answer
+        return waiting
 
     async def drain(self) -> None:
         """Send until cancelled. Run it as a task."""
@@ -145,7 +161,7 @@ class Outbox:
                 pause = min(2 * pause, self._longest_pause)
 
     async def _send_some(self) -> bool:
-        """Send the oldest. False if some have to be sent again; their callers are answered None."""
+        """Send the oldest. False if some have to be sent again; callers of those on disk are answered None."""
         oldest = self._oldest()
         try:
             answers = await self._append_all([waiting.request for waiting in oldest])
@@ -156,13 +172,24 @@ class Outbox:
             if not self._failing:
                 _log.warning("%d receipts wait, the first one because of: %s", len(self._queue), error)
             self._failing = True
+            await self._keep_unkept()
             for each in self._queue:
-                _settle(each.answer, None)
+                if each.kept:
+                    _settle(each.answer, None)
             return False
         if self._failing:
             _log.info("the ledger takes receipts again")
         self._failing = False
         return True
+
+    async def _keep_unkept(self) -> None:
+        """Try the disk again for what it has not taken."""
+        unkept = [each for each in self._queue if not each.kept]
+        if unkept:
+            with suppress(OSError):
+                await self._journal.keep(Kind.WAITING, {each.receipt_id: each.request for each in unkept})
+                for each in unkept:
+                    each.kept = True
 
     def _oldest(self) -> list[_Waiting]:
         """The oldest receipts that fit into one message, at least one."""

@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from kolm.ledger.v1 import ledger_pb2
+from ledger import durable_file
 from services.generation.receipts import journal as module
-from services.generation.receipts.journal import Journal, Kind
+from services.generation.receipts.journal import Journal, Kind, Record
 
 PROMISED, WAITING = Kind.PROMISED, Kind.WAITING
 
@@ -140,3 +142,64 @@ async def test_half_a_draft_of_a_crash_does_not_stay(folder: Path) -> None:
     (folder / ".draft-abc").write_bytes(b"a prompt that somebody erases elsewhere")
     assert left_in(folder) == [("one", b"whole")]
     assert not (folder / ".draft-abc").exists()
+
+
+async def test_a_journal_is_used_as_it_is_where_the_disk_has_no_room_for_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(folder)
+    for name in ("one", "two"):
+        await journal.keep(WAITING, {name: append(name)})
+    whole = (folder / "journal").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for left in (whole, whole + whole[:15], whole[:3] + b"?" + whole[4:] + whole[:15], whole[:-1]):
+        (folder / "journal").write_bytes(left)
+        with monkeypatch.context() as failing:
+            failing.setattr(tempfile, "mkstemp", full)
+            journal = Journal(folder)
+            found = [*journal.recover()]
+        records = {name: Record(WAITING, name, append(name).SerializeToString()) for name in ("one", "two")}
+        assert found == [name for name, record in records.items() if record.to_bytes() in left]
+        await journal.keep(WAITING, {"three": append("three")})
+        assert [name for name, _ in left_in(folder)] == [*found, "three"]
+
+
+async def test_a_journal_that_has_taken_its_name_is_used_though_the_folder_does_not_reach_the_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_SETTLED", 1000)
+    journal = opened(folder)
+    await journal.keep(WAITING, {"open": append("open")})
+
+    def broken(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(durable_file, "sync_path", broken)
+        for number in range(4):
+            await journal.keep(WAITING, {f"r{number}": append("x" * 1000)})
+            journal.settle(f"r{number}")
+        await journal.written()
+    await journal.keep(WAITING, {"next": append("next")})
+    assert left_in(folder) == [("open", b"open"), ("next", b"next")]
+
+
+async def test_what_is_settled_makes_room_on_a_disk_that_does_not_take_that_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(folder)
+    await journal.keep(WAITING, {"one": append("x" * 1000)})
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(module.os, "pwrite", full)
+        journal.settle("one")
+        await journal.written()
+    assert (folder / "journal").read_bytes() == b""
+    await journal.keep(WAITING, {"two": append("2")})
+    assert left_in(folder) == [("two", b"2")]

@@ -1,6 +1,7 @@
 """Every receipt reaches the ledger: ledger down, servers restarted, callers gone, keys not trusted."""
 
 import shutil
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -198,8 +199,8 @@ async def test_a_backlog_goes_out_in_order_and_what_is_refused_in_it_holds_up_no
 
 async def served_while_the_disk_goes(
     deployment: Deployment, ledger_away: bool = False, **asked: Any
-) -> tuple[GenerationServiceStub, list[pb.Finished]]:
-    """What ended of a request whose promise the disk has taken, and whose receipts it does not take."""
+) -> tuple[GenerationServiceStub, Any]:
+    """The stream of a request whose promise the disk has taken, and whose receipts it does not take."""
     loader = Loader(GatedTarget)
     stub = await deployment.start_generation(loader)
     assert isinstance(loader.target, GatedTarget)
@@ -215,15 +216,21 @@ async def served_while_the_disk_goes(
             await deployment.stop_ledger()
     finally:
         loader.target.open()
+    return stub, call
+
+
+async def finished_of(call: Any) -> list[pb.Finished]:
+    """The ends of choices that come before the stream's own."""
     finished = []
-    while (event := await call.read()) is not grpc.aio.EOF:
-        finished += [event.finished] if event.HasField("finished") else []
-    return stub, finished
+    with suppress(grpc.aio.AioRpcError):
+        while (event := await call.read()) is not grpc.aio.EOF:
+            finished += [event.finished] if event.HasField("finished") else []
+    return finished
 
 
 async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory(deployment: Deployment) -> None:
-    stub, finished = await served_while_the_disk_goes(deployment, n=3, request_id="three")
-    assert [each.receipt.pending for each in finished] == [False] * 3
+    stub, call = await served_while_the_disk_goes(deployment, n=3, request_id="three")
+    assert [each.receipt.pending for each in await finished_of(call)] == [False] * 3
     assert [receipt.request_id for receipt in await deployment.receipts(3)] == ["three"] * 3
     refused = await failure(stub.Generate(asking(max_tokens=3)))  # it takes no promise either
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
@@ -232,18 +239,29 @@ async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory
     await until_confirmed(stub)
 
 
-async def test_nothing_more_is_served_while_a_receipt_is_neither_on_disk_nor_in_the_ledger(
+async def test_a_receipt_that_is_neither_on_disk_nor_in_the_ledger_is_shown_to_nobody(
     deployment: Deployment,
 ) -> None:
-    stub, finished = await served_while_the_disk_goes(deployment, ledger_away=True, n=2, request_id="kept in memory")
-    assert [each.receipt.pending for each in finished] == [True] * 2
-    (deployment.directory / "generation" / "outbox").unlink()
+    stub, call = await served_while_the_disk_goes(deployment, ledger_away=True, n=2, request_id="kept in memory")
+    assert await finished_of(call) == []
+    assert await call.code() == grpc.StatusCode.UNAVAILABLE
     refused = await failure(stub.Generate(asking(max_tokens=3)))
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
+    (deployment.directory / "generation" / "outbox").unlink()
+
+    async def served() -> bool:  # once the disk has taken what it did not take before
+        try:
+            await stub.Generate(asking(max_tokens=3, request_id="next"))
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    await until(served)
+    assert waiting_on_disk(deployment) == 3
     await deployment.start_ledger()
-    assert [receipt.request_id for receipt in await deployment.receipts(2)] == ["kept in memory"] * 2
+    listed = [receipt.request_id for receipt in await deployment.receipts(3)]
+    assert listed == ["kept in memory", "kept in memory", "next"]
     await until_confirmed(stub)
-    assert (await stub.Generate(asking(max_tokens=3))).choices
 
 
 async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_no_place(

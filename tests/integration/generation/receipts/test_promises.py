@@ -113,6 +113,7 @@ def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
         "entries": {str(choice): index for choice, index in found.fulfilment.entries.items()},
         "finish_reasons": {str(choice): ending for choice, ending in found.fulfilment.endings.items()},
         "missing": found.fulfilment.missing,
+        "without_output": [each for each, ending in found.fulfilment.endings.items() if ending == "error"],
         "tree_size": found.tree_size,
         "answer": None,
         "document": read_promise(promise).to_document(),

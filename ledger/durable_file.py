@@ -22,6 +22,16 @@ def write_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int =
         file.write(data)
 
 
+def keep_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
+    """The same where `path` does not hold these bytes yet: a full disk is no matter then. Raises OSError."""
+    try:
+        if path.read_bytes() == data:
+            return
+    except FileNotFoundError:
+        pass
+    write_durably(path, data, mode, folder_mode)
+
+
 def create_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
     """The same where there is no such file yet. Raises OSError, FileExistsError: a faster process's file stays."""
     with _drafted(path, mode, folder_mode, os.link) as file:

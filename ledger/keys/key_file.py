@@ -31,6 +31,8 @@ def publish_key(pem: bytes, key_id: str, role: str, directory: Path) -> Path:
 
 
 def _create(path: Path, data: bytes, file_mode: int, folder_mode: int) -> bool:
+    if path.exists():  # looked at first: a draft needs room on the disk
+        return False
     try:
         create_durably(path, data, file_mode, folder_mode)
     except FileExistsError:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document
-from ledger.durable_file import write_durably
+from ledger.durable_file import keep_durably
 from ledger.errors import GuardMissing, LedgerError, RolledBack
 from ledger.keys.note import VerifierKey
 from ledger.keys.signer import Signer, open_signer
@@ -70,7 +70,7 @@ def opened_servicer(
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         key.publish(settings.public_directory)
         for file in (settings.vkey_file, settings.public_directory / "log.vkey"):
-            write_durably(file, f"{VerifierKey(settings.origin, key.public).to_text()}\n".encode(), mode=0o644)
+            keep_durably(file, f"{VerifierKey(settings.origin, key.public).to_text()}\n".encode(), mode=0o644)
         trusted = TrustedDirectory(settings.trusted_directory, retired=False, own=key).trusted()
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
@@ -23,7 +24,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from kolm.telemetry.v1 import telemetry_pb2 as pb
 from kolm.telemetry.v1.telemetry_pb2_grpc import TelemetryServiceServicer, add_TelemetryServiceServicer_to_server
-from ledger.durable_file import write_durably
+from ledger.durable_file import keep_durably
 from services.runtime.access import Access
 from services.runtime.calls import CallInterceptor
 from services.runtime.credentials import new_token, token_left
@@ -167,6 +168,8 @@ def _health_status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatu
     return status.SERVING if serving else status.NOT_SERVING
 
 
+_log = logging.getLogger(__name__)
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HEALTH_SECONDS = 1.0
 _LONGEST_SECONDS = 86_400.0
@@ -283,11 +286,17 @@ def received_signals() -> Iterator[asyncio.Queue[signal.Signals]]:
 
 @contextmanager
 def ready_file(path: Path | None, address: str) -> Iterator[None]:
-    """A file with `host:port`, complete or missing, while the server takes calls."""
+    """A file with `host:port`, complete or missing, while the server takes calls. A disk that does not take it keeps no
+    server from its work.
+    """
     if path is None:
         yield
         return
-    write_durably(path, f"{address}\n".encode(), folder_mode=0o777)
+    try:
+        keep_durably(path, f"{address}\n".encode(), folder_mode=0o777)
+    except OSError as error:
+        _log.error("cannot write --ready-file %s, and serve on %s without it: %s", path, address, error)
+        path.unlink(missing_ok=True)
     try:
         yield
     finally:

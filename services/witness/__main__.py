@@ -7,7 +7,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from ledger.durable_file import write_durably
+from ledger.durable_file import keep_durably
 from ledger.errors import LedgerError
 from ledger.keys.note import COSIGNATURE, VerifierKey
 from ledger.keys.signer import open_signer
@@ -25,7 +25,7 @@ async def main(settings: WitnessSettings) -> None:
         own = VerifierKey(settings.name, key.public, COSIGNATURE)
         logs, memory = _logs(settings), SqliteWitnessMemory(settings.memory)
         witness = Witness(settings.name, key, logs, memory, time.time)
-        write_durably(settings.public_file, f"{own.to_text()}\n".encode(), mode=0o644)
+        keep_durably(settings.public_file, f"{own.to_text()}\n".encode(), mode=0o644)
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the witness in {settings.data_dir}: {error}") from error
     registry = CollectorRegistry()

@@ -142,6 +142,12 @@ def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate]
             reason="SPEC_DECODE_HALTED",
             metadata={"method": name},
         )
+    if not loaded and any(head.kind == asked.method for head in now.heads.served):
+        raise FailedPrecondition(
+            f"no head of {asked.method} may draft for this request ({reason}); ask for another method, or for auto",
+            reason="METHOD_CANNOT_RUN",
+            metadata={"method": asked.method, "missing": reason or ""},
+        )
     if not loaded and asked.method != "auto":
         flag = next(spec.flag for spec in now.methods if spec.name == asked.method)
         raise FailedPrecondition(

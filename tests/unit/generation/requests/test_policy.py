@@ -203,6 +203,9 @@ def test_a_withdrawn_head_drafts_no_more() -> None:
     assert refused.value.reason == "HEAD_WITHDRAWN"
     both = replace(now, heads=HeadState((FIRST,), withdrawn={FIRST.cid: "wrong data"}))
     assert outcome(SpeculationRequest(), both) == ("rest", "head_withdrawn")
+    with pytest.raises(FailedPrecondition) as refused:
+        decide(SpeculationRequest(method="eagle3"), 0.0, both)
+    assert (refused.value.reason, refused.value.metadata["missing"]) == ("METHOD_CANNOT_RUN", "head_withdrawn")
 
 
 def test_a_head_that_needs_retraining_for_an_adapter_is_not_picked_for_it() -> None:

@@ -40,7 +40,8 @@ too. `--metrics-port 9090` gives each service a port from there on: ledger, regi
 http. A wrong name or value in it ends the start with file and line; a
 variable that begins with `KOLM_` and that nothing reads is warned about. A switch `--name` is undone by `--no-name`;
 in variables and TOML it is `true` or `false`. A flag that may be repeated is a list in TOML, and JSON in a variable
-(`["a", "b"]`). Secrets belong into files: `--secrets-dir` has one file for each, named as its variable.
+(`["a", "b"]`); an empty variable counts as unset. Secrets belong into files: `--secrets-dir` has one file for each,
+named as its variable.
 """
 COMMANDS = """\
 ## The commands of `kolm`

@@ -90,12 +90,6 @@ class LedgerSettings(RpcServerSettings):
             raise ValueError("expected file:/// and the absolute path of a folder, or s3://BUCKET/PREFIX")
         return value
 
-    @field_validator("witness_policy", mode="before")
-    @classmethod
-    def _none_where_empty(cls, value: object) -> object:
-        """Compose files hand over an empty variable where none is set."""
-        return None if value == "" else value
-
     @property
     def database(self) -> Path | str:
         """The database of `SqlEntryStore`."""

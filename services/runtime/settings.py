@@ -170,8 +170,12 @@ __all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_confi
 
 
 def settings_config(service: str) -> SettingsConfigDict:
-    """Configuration of a settings class: environment prefix `KOLM_<SERVICE>_`, TOML table `[<service>]`."""
-    return SettingsConfigDict(env_prefix=f"KOLM_{service.upper()}_", extra="forbid", frozen=True)
+    """Configuration of a settings class: environment prefix `KOLM_<SERVICE>_`, TOML table `[<service>]`.
+
+    An empty variable counts as unset: compose files hand one over for each that their caller has not set.
+    """
+    prefix = f"KOLM_{service.upper()}_"
+    return SettingsConfigDict(env_prefix=prefix, env_ignore_empty=True, extra="forbid", frozen=True)
 
 
 def _host_and_port(value: str) -> str:

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -14,7 +13,6 @@ import yaml
 
 from docs.configuration import service_settings
 from ledger.documents.audit import OUTCOMES
-from services.ledger.settings import LedgerSettings
 from services.runtime.metrics import BY_NAME, ExportedMetric
 from tests.compose.stack import COMPOSE, OURS, SERVICES, defaulted
 from tests.documented import ROOT
@@ -108,8 +106,18 @@ def test_prometheus_scrapes_every_service_where_it_exports() -> None:
         assert SERVICES[name]["environment"][f"KOLM_{name.upper()}_METRICS_PORT"] == place["port"]
 
 
-def test_an_empty_variable_is_no_policy(tmp_path: Path) -> None:
-    assert LedgerSettings.model_validate({"data_dir": tmp_path, "witness_policy": ""}).witness_policy is None
+@pytest.mark.parametrize("name", OURS)
+def test_an_empty_variable_counts_as_unset(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = service_settings(f"services.{name}")
+    variables = {key: defaulted(value) for key, value in SERVICES[name]["environment"].items()}
+    empty = [key for key, value in variables.items() if value == ""]
+    for key in variables.keys() - {*empty, "KOLM_SECRETS_DIR"}:
+        monkeypatch.setenv(key, variables[key])
+    expected = settings.load().model_dump()
+    for key in empty:
+        monkeypatch.setenv(key, "")
+    assert settings.load().model_dump() == expected
+    assert bool(empty) == (name in ("ledger", "generation", "auditor"))
 
 
 RULES = ROOT / "deploy/prometheus/alerts.yml"

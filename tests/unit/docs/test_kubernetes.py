@@ -72,7 +72,7 @@ def test_a_container_is_that_of_compose(name: str) -> None:
     assert container.get("args") == ([defaulted(each) for each in service["command"]] if "command" in service else None)
     assert container["resources"]["limits"]["memory"] == re.sub("[mg]$", _unit, defaulted(service["mem_limit"]))
     variables = {key: defaulted(value) for key, value in service["environment"].items()} | ELSEWHERE.get(name, {})
-    wanted = {key: value for key, value in variables.items() if value is not None}
+    wanted = {key: value for key, value in variables.items() if value}  # an empty one counts as unset
     assert {one["name"]: one["value"] for one in container["env"]} == wanted
 
 

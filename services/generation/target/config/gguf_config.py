@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from services.generation.target.errors import ConfigInvalid, UnsupportedArchitec
 from services.generation.target.family import Family
 from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.gguf_header import GgufMetadata, gguf_sizes
+
+_log = logging.getLogger(__name__)
 
 
 def sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -90,6 +94,7 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
     "rope.scaling.yarn_attn_factor": (0, 1),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.mscale": (0, 1),
 }
 """Options that are not implemented, with the values under which they change nothing."""
 
@@ -126,20 +131,47 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     _check_neutral(metadata, name, _read(metadata, family, longrope))
     sizes = _sizes(file, family)
     rope = gguf_rope(file, family, sizes["head_dim"])
+    share = rope.get("partial_rotary_factor", 1.0)
     windows = _window(metadata, name, sizes["num_hidden_layers"], rotated_windows=family.rotated_windows)
     members = sizes | windows | _scaled(metadata, family, sizes)
-    members |= _experts(metadata, family) | {"rope_parameters": rope}
+    members |= _experts(metadata, family, file.layers) | {"rope_parameters": rope}
     if longrope:  # transformers takes it from here
         members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    eos_token_ids = _ends(metadata, members["vocab_size"])
+    _warn_of_unread(file.path, tuple(_unread(metadata, name)))
     return GgufConfig(
         family=family,
         config=_made(file.path, family, members),
         attention_bias=_has(file, "self_attn.q_proj.bias"),
         output_bias=_has(file, "self_attn.o_proj.bias"),
         mlp_bias=_has(file, "mlp.gate_proj.bias"),
-        rope_factors=() if family.sizes_by_layer else gguf_rope_factors(file, members["head_dim"]),
-        eos_token_ids=_ends(metadata, members["vocab_size"]),
+        rope_factors=() if family.sizes_by_layer else gguf_rope_factors(file, int(members["head_dim"] * share)),
+        eos_token_ids=eos_token_ids,
     )
+
+
+_WITHOUT_EFFECT = {
+    "attention.head_dim", "attention.layer_norm_epsilon", "rope.dimension_sections", "rope.mrope_section",
+    "rope.mrope_interleaved", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+}  # fmt: skip
+"""Options that say again what others do, or change nothing in models for text without scaling."""
+
+
+def _unread(metadata: GgufMetadata, name: str) -> Iterator[str]:
+    """Options of attention and rotation that may change the pass and were not read."""
+    for key in metadata.unread(f"{name}.attention.", f"{name}.rope."):
+        if key.removeprefix(f"{name}.") not in _WITHOUT_EFFECT:
+            yield key
+
+
+@cache
+def _warn_of_unread(path: Path, unread: tuple[str, ...]) -> None:
+    """One line in a process for each file, however often it is read."""
+    if unread:
+        _log.warning(
+            "%s: metadata that is not read: %s; if the model needs it, answers are wrong: take a file that llama.cpp's "
+            "converter made", path, ", ".join(unread),
+        )  # fmt: skip
 
 
 def _family(file: GgufFile) -> Family:
@@ -182,13 +214,13 @@ def _check_neutral(metadata: GgufMetadata, family: str, read: set[str]) -> None:
 def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
     """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
     metadata, sizes, family = file.metadata, gguf_sizes(file.metadata), of.gguf_name
-    heads = metadata.whole(f"{family}.attention.head_count", least=1)
     sizes["num_hidden_layers"] = file.layers
     hidden, layers = sizes["hidden_size"], file.layers
     if layers < 1:
         raise metadata.refused(f"{family}.nextn_predict_layers", f"fewer than {family}.block_count")
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
+    heads = metadata.of_all(f"{family}.attention.head_count", layers)
     own = sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _sizes_of_all(metadata, of, heads, sizes)
     head_dim = own["per_layer_config"][0]["head_dim"] if of.sizes_by_layer else own["head_dim"]
     first = own["layer_types"].index("full_attention") if of.convolved or of.delta or of.mamba else 0
@@ -200,11 +232,21 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
         | own
         | {
             "num_attention_heads": heads,
-            "norm_eps" if of.convolved else "rms_norm_eps": metadata.real(f"{family}.attention.layer_norm_rms_epsilon"),
+            "norm_eps" if of.convolved else "rms_norm_eps": _epsilon(metadata, family),
             "max_position_embeddings": metadata.whole(f"{family}.context_length", least=1),
             "tie_word_embeddings": "lm_head.weight" not in file.names(),
         }
     )
+
+
+def _epsilon(metadata: GgufMetadata, family: str) -> float:
+    key = f"{family}.attention.layer_norm_rms_epsilon"
+    if key not in metadata:
+        raise ConfigInvalid(
+            f"{metadata.path}: {key} is missing, which older converters of Ollama left out; expected the number that "
+            "norms add to variances: take a file that llama.cpp's converter made, for example with hf:OWNER/REPOSITORY"
+        )
+    return metadata.real(key, above=0.0)
 
 
 def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -215,20 +257,31 @@ def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Map
         return {"head_dim": head_dim} | _convolved(metadata, name, sizes["num_hidden_layers"])
     if family.mamba:
         return {"head_dim": head_dim} | _mamba(metadata, name, sizes)
-    own = _states(metadata, name, sizes["num_hidden_layers"]) if family.delta else {}
+    layers = sizes["num_hidden_layers"]
+    own = _states(metadata, name, layers) if family.delta else {}
     return own | {
-        "intermediate_size": _inner(metadata, family),
-        "num_key_value_heads": metadata.whole(f"{name}.attention.head_count_kv", heads, least=1),
+        "intermediate_size": _inner(metadata, family, layers),
+        "num_key_value_heads": _kv_heads(metadata, name, heads, own.get("layer_types") or ["full_attention"] * layers),
         "head_dim": head_dim,
     }
 
 
-def _inner(metadata: GgufMetadata, family: Family) -> int:
+def _kv_heads(metadata: GgufMetadata, name: str, heads: int, kinds: Sequence[str]) -> int:
+    """Key heads of layers that attend; for others (`kinds`), Ollama's converter may have written 0."""
+    key = f"{name}.attention.head_count_kv"
+    each = metadata.of_each(key, len(kinds), heads, least=0)
+    found = {number for number, kind in zip(each, kinds, strict=True) if kind == "full_attention"}
+    if len(found) != 1 or found == {0}:
+        raise metadata.refused(key, "one number for all layers that attend")
+    return found.pop()
+
+
+def _inner(metadata: GgufMetadata, family: Family, layers: int) -> int:
     """The size of MLPs; where all layers have experts it may be missing."""
     name, size = family.gguf_name, 0
     if family.shared_gate:
         size = metadata.whole(f"{name}.expert_feed_forward_length", 0)
-    return metadata.whole(f"{name}.feed_forward_length", size or None, least=1)
+    return metadata.of_all(f"{name}.feed_forward_length", layers, size or None)
 
 
 def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
@@ -262,7 +315,7 @@ def _mamba(metadata: GgufMetadata, name: str, sizes: Mapping[str, int]) -> dict[
     )
     if inner % heads or inner % sizes["hidden_size"]:
         raise metadata.refused(f"{name}.ssm.inner_size", f"a multiple of {heads} heads and of the embeddings' size")
-    size = metadata.whole(f"{name}.feed_forward_length", least=1)
+    size = metadata.of_all(f"{name}.feed_forward_length", sizes["num_hidden_layers"])
     shared = f"{name}.expert_shared_feed_forward_length"
     return {
         "intermediate_size": size,
@@ -290,7 +343,7 @@ def _attending(metadata: GgufMetadata, name: str, layers: int, others: str) -> d
 
 def _convolved(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
     return {
-        "intermediate_size": metadata.whole(f"{name}.feed_forward_length", least=1),
+        "intermediate_size": metadata.of_all(f"{name}.feed_forward_length", layers),
         "block_auto_adjust_ff_dim": False,
         **_attending(metadata, name, layers, "conv"),
         "conv_L_cache": metadata.whole(f"{name}.shortconv.l_cache", least=1),
@@ -345,14 +398,14 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
     return members
 
 
-def _experts(metadata: GgufMetadata, family: Family) -> dict[str, Any]:
+def _experts(metadata: GgufMetadata, family: Family, layers: int) -> dict[str, Any]:
     """The shares of the chosen experts sum to one, as in llama.cpp, where the file does not say otherwise."""
     name = family.gguf_name
     if family.experts is None or (family.dense_beside and not metadata.whole(f"{name}.expert_count", 0)):
         return {"num_local_experts": 0} if family.dense_beside else {}
     if family.beside:
         return _beside(metadata, name)
-    inner = _inner(metadata, family)
+    inner = _inner(metadata, family, layers)
     size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
     members: dict[str, Any] = {
         ("num_experts" if family.scored_router or family.shared_gate else "num_local_experts"): metadata.whole(

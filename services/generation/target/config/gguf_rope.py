@@ -16,16 +16,23 @@ from services.generation.target.files.gguf_header import GgufMetadata
 def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of config.json. Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid."""
     metadata, name = file.metadata, family.gguf_name
-    rope = _longrope(file, name) if is_longrope(file) else _rope(metadata, name)
+    by_kind = turns_by_kind(family, CONFIG_MAPPING[family.name])
+    if ROPE_FACTORS in file.names() and (is_longrope(file) or (by_kind and not family.sizes_by_layer)):
+        raise UnsupportedArchitecture(
+            f"{file.path}: {ROPE_FACTORS}: divisors of frequencies are not supported beside {ROPE_LONG}, nor where "
+            "kinds of layers have rotations of their own; take another file of the model"
+        )
+    rope = _longrope(file, name) if is_longrope(file) else _rope(metadata, name, _default_base(family))
     if rope["rope_type"] == "yarn" and not family.yarn_truncated:
         rope["truncate"] = False
     if family.sizes_by_layer:
         rope = _proportional(file, rope, metadata.whole(f"{name}.attention.key_length"))
-    return _by_kind(metadata, family, rope | _turned(metadata, family, head_dim))
+    rope |= _turned(metadata, family, head_dim)
+    return _by_kind(metadata, family, rope) if by_kind else rope
 
 
 def is_longrope(file: GgufFile) -> bool:
-    return ROPE_LONG in file.names()
+    return not file.names().isdisjoint((ROPE_LONG, ROPE_SHORT))
 
 
 def _turned(metadata: GgufMetadata, family: Family, head_dim: int) -> dict[str, float]:
@@ -58,20 +65,29 @@ _STAY = 1e29
 
 
 def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`, of each kind of layer where transformers has them so: layers with a window are not scaled."""
-    if not turns_by_kind(family, CONFIG_MAPPING[family.name]):
-        return rope
+    """`rope_parameters` of each kind of layer: those with a window are not scaled."""
     own = rope["rope_theta"] if family.rotations_by_kind else 10_000.0
     theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", own, above=1.0)
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _rope(metadata: GgufMetadata, family: str) -> dict[str, Any]:
+def _default_base(family: Family) -> float:
+    """The base of frequencies of a file that names none: 10,000 as in llama.cpp, but Gemma 3's own in its files."""
+    known = CONFIG_MAPPING[family.name].default_theta
+    return float(known["global"]) if isinstance(known, dict) else 10_000.0
+
+
+def _rope(metadata: GgufMetadata, family: str, default_base: float) -> dict[str, Any]:
     """Scaling of unnamed type is linear and a factor of 0 is 1, as in llama.cpp."""
     scaling = f"{family}.rope.scaling."
     kind = metadata.text(scaling + "type", "linear")
     factor = metadata.real(scaling + "factor", metadata.real(f"{family}.rope.scale_linear", 0.0)) or 1.0
-    base = metadata.real(f"{family}.rope.freq_base", 10_000.0, above=1.0)
+    base = metadata.real(f"{family}.rope.freq_base", default_base, above=1.0)
+    if kind == "longrope":
+        raise WeightsInvalid(
+            f"{metadata.path}: {scaling}type is longrope, but {ROPE_LONG} and {ROPE_SHORT}, its divisors, are missing; "
+            "take a file that llama.cpp's converter made"
+        )
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {"rope_type": "default", "rope_theta": base}
     if kind not in ("linear", "yarn"):
@@ -113,16 +129,21 @@ def _longrope(file: GgufFile, family: str) -> dict[str, Any]:
 
 def _divisors(file: GgufFile, name: str) -> list[float]:
     if name not in file.names():
-        raise WeightsInvalid(f"{file.path}: {name} is missing; the file is not a whole model")
+        raise WeightsInvalid(
+            f"{file.path}: {name} is missing, the divisors of LongRoPE; expected {ROPE_SHORT} and {ROPE_LONG}: take a "
+            "file that llama.cpp's converter made"
+        )
     found: list[float] = file.tensor(name).values().reshape(-1).tolist()
     return found
 
 
-def gguf_rope_factors(file: GgufFile, head_dim: int) -> tuple[float, ...]:
-    """The divisor of each rotary frequency, [head_dim / 2], or nothing. Raises ConfigInvalid or WeightsInvalid."""
+def gguf_rope_factors(file: GgufFile, turned: int) -> tuple[float, ...]:
+    """The divisor of each rotary frequency, [turned / 2] for so many elements of a head, or nothing. Raises
+    ConfigInvalid or WeightsInvalid.
+    """
     if ROPE_FACTORS not in file.names():
         return ()
-    file.check_shape(ROPE_FACTORS, (head_dim // 2,))
+    file.check_shape(ROPE_FACTORS, (turned // 2,))
     factors = file.tensor(ROPE_FACTORS)
     factors.check_finite()
     if (factors.values() < 1.0).any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -72,6 +72,18 @@ _INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_coun
 """Modules whose rows a converter reorders in some families, and the field that counts the heads they belong to."""
 
 
+_FOREIGN = {
+    "clip": "the part for images of a multimodal model (mmproj); name the file with its part for text",
+    "gptoss": "gpt-oss under the names of Ollama's engine; take a file that llama.cpp's converter made",
+}
+"""Values of general.architecture that are no model for text, or one in another form, and what to do."""
+_PARTS = {
+    "v.": "a part for images", "mm.": "a part for images", "a.": "a part for sound",
+    "mtp.": "layers that predict further tokens",
+}  # fmt: skip
+"""What names of tensors of other parts of a model begin with, which Ollama's converters leave in one file."""
+
+
 _Stamp = tuple[Path, int, int, int, int]
 _open_files: WeakValueDictionary[_Stamp, GgufFile] = WeakValueDictionary()
 
@@ -126,14 +138,19 @@ class GgufFile:
 
     @property
     def families(self) -> list[Family]:
-        """Families with the file's name of an architecture. Raises UnsupportedArchitecture for an unknown one."""
+        """Families with the file's name of an architecture. Raises UnsupportedArchitecture for an unknown one, and for
+        a file that holds more than a model for text.
+        """
         name = self.metadata.text("general.architecture")
         found = gguf_families(name)
         if not found:
             supported = dict.fromkeys(family.gguf_name for family in FAMILIES if family.gguf_name)
+            hint = f": it is {_FOREIGN[name]}" if name in _FOREIGN else ""
             raise UnsupportedArchitecture(
-                f"{self.path}: general.architecture: {name[:80]!r} is not supported; supported: {', '.join(supported)}"
+                f"{self.path}: general.architecture: {name[:80]!r} is not supported{hint}; supported: "
+                f"{', '.join(supported)}"
             )
+        _check_text_alone(self.path, self._places)
         return found
 
     @classmethod
@@ -185,7 +202,7 @@ class GgufFile:
         module, family = ".".join(name.split(".")[3:5]), self.metadata.text("general.architecture")
         if module not in _INTERLEAVED or not any(each.gguf_interleaved for each in gguf_families(family)):
             return data
-        heads = self.metadata.whole(f"{family}.attention.head_count")
+        heads = self.metadata.of_all(f"{family}.attention.head_count", self.layers)
         counts = self.metadata.of_each(f"{family}.attention.{_INTERLEAVED[module]}", self.layers, heads, least=0)
         heads = max(counts, default=0)
         rows = self._places[name].shape[0]
@@ -222,6 +239,16 @@ def _check_whole(metadata: GgufMetadata) -> None:
     parts = metadata.whole("split.count", 1)
     if parts > 1:
         raise WeightsInvalid(f"{metadata.path}: one of {parts} parts; join them with llama-gguf-split --merge")
+
+
+def _check_text_alone(path: Path, names: Iterable[str]) -> None:
+    found = {part: name for name in names for start, part in _PARTS.items() if name.startswith(start)}
+    if found:
+        parts = " and ".join(f"{part} ({name})" for part, name in sorted(found.items()))
+        raise UnsupportedArchitecture(
+            f"{path}: holds {parts} beside the model for text, as Ollama's converters write it; supported: a model for "
+            "text alone: take a file that llama.cpp's converter made, for example with hf:OWNER/REPOSITORY"
+        )
 
 
 def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> None:

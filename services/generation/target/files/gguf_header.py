@@ -36,14 +36,23 @@ class GgufField:
 
 
 class GgufMetadata(Mapping[str, Value]):
-    """The fields of one file. The typed readers raise ConfigInvalid naming file and field."""
+    """The fields of one file, under llama.cpp's names where a converter of Ollama has others. The typed readers raise
+    ConfigInvalid naming file and field.
+    """
 
     def __init__(self, path: Path, fields: Mapping[str, GgufField]) -> None:
         self.path = path
-        self._fields = fields
+        self._fields = _renamed(fields)
+        self._read: set[str] = set()
 
     def __getitem__(self, key: str) -> Value:
-        return self._fields[key].value
+        value = self._fields[key].value
+        self._read.add(key)
+        return value
+
+    def unread(self, *prefixes: str) -> list[str]:
+        """Names of fields that begin with one of these and were never asked for, in order."""
+        return sorted(key for key in self._fields.keys() - self._read if key.startswith(prefixes))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -103,6 +112,15 @@ class GgufMetadata(Mapping[str, Value]):
             raise self.refused(key, f"a whole number of at least {least}, or one for each of {layers} layers")
         return list(map(int, found[:layers]))
 
+    def of_all(self, key: str, layers: int, default: int | None = None, *, least: int = 1) -> int:
+        """A field with one number for all layers, which some converters write once for each."""
+        if not isinstance(self.get(key, default), np.ndarray):
+            return self.whole(key, default, least=least)
+        found = set(self.of_each(key, layers, default, least=least))
+        if len(found) != 1:
+            raise self.refused(key, f"one number for all {layers} layers")
+        return found.pop()
+
     def numbers(self, key: str) -> NDArray[np.generic]:
         value = self._given(key, None)
         if not isinstance(value, np.ndarray):
@@ -120,6 +138,27 @@ class GgufMetadata(Mapping[str, Value]):
         value = self.get(key)
         shown = f"a list of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)[:_SHOWN_OF_VALUE]
         return ConfigInvalid(f"{self.path}: {key} is {shown}; expected {expected}")
+
+
+_NAMES_OF_OLLAMA = {
+    "rope.global.freq_base": "rope.freq_base",
+    "rope.local.freq_base": "rope.freq_base_swa",
+    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope.scaling.extrapolation_factor": "rope.scaling.yarn_ext_factor",
+    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling_beta": "attention.temperature_scale",
+    "norm_top_k_prob": "expert_weights_norm",
+}
+"""Names that Ollama's converters give fields of an architecture, and llama.cpp's names of the same."""
+
+
+def _renamed(fields: Mapping[str, GgufField]) -> dict[str, GgufField]:
+    """Fields under llama.cpp's names. Where a file has both names of a field, llama.cpp's wins."""
+    own = fields.get("general.architecture")
+    usual = {f"{own.value}.{theirs}": f"{own.value}.{ours}" for theirs, ours in _NAMES_OF_OLLAMA.items()} if own else {}
+    moved = {key: usual[key] for key in fields if key in usual and usual[key] not in fields}
+    return {moved.get(key, key): field for key, field in fields.items()}
 
 
 def gguf_sizes(metadata: GgufMetadata) -> dict[str, int]:
@@ -193,7 +232,7 @@ class _Cursor:
     """Reads on from a position. It checks that bytes are there before it takes memory for them."""
 
     def __init__(self, path: Path, data: memoryview) -> None:
-        self._path, self._data = path, data
+        self.path, self._data = path, data
         self.position = 0
 
     def take(self, size: int) -> memoryview:
@@ -219,17 +258,24 @@ class _Cursor:
             raise self.damaged(f"the text at byte {start} is not UTF-8") from error
 
     def damaged(self, found: str) -> WeightsInvalid:
-        return WeightsInvalid(f"{self._path}: {found}; the file is truncated or damaged: download or copy it again")
+        return WeightsInvalid(f"{self.path}: {found}; the file is truncated or damaged: download or copy it again")
 
 
 def _check_version(cursor: _Cursor) -> None:
     magic = bytes(cursor.take(4))
     if magic != _MAGIC:
         raise cursor.damaged(f"not a GGUF file: it begins with {magic!r}, expected {_MAGIC!r}")
-    version = cursor.number("<I")
+    version, known = cursor.number("<I"), " and ".join(map(str, _VERSIONS))
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+        raise WeightsInvalid(
+            f"{cursor.path}: big endian; expected little endian: convert it with gguf-convert-endian of the package "
+            "gguf, or take another file"
+        )
     if version not in _VERSIONS:
-        known = " and ".join(map(str, _VERSIONS))
-        raise cursor.damaged(f"GGUF version {version} is not supported; supported: {known}, little endian")
+        raise WeightsInvalid(
+            f"{cursor.path}: GGUF version {version} is not supported; supported: {known}: convert the model with a "
+            "llama.cpp of today, or take another file"
+        )
 
 
 def _collected(cursor: _Cursor, count: int, what: str, read: Callable[[_Cursor], _T]) -> dict[str, _T]:

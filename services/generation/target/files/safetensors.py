@@ -58,11 +58,18 @@ class SafetensorsFiles:
 
 
 def read_parts(path: Path) -> dict[str, Part]:
-    """The tensors of one file by their names in it. Raises WeightsInvalid for one that is not whole."""
+    """The tensors of one file by their names in it.
+
+    Raises:
+        ModelNotFound: there is no such file.
+        WeightsInvalid: it is not whole, or something other than safetensors.
+    """
+    data = map_file(path)
+    if data[:4].tobytes() == b"GGUF":
+        raise WeightsInvalid(f"{path}: a GGUF file, expected safetensors; name it {path.stem}.gguf")
     try:
         with safe_open(path, framework="numpy"):
             pass  # it has checked the header: sizes fit dtypes and shapes, and tensors fill the file without a gap
-        data = map_file(path)
         begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
         header: dict[str, Any] = json.loads(data[8:begin].tobytes())
         return {name: _entry(field, data[begin:]) for name, field in header.items() if name != "__metadata__"}

@@ -19,15 +19,32 @@ def map_file(path: Path) -> Bytes:
 
     Raises:
         ModelNotFound: there is no such file.
-        WeightsInvalid: it is empty, a directory, or not to be read.
+        WeightsInvalid: it is empty, a directory, not to be read, or obviously something other than weights.
     """
     try:
         with path.open("rb") as file:
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        if instead := _something_else(data[:_BEGINNING].tobytes()):
+            raise WeightsInvalid(f"{path}: {instead}")
+        return data
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path}: no such file") from error
     except (OSError, ValueError) as error:  # mmap raises ValueError for an empty file
         raise WeightsInvalid(f"{path}: cannot be read: {error}; download or copy it again") from error
+
+
+_BEGINNING = 256  # bytes of a file that are looked at
+
+
+def _something_else(beginning: bytes) -> str:
+    """A description of a file that is often found in place of one with weights, and what to do; empty for others."""
+    if beginning.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "a pointer of Git LFS, expected the weights; fetch them: git lfs pull"
+    if beginning.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "a page of HTML, expected weights; download the file itself, not the page about it"
+    if beginning.startswith(b"PK\x03\x04"):
+        return "a ZIP archive, as torch.save writes, expected safetensors or GGUF; pickle is not read"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,14 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - WITHOUT_GGUF))
-def test_a_gguf_file_gives_the_bits_of_the_directory(family: str, tmp_path: Path) -> None:
+def test_a_gguf_file_gives_the_bits_of_the_directory(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = draw_vectors(make_tiny_model(tmp_path / "directory", **FAMILIES[family]))
     path = convert(directory, tmp_path / "tiny.gguf")
     described, read = read_config(directory), read_config(path)
     check_weights(open_weights(path), read)
+    assert [record for record in caplog.records if record.name.startswith("services.")] == []
     rule = replace(described.rule, converted=True) if described.rule else None
     assert replace(described, rule=rule, **{name: getattr(read, name) for name in _FORM}) == read
     widths = [len(TOKENS)]

@@ -28,6 +28,7 @@ from services.generation.target.errors import (
 from services.generation.target.family import HeadSizes
 from services.generation.target.model_path import default_head_for, default_store_for, model_path
 from services.generation.target.probe import measure_profile
+from services.generation.target.weights import check_headers
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import make_tiny_model
@@ -294,3 +295,27 @@ def test_nothing_beside_is_nothing_and_adapters_of_others_stay_out(base: Path) -
     (base.parent / "adapters" / "list").mkdir()
     (base.parent / "adapters" / "list" / "adapter_config.json").write_text("[]")
     assert (default_head_for(base), default_store_for(base), adapters_beside(base)) == (None, None, {})
+
+
+INSTEAD = {
+    "a page of HTML": (b"\n<!DOCTYPE html><html><body>Sign in</body></html>", "HTML"),
+    "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+    "an archive of torch.save": (b"PK\x03\x04" + bytes(60), "pickle"),
+}
+
+
+@pytest.mark.parametrize("case", INSTEAD)
+def test_a_file_in_place_of_the_weights_is_told_by_its_beginning(case: str, model: Path, tmp_path: Path) -> None:
+    content, named = INSTEAD[case]
+    gguf = tmp_path / "m.gguf"
+    for file, path in ((gguf, gguf), (model / WEIGHTS, model)):
+        file.write_bytes(content)
+        with pytest.raises(WeightsInvalid, match=named) as refused:
+            check_headers(path)
+        assert str(file) in str(refused.value)
+
+
+def test_a_gguf_file_in_place_of_safetensors_is_told(model: Path, tmp_path: Path) -> None:
+    (model / WEIGHTS).write_bytes(make_tiny_gguf(tmp_path / "m.gguf").read_bytes())
+    with pytest.raises(WeightsInvalid, match="GGUF"):
+        check_headers(model)

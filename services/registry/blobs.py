@@ -40,14 +40,17 @@ class BlobStore:
     From any thread, and from several processes on one store.
 
     Atomicity: a blob is visible whole or not at all, whenever the process dies. Immutability: bytes under a digest are
-    those bytes; putting them again changes nothing. Errors: NotFound where documented, Unavailable (BLOBS_UNAVAILABLE)
-    and DiskFull for the store's own failures, DataLoss where stored bytes are not those of their digest.
+    those bytes; putting them again changes nothing, or repairs what a disk has damaged. Errors: NotFound where
+    documented, Unavailable (BLOBS_UNAVAILABLE) and DiskFull for the store's own failures, DataLoss where stored bytes
+    are not those of their digest.
     """
 
     def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
         """`folder` is where a local store keeps its objects; they are made durable."""
         self.store = store
         self._folder = folder
+        self._whole: dict[str, str] = {}  # versions whose bytes have been found to be those of their digest
+        self._damaged: dict[str, str] = {}  # and to be others; both by digest
 
     @classmethod
     def open(cls, location: str) -> BlobStore:
@@ -69,15 +72,41 @@ class BlobStore:
 
     def size(self, digest: str) -> int | None:
         """The number of bytes, None where there is no such blob."""
+        found = self._look(digest)
+        return None if found is None else found[0]
+
+    def may_be_whole(self, digest: str, size: int) -> bool:
+        """Whether a blob of this size is there, and no read or check of it has found other bytes. Reads nothing."""
+        found = self._look(digest)
+        return found is not None and found[0] == size and self._damaged.get(digest) != found[1]
+
+    def is_whole(self, digest: str, size: int) -> bool:
+        """Whether these bytes are there. They are read once, and again after they were written anew."""
+        found = self._look(digest)
+        if found is None or found[0] != size or self._damaged.get(digest) == found[1]:
+            return False
+        if self._whole.get(digest) == found[1]:
+            return True
         try:
-            return int(self._ask(obstore.head, _key(digest))["size"])
+            for _ in self.chunks(digest):
+                pass
+        except (NotFound, DataLoss):
+            return False
+        self._whole[digest] = found[1]
+        return True
+
+    def _look(self, digest: str) -> tuple[int, str] | None:
+        """Its size, and its version: another one after it was written anew. None where there is no such blob."""
+        try:
+            found = self._ask(obstore.head, _key(digest))
         except FileNotFoundError:
             return None
+        return int(found["size"]), f"{found['e_tag']} {found['last_modified']}"
 
     def put(self, digest: str, path: Path) -> None:
         """Keep the bytes of a file, which the caller has verified to be those of `digest`."""
         size = path.stat().st_size
-        if self.size(digest) == size:
+        if self.is_whole(digest, size):
             return
         try:
             if size > _PART_BYTES:
@@ -92,7 +121,7 @@ class BlobStore:
         try:
             self._ask(obstore.put, _key(digest), path, mode="create", use_multipart=False)
         except AlreadyExistsError:
-            if self.size(digest) != path.stat().st_size:  # a power cut took what was not on disk yet
+            if not self.is_whole(digest, path.stat().st_size):  # a power cut or a disk has damaged it
                 self._write(digest, path)
 
     def _write(self, digest: str, path: Path) -> None:
@@ -102,13 +131,15 @@ class BlobStore:
         """The bytes from `start` on, in pieces of at most CHUNK_BYTES. Raises NotFound; DataLoss instead of the last
         piece where the whole blob has another digest.
         """
-        total, position, sha256 = self._known_size(digest), 0, hashlib.sha256()
+        total, version = self._known(digest)
+        position, sha256 = 0, hashlib.sha256()
         while position < total:
             fetched = self.range(digest, position, min(_FETCH_BYTES, total - position))
             sha256.update(fetched)
             skipped = min(max(0, start - position), len(fetched))
             position += len(fetched)
             if position == total and sha256.digest() != parse_digest(digest):
+                self._damaged[digest] = version
                 raise DataLoss(f"the blob {digest} is damaged: its bytes have another digest", reason="BLOB_DAMAGED")
             for place in range(skipped, len(fetched), CHUNK_BYTES):
                 yield fetched[place : place + CHUNK_BYTES]
@@ -125,15 +156,15 @@ class BlobStore:
 
     def read(self, digest: str, most: int) -> bytes:
         """All bytes, verified. Raises NotFound; DataLoss also for more than `most` bytes."""
-        if self._known_size(digest) > most:
+        if self._known(digest)[0] > most:
             raise DataLoss(f"the blob {digest} has more than {most} bytes", reason="BLOB_TOO_LARGE")
         return b"".join(self.chunks(digest))
 
-    def _known_size(self, digest: str) -> int:
-        size = self.size(digest)
-        if size is None:
+    def _known(self, digest: str) -> tuple[int, str]:
+        found = self._look(digest)
+        if found is None:
             raise NotFound("blob", digest, "upload it first")
-        return size
+        return found
 
     def _ask(self, call: Any, key: Any, *arguments: Any, **options: Any) -> Any:
         """Raises FileNotFoundError, AlreadyExistsError, DiskFull, Unavailable."""

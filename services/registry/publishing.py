@@ -34,7 +34,14 @@ from services.registry.catalogue import (
     Signed,
 )
 from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
-from services.runtime.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
+from services.runtime.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
@@ -193,18 +200,18 @@ _MOST_BASE_BYTES = 16 * 1024 * 1024  # of a base's manifest
 
 
 def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
-    """Returns where every blob is there that the head refers to, of the size that its manifest says; what is in them,
-    who loads the head checks. Raises FailedPrecondition.
+    """Returns where every blob is there that the head refers to, undamaged; the meaning of its bytes is checked by who
+    loads the head. Raises FailedPrecondition.
     """
-    missing = [part.name for part in manifest.files if blobs.size(part.digest) != part.size]
+    missing = [part.name for part in manifest.files if not blobs.is_whole(part.digest, part.size)]
     if missing:
         raise FailedPrecondition(f"upload these files first: {', '.join(missing)}", reason="BLOB_MISSING")
     try:
         described = blobs.read(manifest.subject.removeprefix("cidv1:"), _MOST_BASE_BYTES)
         config = BaseManifest.from_bytes(described).model_config
-    except (NotFound, FormatError) as error:
+    except (NotFound, DataLoss, FormatError) as error:
         raise _base_unknown(manifest.subject, str(error)) from error
-    if blobs.size(config.digest) is None:
+    if not blobs.is_whole(config.digest, config.size):
         raise _base_unknown(manifest.subject, "its config.json is missing")
 
 

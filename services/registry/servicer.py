@@ -109,7 +109,7 @@ class RegistryServicer(RegistryServiceServicer):
     ) -> pb.UploadBlobResponse:
         start = await _start(request_iterator)
         digest, size = _digest("start.blob.digest", start.blob.digest), start.blob.size
-        if await asyncio.to_thread(self._blobs.size, digest) != size:
+        if not await asyncio.to_thread(self._blobs.is_whole, digest, size):
             upload = await asyncio.to_thread(self._uploads.begin, Part(digest, size, caller().name), start.offset)
             try:
                 await self._receive(upload, request_iterator)
@@ -149,7 +149,7 @@ class RegistryServicer(RegistryServiceServicer):
         return [
             pb.MissingBlob(blob=blob, committed_size=self._uploads.committed(Part(digest, blob.size, owner)))
             for digest, blob in zip(digests, request.blobs, strict=True)
-            if self._blobs.size(digest) != blob.size
+            if not self._blobs.may_be_whole(digest, blob.size)
         ]
 
     async def _receive(self, upload: Upload, messages: AsyncIterator[pb.UploadBlobRequest]) -> None:

@@ -134,6 +134,48 @@ def test_a_blob_that_a_power_cut_left_short_is_not_there_and_can_be_put_again(
     assert store.read(name, len(DATA)) == DATA
 
 
+@pytest.mark.parametrize("read_first", [True, False])
+@pytest.mark.parametrize("large", [True, False])
+def test_a_damaged_blob_is_missing_and_can_be_put_again(
+    opened: tuple[BlobStore, object],
+    put: Callable[[bytes], str],
+    monkeypatch: pytest.MonkeyPatch,
+    large: bool,
+    read_first: bool,
+) -> None:
+    monkeypatch.setattr(blobs, "_PART_BYTES", PART_BYTES)
+    data = DATA + bytes(PART_BYTES) if large else DATA
+    store, under = opened
+    name = put(data)
+    assert store.is_whole(name, len(data))
+    assert store.may_be_whole(name, len(data))
+    assert not store.is_whole(name, len(data) + 1)
+    obstore.put(under, key(name), data[:-1] + b"!")  # type: ignore[arg-type]
+    if read_first:
+        with pytest.raises(DataLoss):
+            list(store.chunks(name))
+    assert not store.is_whole(name, len(data))
+    assert not store.may_be_whole(name, len(data))
+    put(data)
+    assert store.is_whole(name, len(data))
+    assert store.may_be_whole(name, len(data))
+    assert store.read(name, len(data)) == data
+
+
+def test_a_blob_is_read_once_to_find_that_it_is_whole(
+    store: BlobStore, put: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = put(DATA)
+    assert store.is_whole(name, len(DATA))
+
+    def read(*_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(store, "range", read)
+    assert store.is_whole(name, len(DATA))
+    put(DATA)
+
+
 def test_reading_is_bounded(store: BlobStore, put: Callable[[bytes], str]) -> None:
     with pytest.raises(DataLoss, check=lambda error: error.reason == "BLOB_TOO_LARGE"):
         store.read(put(DATA), 10)

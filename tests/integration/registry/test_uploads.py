@@ -218,6 +218,12 @@ def test_a_damaged_blob_is_not_downloaded(registry: RegistryClient, path: Path, 
     with pytest.raises(DataLoss):
         download(registry, PART, tmp_path / "here")
     assert not (tmp_path / "here").exists()
+    assert upload(registry, PART, lambda: path.open("rb"))  # it is missing now
+    assert stored.read_bytes() == DATA
+    stored.write_bytes(b"!" + DATA[1:])  # found by no download
+    registry.upload(PART.digest, PART.size, 0, [DATA[at : at + CHUNK] for at in range(0, len(DATA), CHUNK)])
+    assert stored.read_bytes() == DATA
+    download(registry, PART, tmp_path / "here")
 
 
 def test_a_newcomer_neither_ends_nor_deletes_what_another_uploads(tmp_path: Path) -> None:

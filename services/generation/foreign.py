@@ -63,7 +63,7 @@ def _no_kind(*_: object) -> Any:
 class PassedOn:
     """Constraints that the other engine compiles itself."""
 
-    async def compiled(self, source: StructuredOutputs) -> Grammar:
+    async def compiled(self, source: StructuredOutputs, tenant: str | None = None) -> Grammar:
         """Raises InvalidRequest for one that is too large."""
         check_size(source)
         return Grammar(source, 0, 0, fresh=None)  # type: ignore[arg-type]  # only our own sequences read that

@@ -13,7 +13,7 @@ from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.sequence import TokenDecoder
-from services.generation.engine.text.grammar_compiler import GrammarCompiler
+from services.generation.engine.text.grammar_compiler import REPLAY_SECONDS, GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
@@ -116,7 +116,9 @@ class Verifier:
             threads=threads,
         )  # fmt: skip
         tokenizer = Tokenizer(model)
-        grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
+        grammars = GrammarCompiler(
+            tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids, seconds=REPLAY_SECONDS
+        )
         profile = measure_profile(target, KeptProbes())
         return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars)
 
@@ -125,7 +127,8 @@ class Verifier:
         one, `cancelled` unless that token ends the sequence by itself.
 
         Meaningful only where the profile has passed: elsewhere rows may depend on those beside them.
-        Raises InvalidRequest for a request that this target cannot run, Stopped.
+        Raises InvalidRequest for a request that this target cannot run, EngineBusy where a constraint took too long to
+        compile, Stopped.
         """
         drafter = RecordDrafter(record.output)
         core = self._core({_RECORD: drafter})

@@ -32,6 +32,10 @@ class EngineFull(EngineError):
     """The queue of waiting requests is full; the same request may pass later."""
 
 
+class EngineBusy(EngineError):
+    """Something was not done in the time that it may take, which says nothing of the request; it may pass later."""
+
+
 class EngineStopped(EngineError):
     """The engine no longer takes requests."""
 

@@ -16,6 +16,7 @@ from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.request import (
     ContextExceeded,
+    EngineBusy,
     EngineError,
     EngineFull,
     EngineRequest,
@@ -37,6 +38,7 @@ from services.generation.target.adapters import AdapterIdentity
 from services.runtime.errors import InvalidArgument, KolmError, NotFound, ResourceExhausted, Unavailable
 
 _FULL_RETRY_SECONDS = 1.0
+_BUSY_RETRY_SECONDS = 30.0
 
 
 def refusal(error: KolmError | EngineError) -> str | None:
@@ -44,7 +46,7 @@ def refusal(error: KolmError | EngineError) -> str | None:
     if isinstance(error, InvalidRequest):
         return None
     if isinstance(error, EngineError):
-        return "queue_full" if isinstance(error, EngineFull) else "engine_stopped"
+        return {EngineFull: "queue_full", EngineBusy: "grammar_timeout"}.get(type(error), "engine_stopped")
     quota = error.metadata.get("quota")
     return error.reason.lower() if quota is None else f"quota_{quota}"
 
@@ -59,6 +61,8 @@ def engine_errors(input_field: str) -> Iterator[None]:
         raise InvalidArgument(_path(error.field, input_field), error.message, reason=reason) from error
     except EngineFull as error:
         raise ResourceExhausted(error.message, retry_after=_FULL_RETRY_SECONDS) from error
+    except EngineBusy as error:
+        raise Unavailable(error.message, retry_after=_BUSY_RETRY_SECONDS, reason="GRAMMAR_TIMEOUT") from error
     except EngineStopped as error:
         raise Unavailable(error.message, reason="ENGINE_STOPPED") from error
 
@@ -200,9 +204,9 @@ class Resolver:
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
         tools, asked = prompt.tools, sampling.structured_outputs
         if tools is not None and (tools.held or asked is not None):
-            source = await calls_held(tools, asked, self._prompts, self._grammars)
+            source = await calls_held(tools, asked, self._prompts, self._grammars, request.tenant or DEFAULT_TENANT)
             sampling = replace(sampling, structured_outputs=source)
-        grammar = await compiled(sampling.structured_outputs, self._grammars)
+        grammar = await compiled(sampling.structured_outputs, self._grammars, request.tenant or DEFAULT_TENANT)
         with engine_errors(prompt.field):
             checked = EngineRequest("-", prompt.token_ids, sampling, grammar=grammar)
             checked.check(self._identity.vocab_size, self._identity.context_length)
@@ -280,33 +284,41 @@ class Resolver:
 
 
 async def calls_held(
-    tools: Tools, text: StructuredOutputs | None, prompts: PromptReader, grammars: Grammars
+    tools: Tools, text: StructuredOutputs | None, prompts: PromptReader, grammars: Grammars, tenant: str
 ) -> StructuredOutputs:
     """The constraint of an output that calls these tools, or is text that keeps to `text`.
 
     Raises InvalidArgument naming the tool, or the constraint, and the place in it.
     """
-    await compiled(text, grammars)
+    await compiled(text, grammars, tenant)
     for path, schema in tools.schemas():  # each alone: errors name the place in it
         try:
-            await grammars.compiled(StructuredOutputs("json", schema))
-        except InvalidRequest as error:
-            raise InvalidArgument(path, error.message) from error
+            await compiled(StructuredOutputs("json", schema), grammars, tenant)
+        except InvalidArgument as error:
+            raise InvalidArgument(path, _cause(error)) from error
     try:
         written = tools.grammar(prompts.tool_calls, prompts.markup, prompts.hidden, text)
     except ValueError as error:  # a number that no grammar keeps, where another engine compiles
         raise InvalidArgument("messages.tools", str(error)) from error
     source = StructuredOutputs("grammar", written)
     try:
-        await grammars.compiled(source)
-    except InvalidRequest as error:
-        raise InvalidArgument("messages.tools", f"their grammar {error.message}") from error
+        await compiled(source, grammars, tenant)
+    except InvalidArgument as error:
+        raise InvalidArgument("messages.tools", f"their grammar {_cause(error)}") from error
     return source
 
 
-async def compiled(source: StructuredOutputs | None, grammars: Grammars) -> Grammar | None:
-    """Compiled on a thread, unless it is kept from before. Raises InvalidArgument naming the field and the place."""
+def _cause(error: InvalidArgument) -> str:
+    return error.__cause__.message if isinstance(error.__cause__, EngineError) else str(error)
+
+
+async def compiled(source: StructuredOutputs | None, grammars: Grammars, tenant: str) -> Grammar | None:
+    """Compiled on a thread, unless it is kept from before.
+
+    Raises InvalidArgument naming the field and the place, ResourceExhausted where too many of the tenant's wait,
+    Unavailable where the time did not suffice.
+    """
     if source is None:
         return None
     with engine_errors("prompt"):
-        return await grammars.compiled(source)
+        return await grammars.compiled(source, tenant)

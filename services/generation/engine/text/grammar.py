@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from services.generation.engine.request import MAX_TEXT, InvalidRequest, StructuredOutputs
 from services.generation.engine.text.json_schema import (
@@ -31,6 +31,9 @@ _DEEPEST = 100  # levels of a schema
 _MOST_JOINED = 16  # patterns that hold at once: each more doubles what compiling takes, which has no bound of its own
 _MOST_REMAINDERS = 100_000  # of `multipleOf`: a state of the lexer each, and all pairs where two hold at once
 _LONGEST_MESSAGE = 400  # characters
+_MOST_GBNF_RULES = 1_000  # converting them takes time by their square
+_GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _JSON = re.compile(r"%json\s*")
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 
@@ -157,9 +160,28 @@ def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
         choices = _choices(source.text, field)
         return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
     try:
-        return LLMatcher.grammar_from_lark(any_to_lark(source.text))
+        return LLMatcher.grammar_from_lark(_as_lark(source.text))
     except Exception as error:  # GbnfToLarkError, and what a parser trips over
-        raise InvalidRequest(field, f"is neither Lark nor GBNF: {plain(str(error))}") from None
+        raise InvalidRequest(field, f"is not GBNF, which its ::= tells: {plain(str(error))}") from None
+
+
+def _as_lark(text: str) -> str:
+    """GBNF as Lark; what has no rule of GBNF is Lark. Raises what the converter raises."""
+    if not (rules := len(_GBNF_RULE.findall(text))):
+        return text
+    if rules > _MOST_GBNF_RULES:
+        raise ValueError(f"has {rules} rules, at most {_MOST_GBNF_RULES} are taken")
+    return gbnf_to_lark(_ESCAPE.sub(_character, text))
+
+
+def _character(escape: re.Match[str]) -> str:
+    """The character itself: the converter takes zeros off `\\u00e9`, and Lark reads `\\xe9` as a byte."""
+    if (digits := escape[1] or escape[2] or escape[3]) is None:
+        return escape[0]
+    code = int(digits, 16)
+    if 0xD800 <= code < 0xE000:
+        raise ValueError(f"{escape[0]} is half of a surrogate pair, which is not a character")
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
 def _json_grammar(schema: Any, field: str) -> str:
@@ -210,4 +232,4 @@ def lark_rule(source: StructuredOutputs) -> str:
         case "regex":
             (grammar,) = json.loads(LLMatcher.grammar_from_regex(source.text))["grammars"]
             return f"%lark {{\n{grammar['lark_grammar']}\n}}"
-    return f"%lark {{\n{any_to_lark(source.text)}\n}}"
+    return f"%lark {{\n{_as_lark(source.text)}\n}}"

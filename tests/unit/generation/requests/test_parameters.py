@@ -12,12 +12,19 @@ from kolm.generation.v1 import sampling_pb2
 from ledger.documents.receipt import Sampling
 from ledger.encoding.canonical import canonical
 from ledger.errors import FormatError
-from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs, grammar_engine
+from services.generation.engine.request import (
+    EngineBusy,
+    EngineRequest,
+    SamplingParams,
+    StructuredOutputs,
+    grammar_engine,
+)
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
 from services.generation.remote.dialects import DIALECTS, Answer
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
 from services.generation.requests.prompt import Tools, chat_turns, read_tools
-from services.runtime.errors import FailedPrecondition, InvalidArgument
+from services.generation.requests.resolution import engine_errors, refusal
+from services.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.fakes.grammars import CONSTRAINTS, compiler, encoded
 
 PARAMS = st.builds(
@@ -197,3 +204,10 @@ def test_sglang_streams_the_whole_answer_or_what_is_new_and_log_probabilities_ar
         DIALECTS["sglang"].read({"text": text, "output_ids": new, "meta_info": told}, answer)
     assert (answer.ids, answer.text, answer.finish) == (ids, "abcd", "length")
     assert [(each.token_id, each.logprob) for each in answer.logprobs] == [(each[1], each[0]) for each in logprobs]
+
+
+def test_a_constraint_that_was_not_compiled_in_time_is_unavailable_and_says_when_to_come_back() -> None:
+    with pytest.raises(Unavailable) as caught, engine_errors("prompt"):
+        raise EngineBusy("structured_outputs.regex", "took longer than 3 s to compile")
+    assert caught.value.reason == "GRAMMAR_TIMEOUT"
+    assert refusal(EngineBusy("structured_outputs.regex", "took longer")) == "grammar_timeout"

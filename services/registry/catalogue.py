@@ -171,7 +171,7 @@ _NAMES_LOCK = 7306003
 
 
 def lock_name(connection: Connection, name: str) -> None:
-    """Locks this name for other publishers until the transaction ends. SQLite has one writer anyway."""
+    """Locks this name, in lower case, for other publishers until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
         connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
@@ -269,7 +269,8 @@ class Catalogue:
         """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
 
         `check` runs within, while nobody else publishes under the same name; it is given the first publication
-        of that name, of whatever head. Its errors are raised, and nothing is kept.
+        of that name, or of one that differs in case alone, of whatever head. Its errors are raised, and nothing is
+        kept.
         """
         with self._writing() as connection:
             check(_first_of_name(connection, document))
@@ -365,13 +366,18 @@ class Catalogue:
 
 
 def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
-    """The first publication under the name that the document gives, if it is one and there is one."""
+    """The first publication under the name that the document gives, or where there is none, under one that differs in
+    case alone; None for other documents.
+    """
     if document.kind != PUBLICATION:
         return None
-    lock_name(connection, document.key)
-    named = select(documents).where(documents.c.kind == PUBLICATION, documents.c.key == document.key)
-    row = connection.execute(named.order_by(documents.c.id).limit(1)).first()
-    return None if row is None else _signed(row)
+    folded = document.key.lower()  # names are ASCII
+    lock_name(connection, folded)
+    for same in (documents.c.key == document.key, func.lower(documents.c.key) == folded):
+        named = select(documents).where(documents.c.kind == PUBLICATION, same)
+        if (row := connection.execute(named.order_by(documents.c.id).limit(1)).first()) is not None:
+            return _signed(row)
+    return None
 
 
 def _head_row(row: Row[Any]) -> HeadRow:

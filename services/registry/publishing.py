@@ -108,7 +108,11 @@ class Signer:
 
 
 def check_name(first: Signed | None, document: Signed, log: Log) -> None:
-    """Raises NameTaken where the name's first publication is somebody else's, Unavailable."""
+    """Raises NameTaken where the name's first publication, or that of a name which differs in case alone, is somebody
+    else's; BadDocument for a new name that ends with a dot, as another one without it; Unavailable.
+    """
+    if document.key.endswith(".") and (first is None or first.key != document.key):
+        raise BadDocument(f"name: {document.key!r} ends with a dot, and reads as the name without it; leave it out")
     if first is None:
         return
     owner, signer = Signer.of(first.envelope), Signer.of(document.envelope)

@@ -250,6 +250,14 @@ def test_a_name_belongs_to_its_first_publisher(
         assert caught.value.reason == "NAME_TAKEN"
         assert f"acme models ({PUBLISHER.key_id})" in caught.value.message
         assert f"acme models ({rival.key_id})" in caught.value.message
+    for alike in (NAME.upper(), NAME.capitalize()):
+        with pytest.raises(PermissionDenied) as caught:
+            registry.publish(theirs.manifest.to_bytes(), envelope(theirs, alike, key=rival))
+        assert caught.value.reason == "NAME_TAKEN"
+    for key in (rival, PUBLISHER):
+        with pytest.raises(InvalidArgument) as refused:
+            registry.publish(theirs.manifest.to_bytes(), envelope(theirs, f"{NAME}.", key=key))
+        assert refused.value.reason == "BAD_DOCUMENT"
     assert entries(deployment) == before
     assert registry.resolve(NAME).head_cid == mine.manifest.cid
     assert registry.publish(theirs.manifest.to_bytes(), envelope(theirs, "another-name", key=rival))[1]

@@ -141,6 +141,14 @@ def test_the_keys_that_replaced_the_first_publisher_s_have_its_name() -> None:
         check_name(publication(OLD), publication(key), log)
 
 
+def test_a_new_name_does_not_end_with_a_dot_and_one_that_is_there_may() -> None:
+    dotted = replace(publication(OLD), key="support-head.")
+    for first in (None, publication(OLD)):
+        with pytest.raises(BadDocument):
+            check_name(first, dotted, Rotations())
+    check_name(dotted, dotted, Rotations())
+
+
 @pytest.mark.parametrize("log", [Rotations(), Rotations((OLD, NEW)), Rotations((RIVAL, NEW))])
 def test_any_other_key_is_refused_by_both_names(log: Rotations) -> None:
     with pytest.raises(NameTaken) as caught:

@@ -28,6 +28,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from services.runtime.access import Access, current_principal
+from services.runtime.credentials import LOCAL_CALLER
 from services.runtime.errors import (
     DETAILS_KEY,
     Aborted,
@@ -253,7 +254,10 @@ class _Call:
             self._metrics.observe(self._method, code, seconds)
         if failure is not None:
             refused = {"method": self._method, "code": failure.code.name, "reason": failure.reason}
-            _log.info("call failed", extra={"event": {**refused, "seconds": round(seconds, 4)}})
+            principal = current_principal.get()
+            known = principal.authenticated or principal == LOCAL_CALLER
+            level = logging.INFO if known else logging.DEBUG  # strangers fill no log; metrics count them
+            _log.log(level, "call failed", extra={"event": {**refused, "seconds": round(seconds, 4)}})
             await _abort(context, failure, request_id)
 
 

@@ -20,6 +20,8 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.client.errors import decode_error
 from services.runtime import calls
+from services.runtime.access import Access
+from services.runtime.credentials import new_token
 from services.runtime.listening import CannotListen
 from services.runtime.server import start_server
 from tests.access import everybodys_file
@@ -234,3 +236,19 @@ def test_metrics_are_served_where_a_port_is_set() -> None:
         port = next(match[1] for line in process.stderr if (match := re.search(r"metrics on .*:(\d+)", line)))
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as page:
             assert b'kolm_rpc_calls_total{code="OK",method="Check"' in page.read()
+
+
+def test_calls_of_strangers_that_fail_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    token = new_token()
+    access, options = Access(local=token), (("grpc.enable_http_proxy", 0),)
+    with (
+        serving(mount(ScriptedServicer()), access=access) as served,
+        grpc.insecure_channel(served.address, options=options) as channel,
+    ):
+        stub = GenerationServiceStub(channel)
+        for metadata, logged in (((), 0), ((("authorization", f"Bearer {token}"),), 1)):
+            caplog.clear()
+            with pytest.raises(grpc.RpcError):
+                stub.Generate(pb.GenerateRequest(request_id="bug"), metadata=metadata)
+            assert len([record for record in caplog.records if record.getMessage() == "call failed"]) == logged

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from services.cli.frame import exits
-from services.cli.frame.options import SERVER, ServerOptions
+from services.cli.frame.options import SERVER, FolderOptions, ServerOptions
 from services.cli.frame.process import discard_stdout, make_usable
 from services.cli.frame.values import expect_address
 from services.runtime.usage import Row, Section, help_page
@@ -205,7 +205,9 @@ def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with `ServerOptions` more; itself where none of its parameters is the address of a server."""
+    """The command with `ServerOptions` more, and the data folder in which the addresses are found, where it has no such
+    option; itself where none of its parameters is the address of a server.
+    """
     signature = inspect.signature(command, eval_str=True)
     own = signature.parameters.values()
     addresses = [
@@ -215,15 +217,24 @@ def _with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command
 
     @wraps(command)
-    def connecting(*, servers: ServerOptions, **given: Any) -> Any:
+    def connecting(*, servers: ServerOptions, data_folder: FolderOptions | None = None, **given: Any) -> Any:
         for name in addresses:
             expect_address(f"--{name}", given[name])
         servers.for_process()
         return command(**given)
 
-    more = inspect.Parameter("servers", inspect.Parameter.KEYWORD_ONLY, annotation=ServerOptions)
-    vars(connecting)["__signature__"] = signature.replace(parameters=[*own, more])
+    more: dict[str, type[Any]] = {"servers": ServerOptions}
+    if not any(map(_has_data_dir, own)):
+        more = {"data_folder": FolderOptions} | more
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, keyword, annotation=kind) for name, kind in more.items()]
+    vars(connecting)["__signature__"] = signature.replace(parameters=[*own, *added])
     return connecting
+
+
+def _has_data_dir(parameter: inspect.Parameter) -> bool:
+    kind = parameter.annotation
+    return parameter.name == "data_dir" or (is_dataclass(kind) and "data_dir" in {each.name for each in fields(kind)})
 
 
 def _coerced_quickly(params: list[Any]) -> list[Any]:

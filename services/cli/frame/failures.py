@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
 from services.cli.frame import exits
 from services.cli.frame.exits import CommandError
+from services.cli.frame.options import ADDRESS_FILES
 from services.cli.frame.process import discard_stdout, printable
 
 if TYPE_CHECKING:
@@ -191,6 +192,8 @@ def _hint(error: KolmError) -> str | None:
     if error.reason in _HINTS:
         return _HINTS[error.reason]
     if isinstance(error, client.Unavailable):
+        if (place := _NO_SERVER[0].search(error.message)) and (file := ADDRESS_FILES.get(place["address"])):
+            return f"{file} names it: does that `kolm up` still run? `--{file.stem} HOST:PORT` names another server"
         return "is it running? `kolm up` starts all services, `kolm status` shows which answer"
     if error.message == _NO_METHOD:
         return "is its address that of another service? `kolm status` shows which answers where"

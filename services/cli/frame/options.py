@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,12 +74,45 @@ Adapters = Annotated[
     list[str] | None, Option("--adapter", metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated.")
 ]
 Json = Annotated[bool, Option("--json", help="Print JSON to stdout instead of text.")]
-Generation = Annotated[
-    str, Option("--generation", envvar="KOLM_GENERATION", metavar=SERVER, help="The generation service.")
-]
-Ledger = Annotated[str, Option("--ledger", envvar="KOLM_LEDGER", metavar=SERVER, help="The ledger service.")]
-Auditor = Annotated[str, Option("--auditor", envvar="KOLM_AUDITOR", metavar=SERVER, help="The auditor.")]
-Registry = Annotated[str, Option("--registry", envvar="KOLM_REGISTRY", metavar=SERVER, help="The registry of heads.")]
+
+
+def run_folder(data_dir: Path) -> Path:
+    """Where `kolm up` keeps the addresses of its services while they run: `<service>.address`, host:port each."""
+    return data_dir / "run"
+
+
+ADDRESS_FILES: dict[str, Path] = {}
+"""Addresses that this process has found in a data folder, with the file that names each."""
+
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # where to call what listens there
+
+
+def _found_address(context: typer.Context, param: typer.CallbackParam, address: str) -> str:
+    """Callback of the addresses of services: where none is given, the one of the `kolm up` on this data folder."""
+    source = context.get_parameter_source(param.name or "")
+    if context.resilient_parsing or source is None or source.name != "DEFAULT":
+        return address
+    folder = context.params.get("data_dir") or Path(os.environ.get("KOLM_DATA_DIR") or DATA_DIR)
+    file = run_folder(folder) / f"{param.name}.address"
+    try:
+        host, _, port = file.read_text(encoding="ascii").strip().rpartition(":")
+    except (OSError, UnicodeDecodeError):
+        return address
+    found = f"{_EVERYWHERE.get(host, host)}:{port}"
+    ADDRESS_FILES[found] = file
+    return found
+
+
+def _server(name: str, description: str) -> Any:
+    """An option that takes the address of a service, by default from the environment or the data folder."""
+    variable = f"KOLM_{name.upper()}"
+    return Option(f"--{name}", envvar=variable, metavar=SERVER, callback=_found_address, help=description)
+
+
+Generation = Annotated[str, _server("generation", "The generation service.")]
+Ledger = Annotated[str, _server("ledger", "The ledger service.")]
+Auditor = Annotated[str, _server("auditor", "The auditor.")]
+Registry = Annotated[str, _server("registry", "The registry of heads.")]
 DataDir = Annotated[
     Path,
     Option("--data-dir", envvar="KOLM_DATA_DIR", metavar="DIR", help="Where `kolm up` keeps keys, ledger and state."),
@@ -120,6 +154,15 @@ class Paths:
 
 
 PATHS = Paths()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderOptions:
+    """The data folder, of a command that reads nothing else in it than the addresses of services."""
+
+    data_dir: DataDir = DATA_DIR
+
+
 Remember = Annotated[
     Path | None,
     Option("--remember", metavar="FILE", help="Keep the newest checkpoint here; refuse a log that does not extend it."),

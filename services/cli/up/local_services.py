@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ledger.durable_file import write_durably
 from services.cli.frame.exits import UsageError
+from services.cli.frame.options import run_folder
 from services.cli.trust import TrustedKey, trust_own
 from services.cli.up.supervisor import Plan, Supervisor, words
 from services.generation.state_folder import LOADING
@@ -141,7 +142,7 @@ class LocalServices:
         self, name: str, port: int | None, more: tuple[str, ...] = (), *, module: str | None = None, **flags: object
     ) -> Plan:
         """The plan of a service, with its token, if it calls others, and the file of its permitted callers."""
-        ready_file = self.data_dir / "run" / f"{name}.address"
+        ready_file = run_folder(self.data_dir) / f"{name}.address"
         listens_at = f"{self.host}:{port}"
         given = words(
             **flags,

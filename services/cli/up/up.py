@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -233,7 +234,7 @@ class UpReporter:
                 key = services.local_token.read_text(encoding="ascii").strip()
                 self.log_line(f"       OpenAI's API: http://{addresses.http}/v1 api_key {key}")
                 self.log_line(f"       a page to chat on: http://{addresses.http}/#key={key}")
-        self.log_line('try: kolm generate --chat "What is gravity?"      Ctrl-C stops everything')
+        self.log_line(f"try: {_first_request(services)}      Ctrl-C stops everything")
 
     def ready(self, addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
         """Say that every service serves, the auditor too."""
@@ -249,6 +250,14 @@ class UpReporter:
         replays = all_of_them if services.audit_rate >= 1.0 else some
         asked = "the auditor asks the engine again with speculation off, and passes along outputs if it has --weights"
         self.log_line(asked if services.engine_flags else replays)
+
+
+def _first_request(services: LocalServices) -> str:
+    """A command that asks these services, from any folder."""
+    request = 'kolm generate --chat "What is gravity?"'
+    if (services.data_dir, services.generation_port) == (options.DATA_DIR, LISTEN.generation_port):
+        return request
+    return f"{request} --data-dir {shlex.quote(str(services.data_dir.resolve()))}"
 
 
 _IMPORTED = time.monotonic()

@@ -56,6 +56,8 @@ def measure_profile(target: Target, kept: KeptProbes | None = None) -> NumericsP
     """Probe a freshly loaded target, where no earlier result is `kept`, and describe what its bits depend on."""
     report = (kept.find(target) or _probed(target, kept)) if kept else probe(target)
     document = {"type": "kolm.profile.v2", **target.numerics, "sampler": SAMPLER, "fingerprint": report.fingerprint}
+    if target.config.joined_end_ids:  # older versions went on behind these tokens: their outputs are not replayed here
+        document["joined_end_ids"] = list(target.config.joined_end_ids)
     return NumericsProfile(document, cid_of_json(document), report)
 
 

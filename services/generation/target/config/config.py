@@ -35,6 +35,7 @@ from services.generation.target.config.config_document import (
     temperature,
     windows,
 )
+from services.generation.target.config.end_tokens import ends_of_tokenizer
 from services.generation.target.config.gguf_config import read_gguf_config
 from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
@@ -71,6 +72,7 @@ class TargetConfig:
     rotations: tuple[Rotation, ...]  # per layer
     query_scale: float
     eos_token_ids: tuple[int, ...]
+    joined_end_ids: tuple[int, ...] = ()  # those of a directory's tokenizer that its configuration does not name
     fused: bool = False  # q, k and v are one module, gate and up another
     activation: str = "silu"  # or gelu
     sandwich_norms: bool = False  # norms of the outputs of attention and MLP
@@ -137,13 +139,16 @@ def _read_directory(directory: Path) -> TargetConfig:
     except TargetError as error:
         raise type(error)(about(place, error)) from error
     biased = bool(getattr(config, "attention_bias", False))
+    ends = _eos_token_ids(config, directory)
+    joined = tuple(sorted(i for i in ends_of_tokenizer(directory) - {*ends} if 0 <= i < config.vocab_size))
     return replace(
         read,
         norm_offset=float(family.norms_around_one),
         attention_bias=family.qkv_bias or biased,
         output_bias=not family.qkv_bias and biased,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
-        eos_token_ids=_eos_token_ids(config, directory),
+        eos_token_ids=tuple(sorted((*ends, *joined))),
+        joined_end_ids=joined,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from services.generation.target.config.config_document import expert_size_field
+from services.generation.target.config.end_tokens import ends_by_name, ends_of_messages
 from services.generation.target.config.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
@@ -99,11 +100,6 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
 """Options that are not implemented, with the values under which they change nothing."""
 
 _ENDS = ("eos", "eot", "eom")
-_END_TOKENS = frozenset(
-    {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>"}
-    | {"<|return|>", "<|call|>"}  # gpt-oss
-    | {"<eos>", "<turn|>", "<|tool_response>"}  # Gemma 4
-)
 _CONTROL, _USER_DEFINED = 3, 4
 """Token types of special tokens, and of those that are visible in output."""
 
@@ -481,8 +477,6 @@ def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
     if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
         tokens, kinds = metadata.texts("tokenizer.ggml.tokens"), metadata.numbers("tokenizer.ggml.token_type")
         special = np.flatnonzero(np.isin(kinds[: len(tokens)], (_CONTROL, _USER_DEFINED)))
-        named = {tokens[index]: index for index in special.tolist() if tokens[index] in _END_TOKENS}
-        ids |= set(named.values())
-        if {"<|return|>", "<|call|>"} <= named.keys():  # of gpt-oss, where it ends one of an answer's messages
-            ids.discard(named.get("<|end|>", vocab_size))
+        named = {tokens[index]: index for index in special.tolist()}
+        ids = (ids | ends_by_name(named)) - ends_of_messages(named)
     return tuple(sorted(i for i in ids if i < vocab_size))

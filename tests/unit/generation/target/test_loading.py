@@ -151,8 +151,10 @@ def test_blocks_are_all_or_nothing(model: Path) -> None:
     assert table == []
 
 
-@pytest.mark.parametrize(("ids", "expected"), [(0, (0,)), ([-1, 3, 384], (3,)), (None, (1,)), ([], ())])
-def test_only_ids_of_the_vocabulary_end_a_sequence(model: Path, ids: Any, expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("ids", "expected"), [(0, (0, 1)), ([-1, 3, 384], (1, 3)), (None, (1,)), ([], (1,))])
+def test_only_ids_of_the_vocabulary_end_a_sequence_and_the_tokenizer_s_own(
+    model: Path, ids: Any, expected: tuple[int, ...]
+) -> None:
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     assert read_config(model).eos_token_ids == expected
 

@@ -1,0 +1,71 @@
+"""The tokens that end a sequence of a directory: of its configuration, of its tokenizer, and by their names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.generation.target.config.config import read_config
+from services.generation.target.cpu import load_target
+from services.generation.target.errors import ConfigInvalid
+from services.generation.target.probe import measure_profile
+from tests.fakes.tiny_model import END, make_tiny_model, tiny_tokenizer
+
+
+def ends(
+    folder: Path, generation: Any = None, added: dict[str, int] | None = None, **tokenizer: Any
+) -> tuple[int, ...]:
+    """Ids that end a sequence of a model with this EOS in generation_config.json, and such a tokenizer."""
+    model = make_tiny_model(folder / "model", layers=1, eos_token_id=5)
+    if generation is None:
+        (model / "generation_config.json").unlink(missing_ok=True)
+    else:
+        (model / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    tokens = [{"id": index, "content": text} for text, index in (added or {}).items()]
+    (model / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    (model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    config = read_config(model)
+    assert set(config.joined_end_ids) <= set(config.eos_token_ids)
+    return config.eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("generation", "added", "tokenizer", "expected"),
+    [
+        (None, {}, {}, (5,)),
+        (2, {}, {}, (2,)),
+        ([7, 2], {}, {}, (2, 7)),
+        (2, {"<stop>": 1}, {"eos_token": "<stop>"}, (1, 2)),
+        (2, {"<stop>": 1}, {"eos_token": {"content": "<stop>", "special": True}}, (1, 2)),
+        (2, {}, {"eos_token": "<stop>", "added_tokens_decoder": {"1": {"content": "<stop>"}}}, (1, 2)),
+        (2, {}, {"eos_token": "<stop>"}, (2,)),
+        (0, {"<|im_end|>": 3, "<|im_start|>": 4}, {"eos_token": None}, (0, 3)),
+        (0, {"<|im_end|>": 384}, {}, (0,)),
+        (0, {"<|return|>": 3, "<|call|>": 4, "<|end|>": 6}, {"eos_token": "<|return|>"}, (0, 3, 4)),
+        (6, {"<|return|>": 3, "<|call|>": 4, "<|end|>": 6}, {}, (3, 4, 6)),
+    ],
+)
+def test_ends_of_the_tokenizer_join_those_of_the_configuration(
+    tmp_path: Path, generation: Any, added: dict[str, int], tokenizer: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    assert ends(tmp_path, generation, added, **tokenizer) == expected
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"added_tokens": 1, "added_tokens_decoder": 1}', b"\xff"])
+def test_a_tokenizer_that_is_not_in_form_is_refused_by_its_file(tmp_path: Path, name: str, content: bytes) -> None:
+    model = make_tiny_model(tmp_path, layers=1)
+    (model / name).write_bytes(content)
+    with pytest.raises(ConfigInvalid, match=name):
+        read_config(model)
+
+
+def test_ends_that_a_tokenizer_adds_are_part_of_the_profile(tmp_path: Path) -> None:
+    """A receipt of a version that went on behind such a token is out of reach for a replay, and no deviation."""
+    named = make_tiny_model(tmp_path / "named", layers=1)
+    joined = make_tiny_model(tmp_path / "joined", layers=1, eos_token_id=5)
+    (joined / "generation_config.json").unlink(missing_ok=True)
+    first, second = (measure_profile(load_target(model)).document for model in (named, joined))
+    assert "joined_end_ids" not in first
+    assert second["joined_end_ids"] == [tiny_tokenizer(384).convert_tokens_to_ids(END)]

@@ -47,7 +47,9 @@ _OPTIONS = (
     # A caller that vanished without a FIN is noticed within 40 s and its calls are cancelled.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Callers may ping every 10 s, also while they have no calls; faster ones are sent away.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
 )
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.generation.v1.sampling_pb2 import SamplingParams
 from services.client.errors import DeadlineExceeded, InvalidArgument, KolmError, ResourceExhausted, decoded_errors
+from services.runtime import server
 from services.runtime.access import PERMISSIONS, Access
 from services.runtime.credentials import ROLES, Role, write_principals
 from services.runtime.limits import Limits
@@ -25,6 +27,7 @@ from tests.access import token_of
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 from tests.serving import Served, serving
 
+PATIENCE = 60.0  # seconds
 LIMITS = Limits(message_bytes=300_000, calls=3, calls_of_caller=3)
 
 
@@ -48,6 +51,41 @@ def test_a_call_too_many_is_told_to_come_back(served: Served) -> None:
         with pytest.raises(ResourceExhausted) as caught, decoded_errors():
             GenerationServiceStub(channels[1]).Generate(pb.GenerateRequest())
         assert (caught.value.reason, caught.value.retry_after) == ("TOO_MANY_CALLS", 1.0)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # and empty settings
+PING, GOAWAY = 6, 7  # types of frames, RFC 9113
+ACKNOWLEDGED = 1
+ENHANCE_YOUR_CALM = 11
+
+
+def pinged(address: str, count: int) -> list[int]:
+    """Types of the frames that answer pings on a connection without calls; each ping waits for its answer."""
+    host, _, port = address.rpartition(":")
+    answers: list[int] = []
+    with socket.create_connection((host, int(port)), PATIENCE) as connection, connection.makefile("rb") as frames:
+        connection.sendall(PREFACE)
+        for _ in range(count):
+            connection.sendall(bytes([0, 0, 8, PING, 0, 0, 0, 0, 0]) + bytes(8))
+            while len(head := frames.read(9)) == 9:
+                payload = frames.read(int.from_bytes(head[:3], "big"))
+                if head[3] == GOAWAY:
+                    assert int.from_bytes(payload[4:8], "big") == ENHANCE_YOUR_CALM
+                    return [*answers, GOAWAY]
+                if head[3] == PING and head[4] == ACKNOWLEDGED:
+                    answers.append(PING)
+                    break
+    return answers
+
+
+def test_pings_without_calls_are_answered_unless_they_are_too_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(mount(ScriptedServicer())) as served:
+        assert pinged(served.address, 9)[-1] == GOAWAY
+    interval = "grpc.http2.min_ping_interval_without_data_ms"
+    options = [(name, 0 if name == interval else value) for name, value in server._OPTIONS]
+    monkeypatch.setattr(server, "_OPTIONS", options)
+    with serving(mount(ScriptedServicer())) as served:
+        assert pinged(served.address, 9) == [PING] * 9
 
 
 @pytest.mark.parametrize(

@@ -145,16 +145,24 @@ class KolmMember:
         self._asked, self._resolved, self._promise, self._files = asked, resolved, promise, files
 
     def started(self) -> dict[str, Any]:
-        """The members that are known before the first token."""
-        names = ("request_id", "profile_cid", "method", "requested_method", "fallback_reason")
+        """The members that are known before the first token, the promise among them, which a stream has once."""
         promise = None if self._promise is None else base64.b64encode(self._promise).decode()
-        said = {name: getattr(self._resolved, name) for name in names}
-        return said | {"seed": self._resolved.sampling.get("seed"), "promise": promise}
+        return {**self.resolved(), "promise": promise}
+
+    def resolved(self) -> dict[str, Any]:
+        names = ("request_id", "base_cid", "profile_cid", "method", "requested_method", "fallback_reason")
+        known = {name: getattr(self._resolved, name) for name in names}
+        return known | {"seed": self._resolved.sampling.get("seed")}
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """All members of an answer that is no stream."""
+        return self.started() | self.ended(completion.metrics, completion.choices)
 
     def ended(self, metrics: Metrics, choices: Sequence[Choice | Finished]) -> dict[str, Any]:
+        """The members of the end of a stream."""
         receipts = receipts_json(choices, self._asked, files=self._files)
         return {
-            **self.started(),
+            **self.resolved(),
             "receipts": receipts,
             "acceptance": {name: getattr(metrics, name) for name in _ACCEPTANCE},
         }
@@ -204,7 +212,7 @@ class Answer:
         self._common = {
             "id": dialect.prefix + resolved.request_id,
             "created": int(time.time()),
-            "model": dialect.fields.model or resolved.base_cid,
+            "model": resolved.model or dialect.fields.model or resolved.base_cid,
             "system_fingerprint": fingerprint(resolved),
         }
 
@@ -218,7 +226,7 @@ class Answer:
             ],
             "usage": _usage(completion.usage),
             "metrics": speculative_decoding(completion.metrics),
-            "kolm": self._kolm.ended(completion.metrics, completion.choices),
+            "kolm": self._kolm.whole(completion),
         }
 
     def openings(self) -> list[dict[str, Any]]:

@@ -40,6 +40,8 @@ NO_THREADS = "thread_unsupported_request"
 MESSAGES = "/v1/messages"
 """Below this path answers Anthropic's API."""
 _ANTHROPIC = {404: "not_found_error", 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
+_TURN = re.compile(r"messages\[\d+\]")
+_TOOL = re.compile(r"tools(\[\d+\])((?:\.\w+)?)")
 _RETRY_SECONDS = 1  # where the generation server does not say
 _LONGEST_VALUE = 80  # characters of a wrong value, or of an unknown member's name, that are shown again
 
@@ -128,12 +130,19 @@ def of_ending(ended: Choice | Finished, tokens: int) -> ApiError | None:
 
 
 def _named(path: str, names: Mapping[str, str]) -> str:
+    """The caller's name of a field. The name of a turn, `messages[0]`, and that of any tool, `tools[]`, are also those
+    of their parts that have none.
+    """
+    path = path.removeprefix("messages.") if path.startswith(("messages.messages[", "messages.tools[")) else path
     if path in names:
         return names[path]
     if path.startswith("spec_decode."):
         return "kolm." + path.removeprefix("spec_decode.")
-    if path.startswith("messages.tools["):
-        path = path.replace("].", names.get("messages.tools[].", "]."))
+    if (turn := _TURN.match(path)) is not None and turn[0] in names:
+        return names[turn[0]] + path[turn.end() :]
+    if (tool := _TOOL.match(path)) is not None:
+        named = names.get(f"tools[]{tool[2]}") or names.get("tools[]", "tools[]") + tool[2]
+        return named.replace("[]", tool[1]) + path[tool.end() :]
     return path.removeprefix("sampling.").removeprefix("messages.")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from base64 import b64encode
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,8 +29,8 @@ from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
 from services.http.api_error import RECEIPTS, ApiError, of_kolm
 from services.http.calls import Admission, Callers, Endpoint, Gate, read_fields, token, while_there
-from services.http.completions import ChatDialect, ChatFields, ChatMessage, TextDialect, TextFields
-from services.http.fields import Strict, only
+from services.http.completions import CHAT_TOOLS, ChatDialect, ChatFields, ChatMessage, TextDialect, TextFields, placed
+from services.http.fields import Strict, only, turn_names
 from services.http.message_answer import MessageDialect
 from services.http.message_fields import MessageFields, PromptFields
 from services.http.response_answer import ResponseDialect
@@ -59,16 +59,23 @@ def _page_routes(trusted: TrustedKeys, explorer_url: str | None) -> list[BaseRou
 
 
 async def _models(runtime: AsyncRuntime, request: Request) -> Response:
-    """The model, alone or in a list of one. The generation server is asked each time; it may have been started again
-    with another. `created` is not known to kolm: its models have digests, not dates. Raises ApiError for another model.
+    """The model, alone or in a list of one, with OpenAI's members and Anthropic's. The generation server is asked each
+    time; it may have been started again with another. Its time of creation is not known to kolm, whose models have
+    digests: it is the beginning of Unix time, as Anthropic's API has it then. Raises ApiError for another model.
     """
     info, asked = await runtime.with_token(token(request)).model_info(), request.path_params.get("model")
     if asked not in (None, info.model, info.base_cid):
         raise ApiError(404, f"no model {asked!r}; {info.model} is served", "model_not_found", param="model")
     names = ("base_cid", "profile_cid", "context_length", "methods", "adapters")
     own = {name: getattr(info, name) for name in names}
-    model = {"id": info.model, "object": "model", "created": 0, "owned_by": "kolm", "kolm": own}
-    return JSONResponse({"object": "list", "data": [model]} if asked is None else model)
+    model = {
+        "id": info.model, "object": "model", "created": 0, "owned_by": "kolm", "kolm": own,
+        "type": "model", "display_name": info.model, "created_at": "1970-01-01T00:00:00Z",
+    }  # fmt: skip
+    if asked is not None:
+        return JSONResponse(model)
+    pages = {"has_more": False, "first_id": info.model, "last_id": info.model}
+    return JSONResponse({"object": "list", "data": [model], **pages})
 
 
 _Value = TypeVar("_Value")
@@ -92,7 +99,12 @@ class TokenizeFields(Strict):
         tools = tools_of(self.tools, None, None)
         if self.messages is None:
             return GenerationRequest(prompt=self.prompt, model=self.model, tools=tools)
-        return GenerationRequest(messages=[message.turn() for message in self.messages], model=self.model, tools=tools)
+        turns = [each.message for each in placed(self.messages)]
+        return GenerationRequest(messages=turns, model=self.model, tools=tools)
+
+    def names(self) -> dict[str, str]:
+        """The caller's names of turns and tools, by the generation server's."""
+        return CHAT_TOOLS | turn_names(placed(self.messages or ()))
 
 
 class DetokenizeFields(Strict):
@@ -112,7 +124,7 @@ class Tokens:
         runtime = self._runtime.with_token(token(request))
         fields = await read_fields(request, TokenizeFields, self._settings)
         asking = runtime.tokenize(fields.request(), add_special_tokens=fields.add_special_tokens)
-        found = await _asked(request, asking)
+        found = await _asked(request, asking, fields.names())
         ids = list(found.token_ids)
         answer = {"count": len(ids), "max_model_len": found.context_length, "tokens": ids, "token_strs": None}
         return JSONResponse(answer)
@@ -121,20 +133,21 @@ class Tokens:
         """Anthropic's count_tokens."""
         runtime = self._runtime.with_token(token(request))
         fields = await read_fields(request, PromptFields, self._settings)
-        found = await _asked(request, runtime.tokenize(fields.prompt()))
+        found = await _asked(request, runtime.tokenize(fields.prompt()), fields.names())
         return JSONResponse({"input_tokens": len(found.token_ids)})
 
     async def detokenize(self, request: Request) -> Response:
         runtime = self._runtime.with_token(token(request))
         fields = await read_fields(request, DetokenizeFields, self._settings)
-        return JSONResponse({"prompt": await _asked(request, runtime.detokenize(fields.tokens, model=fields.model))})
+        asking = runtime.detokenize(fields.tokens, model=fields.model)
+        return JSONResponse({"prompt": await _asked(request, asking, {"token_ids": "tokens"})})
 
 
-async def _asked(request: Request, asking: Coroutine[Any, Any, _Value]) -> _Value:
+async def _asked(request: Request, asking: Coroutine[Any, Any, _Value], names: Mapping[str, str]) -> _Value:
     try:
         return await while_there(request, asking)
     except KolmError as error:
-        raise of_kolm(error, {"token_ids": "tokens", "messages.tools[].": "].function."}) from error
+        raise of_kolm(error, names) from error
 
 
 _BODIES: dict[str, tuple[type[BaseModel], str]] = {

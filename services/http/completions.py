@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -14,7 +14,7 @@ from services.client.generation.output_reader import OutputReader, Part, Thought
 from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
 from services.http.answer import Answer, TextLogprobs, chat_logprobs, finish_reason
-from services.http.fields import NAMES, CommonFields, Strict, joined, only, unsupported
+from services.http.fields import NAMES, CommonFields, Placed, Strict, joined, only, turn_names, unsupported
 from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
 
@@ -103,6 +103,21 @@ class ChatMessage(Strict):
         role = "system" if self.role == "developer" else self.role
         calls = [each.call() for each in self.tool_calls or ()]
         return Message(role, self.content or "", calls, self.tool_call_id or "")
+
+    def paths(self, place: int) -> dict[str, str]:
+        """Where names and arguments of its calls are."""
+        parts = [f"tool_calls[{number}]" for number in range(len(self.tool_calls or ()))]
+        members = [(part, member) for part in parts for member in ("name", "arguments")]
+        return {f"{part}.{member}": f"messages[{place}].{part}.function.{member}" for part, member in members}
+
+
+CHAT_TOOLS = {"tools[]": "tools[].function"}
+"""A chat's names of tools, by the generation server's."""
+
+
+def placed(messages: Iterable[ChatMessage]) -> list[Placed]:
+    """The turns of a chat."""
+    return [Placed(each.turn(), f"messages[{place}]", each.paths(place)) for place, each in enumerate(messages)]
 
 
 class JsonSchema(Strict):
@@ -215,13 +230,15 @@ class ChatDialect:
         names = {**NAMES, "sampling.max_tokens": longest, "sampling.logprobs": "top_logprobs"}
         if self.fields.response_format is not None:
             names["sampling.structured_outputs.json"] = "response_format.json_schema.schema"
-        return names | {"messages.tools[].": "].function."}
+        return names | turn_names(placed(self.fields.messages)) | CHAT_TOOLS
 
     def request(self) -> Request:
         asked = self.fields
         longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         sampling = asked.sampling(longest, asked.top_logprobs or 0 if asked.logprobs else None)
-        return asked.request(sampling, messages=[message.turn() for message in asked.messages], tools=asked.callable())
+        return asked.request(
+            sampling, messages=[each.message for each in placed(asked.messages)], tools=asked.callable()
+        )
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> Answer:
         for choice in range(self.fields.n or 1):

@@ -7,8 +7,8 @@ the tenant.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
+from services.client import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 NAMES = {
     "head": "kolm.eagle_head",
@@ -32,6 +32,28 @@ NAMES = {
     "messages.allowed_tools": "tool_choice",
 }
 """The caller's names of the generation server's fields and resources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A turn of a chat, and where the caller wrote it: `path` of the turn, and `paths` of parts of the turn which are
+    members of another name or place.
+    """
+
+    message: Message
+    path: str
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+
+def turn_names(turns: Iterable[Placed]) -> dict[str, str]:
+    """The caller's names of the turns, and of their parts, by the generation server's."""
+    names = {}
+    for place, turn in enumerate(turns):
+        own = f"messages[{place}]"
+        names[own] = turn.path
+        names |= {f"{own}.{part}": path for part, path in turn.paths.items()}
+    return names
+
 
 _MOST_BIASES = 300  # as the generation server takes
 _LEAST_TEMPERATURE = 1e-6  # above 0, as the generation server takes

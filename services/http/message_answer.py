@@ -33,7 +33,7 @@ class MessageAnswer:
     def __init__(self, fields: MessageFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
         self._kolm = KolmMember(asked, resolved, promise, files=fields.wants_files)
         self._resolved = resolved
-        self._model = fields.model or resolved.base_cid
+        self._model = resolved.model or fields.model or resolved.base_cid
         self._shows_thoughts = fields.shows_thoughts
         self._reader = output_reader(resolved, asked)
         self._blocks: list[dict[str, Any]] = []
@@ -42,7 +42,7 @@ class MessageAnswer:
     def whole(self, completion: Completion) -> dict[str, Any]:
         choice = completion.choices[0]
         self._read(choice.text), self._held()
-        kolm = self._kolm.ended(completion.metrics, completion.choices)
+        kolm = self._kolm.whole(completion)
         message = self._message(completion.usage) | self._why(choice)
         return message | {"content": self._content(), "metrics": speculative_decoding(completion.metrics), "kolm": kolm}
 
@@ -162,13 +162,13 @@ class MessageDialect:
 
     @property
     def names(self) -> Mapping[str, str]:
-        names = {**NAMES, "sampling.stop": "stop_sequences", "messages.tools[].": "]."}
+        names = {**NAMES, **self.fields.names(), "sampling.stop": "stop_sequences"}
         return names | {"sampling.structured_outputs.json": "output_config.format.schema"}
 
     def request(self) -> Request:
         asked = self.fields
         sampling = replace(asked.sampling(asked.max_tokens, None), stop=asked.stop_sequences or ())
-        return asked.request(sampling, messages=asked.turns(), tools=asked.callable())
+        return asked.request(sampling, messages=[each.message for each in asked.turns()], tools=asked.callable())
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> MessageAnswer:
         return MessageAnswer(self.fields, asked, resolved, promise)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
@@ -11,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from services.client import Message, Request, StructuredOutputs, Tool, ToolCall, Tools
 from services.http.api_error import NO_THREADS
-from services.http.fields import CommonFields, Strict, by_type, only
+from services.http.fields import CommonFields, Placed, Strict, by_type, only, turn_names
 
 Cached = Annotated[dict[str, Any] | None, Field(description="Says what to keep computed; kolm finds that by itself.")]
 
@@ -122,14 +123,34 @@ class Turn(Strict):
                 raise ValueError(f"block {place} of type {block.type} does not belong to this role")
         return value
 
-    def turns(self) -> Iterator[Message]:
-        """The turns of a chat: one for each result, and one for the text beside."""
-        blocks = [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
-        yield from (block.turn() for block in blocks if isinstance(block, ToolResultBlock))
-        texts = [block for block in blocks if isinstance(block, TextBlock)]
-        calls = [block.call() for block in blocks if isinstance(block, ToolUseBlock)]
-        if texts or calls:
-            yield Message(self.role, _text(texts, "\n"), calls)
+    def blocks(self) -> list[Block]:
+        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+def _joined(turns: Sequence[Turn], first: int) -> Iterator[Placed]:
+    """The turns of a chat for consecutive ones of one role, of which the first is at the place `first`: one for each
+    result, and one for the text beside. Anthropic's API joins consecutive turns.
+    """
+    places = [
+        (f"messages[{first + place}].content[{number}]", block)
+        for place, turn in enumerate(turns)
+        for number, block in enumerate(turn.blocks())
+    ]
+    for path, block in places:
+        if isinstance(block, ToolResultBlock):
+            paths = {"content": f"{path}.content", "tool_call_id": f"{path}.tool_use_id"}
+            yield Placed(block.turn(), path, paths)
+    texts = [block for _, block in places if isinstance(block, TextBlock)]
+    calls = [(path, block) for path, block in places if isinstance(block, ToolUseBlock)]
+    if texts or calls:
+        names = {"id": "id", "name": "name", "arguments": "input"}
+        paths = {
+            f"tool_calls[{number}].{part}": f"{path}.{member}"
+            for number, (path, _) in enumerate(calls)
+            for part, member in names.items()
+        }
+        turn = Message(turns[0].role, _text(texts, "\n"), [block.call() for _, block in calls])
+        yield Placed(turn, f"messages[{first}]", paths)
 
 
 class MessageTool(Strict):
@@ -219,9 +240,22 @@ class PromptFields(Strict):
     context_management: ContextManagement | None = None
     cache_control: Cached = None
 
-    def turns(self) -> list[Message]:
-        first = [] if self.system is None else [Message("system", _text(self.system, "\n\n"))]
-        return [*first, *(turn for each in self.messages for turn in each.turns())]
+    def turns(self) -> list[Placed]:
+        turns = (
+            []
+            if self.system is None
+            else [Placed(Message("system", _text(self.system, "\n\n")), "system", {"content": "system"})]
+        )
+        place = 0
+        for _, group in groupby(self.messages, lambda turn: turn.role):
+            of_role = list(group)
+            turns += _joined(of_role, place)
+            place += len(of_role)
+        return turns
+
+    def names(self) -> dict[str, str]:
+        """The caller's names of turns and tools, by the generation server's."""
+        return {**turn_names(self.turns()), "tools[].parameters": "tools[].input_schema"}
 
     def callable(self) -> Tools | None:
         """The tools that the model may call."""
@@ -236,7 +270,7 @@ class PromptFields(Strict):
         return Tools(tools, how, () if choice.name is None else [choice.name], parallel)
 
     def prompt(self) -> Request:
-        return Request(messages=self.turns(), model=self.model, tools=self.callable())
+        return Request(messages=[each.message for each in self.turns()], model=self.model, tools=self.callable())
 
 
 def _threadless(_: object) -> NoReturn:

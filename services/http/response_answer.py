@@ -13,7 +13,7 @@ from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
 from services.http.answer import KolmMember, finish_reason, response_logprobs, speculative_decoding
 from services.http.api_error import ApiError
-from services.http.fields import NAMES
+from services.http.fields import NAMES, turn_names
 from services.http.response_fields import ResponseFields
 
 Event = tuple[str, dict[str, Any]]
@@ -102,7 +102,7 @@ class ResponseAnswer:
             "id": "resp_" + resolved.request_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": fields.model or resolved.base_cid,
+            "model": resolved.model or fields.model or resolved.base_cid,
             "instructions": fields.instructions,
             "max_output_tokens": sampling.get("max_tokens"),
             "temperature": sampling.get("temperature"),
@@ -120,14 +120,14 @@ class ResponseAnswer:
     def whole(self, completion: Completion) -> dict[str, Any]:
         choice = completion.choices[0]
         self._opened(), self._read(choice.text, choice.logprobs), self._held()
-        kolm = self._kolm.ended(completion.metrics, completion.choices)
+        kolm = self._kolm.whole(completion)
         return self._ended(choice, completion.usage, completion.metrics, kolm)
 
     def openings(self) -> list[dict[str, Any]]:
         created = self._response("in_progress", [], kolm=self._kolm.started())
         return [
             self._event("response.created", response=created),
-            self._event("response.in_progress", response=created),
+            self._event("response.in_progress", response=created | {"kolm": self._kolm.resolved()}),
             *self._numbered(self._opened()),
         ]
 
@@ -151,7 +151,7 @@ class ResponseAnswer:
     def failed(self, error: ApiError) -> dict[str, Any]:
         """`error.code` is one of OpenAI's words; kolm's own is in the member `kolm`."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        kolm = self._kolm.started() | error.kolm | {"error": error.code}
+        kolm = self._kolm.resolved() | error.kolm | {"error": error.code}
         response = self._response("failed", self._output("incomplete"), kolm=kolm)
         return self._event("response.failed", response=response | {"error": {"code": code, "message": error.message}})
 
@@ -253,12 +253,12 @@ class ResponseDialect:
         names["sampling.max_tokens"] = "max_output_tokens"
         if self.fields.text is not None and self.fields.text.format is not None:
             names["sampling.structured_outputs.json"] = "text.format.schema"
-        return names
+        return names | turn_names(self.fields.turns())
 
     def request(self) -> Request:
         asked = self.fields
         sampling = asked.sampling(asked.max_output_tokens, asked.logprobs)
-        return asked.request(sampling, messages=asked.turns(), tools=asked.callable())
+        return asked.request(sampling, messages=[each.message for each in asked.turns()], tools=asked.callable())
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> ResponseAnswer:
         return ResponseAnswer(self.fields, asked, resolved, promise)

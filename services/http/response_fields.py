@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from services.client import Message, StructuredOutputs, ToolCall, Tools
 from services.http.completions import JsonSchema
-from services.http.fields import CommonFields, Strict, by_type, joined, only
+from services.http.fields import CommonFields, Placed, Strict, by_type, joined, only
 from services.http.tool_fields import ASYNC, CallArguments, FlatFunction, FlatToolChoice, tools_of
 
 _TEXT = joined("input_text", "output_text", "text", beside=("annotations", "logprobs", "parsed"))
@@ -66,20 +66,34 @@ Item = Annotated[
 ]
 
 
-def turns_of(items: Iterable[Item]) -> list[Message]:
+def turns_of(items: Iterable[Item]) -> list[Placed]:
     """Calls become part of the assistant's turn before them. `developer` is OpenAI's newer name of `system`."""
-    turns: list[Message] = []
-    for item in items:
+    turns: list[Placed] = []
+    for place, item in enumerate(items):
+        path = f"input[{place}]"
         match item:
             case InputMessage():
-                turns.append(Message("system" if item.role == "developer" else item.role, item.content))
+                turn = Message("system" if item.role == "developer" else item.role, item.content)
+                turns.append(Placed(turn, path))
             case InputCallOutput():
-                turns.append(Message("tool", item.output, (), item.call_id))
+                paths = {"content": f"{path}.output", "tool_call_id": f"{path}.call_id"}
+                turns.append(Placed(Message("tool", item.output, (), item.call_id), path, paths))
             case InputCall():
-                before = turns.pop() if turns and turns[-1].role == "assistant" else Message("assistant", "")
-                call = ToolCall(item.call_id, item.name, item.arguments)
-                turns.append(Message("assistant", before.content, (*before.calls, call)))
+                follows = bool(turns) and turns[-1].message.role == "assistant"
+                before = turns.pop() if follows else Placed(Message("assistant", ""), path)
+                calls, call = before.message.calls, ToolCall(item.call_id, item.name, item.arguments)
+                own = f"tool_calls[{len(calls)}]"
+                paths = {f"{own}.id": f"{path}.call_id"} | {f"{own}.{each}": f"{path}.{each}" for each in _OF_CALL}
+                turn = Message("assistant", before.message.content, (*calls, call))
+                turns.append(Placed(turn, before.path, {**before.paths, **paths}))
     return turns
+
+
+_OF_CALL = ("name", "arguments")
+
+
+def _plain(role: str, text: str, member: str) -> Placed:
+    return Placed(Message(role, text), member, {"content": member})
 
 
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -157,11 +171,11 @@ class ResponseFields(CommonFields):
         """The number of other tokens with log-probabilities beside each one's own; None for no log-probabilities."""
         return self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None
 
-    def turns(self) -> list[Message]:
+    def turns(self) -> list[Placed]:
         """Instructions before all others."""
-        first = [] if self.instructions is None else [Message("system", self.instructions)]
+        first = [] if self.instructions is None else [_plain("system", self.instructions, "instructions")]
         if isinstance(self.input, str):
-            return [*first, Message("user", self.input)]
+            return [*first, _plain("user", self.input, "input")]
         return [*first, *turns_of(self.input)]
 
     @field_validator("include")

@@ -113,6 +113,7 @@ class Resolved:
 
     `sampling` is by field name; `profile_proven` is None from servers that do not say. `tool_calls` is how calls look
     in the text, None where the model was told of no tools, `thoughts` how they do, None for a model that shows none.
+    `model` is the name that it is served under, empty from servers that do not say.
     """
 
     request_id: str
@@ -133,6 +134,7 @@ class Resolved:
     prompt_salt: bytes = field(repr=False)
     tool_calls: ToolCallSyntax | None = None
     thoughts: ThoughtSyntax | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def resolved_message(resolved: Resolved, identity: Identity) -> pb.Resolved:
     decision = resolved.decision
     return pb.Resolved(
         request_id=resolved.request_id,
+        model=identity.name,
         base_cid=identity.base_cid,
         tokenizer_cid=identity.tokenizer_cid,
         profile_cid=resolved.profile_cid,

@@ -137,6 +137,8 @@ async def test_a_stream_adds_up_to_the_whole_answer(client: openai.AsyncOpenAI) 
     first: Any = chunks[0].model_extra
     assert first["kolm"]["promise"]
     assert "receipts" not in first["kolm"]
+    told: list[Any] = [chunk.model_extra for chunk in chunks]
+    assert sum("promise" in (extra or {}).get("kolm", {}) for extra in told) == 1
 
 
 async def test_a_stream_without_usage_ends_with_its_choice_and_its_receipt(client: openai.AsyncOpenAI) -> None:

@@ -48,6 +48,10 @@ async def test_a_stream_adds_up_to_the_whole_response(client: openai.AsyncOpenAI
     assert isinstance(ended.response, Response)
     assert (ended.response.output_text, ended.response.usage) == (whole.output_text, whole.usage)
     assert ended.response.incomplete_details == whole.incomplete_details
+    told = [
+        event.response.model_extra["kolm"] for event in events if isinstance(getattr(event, "response", None), Response)
+    ]
+    assert ["promise" in kolm for kolm in told] == [True, False, False]
     (receipt,) = ended.response.model_extra["kolm"]["receipts"]
     file = ReceiptFile.from_bytes(receipt["file"].encode())
     assert verify_receipt(file.envelope.to_bytes(), deployment.trust()).receipt_id == receipt["receipt_id"]

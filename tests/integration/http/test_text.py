@@ -1,5 +1,7 @@
 """`/v1/completions`, `/tokenize`, `/v1/models` and refusals, as OpenAI's client sees them."""
 
+import codecs
+import gzip
 import json
 from typing import Any
 
@@ -8,7 +10,7 @@ import openai
 import pytest
 from openai.types import Completion
 
-from tests.integration.http.front import Front, fronting
+from tests.integration.http.front import Front, claude_of, fronting
 from tests.integration.http.test_chat import ASKED as CHAT
 from tests.integration.http.test_chat import streamed
 
@@ -96,6 +98,31 @@ async def test_the_model_is_listed_and_found_by_its_name_only(client: openai.Asy
     with pytest.raises(openai.NotFoundError) as caught:
         await client.models.retrieve("gpt/4o")
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+
+
+async def test_the_model_has_anthropic_s_members(front: Front) -> None:
+    async with claude_of(front) as claude:
+        page = await claude.models.list()
+        (model,) = page.data
+        assert (model.id, model.type, model.display_name, model.created_at.year) == ("tiny", "model", "tiny", 1970)
+        assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "tiny")
+        assert await claude.models.retrieve("tiny") == model
+
+
+async def test_an_answer_names_the_served_model_however_it_was_asked_for(client: openai.AsyncOpenAI) -> None:
+    (model,) = [model async for model in client.models.list()]
+    extra: Any = model.model_extra
+    for asked in ({"model": extra["kolm"]["base_cid"]}, {"model": None}):
+        answer: Any = await client.completions.create(**ASKED | asked)
+        assert (answer.model, answer.kolm["base_cid"]) == ("tiny", extra["kolm"]["base_cid"])
+
+
+async def test_a_body_may_begin_with_a_mark_and_be_compressed(front: Front) -> None:
+    body = gzip.compress(codecs.BOM_UTF8 + json.dumps({"prompt": "x"}).encode())
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        answer = await http.post(f"http://127.0.0.1:{front.port}/tokenize", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["count"]) == (200, 1)
 
 
 async def test_health_is_the_generation_server_s(front: Front) -> None:

@@ -1,14 +1,18 @@
 """Members of bodies: those that ask for nothing are taken, the others are refused by name."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from services.http.api_error import of_body
-from services.http.completions import ChatFields, TextFields
+from services.client.errors import FieldViolation, InvalidArgument
+from services.http.api_error import of_body, of_kolm
+from services.http.completions import ChatDialect, ChatFields, TextFields
+from services.http.message_answer import MessageDialect
 from services.http.message_fields import MessageFields, PromptFields
+from services.http.response_answer import ResponseDialect
 from services.http.response_fields import ResponseFields
 
 TURN = {"role": "user", "content": "x"}
@@ -104,11 +108,59 @@ def test_what_asks_for_something_is_refused_by_name(asked: tuple[type[BaseModel]
 @pytest.mark.parametrize("arguments", ["", " \n", None])
 def test_no_arguments_are_an_empty_object(arguments: str | None) -> None:
     assert read(chat(with_arguments(arguments))).messages[1].turn().calls[0].arguments == "{}"
-    assert read(responses(ITEM | {"arguments": arguments})).turns()[1].calls[0].arguments == "{}"
+    assert read(responses(ITEM | {"arguments": arguments})).turns()[1].message.calls[0].arguments == "{}"
 
 
 def test_a_null_within_an_input_or_a_schema_stays() -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [None, 1], "default": None}}}
     fields = read(messages(USE, tools=[TOOL | {"input_schema": schema}]))
-    assert json.loads(fields.turns()[1].calls[0].arguments) == USE["input"]
+    assert json.loads(fields.turns()[1].message.calls[0].arguments) == USE["input"]
     assert fields.tools[0].input_schema == schema
+
+
+def named(path: str, names: Mapping[str, str]) -> str | None:
+    """The caller's name of the generation server's field."""
+    return of_kolm(InvalidArgument("x", violations=(FieldViolation(path, "is wrong"),)), names).param
+
+
+def test_what_the_server_finds_wrong_has_the_caller_s_name() -> None:
+    asked = read(chat(calling(), tools=[{"type": "function", "function": {"name": "a"}}]))
+    names = ChatDialect(asked).names
+    call = "messages[1].tool_calls[0]"
+    for path in (f"messages.{call}.arguments", f"{call}.arguments"):
+        assert named(path, names) == f"{call}.function.arguments"
+    assert named(f"{call}.id", names) == f"{call}.id"
+    assert named("messages.messages[0].role", names) == "messages[0].role"
+    assert named("messages.tools[0].parameters", names) == "tools[0].function.parameters"
+
+    result = {"type": "function_call_output", "call_id": "1", "output": "y"}
+    items = [TURN, {"role": "assistant", "content": "x"}, ITEM, ITEM | {"call_id": "2"}, result]
+    names = ResponseDialect(read((ResponseFields, {"input": items, "instructions": "z"}))).names
+    assert named("messages.messages[2].tool_calls[1].arguments", names) == "input[3].arguments"
+    assert named("messages[2].tool_calls[0].id", names) == "input[2].call_id"
+    assert named("messages[3].content", names) == "input[4].output"
+    assert named("messages[0].content", names) == "instructions"
+    assert named("messages.tools[0].parameters", names) == "tools[0].parameters"
+
+    turns = [
+        TURN, TURN, {"role": "assistant", "content": [{"type": "text", "text": "x"}, USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "y"}]}, TURN,
+    ]  # fmt: skip
+    fields = read((MessageFields, {"max_tokens": 1, "system": "z", "messages": turns}))
+    names = MessageDialect(fields).names
+    assert named("messages.messages[2].tool_calls[0].arguments", names) == "messages[2].content[1].input"
+    assert named("messages[3].tool_call_id", names) == "messages[3].content[0].tool_use_id"
+    assert named("messages[4].content", names) == "messages[3].content"
+    assert named("messages.tools[0].parameters", names) == "tools[0].input_schema"
+    assert named("messages.tools[0].name", names) == "tools[0].name"
+
+
+def test_anthropic_s_consecutive_turns_of_a_role_are_one() -> None:
+    turns = [
+        TURN, {"role": "user", "content": [{"type": "text", "text": "y"}]},
+        {"role": "assistant", "content": "a"}, {"role": "assistant", "content": [USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]}, TURN, TURN,
+    ]  # fmt: skip
+    fields = read((MessageFields, {"max_tokens": 1, "messages": turns}))
+    said = [(each.message.role, each.message.content, len(each.message.calls)) for each in fields.turns()]
+    assert said == [("user", "x\ny", 0), ("assistant", "a", 1), ("tool", "r", 0), ("user", "x\nx", 0)]

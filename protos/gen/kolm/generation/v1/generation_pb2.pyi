@@ -636,6 +636,7 @@ class Resolved(_message.Message):
     PROMPT_SALT_FIELD_NUMBER: _builtins.int
     TOOL_CALL_SYNTAX_FIELD_NUMBER: _builtins.int
     THOUGHT_SYNTAX_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, the server's own where the request had none."""
     base_cid: _builtins.str
@@ -668,6 +669,8 @@ class Resolved(_message.Message):
     """
     prompt_salt: _builtins.bytes
     """32 bytes: with prompt_token_ids, or with the text or messages that were sent, they open those commitments."""
+    model: _builtins.str
+    """The name that the model is served under, as in GetModelInfoResponse; no part of the receipt."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """Every field set."""
@@ -705,10 +708,11 @@ class Resolved(_message.Message):
         prompt_salt: _builtins.bytes = ...,
         tool_call_syntax: Global___ToolCallSyntax | None = ...,
         thought_syntax: Global___ThoughtSyntax | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_thought_syntax", b"_thought_syntax", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "fallback_reason", b"fallback_reason", "head_cid", b"head_cid", "k", b"k", "profile_proven", b"profile_proven", "sampling", b"sampling", "thought_syntax", b"thought_syntax", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_thought_syntax", b"_thought_syntax", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "thought_syntax", b"thought_syntax", "tokenizer_cid", b"tokenizer_cid", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid", "_fallback_reason", b"_fallback_reason", "_head_cid", b"_head_cid", "_k", b"_k", "_profile_proven", b"_profile_proven", "_thought_syntax", b"_thought_syntax", "_tool_call_syntax", b"_tool_call_syntax", "adapter_cid", b"adapter_cid", "base_cid", b"base_cid", "fallback_reason", b"fallback_reason", "halt_epoch", b"halt_epoch", "head_cid", b"head_cid", "k", b"k", "method", b"method", "model", b"model", "profile_cid", b"profile_cid", "profile_proven", b"profile_proven", "prompt_salt", b"prompt_salt", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "requested_method", b"requested_method", "sampling", b"sampling", "thought_syntax", b"thought_syntax", "tokenizer_cid", b"tokenizer_cid", "tool_call_syntax", b"tool_call_syntax"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_cid: _TypeAlias = _typing.Literal["adapter_cid"]  # noqa: Y015
     _WhichOneofArgType__adapter_cid: _TypeAlias = _typing.Literal["_adapter_cid", b"_adapter_cid"]  # noqa: Y015

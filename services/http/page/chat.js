@@ -156,6 +156,7 @@ at("ask").addEventListener("submit", async (event) => {
       facts.append(fact(error.name === "AbortError" ? "stopped; its receipt says so" : error.message, "badge bad"));
       conversation.length = before;
       const text = shown.textContent;
+      shown.hidden = !text;
       if (text) conversation.push({ role: "user", content: question }, { role: "assistant", content: text });
     }
   }

@@ -2,6 +2,10 @@
 
 export class Refused extends Error {}
 
+const WHERE = "open the address that `kolm up` printed at its start, which ends with the key, or fill in another one";
+const NO_KEY = `this page has no key: ${WHERE}`;
+const UNKNOWN_KEY = `the key is not known here, revoked or expired: ${WHERE}`;
+
 export function authorized(key) {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
@@ -9,6 +13,7 @@ export function authorized(key) {
 export async function* chat(body, key, signal) {
   const headers = { "content-type": "application/json", ...authorized(key) };
   const answer = await fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body), signal });
+  if (answer.status === 401) throw new Refused(key ? UNKNOWN_KEY : NO_KEY);
   if (!answer.ok) throw new Refused((await answer.json()).error.message);
   let open = "";
   for await (const piece of pieces(answer.body.getReader())) {

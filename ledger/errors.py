@@ -29,12 +29,15 @@
     ├── Stopped           the sequencer is not running any more
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
         ├── StoreDamaged  its file or schema is damaged
+        ├── StoreReplaced a file of it was deleted or replaced while it was open
         └── StoreLocked   another process writes to this ledger
 
 Untrusted bytes raise only members of this family: no ValueError, KeyError or RecursionError ever leaves a parser.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class LedgerError(Exception):
@@ -195,6 +198,19 @@ class NotWritten(StoreError):
 
 class StoreDamaged(StoreError):
     """The database's own file or schema is damaged: its answers are unreliable."""
+
+
+class StoreReplaced(StoreError):
+    """A file at `path` is not the one that was opened: it was deleted, moved or replaced. What is written now would be
+    gone with the process.
+    """
+
+    def __init__(self, path: str, copies: Sequence[str]) -> None:
+        where = f"; what was in it can still be copied from {', '.join(copies)}, before this process ends" * bool(
+            copies
+        )
+        super().__init__(f"{path} was deleted or replaced while the ledger was running{where}")
+        self.path = path
 
 
 class StoreLocked(StoreError):

@@ -85,6 +85,9 @@ class Bucket:
         self._swap(_JOURNAL, self._writer + secrets.token_bytes(_NONCE_BYTES) + batch)
         return self.read(_JOURNAL, -1)[_WRITER_BYTES + _NONCE_BYTES :]
 
+    def check_held(self) -> None:
+        """Each swap of the journal asks this."""
+
     def turn(self, size: int) -> None:
         """Locks out the writers of before: none of them can append."""
         self.record(Journalled(size, ()).to_bytes())

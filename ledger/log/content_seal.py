@@ -71,6 +71,10 @@ class ContentKeys(Protocol):
         """Keys that are gone already are passed over."""
         ...
 
+    def check_held(self) -> None:
+        """`store.EntryStore.check_held`, of the place of the keys."""
+        ...
+
     def is_empty(self) -> bool:
         """Whether there are no keys at all."""
         ...

@@ -21,7 +21,7 @@ from threading import Thread
 
 from ledger.bundle.tiles import CHECKPOINT, TileFolder
 from ledger.durable_file import sync_path
-from ledger.errors import NotFound, StoreError, StoreLocked
+from ledger.errors import NotFound, StoreError, StoreLocked, StoreReplaced
 from ledger.log.tiled_log import Journalled, records
 from ledger.log.writer_lock import WriterLock
 
@@ -85,8 +85,8 @@ class Folder:
 
     def record(self, batch: bytes) -> bytes:
         with _store_errors(self._path):
-            there = os.stat(self._journals[-1])
-            if there.st_size != self._end or there.st_ino != os.fstat(self._descriptor).st_ino:
+            self.check_held()
+            if os.fstat(self._descriptor).st_size != self._end:
                 raise StoreLocked(f"another process writes to the log in {self.name}; run one ledger service for a log")
             data, length = memoryview(batch), len(batch)
             try:
@@ -101,6 +101,16 @@ class Folder:
                 raise
             self._end += length
             return os.pread(self._descriptor, length, self._end - length)
+
+    def check_held(self) -> None:
+        if self.is_open:
+            opened, path = os.fstat(self._descriptor), self._journals[-1]
+            try:
+                there = os.stat(path)
+            except FileNotFoundError:
+                there = None
+            if there is None or (there.st_dev, there.st_ino) != (opened.st_dev, opened.st_ino):
+                raise StoreReplaced(str(path), [f"/proc/{os.getpid()}/fd/{self._descriptor}"])
 
     def turn(self, size: int) -> None:
         with _store_errors(self._path):

@@ -33,6 +33,10 @@ class Guard(Protocol):
         """Put `new` in the place of `old`. Raises StoreLocked where the guard holds another head, StoreError."""
         ...
 
+    def check_held(self) -> None:
+        """`store.EntryStore.check_held`."""
+        ...
+
     def close(self) -> None:
         """Release files and locks. Closing twice changes nothing."""
         ...

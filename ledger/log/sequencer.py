@@ -13,7 +13,16 @@ from functools import partial
 from itertools import islice
 
 from ledger.documents.content import Content
-from ledger.errors import Backpressure, LedgerError, NotWritten, SignerUnavailable, Stopped, StoreError, StoreLocked
+from ledger.errors import (
+    Backpressure,
+    LedgerError,
+    NotWritten,
+    SignerUnavailable,
+    Stopped,
+    StoreError,
+    StoreLocked,
+    StoreReplaced,
+)
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted, admit
@@ -66,10 +75,12 @@ class Sequencer:
     ) -> None:
         """Recovers, then starts the writing thread. Raises what `recovery.recover` raises.
 
-        `probe_seconds` lie between two probes of a database that fails while nobody sends entries. `on_written` is told
-        of each batch, on the writing thread.
+        `probe_seconds` lie between two looks at the databases while nobody sends entries: whether they are still there
+        and this process's own, or, if one fails, whether it takes writes again. `on_written` is told of each batch, on
+        the writing thread.
         """
         self._store = store
+        self._guard = guard
         self._recover = partial(recover, store, key, trusted, origin, guard, on_written)
         self._trusted = trusted
         self._queue_size = queue_size
@@ -163,19 +174,18 @@ class Sequencer:
     def _run(self) -> None:
         while (batch := self._take()) is not None:
             if not batch:
-                self._probe()
+                self._probe() if self._failing else self._look()
                 continue
             started = self._clock()
             self._write(batch)
             self._batch_seconds = self._clock() - started
 
     def _take(self) -> list[_Waiting] | None:
-        """All that waits, up to the batch size. Empty where nothing came for a while and the database was failing. None
-        at the end: nothing left to close with, or a failure.
+        """All that waits, up to the batch size. Empty where nothing came for a while. None at the end: nothing left to
+        close with, or a failure.
         """
         with self._changed:
-            patience = self._probe_seconds if self._failing else None
-            came = self._changed.wait_for(lambda: self._queue or self._closing or self._failure, patience)
+            came = self._changed.wait_for(lambda: self._queue or self._closing or self._failure, self._probe_seconds)
             if self._failure is not None or (came and not self._queue):
                 return None
             batch, room = list[_Waiting](), self._batch_size
@@ -184,6 +194,20 @@ class Sequencer:
                 room -= len(batch[-1].admitted)
             self._queued -= self._batch_size - room
             return batch
+
+    def _look(self) -> None:
+        """A file that is gone, or a lock that was lost, is noticed before the next entry comes."""
+        try:
+            self._store.check_held()
+            if self._guard is not None:
+                self._guard.check_held()
+        except Exception as error:
+            self._writer = None
+            reported = _reported(error)
+            if _is_final(reported):
+                self._stop_on(reported)
+            else:
+                self._fails(reported, error)
 
     def _probe(self) -> None:
         """Nobody sends entries to a service that says it takes none, so it finds out by itself."""
@@ -225,10 +249,8 @@ class Sequencer:
         """Recover as after a restart, or stop; then answer the batch, so that no caller waits for ever."""
         self._writer = None
         reported = _reported(error)
-        if not _is_final(reported) and not self._failing:
-            self._failing = True
-            bug = None if isinstance(error, LedgerError) else error
-            _log.error("entries cannot be written until the database works again: %s", reported, exc_info=bug)
+        if not _is_final(reported):
+            self._fails(reported, error)
         try:
             if _is_final(reported):
                 raise reported
@@ -241,12 +263,19 @@ class Sequencer:
         for waiting in batch:
             waiting.answer([told] * len(waiting.admitted))
 
+    def _fails(self, reported: LedgerError, error: Exception) -> None:
+        if not self._failing:
+            self._failing = True
+            bug = None if isinstance(error, LedgerError) else error
+            _log.error("entries cannot be written until the database works again: %s", reported, exc_info=bug)
+
     def _works(self) -> None:
         if self._failing:
             self._failing = False
             _log.warning("entries can be written again")
 
     def _stop_on(self, failure: LedgerError) -> None:
+        _log.critical("the ledger has stopped and takes no more entries: %s", failure)
         with self._changed:
             self._failure = failure
             left, self._queue, self._queued = self._queue, deque(), 0
@@ -285,7 +314,7 @@ def _reported(error: Exception) -> LedgerError:
 
 
 def _is_final(error: LedgerError) -> bool:
-    """A database or a signing device that fails may work again. A database that contradicts the log, or has another
-    writer, is left alone.
+    """A database or a signing device that fails may work again. A database that contradicts the log, has another writer
+    or has lost a file is left alone.
     """
-    return isinstance(error, StoreLocked) or not isinstance(error, StoreError | SignerUnavailable)
+    return isinstance(error, StoreLocked | StoreReplaced) or not isinstance(error, StoreError | SignerUnavailable)

@@ -189,6 +189,12 @@ class EntryStore(Log, Index, Vault, Protocol):
         """Write, durably, what changes nothing. Raises StoreError where the database takes no writes."""
         ...
 
+    def check_held(self) -> None:
+        """Raises StoreReplaced where a file is not the one that was opened, StoreLocked where another process writes,
+        StoreError where the database does not answer. Each write asks this too, before and after.
+        """
+        ...
+
     def close(self) -> None:
         """Release files and locks. Closing twice changes nothing."""
         ...

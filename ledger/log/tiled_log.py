@@ -117,6 +117,10 @@ class Place(TileFiles, Protocol):
         """
         ...
 
+    def check_held(self) -> None:
+        """`store.EntryStore.check_held`, of the journal."""
+        ...
+
     def turn(self, size: int) -> None:
         """Begin an empty journal behind `size` entries. Those before it go once what they hold is there for good."""
         ...
@@ -222,6 +226,10 @@ class TiledLog:
     def is_full(self) -> bool:
         """Whether `turn` is due."""
         return self._place.is_full
+
+    def check_held(self) -> None:
+        """`store.EntryStore.check_held`, of the journal. Raises StoreReplaced."""
+        self._place.check_held()
 
     @property
     def behind(self) -> bool:

@@ -96,6 +96,9 @@ class SqlContentKeys:
                 run(connection, _DESTROY.format(marks(key_ids)), *key_ids)
             self._database.scrub(_keys.name)
 
+    def check_held(self) -> None:
+        self._database.check_held()
+
     def is_empty(self) -> bool:
         with self._database.reading() as connection:
             return connection.execute(_FIND.limit(1)).first() is None
@@ -200,6 +203,11 @@ class SealedContents:
             return unseal(blob(row.sealed, f"the content of receipt {row.receipt_id}"), row.receipt_id, key)
         except FormatError as error:
             raise StoreError(f"the content of receipt {row.receipt_id} is damaged: {error}") from error
+
+    def check_held(self) -> None:
+        """`store.EntryStore.check_held`, of the keys."""
+        if self._keys is not None:
+            self._keys.check_held()
 
     def check_keys(self) -> None:
         """Raises StoreError where contents are sealed and there is not one key: those were lost, or are elsewhere."""

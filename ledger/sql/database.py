@@ -42,6 +42,17 @@ class Database(Protocol):
         """
         ...
 
+    @property
+    def lock_losses(self) -> int:
+        """How often the writer's lock was lost and taken again."""
+        ...
+
+    def check_held(self) -> None:
+        """Raises StoreReplaced where a file is not the one that was opened, StoreLocked where another process has the
+        writer's lock by now, StoreError. Takes no longer than a question to the database.
+        """
+        ...
+
     def scrub(self, table: str) -> None:
         """Overwrite the bytes of rows deleted from a table, as far as the database can."""
         ...

@@ -82,6 +82,9 @@ class SqlGuard:
                 "writes to this log; run one ledger service for it"
             )
 
+    def check_held(self) -> None:
+        self._database.check_held()
+
     def close(self) -> None:
         self._database.close()
 

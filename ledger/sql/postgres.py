@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from ledger.errors import StoreError, StoreLocked
 from ledger.sql.database import run, store_errors
 
+_log = logging.getLogger(__name__)
+
 # How long to wait for the lock: the server may not have noticed yet that its last holder was killed.
-_PATIENCE = text("SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true)")
-_LOCK = text("SELECT pg_advisory_lock(hashtext('kolm'), hashtext(:purpose))")
+_PATIENCE = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true)"
+_LOCK = "SELECT pg_advisory_lock(hashtext('kolm'), hashtext(%s))"
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, Appendix A
 _UNLOCK = text("SELECT pg_advisory_unlock_all()")
+_ASK = text("SELECT 1")
 
-_HOLDER = text(
-    "SELECT format('pid %s on %s, %s', a.pid, coalesce(host(a.client_addr), 'this host'), a.application_name) "
+_HOLDER = (
+    "SELECT format('pid %%s on %%s, %%s', a.pid, coalesce(host(a.client_addr), 'this host'), a.application_name) "
     "FROM pg_locks l JOIN pg_stat_activity a USING (pid) "
     "WHERE l.locktype = 'advisory' AND l.granted AND a.datname = current_database() "
-    "AND l.classid::bigint = hashtext('kolm') & 4294967295 AND l.objid::bigint = hashtext(:purpose) & 4294967295"
+    "AND l.classid::bigint = hashtext('kolm') & 4294967295 AND l.objid::bigint = hashtext(%s) & 4294967295"
 )
 
 _DURABLE = "SELECT set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)"
@@ -31,7 +35,7 @@ _DURABLE = "SELECT set_config('synchronous_commit', replace(current_setting('syn
 class PostgresDatabase:
     """`database.Database` on a PostgreSQL database that belongs to the ledger alone. Made by `open…`."""
 
-    def __init__(self, url: URL, reader: Engine, writer: Engine | None, lock: Connection | None) -> None:
+    def __init__(self, url: URL, reader: Engine, writer: Engine | None, lock: _Lock | None = None) -> None:
         self.name = url.render_as_string(hide_password=True)
         self._reader = reader
         self._writer = writer
@@ -40,21 +44,34 @@ class PostgresDatabase:
     @classmethod
     def open(cls, url: URL, purpose: str) -> Self:
         """Open for writing. Raises StoreLocked where another session writes for this purpose, StoreError."""
-        writer = _engine(url, 2, f"kolm-{purpose}-writer")
+        writer = _engine(url, 1, f"kolm-{purpose}-writer")
+        lock = _Lock(url.render_as_string(hide_password=True), purpose)
         event.listen(writer, "connect", _wait_for_the_disk)
+        event.listen(writer, "connect", lock.take)
+        database = cls(url, _reading_engine(url), writer, lock)
         try:
-            lock = _locked(writer, purpose)
+            database.check_held()
         except StoreError:
-            writer.dispose()
+            database.close()
             raise
-        return cls(url, _reading_engine(url), writer, lock)
+        return database
 
     @classmethod
     def open_for_reading(cls, url: URL) -> Self:
         """Open without the right to write, beside a running writer too. A database that is wrong raises
         at the first query.
         """
-        return cls(url, _reading_engine(url), None, None)
+        return cls(url, _reading_engine(url), None)
+
+    @property
+    def lock_losses(self) -> int:
+        return 0 if self._lock is None else max(0, self._lock.taken - 1)
+
+    def check_held(self) -> None:
+        """Asks by the session that holds the lock. Where that one is gone, the pool makes another, which takes it."""
+        if self._writer is not None:
+            with store_errors(), self._writer.connect() as connection:
+                connection.execute(_ASK)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -84,12 +101,48 @@ class PostgresDatabase:
                 connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(f"VACUUM {table}")
 
     def close(self) -> None:
-        if self._lock is not None:
-            _unlock(self._lock)
-            self._lock = None
+        if self._writer is not None:
+            _unlock(self._writer)
         for engine in (self._reader, self._writer):
             if engine is not None:
                 engine.dispose()
+        self._writer = None
+
+
+class _Lock:
+    """The advisory lock of one purpose, held by the one session that writes. The end of the session ends its
+    transaction, too, so nothing can be committed without the lock. The next session takes the lock first.
+    """
+
+    def __init__(self, database: str, purpose: str) -> None:
+        self._database = database
+        self._purpose = purpose
+        self.taken = 0
+
+    def take(self, connection: Any, _record: object) -> None:
+        """For each new session, past the end of the transaction. Raises StoreLocked where another one has the lock."""
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(_PATIENCE)
+                cursor.execute(_LOCK, (self._purpose,))
+            connection.commit()
+        except Exception as error:
+            refused = self._refused(connection) if getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE else error
+            connection.close()
+            raise refused from None
+        self.taken += 1
+        if self.taken > 1:
+            _log.warning(
+                "the session that held the writer's lock of %s (%s) was lost; another one holds it now",
+                self._database, self._purpose,
+            )  # fmt: skip
+
+    def _refused(self, connection: Any) -> StoreLocked:
+        connection.rollback()
+        with connection.cursor() as cursor:
+            cursor.execute(_HOLDER, (self._purpose,))
+            (holder,) = cursor.fetchone() or ("unknown",)
+        return StoreLocked(f"{self._database} is open for writing by another process ({holder}); stop it first")
 
 
 def _engine(url: URL, pool_size: int, name: str) -> Engine:
@@ -123,42 +176,9 @@ def _reading_engine(url: URL) -> Engine:
     return _engine(url, 8, "kolm-ledger-reader").execution_options(postgresql_readonly=True)
 
 
-def _locked(engine: Engine, purpose: str) -> Connection:
-    """A connection kept open for the lock that its session holds. A crash closes it, and with it the lock is gone.
-
-    Where only the connection is lost, the lock goes unnoticed: `store.Fence` keeps a second writer harmless.
-    """
-    with store_errors():
-        connection = engine.connect()
-        try:
-            if _taken(connection, purpose):
-                return connection
-            holder = connection.execute(_HOLDER, {"purpose": purpose}).scalar() or "unknown"
-        except SQLAlchemyError:
-            connection.close()
-            raise
-        connection.close()
-    raise StoreLocked(
-        f"{engine.url.render_as_string()} is open for writing by another process ({holder}); stop it first"
-    )
-
-
-def _taken(connection: Connection, purpose: str) -> bool:
-    """Whether the lock is this session's now, past the end of the transaction."""
-    try:
-        connection.execute(_PATIENCE)
-        connection.execute(_LOCK, {"purpose": purpose})
-        connection.commit()
-    except OperationalError as error:
-        connection.rollback()
-        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
-            return False
-        raise
-    return True
-
-
-def _unlock(connection: Connection) -> None:
+def _unlock(writer: Engine) -> None:
     """Left to the end of the session, the lock would still be held for a moment after `close` has returned."""
-    with suppress(SQLAlchemyError):  # of a connection that is gone, the lock is gone as well
+    # Of a session that is gone, the lock is gone as well.
+    with suppress(SQLAlchemyError, StoreError), writer.connect() as connection:
         connection.execute(_UNLOCK)
-    connection.close()
+        connection.commit()

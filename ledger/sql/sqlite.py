@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
-from ledger.errors import NotFound, StoreError
+from ledger.errors import NotFound, StoreError, StoreReplaced
 from ledger.log.writer_lock import WriterLock
 from ledger.sql.database import store_errors
 
@@ -40,6 +40,8 @@ class SqliteDatabase:
         self._lock = lock
         self._turn = Lock()
         self._kept: Connection | None = None
+        self._opened: dict[str, tuple[int, int]] = {}  # device and inode of each file
+        self.lock_losses = 0
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -95,6 +97,7 @@ class SqliteDatabase:
         if self._writer is None:
             raise StoreError("this ledger was opened for reading")
         with store_errors(), self._turn:
+            self.check_held()
             kept = self._kept or self._writer.connect()
             self._kept = None
             try:
@@ -103,6 +106,19 @@ class SqliteDatabase:
                 kept.close()
                 raise
             self._kept = kept
+            if (
+                not self._opened
+            ):  # SQLite makes -wal and -shm for the first transaction, and keeps them while it is open
+                self._opened = {path: place for path in self._paths() if (place := _place(path)) is not None}
+            self.check_held()  # what was written into a file that is gone must not be acknowledged
+
+    def check_held(self) -> None:
+        for path, place in self._opened.items():
+            if _place(path) != place:
+                raise StoreReplaced(path, _copies(place))
+
+    def _paths(self) -> tuple[str, ...]:
+        return self.name, f"{self.name}-wal", f"{self.name}-shm"
 
     def scrub(self, table: str) -> None:
         """Deleted rows are overwritten in place (`secure_delete`); truncating the WAL removes its copies."""
@@ -121,6 +137,26 @@ class SqliteDatabase:
                 engine.dispose()
         if self._lock is not None:
             self._lock.release()
+
+
+def _place(path: str | Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None where there is none. No descriptor of ours is opened: closing one would drop the
+    locks that SQLite has on the file.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _copies(place: tuple[int, int]) -> list[str]:
+    """Where Linux shows a file that this process has open, whatever has become of its name."""
+    try:
+        descriptors = [Path(f"/proc/{os.getpid()}/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    except OSError:
+        return []
+    return [str(each) for each in descriptors if _place(each) == place][:1]
 
 
 def _create_private(path: Path) -> None:

@@ -277,6 +277,7 @@ class SqlEntryStore:
                 self._fence.touch(connection)
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
+        self._contents.check_held()
         self._remember(size, note)
         if self._log is not None and self.latest_checkpoint() == note:
             self._log.publish(size, note)
@@ -291,6 +292,17 @@ class SqlEntryStore:
             elif known[0] != note:
                 raise StoreError(f"another checkpoint of size {size} is recorded already")
         self._contents.destroyed()
+
+    def check_held(self) -> None:
+        self._database.check_held()
+        self._contents.check_held()
+        if self._log is not None:
+            self._log.check_held()
+
+    @property
+    def lock_losses(self) -> int:
+        """How often the writer's lock was lost and taken again."""
+        return self._database.lock_losses
 
     def probe(self) -> None:
         self._flush()

@@ -88,7 +88,7 @@ def opened_servicer(
         _refuse_replaced(store, key)
         sequencer = opened.enter_context(closing(_sequencer(settings, store, guard, key, trusted, metrics)))
         reader = LedgerReader(store, sequencer.board)
-        metrics.watch(sequencer)
+        metrics.watch(sequencer, store)
         checkpoints = None if outside is None else outside.checkpoints(reader)
         yield LedgerServicer(sequencer, reader, TileHashes(store), trusted, key, checkpoints)
 

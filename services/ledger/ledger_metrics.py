@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from ledger.log.sequencer import Sequencer
 from ledger.log.writer import WriteTimes
+from ledger.sql.store import SqlEntryStore
 from services.ledger.cosignature_collector import CosignatureCollector
 from services.runtime.metrics import Metrics
 
@@ -27,11 +28,12 @@ class LedgerMetrics:
         self._guard.observe(times.guard)
         self._sign.observe(times.sign)
 
-    def watch(self, sequencer: Sequencer) -> None:
-        """Ask it at each scrape."""
+    def watch(self, sequencer: Sequencer, store: SqlEntryStore) -> None:
+        """Ask them at each scrape."""
         board, read = sequencer.board, self._metrics.read
         read("kolm_ledger_entries", lambda: board.latest().size)
         read("kolm_ledger_takes_entries", lambda: sequencer.takes_entries)
+        read("kolm_ledger_lock_losses", lambda: store.lock_losses)
         read("kolm_ledger_queue_entries", lambda: sequencer.queued)
         read("kolm_ledger_checkpoint_age_seconds", lambda: board.age)
         read("kolm_ledger_halt_epoch", lambda: board.latest().halts.epoch)

@@ -120,6 +120,10 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
     "ledger": (
         _gauge("kolm_ledger_entries", "Entries in the log."),
         _gauge("kolm_ledger_takes_entries", "1 while the last write succeeded."),
+        _gauge(
+            "kolm_ledger_lock_losses",
+            "Sessions of PostgreSQL that were lost with the writer's lock, taken again since.",
+        ),
         _gauge("kolm_ledger_queue_entries", "Entries waiting to be written."),
         _histogram("kolm_ledger_batch_entries", "Entries of a transaction.", _BATCHES),
         _histogram("kolm_ledger_commit_seconds", "Committing a batch.", _WRITES),

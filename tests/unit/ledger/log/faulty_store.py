@@ -65,6 +65,9 @@ class FaultyGuard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def check_held(self) -> None:
+        self._inner.check_held()
+
     def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
         self._strike(BEFORE_GUARD)
         self._inner.compare_and_swap(old, new)

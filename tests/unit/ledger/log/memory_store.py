@@ -61,6 +61,9 @@ class MemoryEntryStore:
     def probe(self) -> None:
         pass
 
+    def check_held(self) -> None:
+        pass
+
     def latest_checkpoint(self) -> bytes | None:
         return self._checkpoints[max(self._checkpoints)] if self._checkpoints else None
 
@@ -196,6 +199,9 @@ class MemoryGuard:
             if self._heads.get(new.origin) != old:
                 raise StoreLocked("the guard holds another head than expected")
             self._heads[new.origin] = new
+
+    def check_held(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -1,0 +1,164 @@
+"""Files that vanish under a running ledger, and a lock that is lost: it acknowledges nothing more, or has it again."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from ledger.errors import LedgerError, Stopped, StoreLocked, StoreReplaced
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import entries_from
+from ledger.sql.guard import SqlGuard
+from ledger.sql.store import SqlEntryStore
+from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
+
+DATABASES = ("ledger.db", "guard.db", "keys.db")
+PATIENCE = 60
+
+
+class Running:
+    """A ledger over files in one folder."""
+
+    def __init__(self, folder: Path, stack: ExitStack, probe_seconds: float) -> None:
+        self.folder = folder
+        self.store = stack.enter_context(closing(SqlEntryStore.open(folder / "ledger.db", folder / "keys.db")))
+        guard = stack.enter_context(closing(SqlGuard.open(folder / "guard.db")))
+        self.sequencer = Sequencer(
+            self.store, KEYS["log"], TRUSTED, ORIGIN, guard=guard, probe_seconds=probe_seconds
+        )  # fmt: skip
+        stack.callback(self.sequencer.close)
+
+    def append(self, number: int) -> bytes:
+        return self.sequencer.append(signed_receipt(number), content(number)).result().entry
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    with ExitStack() as stack:
+        yield lambda probe_seconds=1000.0: Running(tmp_path, stack, probe_seconds)
+
+
+def replaced(path: Path) -> None:
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+def moved(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("name", [f"{name}{suffix}" for name in DATABASES for suffix in ("", "-wal", "-shm")])
+@pytest.mark.parametrize("lose", [Path.unlink, replaced, moved])
+def test_nothing_is_acknowledged_once_a_file_is_not_the_one_that_was_opened(
+    name: str, lose: Callable[[Path], None], run: Callable[..., Running]
+) -> None:
+    ledger = run()
+    kept = [ledger.append(number) for number in range(3)]
+    lose(ledger.folder / name)
+    with pytest.raises(StoreReplaced) as caught:
+        ledger.append(3)
+    assert caught.value.path == str(ledger.folder / name)
+    with pytest.raises(Stopped):
+        ledger.append(4)
+    assert isinstance(ledger.sequencer.failure, StoreReplaced)
+    assert not ledger.sequencer.takes_entries
+    assert list(entries_from(ledger.store))[:3] == kept  # it goes on reading what it has open
+
+
+def test_a_file_that_vanishes_under_an_idle_ledger_is_noticed_before_the_next_entry(
+    run: Callable[..., Running],
+) -> None:
+    ledger = run(probe_seconds=0.01)
+    ledger.append(0)
+    (ledger.folder / "keys.db").unlink()
+    ledger.sequencer._thread.join(PATIENCE)
+    assert isinstance(ledger.sequencer.failure, StoreReplaced)
+
+
+def test_what_was_deleted_is_copied_from_the_process_that_still_has_it(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    ledger = run()
+    kept = [ledger.append(number) for number in range(3)]
+    wanted = {name: (tmp_path / name).stat().st_ino for name in ("ledger.db", "ledger.db-wal")}
+    for name in wanted:
+        (tmp_path / name).unlink()
+    with pytest.raises(StoreReplaced) as caught:
+        ledger.append(3)
+    assert "/proc/" in str(caught.value)
+    (tmp_path / "saved").mkdir()
+    for name, inode in wanted.items():
+        found = next(fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.stat().st_ino == inode)
+        shutil.copy(found, tmp_path / "saved" / name)
+    with closing(SqlEntryStore.open(tmp_path / "saved/ledger.db")) as saved:
+        assert list(entries_from(saved)) == kept
+
+
+def test_a_journal_that_vanishes_stops_the_log_in_its_folder(tmp_path: Path) -> None:
+    log = f"file://{tmp_path}/log"
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(SqlEntryStore.open(tmp_path / "index.db", log=log)))
+        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=1000.0)
+        stack.callback(running.close)
+        running.append(signed_receipt(0)).result()
+        (journal,) = (tmp_path / "log").glob("journal-*")
+        journal.unlink()
+        with pytest.raises(StoreReplaced):
+            running.append(signed_receipt(1)).result()
+        assert isinstance(running.failure, StoreReplaced)
+
+
+def kill_lock(url: str) -> None:
+    """End the session that holds the ledger's lock, as a restart of the server or a broken connection does."""
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    holders = (
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database "
+    )
+    holders += "WHERE datname = current_database())"
+    with engine.connect() as connection:
+        assert connection.execute(text(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM ({holders}) h")).scalar()
+    engine.dispose()
+
+
+def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
+        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=1000.0)
+        stack.callback(running.close)
+        for times in range(1, 3):
+            kill_lock(postgres_url)
+            for number in range(times + 1):
+                assert running.append(signed_receipt(number)).result().index == number
+            assert store.lock_losses == times
+            with pytest.raises(StoreLocked):
+                SqlEntryStore.open(postgres_url)
+        assert [line.levelname for line in caplog.records if "writer's lock" in line.message] == ["WARNING"] * 2
+
+
+def test_a_lock_that_was_lost_is_taken_again_while_nobody_sends_entries(postgres_url: str) -> None:
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
+        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=0.01)
+        stack.callback(running.close)
+        kill_lock(postgres_url)
+        while not store.lock_losses:
+            assert running.failure is None
+        with pytest.raises(StoreLocked):
+            SqlEntryStore.open(postgres_url)
+
+
+def test_a_writer_whose_lock_another_has_by_now_stops_even_if_idle(postgres_url: str) -> None:
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
+        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=1000.0)
+        stack.callback(running.close)
+        kill_lock(postgres_url)
+        with closing(SqlEntryStore.open(postgres_url)):
+            with pytest.raises(LedgerError):
+                running.append(signed_receipt(0)).result()
+            assert isinstance(running.failure, StoreLocked)

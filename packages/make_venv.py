@@ -27,7 +27,7 @@ _LARGE = re.compile(r" *(?:Downloading|Using cached) .*\([\d.]+ [MG]B\)")
 
 
 def main(level: str, torch_index: str) -> int:
-    """The exit code of the first command that failed; 0 where the level is there."""
+    """Make a level where it is not there. The exit code: 1 where a command failed."""
     with _alone():
         if _is_whole(level):  # another make has made it meanwhile
             return 0

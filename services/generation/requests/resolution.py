@@ -281,6 +281,9 @@ class Resolver:
             raise InvalidArgument("nonce", "expected 1 to 128 printable ASCII characters")
         if len(request.tenant) > _LONGEST_NAME:
             raise InvalidArgument("tenant", f"expected at most {_LONGEST_NAME} characters")
+        if not request.tenant.isprintable():
+            problem = f"{request.tenant!a} has characters that control a terminal or the direction of text"
+            raise InvalidArgument("tenant", f"{problem}; expected letters, digits, punctuation and spaces")
 
 
 async def calls_held(

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import resource
 import shutil
 import signal
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -202,3 +204,29 @@ async def test_what_the_engine_refuses_leaves_no_promise(deployment: Deployment)
         assert not promised(deployment)
     await stub.Generate(asking(max_tokens=4, request_id="served"))
     assert [receipt.request_id for receipt in await deployment.receipts(1)] == ["served"]
+
+
+async def test_no_receipt_is_shown_that_a_full_disk_and_a_kill_replace_by_another_of_its_id(
+    deployment: Deployment,
+) -> None:
+    async with generation_process(deployment) as process:
+        stub = await stub_of(deployment)
+        await deployment.stop_ledger()
+        request = asking(max_tokens=480, n=16, ignore_eos=True, temperature=1.0, method="off")
+        call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
+        promise = await first_event(call)
+        size = (outbox_folder(deployment) / "journal").stat().st_size
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        finished = 0
+        with suppress(grpc.aio.AioRpcError):
+            while (event := await call.read()) is not grpc.aio.EOF:
+                finished += event.HasField("finished")
+        assert (finished, await call.code()) == (0, grpc.StatusCode.UNAVAILABLE)
+        process.kill()
+        assert await ended(process) == -signal.SIGKILL
+    await deployment.start_ledger()
+    await deployment.start_generation()
+    receipts = await deployment.receipts(16)
+    assert [(each.output.finish_reason, each.output.tokens) for each in receipts] == [("error", 0)] * 16
+    code, answer = await command(deployment, promise)
+    assert (code, answer["state"], answer["without_output"]) == (0, "KEPT", list(range(16)))

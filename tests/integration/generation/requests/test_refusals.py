@@ -74,6 +74,9 @@ WRONG = {
     "an unknown workload": (asking(workload=99), "workload"),
     "a request id with a line break": (asking(request_id="a\nb"), "request_id"),
     "a long tenant": (asking(tenant="x" * 129), "tenant"),
+    "a tenant with a control character": (asking(tenant="acme\x1b[2J"), "tenant"),
+    "a tenant with a zero byte": (asking(tenant="acme\0"), "tenant"),
+    "a tenant that turns text around": (asking(tenant="acme\u202e"), "tenant"),
 }
 
 

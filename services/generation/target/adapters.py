@@ -6,19 +6,28 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import regex  # type: ignore[import-untyped]  # which can be told to give up
 
 from ledger.encoding.text_forms import cid_of_json
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config_document import read_json_object
 from services.generation.target.config.layer_specs import layer_specs
-from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, WeightsInvalid
-from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts
+from services.generation.target.errors import (
+    AdapterInvalid,
+    AdapterUnsupported,
+    ModelNotFound,
+    TargetError,
+    WeightsInvalid,
+)
+from services.generation.target.files.gguf_file import GgufFile
+from services.generation.target.files.safetensors import FLOATS, Part, floats, in_text_part, read_parts
 from services.generation.target.sizes import MOST_RANK
 from services.generation.target.weights import expected_shapes, heads_in_order
 
@@ -51,7 +60,8 @@ def _described(path: Path) -> dict[str, object]:
 
 
 def base_names(directory: Path) -> frozenset[str]:
-    """The names by which an adapter may know the base in `directory`: the folder's own, and those of a download cache.
+    """The names by which an adapter may know the base in `directory`: the folder's own, those of a download cache, and
+    those that a GGUF file gives itself.
 
     The Hugging Face cache keeps a model in models--<owner>--<name>/snapshots/<revision>. GGUF files are called
     <name>.<quantisation>.gguf or <name>-<quantisation>.gguf.
@@ -59,7 +69,30 @@ def base_names(directory: Path) -> frozenset[str]:
     parts = directory.resolve().parts
     cached = {part.rpartition("--")[2] for part in parts if part.startswith("models--")}
     files = {_GGUF.sub("", name) for name in (directory.name, parts[-1])}
-    return frozenset({directory.name, parts[-1], *files, *cached} - {""})
+    return frozenset({directory.name, parts[-1], *files, *cached, *_names_in_gguf(directory)} - {""})
+
+
+def is_named(base: str, names: Iterable[str]) -> bool:
+    """Whether an adapter's base, an owner and a name or a path, is one of `names`: letter case, blanks and underscores
+    for hyphens, and GGUF at the end make no difference.
+    """
+    return _compared(base.rstrip("/").rpartition("/")[2]) in map(_compared, names)
+
+
+def _compared(name: str) -> str:
+    return re.sub(r"[\s_-]+", "-", name).casefold().removesuffix("-gguf")
+
+
+def _names_in_gguf(path: Path) -> Iterator[str]:
+    """The name of a model in its file, and the parts that llama.cpp's converter makes the name of a file of."""
+    try:
+        fields = GgufFile.open(path).metadata if path.is_file() else {}
+    except TargetError:
+        return
+    parts = [str(fields.get(f"general.{part}", "")) for part in ("basename", "size_label", "finetune")]
+    yield str(fields.get("general.name", ""))
+    yield parts[0]
+    yield "-".join(filter(None, parts)) if parts[0] else ""
 
 
 MODULES = (
@@ -84,7 +117,6 @@ _WITHOUT_EFFECT = {  # when tokens are generated from stored weights
     "corda_config", "lora_ga_config", "runtime_config", "ensure_weight_tying", "qalora_group_size",
 }  # fmt: skip
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # others change the base's own weights
-_PATTERN = re.compile(r"\^?(?:\w|\\?\.)+\$?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +138,17 @@ class AdapterConfig:
     base_revision: str | None
 
 
-def read_adapter_config(directory: Path, layers: int, modules: Sequence[str] = MODULES) -> AdapterConfig:
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The model that an adapter was trained on, by the names of its tensors."""
+
+    prefix: str = "model."  # of names of its decoder layers: a multimodal wrapper has the model for text inside
+    other_parts: bool = False  # whether parts that are not for text are adapted too
+
+
+def read_adapter_config(
+    directory: Path, layers: int, modules: Sequence[str] = MODULES, trained: Trained | None = None
+) -> AdapterConfig:
     """Read and check adapter_config.json against a base of `layers` decoder layers of these linear modules.
 
     Raises:
@@ -118,7 +160,7 @@ def read_adapter_config(directory: Path, layers: int, modules: Sequence[str] = M
     document = read_json_object(path, "an adapter in peft's layout", ModelNotFound, AdapterInvalid)
     _refuse_other_kinds(document)
     return AdapterConfig(
-        updates=_updates(document, layers, modules),
+        updates=_updates(document, layers, modules, trained or Trained()),
         base_name=_text(document, "base_model_name_or_path"),
         base_revision=_text(document, "revision"),
     )
@@ -145,16 +187,63 @@ def _expect(document: dict[str, Any], field: str, allowed: tuple[object, ...]) -
         raise AdapterUnsupported(f"{field}: {_shown(value)} is not supported; supported: {names}")
 
 
-def _updates(document: dict[str, Any], layers: int, modules: Sequence[str]) -> tuple[ModuleUpdate, ...]:
-    targets = _names(document, "target_modules")
-    excluded = _names(document, "exclude_modules") if document.get("exclude_modules") else ()
-    chosen_layers = _layers(document, layers)
-    _refuse_other_modules(targets)
-    names = [(layer, f"model.layers.{layer}.{module}") for layer in chosen_layers for module in modules]
-    wanted = [(layer, name) for layer, name in names if _named(name, targets) and not _named(name, excluded)]
-    if not wanted:
-        raise AdapterInvalid(f"target_modules: {_shown(list(targets))} names no module of a base of {layers} layers")
-    return tuple(_update(document, layer, name) for layer, name in wanted)
+def _updates(
+    document: dict[str, Any], layers: int, modules: Sequence[str], trained: Trained
+) -> tuple[ModuleUpdate, ...]:
+    """The modules that peft would adapt. It matches names of the model that the adapter was trained on."""
+    targets = _targets(document, "target_modules")
+    excluded = _targets(document, "exclude_modules") if document.get("exclude_modules") else ()
+    chosen = _layers(document, layers)
+    if isinstance(targets, str) and (document.get("layers_to_transform") or document.get("layers_pattern")):
+        raise AdapterInvalid("layers_to_transform: beside target_modules that is a pattern, which peft refuses too")
+    if not isinstance(targets, str) and not trained.other_parts:
+        _refuse_other_modules(targets)
+    updates, patterns = list[ModuleUpdate](), _Patterns()
+    for layer in range(layers):
+        for module in modules:
+            name = f"{trained.prefix}layers.{layer}.{module}"
+            if _includes("exclude_modules", excluded, name, patterns, chosen=True):
+                continue
+            if _includes("target_modules", targets, name, patterns, chosen=layer in chosen):
+                updates.append(_update(document, layer, f"model.layers.{layer}.{module}", name, patterns))
+    if not updates:
+        raise AdapterInvalid(f"target_modules: {_shown(targets)} names no module of a base of {layers} layers")
+    return tuple(updates)
+
+
+def _includes(field: str, targets: str | tuple[str, ...], name: str, patterns: _Patterns, *, chosen: bool) -> bool:
+    """Whether modules given by a pattern, or as a list of names or of their last parts, include this one. A last part
+    counts in chosen layers alone, a whole name in any.
+    """
+    if isinstance(targets, str):
+        return (field, targets) == _ALL_LINEAR or patterns.match(field, targets, targets, name)
+    return name in targets or (chosen and any(name.endswith(f".{target}") for target in targets))
+
+
+_ALL_LINEAR = ("target_modules", "all-linear")  # a word of peft's, no pattern
+_SECONDS = 10.0  # for all patterns of an adapter: those that take longer are made to keep a server busy
+_LONGEST_PATTERN = 1 << 14  # characters; the longest that trainers write has some hundreds
+
+
+class _Patterns:
+    """Matches regular expressions of one configuration, within a limit of time."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + _SECONDS
+
+    def match(self, field: str, written: str, pattern: str, name: str) -> bool:
+        """Whether `pattern`, of what is `written` in a field, matches a whole name."""
+        left = self._end - time.monotonic()
+        try:
+            if len(pattern) > _LONGEST_PATTERN or left <= 0:
+                raise TimeoutError
+            return regex.fullmatch(pattern, name, timeout=left) is not None
+        except TimeoutError as error:
+            raise AdapterUnsupported(
+                f"{field}: {_shown(written)} takes too long to match; expected module names or a simple pattern of them"
+            ) from error
+        except (regex.error, RecursionError) as error:
+            raise AdapterInvalid(f"{field}: {_shown(written)} is no regular expression: {error}") from error
 
 
 def _refuse_other_modules(targets: tuple[str, ...]) -> None:
@@ -163,64 +252,57 @@ def _refuse_other_modules(targets: tuple[str, ...]) -> None:
             raise AdapterUnsupported(f"target_modules: {_shown(target)} is not supported; supported: {SUPPORTED}")
 
 
-def _update(document: dict[str, Any], layer: int, name: str) -> ModuleUpdate:
-    rank = _patterned(document, "rank_pattern", name, "r", 8)
-    alpha = _patterned(document, "alpha_pattern", name, "lora_alpha", 8)
+def _update(document: dict[str, Any], layer: int, module: str, name: str, patterns: _Patterns) -> ModuleUpdate:
+    """`name`: of the module in the model that the adapter was trained on."""
+    rank = _patterned(document, "rank_pattern", name, patterns, "r")
+    alpha = _patterned(document, "alpha_pattern", name, patterns, "lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MOST_RANK:
         raise AdapterInvalid(f"r: {_shown(rank)} for {name}; expected a whole number from 1 to {MOST_RANK}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= _MOST_ALPHA:
         raise AdapterInvalid(f"lora_alpha: {_shown(alpha)} for {name}; expected a finite number, as of float32")
     divisor = math.sqrt(rank) if document.get("use_rslora") else rank
-    return ModuleUpdate(layer, name, rank, alpha / divisor)
+    return ModuleUpdate(layer, module, rank, alpha / divisor)
 
 
-def _patterned(document: dict[str, Any], patterns: str, name: str, otherwise: str, default: int) -> Any:
-    """The value of the first pattern that names the module, or else that of the field `otherwise`.
-
-    peft reads the keys as regular expressions; here they are names, so that a file cannot keep the start busy.
+def _patterned(document: dict[str, Any], field: str, name: str, patterns: _Patterns, otherwise: str) -> Any:
+    """The value of the first pattern that matches the end of the module's name behind a dot, or all of it, as in peft;
+    or else that of the field `otherwise`.
     """
-    table = document.get(patterns) or {}
+    table = document.get(field) or {}
     if not isinstance(table, Mapping):
-        raise AdapterInvalid(f"{patterns}: expected an object from module names to numbers")
+        raise AdapterInvalid(f"{field}: expected an object from module names to numbers")
     for pattern, value in table.items():
-        if _PATTERN.fullmatch(pattern) is None:
-            raise AdapterUnsupported(
-                f"{patterns}: {_shown(pattern)} is not supported; supported: module names or their last parts"
-            )
-        plain = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
-        if name == plain or (not pattern.startswith("^") and name.endswith(f".{plain}")):
+        if patterns.match(field, pattern, rf"(.*\.)?({pattern})", name):
             return value
-    return document.get(otherwise, default)
+    return document.get(otherwise, _PEFTS_DEFAULT)
 
 
-def _layers(document: dict[str, Any], layers: int) -> list[int]:
+_PEFTS_DEFAULT = 8  # of r and of lora_alpha
+
+
+def _layers(document: dict[str, Any], layers: int) -> Collection[int]:
     pattern, chosen = document.get("layers_pattern"), document.get("layers_to_transform")
     if pattern and pattern not in ("layers", ["layers"]):
         raise AdapterUnsupported(f"layers_pattern: {_shown(pattern)} is not supported; supported: layers")
     if chosen is None or chosen == []:
-        return list(range(layers))
+        return range(layers)
     numbers = chosen if isinstance(chosen, list) else [chosen]
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < layers:
             raise AdapterInvalid(
                 f"layers_to_transform: {_shown(number)}; expected layers of the base, 0 to {layers - 1}"
             )
-    return sorted(set(numbers))
+    return set(numbers)
 
 
-def _names(document: dict[str, Any], field: str) -> tuple[str, ...]:
+def _targets(document: dict[str, Any], field: str) -> str | tuple[str, ...]:
+    """A pattern, or a list of names."""
     value = document.get(field)
-    if isinstance(value, str):
-        raise AdapterUnsupported(
-            f"{field}: {_shown(value)}, a pattern, is not supported; supported: a list of {SUPPORTED}"
-        )
+    if isinstance(value, str) and value:
+        return value
     if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
-        raise AdapterInvalid(f"{field}: {_shown(value)}; expected a list of module names, of {SUPPORTED}")
+        raise AdapterInvalid(f"{field}: {_shown(value)}; expected a pattern, or a list of module names, of {SUPPORTED}")
     return tuple(value)
-
-
-def _named(name: str, suffixes: Iterable[str]) -> bool:
-    return any(name == suffix or name.endswith(f".{suffix}") for suffix in suffixes)
 
 
 def _text(document: dict[str, Any], field: str) -> str | None:
@@ -236,7 +318,7 @@ def _shown(value: object) -> str:
 
 
 FILE = "adapter_model.safetensors"
-_ROOT = "base_model.model."
+_ROOT, _LAYERS = "base_model.model.", "model.layers."
 _FOREIGN = {
     "lora_magnitude_vector": "DoRA",
     "lora_embedding_": "an adapted embedding",
@@ -248,12 +330,11 @@ _FOREIGN = {
 }
 
 
-def open_adapter_weights(directory: Path, adapter: AdapterConfig, base: TargetConfig) -> AdapterWeights:
-    """Open the weights of an adapter and check every tensor's name, shape and dtype.
+def open_adapter_weights(directory: Path) -> AdapterWeights:
+    """Open the weights of an adapter. Those of parts of a multimodal model that are not for text are left out, as the
+    parts themselves are.
 
-    Raises:
-        AdapterUnsupported: the file holds something other than low-rank updates of linear layers.
-        AdapterInvalid: the file is missing or truncated; a tensor is missing, unknown, or of another shape or dtype.
+    Raises AdapterInvalid: the file is missing or truncated, or names modules as no one model does.
     """
     path = directory / FILE
     if not path.exists():
@@ -262,16 +343,42 @@ def open_adapter_weights(directory: Path, adapter: AdapterConfig, base: TargetCo
         parts = read_parts(path)
     except WeightsInvalid as error:
         raise AdapterInvalid(str(error)) from error
-    _check(parts, adapter, base, path)
     return AdapterWeights(parts, path)
 
 
 class AdapterWeights:
-    """The open file of one adapter."""
+    """The open file of one adapter, tensors by their names in the model for text."""
 
     def __init__(self, parts: Mapping[str, Part], path: Path) -> None:
-        self._parts = parts
+        self._parts: dict[str, Part] = {}
         self._path = path
+        prefixes, others = set[str](), False
+        for written, part in parts.items():
+            inside = written.removeprefix(_ROOT)
+            name = in_text_part(inside)
+            if name is None:
+                others = True
+                continue
+            if name.startswith(_LAYERS):
+                prefixes.add(inside.removesuffix(name.removeprefix("model.")))
+            name = _ROOT + name if written.startswith(_ROOT) else written
+            if name in self._parts:
+                raise AdapterInvalid(f"{path}: {name} is there under two names; train or convert the adapter again")
+            self._parts[name] = part
+        if len(prefixes) > 1:
+            raise AdapterInvalid(
+                f"{path}: modules are named in several ways, below {', '.join(sorted(prefixes))}; expected one"
+            )
+        self.trained = Trained(prefixes.pop() if prefixes else "model.", others)
+
+    def check(self, adapter: AdapterConfig, base: TargetConfig) -> None:
+        """Check every tensor's name, shape and dtype.
+
+        Raises:
+            AdapterUnsupported: the file holds something other than low-rank updates of linear layers.
+            AdapterInvalid: a tensor is missing, unknown, or of another shape or dtype.
+        """
+        _check(self._parts, adapter, base, self._path)
 
     def read(self, update: ModuleUpdate, part: str) -> Float32:
         """lora_A [rank, in] or lora_B [out, rank] in float32, exact from bfloat16 and float16.
@@ -361,11 +468,15 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
     Raises:
         TargetError: ModelNotFound, AdapterUnsupported or AdapterInvalid; the message names adapter, file and field.
     """
-    config = read_adapter_config(directory, base.layers, _modules(base))
+    document = directory / FILES[0]
+    if not document.is_file():
+        raise ModelNotFound(f"{directory}: no {document.name}; expected an adapter in peft's layout")
+    weights = open_adapter_weights(directory)
+    config = read_adapter_config(directory, base.layers, _modules(base), weights.trained)
     _check_base(config, base_directory, base_cid)
     there = expected_shapes(base)  # not every layer of Gemma 4 has every module
     config = replace(config, updates=tuple(each for each in config.updates if f"{each.module}.weight" in there))
-    weights = open_adapter_weights(directory, config, base)
+    weights.check(config, base)
     updates = dict[tuple[int, str], LowRank]()
     for update in config.updates:
         module = update.module.removeprefix(f"model.layers.{update.layer}.")
@@ -391,7 +502,7 @@ def _check_base(config: AdapterConfig, directory: Path, base_cid: str) -> None:
             raise AdapterInvalid(f"revision: the adapter is for the base {revision}, and {base_cid} is served")
         return
     known = base_names(directory)
-    if config.base_name is not None and config.base_name.rstrip("/").rpartition("/")[2] not in known:
+    if config.base_name is not None and not is_named(config.base_name, known):
         raise AdapterInvalid(
             f"base_model_name_or_path: the adapter is for {config.base_name!r}, and {' or '.join(sorted(known))} is "
             "served; where that is the same model under another name, write it there, or its base_cid into revision"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import AfterValidator
 
-from services.generation.target.adapters import base_names
+from services.generation.target.adapters import base_names, is_named
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import ADAPTER_FOLDER, HEAD_FOLDER, STORE_FOLDER, model_path, places
 
@@ -54,10 +54,11 @@ IF_FOLDER_A_HEAD = AfterValidator(_head)
 def adapters_beside(model: Path) -> dict[str, Path]:
     """LoRA adapters that name this model as their base, by the names of their folders."""
     found: dict[str, Path] = {}
-    for place in places(model):
-        for config in sorted(place.glob("adapters/*/adapter_config.json")):
-            if _names(config, base_names(model)):
-                found.setdefault(config.parent.name, config.parent)
+    beside = [config for place in places(model) for config in sorted(place.glob("adapters/*/adapter_config.json"))]
+    names = base_names(model) if beside else frozenset[str]()
+    for config in beside:
+        if _names(config, names):
+            found.setdefault(config.parent.name, config.parent)
     return found
 
 
@@ -66,4 +67,4 @@ def _names(config: Path, bases: frozenset[str]) -> bool:
         base = json.loads(config.read_bytes()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
-    return isinstance(base, str) and base.rstrip("/").rpartition("/")[2] in bases
+    return isinstance(base, str) and is_named(base, bases)

@@ -230,7 +230,7 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
     for a tensor that is there under two names.
     """
     if family and (family.multimodal or family.delta):
-        named = ((_in_text_part(name), part) for name, part in entries.items())
+        named = ((in_text_part(name), part) for name, part in entries.items())
         entries = _once((name, part) for name, part in named if name)
     if family and family.final_norm != NORM:
         entries = _once((NORM if name == family.final_norm else name, part) for name, part in entries.items())
@@ -273,7 +273,7 @@ _OTHERS = re.compile(
 """Parts of checkpoints: that for text, and those that are left alone, as layers that predict further tokens are."""
 
 
-def _in_text_part(name: str) -> str | None:
+def in_text_part(name: str) -> str | None:
     """A tensor's name in the model for text, None for a tensor of another part."""
     for prefix, stands_for in _TEXT:
         if name.startswith(prefix):

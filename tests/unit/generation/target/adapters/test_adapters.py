@@ -1,5 +1,6 @@
 """Adapters: how their files are read, refused, and what peft computes with them."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.target.adapters import adapter_cid, base_names, read_adapter, read_adapter_config
+from services.generation.target import adapters
+from services.generation.target.adapters import (
+    adapter_cid,
+    base_names,
+    is_named,
+    read_adapter,
+    read_adapter_config,
+)
+from services.generation.target.beside import adapters_beside
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, TargetError
@@ -22,8 +31,11 @@ from services.generation.target.identity import base_cid
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import run
+from tests.fakes.tiny_families import make_tiny_multimodal
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import edit_json, edit_tensors, make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
+from tests.numerics.arithmetic import assert_same_bits
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +72,13 @@ UNSUPPORTED: list[tuple[str, object]] = [
     ("lora_bias", True), ("modules_to_save", ["lm_head"]), ("trainable_token_indices", [1]),
     ("target_parameters", ["x"]), ("layer_replication", [[0, 2]]), ("fan_in_fan_out", True),
     ("init_lora_weights", "pissa"), ("use_xlora", True), ("target_modules", ["embed_tokens"]),
-    ("target_modules", ["q_proj", "lm_head"]), ("target_modules", ".*_proj"), ("layers_pattern", "blocks"),
-    ("rank_pattern", {"(a+)+$": 2}),
+    ("target_modules", ["q_proj", "lm_head"]), ("layers_pattern", "blocks"),
+    ("target_modules", "x" * (1 << 14) + "|.*_proj"), ("rank_pattern", {"x" * (1 << 14): 2}),
 ]  # fmt: skip
 INVALID: list[tuple[str, object]] = [
     ("target_modules", []), ("target_modules", None), ("target_modules", ["model.layers.7.mlp.up_proj"]),
+    ("target_modules", ""), ("target_modules", "("), ("target_modules", "q_proj"), ("alpha_pattern", {"(": 1}),
+    ("exclude_modules", "["), ("exclude_modules", 3),
     ("layers_to_transform", [5]), ("r", 0), ("r", "four"), ("r", 10**9), ("lora_alpha", "x"), ("lora_alpha", 1e39),
     ("lora_alpha", 10**400), ("lora_alpha", float("inf")), ("rank_pattern", [1]),
     ("base_model_name_or_path", "meta-llama/Llama-3.1-8B"), ("base_model_name_or_path", 3),
@@ -163,6 +177,34 @@ def test_an_adapter_knows_a_gguf_file_by_the_name_of_the_model(file: str) -> Non
     assert base_names(Path("/models") / file) == {file, "Llama-3.1-8B"}
 
 
+@pytest.mark.parametrize(
+    ("named", "fields", "known"),
+    [
+        ("Qwen/Qwen2.5-Coder-1.5B-Instruct", {}, True),
+        ("qwen/qwen2.5-coder-1.5b-instruct/", {}, True),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", {}, False),
+        ("maker/My-Own-Model", {"general.name": "My Own Model GGUF"}, True),
+        ("maker/my_own_model", {"general.name": "My Own Model"}, True),
+        (
+            "maker/Own-1B-Chat",
+            {"general.basename": "own", "general.size_label": "1B", "general.finetune": "chat"},
+            True,
+        ),
+        ("maker/Own", {"general.basename": "own", "general.size_label": "1B"}, True),
+        ("maker/1B-Chat", {"general.size_label": "1B", "general.finetune": "chat"}, False),
+    ],
+)
+def test_a_base_is_known_in_any_case_and_by_the_names_that_a_gguf_file_gives_itself(
+    named: str, fields: dict[str, str], known: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+    make_tiny_gguf(file, change_metadata=lambda metadata: metadata.update(fields))
+    assert is_named(named, base_names(file)) is known
+    (tmp_path / "adapters" / "one").mkdir(parents=True)
+    (tmp_path / "adapters" / "one" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": named}))
+    assert bool(adapters_beside(file)) is known
+
+
 def test_ranks_and_scales_follow_patterns_and_rslora(base: Path, adapter: Path) -> None:
     edit(
         adapter, r=4, lora_alpha=8, rank_pattern={"mlp.up_proj": 16, "up_proj": 2},
@@ -218,6 +260,20 @@ ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"r": 64, "lora_alpha": 16, "target_modules": EVERY, "layers_to_transform": [1], "layers_pattern": "layers",
          "exclude_modules": ["k_proj"]},
     ),
+    "a pattern of modules, and patterns of alphas in which a dot is any character": (
+        {},
+        {
+            "r": 4, "lora_alpha": 8, "exclude_modules": r".*\.1\.mlp\..*",
+            "target_modules": r"^(?!.*down_proj)(?:model\.layers\.\d+\.\w+)\.(?:[qv]_proj|(up|down)_proj)$",
+            "alpha_pattern": {"self_attn.q.proj": 64, "up.proj|v_proj": 1}, "rank_pattern": {"layers.[0-9].*v_proj": 2},
+        },
+    ),
+    "a whole name beside chosen layers": (
+        {},
+        {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "model.layers.0.mlp.up_proj"],
+         "layers_to_transform": [1]},
+    ),
+    "all linear layers": ({}, {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}),
     "odd sizes": (
         {"architecture": "mistral", "hidden": 72, "heads": 6, "kv_heads": 3, "intermediate_size": 101},
         {"r": 5, "lora_alpha": 15, "target_modules": ["model.layers.0.mlp.down_proj", "gate_proj", "o_proj"]},
@@ -244,6 +300,67 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                     parameter.normal_(std=0.1)
     model.save_pretrained(adapter)
     return base, adapter
+
+
+def test_patterns_have_a_limit_of_time(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_SECONDS", 0)
+    for member, value in (("target_modules", ".*_proj"), ("alpha_pattern", {"q_proj": 1})):
+        edit(adapter, **{"target_modules": EVERY} | {member: value})
+        refused(base, adapter, AdapterUnsupported, f"{member}: ")
+
+
+def test_a_pattern_of_modules_has_to_be_that_of_the_tensors(base: Path, adapter: Path) -> None:
+    edit(adapter, target_modules=r".*_proj")
+    assert len(load_target(base, cache_tokens=64, adapters={"mine": adapter}).adapters) == 1
+    edit(adapter, target_modules=r".*self_attn\..*_proj")
+    refused(base, adapter, AdapterInvalid, "mlp.")
+    edit(adapter, target_modules=r".*_proj", layers_to_transform=[0])
+    refused(base, adapter, AdapterInvalid, "layers_to_transform: ")
+
+
+WRAPPERS = {"gemma3": "model.language_model.", "mistral3": "model.language_model.", "qwen3_vl": "model.language_model."}
+
+
+@pytest.mark.parametrize("family", WRAPPERS)
+def test_an_adapter_of_a_multimodal_wrapper_is_served_on_its_part_for_text(family: str, tmp_path: Path) -> None:
+    """Under today's names and under those of older versions of transformers; updates of the part for images are left
+    out, which text does not pass.
+    """
+    plain = make_tiny_multimodal(tmp_path / family, family)
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"], "task_type": "CAUSAL_LM"}
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = get_peft_model(plain, LoraConfig(**lora, alpha_pattern={"language_model.layers.1.*q_proj": 64})).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(std=0.1)
+            tokens = [(7 * i * i + 3 * i) % 384 for i in range(40)]
+            expected = model(input_ids=torch.tensor([tokens])).logits[0].numpy()
+    model.save_pretrained(tmp_path / "adapter")
+    edit(tmp_path / "adapter", base_model_name_or_path=family)
+    today = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert any(name.startswith(f"{OTHER}{WRAPPERS[family]}layers.") for name in today)
+    found = adapted_logits(load_target(tmp_path / family, adapters={"a": tmp_path / "adapter"}), tokens)
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
+
+    def older(tensors: dict[str, torch.Tensor]) -> None:
+        renamed = {n.replace("model.language_model.", "language_model.model.", 1): t for n, t in tensors.items()}
+        tensors.clear()
+        tensors.update(renamed)
+
+    edit_weights(tmp_path / "adapter", older)
+    edit(tmp_path / "adapter", alpha_pattern={"language_model.model.layers.1.*q_proj": 64})
+    again = adapted_logits(load_target(tmp_path / family, adapters={"a": tmp_path / "adapter"}), tokens)
+    assert_same_bits(found, again)
+
+
+def test_modules_that_are_named_in_two_ways_are_refused(base: Path, adapter: Path) -> None:
+    wrapped = Q.replace("model.model.", "model.model.language_model.")
+    edit_weights(adapter, lambda tensors: tensors.update({wrapped: tensors[Q] + 1}))
+    refused(base, adapter, AdapterInvalid, "under two names")
+    edit_weights(adapter, lambda tensors: tensors.pop(Q))
+    refused(base, adapter, AdapterInvalid, "language_model.model.")
 
 
 def adapted_logits(target: Target, tokens: list[int]) -> np.ndarray:

@@ -4,7 +4,8 @@
     ├── FormatError       bytes or values are not of the format; names the field
     │   └── ClockAhead             a document names a time that is still to come, by the ledger's clock
     ├── SignatureError    a signature is missing, wrong, or by a key that may not sign this
-    │   └── SignaturesMissing      fewer operators have signed than have to
+    │   ├── SignaturesMissing      fewer operators have signed than have to
+    │   └── LogOfAnotherKey        a database whose checkpoint another key of the log has signed
     ├── KeyFileError      a key file cannot be read, is malformed, or others can read it
     ├── SignerUnavailable a key in a device cannot be reached now
     ├── ChainError        an entry does not follow from the one before it; names the index
@@ -73,6 +74,20 @@ class SignatureError(LedgerError):
 
 class SignaturesMissing(SignatureError):
     """Fewer operators have signed than have to."""
+
+
+class LogOfAnotherKey(SignatureError):
+    """The newest checkpoint of a database is signed by other keys than those that may sign it here. `signers` and
+    `expected` are names and ids as verifier keys begin with them: `kolm.local/ledger+1a2b3c4d`.
+    """
+
+    def __init__(self, signers: Sequence[str], expected: Sequence[str]) -> None:
+        super().__init__(
+            f"its newest checkpoint is signed by {', '.join(signers) or 'nobody'}, and this ledger's key is "
+            f"{' or '.join(expected)}"
+        )
+        self.signers = tuple(signers)
+        self.expected = tuple(expected)
 
 
 class KeyFileError(LedgerError):

@@ -16,7 +16,7 @@ from ledger.errors import NotFound
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import EntryStore, ReceiptRow, VerdictRow
 from ledger.log.tree_head import TreeHead, TreeHeadBoard
-from ledger.tree.merkle import HASH_BYTES, consistency_proof, inclusion_proof
+from ledger.tree.merkle import HASH_BYTES, consistency_proof, inclusion_proof, tree_root
 from ledger.tree.multiproof import multi_proof, range_proof
 from ledger.tree.tile import TileHashes, tile_width
 
@@ -180,6 +180,12 @@ class LedgerReader:
         """The proof of entry `index` under the latest head, and that head. Raises NotFound."""
         head = self.head()
         return Inclusion(head, self.inclusion_proof(index, head.size))
+
+    def root(self, size: int) -> bytes:
+        """The root over the first `size` entries. Raises NotFound beyond the head."""
+        if not 0 <= size <= self.head().size:
+            raise NotFound(f"the ledger holds no tree of {size} entries")
+        return tree_root(size, self._hashes)
 
     def tile(self, level: int, number: int) -> bytes:
         """The hashes of a tile that the head's tree has by now. Raises NotFound where it has none."""

@@ -15,9 +15,9 @@ from itertools import islice
 from ledger.documents.halt import Halt, HaltState, Resume
 from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import open_document, read_document
-from ledger.errors import ChainError, FormatError, NotFound, SignatureError
+from ledger.errors import ChainError, FormatError, LogOfAnotherKey, NotFound, SignatureError
 from ledger.keys.ed25519 import PublicKey
-from ledger.keys.note import check_key_name
+from ledger.keys.note import Note, check_key_name, note_key_id
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.guard import Guard, check_not_rolled_back
@@ -70,8 +70,17 @@ def recover(
 
 
 def _recorded_head(store: EntryStore, keys: tuple[PublicKey, ...], origin: str) -> tuple[Checkpoint, bytes] | None:
-    note = store.latest_checkpoint()
-    return None if note is None else (open_checkpoint(note, keys, origin), note)
+    data = store.latest_checkpoint()
+    if data is None:
+        return None
+    try:
+        return open_checkpoint(data, keys, origin), data
+    except SignatureError:
+        signers = [f"{line.name}+{line.key_id.hex()}" for line in Note.from_bytes(data).signatures]
+        expected = list(dict.fromkeys(f"{origin}+{note_key_id(origin, key).hex()}" for key in keys))
+        if set(signers).isdisjoint(expected):
+            raise LogOfAnotherKey(signers, expected) from None
+        raise
 
 
 def _sign(store: EntryStore, key: Signer, checkpoint: Checkpoint) -> bytes:

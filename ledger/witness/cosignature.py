@@ -63,6 +63,8 @@ def _message(text: str, seconds: int) -> bytes:
 
 
 PATH = "add-checkpoint"
+SEEN_PATH = "seen"
+"""Kolm's own, beside C2SP tlog-witness: the newest checkpoint that the witness has cosigned, as the log signed it."""
 SIZE_TYPE = "text/x.tlog.size"
 """Content type of the answer 409: the tree size that the witness knows, a decimal and a newline."""
 

@@ -107,6 +107,15 @@ class Witness:
             raise StaleRequest(self._memory.latest(checkpoint.origin).size)  # another request came in between
         return cosign(note.text, self._name, self._key, int(self._clock())).to_line().encode()
 
+    def seen(self, origin: str) -> bytes:
+        """The log's signed note over the newest tree that the witness has cosigned: evidence, if the log has signed
+        another. Raises UnknownLog, also before the first one.
+        """
+        note = self._memory.latest(origin).note if any(log.name == origin for log in self._logs) else b""
+        if not note:
+            raise UnknownLog(f"this witness has cosigned no checkpoint of {origin}")
+        return note
+
     def _check_signature(self, note: Note, checkpoint: Checkpoint) -> None:
         keys = [log.key for log in self._logs if log.name == checkpoint.origin]
         if not keys:

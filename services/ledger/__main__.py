@@ -14,7 +14,7 @@ from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document
 from ledger.durable_file import keep_durably
-from ledger.errors import GuardMissing, LedgerError, RolledBack
+from ledger.errors import GuardMissing, LedgerError, LogOfAnotherKey, RolledBack
 from ledger.keys.note import VerifierKey
 from ledger.keys.signer import Signer, open_signer
 from ledger.keys.trusted_keys import TrustedKeys
@@ -117,6 +117,11 @@ def _sequencer(
         )  # fmt: skip
     except (RolledBack, GuardMissing) as error:
         raise CannotStart(f"the ledger will not be served: {error}") from error
+    except LogOfAnotherKey as error:
+        raise CannotStart(
+            f"the database is of a log with another key: {error}. Name the key of this database with --key-file (its "
+            "log.vkey begins with the same letters), or a database of its own for this key"
+        ) from error
     except LedgerError as error:
         raise CannotStart(f"the ledger in {settings.data_dir} does not hold what it signed: {error}") from error
 

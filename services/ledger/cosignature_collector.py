@@ -16,6 +16,7 @@ from functools import partial
 from ledger.errors import FormatError, Inconsistent, LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
+from ledger.tree.checkpoint import Checkpoint
 from ledger.witness.cosignature import AddCheckpoint, read_size
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyWitness
@@ -27,6 +28,14 @@ _log = logging.getLogger(__name__)
 Post = Callable[[str, bytes], tuple[int, bytes]]
 """(submission prefix, body) → (HTTP status, body) of add-checkpoint. Blocking; raises OSError."""
 
+Ask = Callable[[str, str], bytes]
+"""(submission prefix, origin) → the newest note of the log that a witness has. Blocking; raises OSError."""
+
+
+def ask_nobody(prefix: str, origin: str) -> bytes:
+    """For witnesses that show nothing."""
+    raise OSError(f"{prefix} shows no checkpoint of {origin}")
+
 
 class CosignatureCollector:
     """Asks the witnesses of a policy. On one event loop. What reads the log runs on the threads that all share, what
@@ -34,18 +43,25 @@ class CosignatureCollector:
     """
 
     def __init__(
-        self, reader: LedgerReader, policy: Policy, notes: CosignatureStore, post: Post, interval: float
+        self,
+        reader: LedgerReader,
+        policy: Policy,
+        notes: CosignatureStore,
+        post: Post,
+        interval: float,
+        ask: Ask = ask_nobody,
     ) -> None:
-        """`interval`: seconds from one asking to the next."""
+        """`interval`: seconds from one asking to the next. `ask` has a witness show what it holds against the log."""
         self._reader = reader
         self._policy = policy
         self._notes = notes
         self._post = post
+        self._show = ask
         self._interval = interval
         self._witnesses = [witness for witness in policy.witnesses if witness.url is not None]
         self._known: dict[str, int] = {}  # the size that each witness said it has cosigned
         self._asked: set[str] = set()  # witnesses that owe an answer
-        self._silent: dict[str, bool] = {}  # witnesses that do not cosign; True where one says that this log has forked
+        self._silent: dict[str, bool] = {}  # witnesses that do not cosign; True where one has shown that the log forked
 
     async def run(self) -> None:
         """Collect for ever. Run as a task."""
@@ -62,7 +78,9 @@ class CosignatureCollector:
         return {each.name: max(size - self._known.get(each.name, 0), 0) for each in self._witnesses}
 
     def silent(self) -> dict[str, bool]:
-        """The witnesses that do not cosign; True where one says that this log has forked. From any thread."""
+        """The witnesses that do not cosign; True where one shows, by the log's own signature, that this log has forked.
+        From any thread.
+        """
         return dict(self._silent)
 
     async def round(self) -> None:
@@ -107,21 +125,45 @@ class CosignatureCollector:
         if status == 409:  # it knows another size: the usual start, and after each other's restarts
             self._known[witness.name] = read_size(body)
             if self._known[witness.name] > size:
-                raise Inconsistent(
-                    f"it has seen {self._known[witness.name]} entries, this log has {size}: was an old backup restored?"
-                )
+                claim = f"it says that it has seen {self._known.pop(witness.name)} entries, this log has {size}"
+                raise await self._contradicted(witness, claim)
             status, body = await self._send(witness, self._known[witness.name], size, note)
             if status == 409 and read_size(body) == size:
-                raise Inconsistent(f"it has cosigned another tree of {size} entries of this log")
+                raise await self._contradicted(witness, f"it says that it has cosigned another tree of {size} entries")
+        words = body[:200].decode("utf-8", "replace").strip()
         if status == 422:
-            raise Inconsistent(
-                f"it has cosigned another history of this log: {body[:200].decode('utf-8', 'replace').strip()}"
-            )
+            raise await self._contradicted(witness, f"it says that it has cosigned another history: {words}")
         if status != 200:
-            raise FormatError("answer", f"HTTP {status}: {body[:200].decode('utf-8', 'replace').strip()}")
+            raise FormatError("answer", f"HTTP {status}: {words}")
         cosigned = await asyncio.to_thread(self._with_own_line, witness, note, body)
         self._known[witness.name] = size
         return cosigned
+
+    async def _contradicted(self, witness: PolicyWitness, claim: str) -> LedgerError:
+        """What a claim against the log amounts to. Anybody can make one; it counts where the witness shows a checkpoint
+        that a key of the log has signed and that this log does not extend.
+        """
+        origin = self._reader.head().checkpoint.origin
+        try:
+            shown = await asyncio.wrap_future(on_own_thread(partial(self._show, str(witness.url), origin)))
+            return await asyncio.to_thread(self._judged, claim, origin, shown)
+        except (LedgerError, OSError) as error:
+            return FormatError("answer", f"{claim}; it shows no checkpoint that the log has signed: {error}")
+
+    def _judged(self, claim: str, origin: str, shown: bytes) -> LedgerError:
+        note = Note.from_bytes(shown)
+        theirs = Checkpoint.from_text(note.text)
+        if theirs.origin != origin:
+            raise FormatError("checkpoint", f"is of the log {theirs.origin!r}")
+        self._policy.log_key(note, theirs)
+        if theirs.size > self._reader.head().size:
+            return Inconsistent(
+                f"it shows a checkpoint over {theirs.size} entries that the log has signed and does not hold: was an "
+                "old backup restored?"
+            )
+        if self._reader.root(theirs.size) != theirs.root:
+            return Inconsistent(f"it shows another tree of {theirs.size} entries that the log has signed")
+        return FormatError("answer", f"{claim}; the checkpoint that it shows is of this log")
 
     def _with_own_line(self, witness: PolicyWitness, note: Note, body: bytes) -> Note:
         """The note with the cosignature of an answer. Raises FormatError."""

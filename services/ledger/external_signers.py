@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
+from urllib.parse import urlencode
 
 from prometheus_client import CollectorRegistry
 
 from ledger.errors import LedgerError
 from ledger.log.reader import LedgerReader
-from ledger.witness.cosignature import PATH
+from ledger.witness.cosignature import MAX_REQUEST_BYTES, PATH, SEEN_PATH
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
 from services.ledger.ledger_metrics import watch_witnesses
 from services.ledger.settings import LedgerSettings
-from services.runtime.http.http_call import post
+from services.runtime.http.http_call import get, post
 from services.runtime.process import CannotStart
 
 
@@ -62,9 +64,19 @@ class ExternalSigners:
         if self.notes is None or self.policy is None:
             return None
         send = partial(post_to_witness, seconds=self.settings.witness_timeout)
-        return CosignatureCollector(reader, self.policy, self.notes, send, self.settings.witness_seconds)
+        ask = partial(seen_by_witness, seconds=self.settings.witness_timeout)
+        return CosignatureCollector(reader, self.policy, self.notes, send, self.settings.witness_seconds, ask)
 
 
 def post_to_witness(prefix: str, body: bytes, seconds: float) -> tuple[int, bytes]:
     """(status, body) of add-checkpoint under a submission prefix. Raises OSError."""
     return post(f"{prefix.rstrip('/')}/{PATH}", body, "text/plain; charset=utf-8", seconds=seconds)
+
+
+def seen_by_witness(prefix: str, origin: str, seconds: float) -> bytes:
+    """The newest checkpoint of a log that a witness of kolm has cosigned. Raises OSError, also for other witnesses."""
+    url = f"{prefix.rstrip('/')}/{SEEN_PATH}?{urlencode({'origin': origin})}"
+    answer = get(url, seconds, MAX_REQUEST_BYTES)
+    if answer.status != HTTPStatus.OK:
+        raise OSError(f"{url} answers {answer.status}")
+    return answer.body

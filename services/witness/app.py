@@ -27,7 +27,7 @@ from ledger.errors import (
 )
 from ledger.keys.note import VerifierKey
 from ledger.tree.checkpoint import Checkpoint
-from ledger.witness.cosignature import MAX_REQUEST_BYTES, PATH, SIZE_TYPE
+from ledger.witness.cosignature import MAX_REQUEST_BYTES, PATH, SEEN_PATH, SIZE_TYPE
 from ledger.witness.witness import Accusation, SeenTree, Witness
 from services.runtime.metrics import Metrics
 
@@ -50,7 +50,9 @@ _STATUS: tuple[tuple[type[LedgerError], int], ...] = (
 
 
 def witness_app(witness: Witness, verifier_key: VerifierKey) -> Starlette:
-    """POST /add-checkpoint; GET / and GET /vkey give the witness's own key, GET /health says that it answers."""
+    """POST /add-checkpoint; GET /seen?origin=… the newest checkpoint of a log that it has cosigned, GET / and GET /vkey
+    the witness's own key, GET /health that it answers.
+    """
 
     async def add_checkpoint(request: Request) -> Response:
         body = await _body(request)
@@ -58,6 +60,13 @@ def witness_app(witness: Witness, verifier_key: VerifierKey) -> Starlette:
             return PlainTextResponse(f"at most {MAX_REQUEST_BYTES} bytes are taken\n", 413)
         try:
             return PlainTextResponse(await run_in_threadpool(witness.add_checkpoint, body))
+        except LedgerError as error:
+            return _refusal(error)
+
+    async def seen(request: Request) -> Response:
+        try:
+            note = await run_in_threadpool(witness.seen, request.query_params.get("origin", ""))
+            return PlainTextResponse(note)
         except LedgerError as error:
             return _refusal(error)
 
@@ -70,6 +79,7 @@ def witness_app(witness: Witness, verifier_key: VerifierKey) -> Starlette:
     return Starlette(
         routes=[
             Route(f"/{PATH}", add_checkpoint, methods=["POST"]),
+            Route(f"/{SEEN_PATH}", seen),
             Route("/", vkey),
             Route("/vkey", vkey),
             Route("/health", health),

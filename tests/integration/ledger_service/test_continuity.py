@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from ledger.errors import StoreError
+from ledger.errors import LogOfAnotherKey, StoreError
 from ledger.keys.note import Note
 from ledger.sql.inspection import SqlInspection
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
@@ -95,6 +95,23 @@ def test_a_note_that_the_log_did_not_sign_stops_nothing(data: Path) -> None:
     (data / "witnessed" / f"{10:019d}.note").write_bytes(b"no note at all")
     assert run(data, 4).size == 5
     assert fsck(data)[0] == 0
+
+
+def test_a_log_that_another_key_has_signed_is_refused_by_the_names_of_both_keys(data: Path) -> None:
+    vkey = "+".join((data / "log.vkey").read_text().split("+", 2)[:2])
+    (data / "keys/log.pem").rename(data / "keys/old.pem")
+    shutil.move(data / "trusted", data / "aside")
+    with pytest.raises(CannotStart) as caught:
+        run(data)
+    refused = caught.value.__cause__
+    assert isinstance(refused, LogOfAnotherKey)
+    own = "+".join((data / "log.vkey").read_text().split("+", 2)[:2])
+    assert (refused.signers, refused.expected[0]) == ((vkey,), own)
+    (data / "keys/log.pem").unlink()
+    (data / "keys/old.pem").rename(data / "keys/log.pem")
+    shutil.rmtree(data / "trusted")
+    shutil.move(data / "aside", data / "trusted")
+    assert run(data).size == 4
 
 
 def test_a_log_with_entries_is_not_opened_without_its_guard(data: Path) -> None:

@@ -22,7 +22,7 @@ from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
-from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import tree_root
 from ledger.tree.tile import TileHashes
 from ledger.witness.cosignature import cosign, cosigners
@@ -34,7 +34,7 @@ from services.client import errors as client_errors
 from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
-from services.ledger.external_signers import ExternalSigners, post_to_witness
+from services.ledger.external_signers import ExternalSigners, post_to_witness, seen_by_witness
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
@@ -61,6 +61,9 @@ class RunningWitness:
 
     def add_checkpoint(self, body: bytes) -> bytes:
         return self.watching.add_checkpoint(body)
+
+    def seen(self, origin: str) -> bytes:
+        return self.watching.seen(origin)
 
     def start(self) -> None:
         self._thread.start()
@@ -181,7 +184,12 @@ class Deployment:
     def collect(self, policy: Policy) -> None:
         self.checkpoints = Checkpoints(self.reader, policy, self.notes)
         self.collector = CosignatureCollector(
-            self.reader, policy, self.notes, lambda url, body: post_to_witness(url, body, 5.0), 0.01
+            self.reader,
+            policy,
+            self.notes,
+            lambda url, body: post_to_witness(url, body, 5.0),
+            0.01,
+            lambda url, origin: seen_by_witness(url, origin, 5.0),
         )
 
     def append(self, *numbers: int) -> None:
@@ -224,38 +232,59 @@ def test_a_checkpoint_is_witnessed_once_enough_witnesses_have_cosigned_it(deploy
     assert [Checkpoint.from_text(Note.from_bytes(note).text).size for note in deployment.checkpoints.earlier(5)] == [3]
 
 
-def test_a_witness_that_knows_more_than_the_log_is_not_argued_with(deployment: Deployment) -> None:
-    deployment.append(0, 1)
-    deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(9, b"x" * 32, b"note"))
+def silenced(deployment: Deployment, seen: SeenTree) -> dict[str, bool]:
+    """How the collector counts witness `a`, which has cosigned this tree."""
+    deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), seen)
     asyncio.run(deployment.collector.round())
     assert deployment.checkpoints.newest().cosigned == {}
+    return {"a": deployment.collector.silent()["a"]}
 
 
-def test_a_witness_that_says_the_log_has_forked_is_heard_once_and_at_once(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("size", [1, 2, 9], ids=["another history", "this size", "more than the log"])
+def test_a_witness_that_shows_what_the_log_has_signed_accuses_it(
+    size: int, deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    deployment.append(0)
-    answers = [(500, b""), (500, b""), (422, b"not a tree of mine"), (422, b"nor this"), (409, b"9\n"), (500, b"")]
-    collector = CosignatureCollector(
-        deployment.reader, deployment.policy, deployment.notes, lambda *_: answers[0], 0.01
-    )
-    while answers:
+    deployment.append(0, 1)
+    other = Log(salt=b"other")
+    seen = Checkpoint.from_text(Note.from_bytes(other.checkpoint(size)).text)
+    assert silenced(deployment, SeenTree(size, seen.root, other.checkpoint(size))) == {"a": True}
+    assert [line.levelname for line in caplog.records if "witness a:" in line.message] == ["ERROR"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+@pytest.mark.parametrize("note", ["nothing", "junk", "by a stranger", "of another log"])
+def test_a_witness_that_only_says_so_is_silent_and_no_alarm(size: int, note: str, deployment: Deployment) -> None:
+    deployment.append(0, 1)
+    head = Checkpoint(ORIGIN, size, b"x" * 32)
+    shown = {
+        "nothing": b"",
+        "junk": b"note",
+        "by a stranger": sign_checkpoint(head, SigningKey.generate("log")),
+        "of another log": sign_checkpoint(replace(head, origin="other.example/log"), KEYS["log"]),
+    }
+    assert silenced(deployment, SeenTree(size, head.root, shown[note])) == {"a": False}
+
+
+def test_a_witness_that_shows_this_logs_own_checkpoint_accuses_nobody(deployment: Deployment) -> None:
+    deployment.append(0, 1)
+    own = deployment.reader.head().note
+    for answer in ((409, b"999999\n"), (422, b"not a tree of mine")):
+        collector = CosignatureCollector(
+            deployment.reader, deployment.policy, deployment.notes, lambda *_, a=answer: a, 0.01, lambda *_: own
+        )
         asyncio.run(collector.round())
-        answers.pop(0)
-    said = [(line.levelname, line.message) for line in caplog.records if "witness a:" in line.message]
-    assert [level for level, _ in said] == ["WARNING", "ERROR", "WARNING"]
-    assert "another history of this log: not a tree of mine" in said[1][1]
+        assert collector.silent()["a"] is False
+        assert collector.lags()["a"] == 2  # nobody's word that it has more
 
 
-def test_a_witness_that_has_cosigned_another_tree_of_this_size_is_heard(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
-    deployment.append(0)
-    deployment.witnesses["a"].memory.advance(ORIGIN, SeenTree(), SeenTree(1, b"x" * 32, b"note"))
-    asyncio.run(deployment.collector.round())
-    assert [line.message for line in caplog.records if line.levelname == "ERROR" and "witness a" in line.message] == [
-        "no cosignature by the witness a: it has cosigned another tree of 1 entries of this log"
-    ]
+def test_a_witness_shows_what_it_has_cosigned_and_nothing_of_other_logs(running: RunningWitness) -> None:
+    log = Log()
+    with pytest.raises(OSError, match="404"):
+        seen_by_witness(running.url, ORIGIN, 5.0)
+    running.ask(log.request(0, 5))
+    assert seen_by_witness(running.url, ORIGIN, 5.0) == log.checkpoint(5)
+    with pytest.raises(OSError, match="404"):
+        seen_by_witness(running.url, "other.example/log", 5.0)
 
 
 def test_a_witness_that_lies_is_not_believed(deployment: Deployment) -> None:

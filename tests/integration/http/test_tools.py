@@ -221,6 +221,26 @@ async def test_responses_call_functions_whole_and_as_events(client: openai.Async
     assert [item.type for item in again.output] == ["message"]
 
 
+async def test_a_call_that_a_stop_string_cuts_off_is_no_whole_call(client: openai.AsyncOpenAI) -> None:
+    one: Any = {"type": "function", "function": {"name": "get_weather"}}
+    asked = ASKED | {"tool_choice": one, "stop": ["days"]}
+    whole = (await client.chat.completions.create(**asked)).choices[0]
+    (call,) = whole.message.tool_calls or ()
+    assert call.type == "function"
+    assert (whole.finish_reason, whole.message.content) == ("stop", None)
+    assert call.function.arguments.endswith('"')
+    chunks = [chunk.choices[0] async for chunk in await client.chat.completions.create(**asked, stream=True)]
+    assert chunks[-1].finish_reason == "stop"
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
+    response = await client.responses.create(
+        model="tiny", input="Sun?", tools=FLAT, tool_choice={"type": "function", "name": "get_weather"},
+        max_output_tokens=120, extra_body={"seed": 3, "stop": ["days"]},
+    )  # fmt: skip
+    (item,) = response.output
+    assert item.type == "function_call"
+    assert (response.status, item.status, item.arguments) == ("incomplete", "incomplete", call.function.arguments)
+
+
 def named(**members: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "a"} | members}
 

@@ -23,9 +23,11 @@ from ledger.encoding.document import Part, TokenId
 from ledger.errors import FormatError
 
 Turn = dict[str, str]
-"""`role` and `content`. An assistant's turn may have `tool_calls`, a tool's `tool_call_id`, and the first `tools`."""
+"""`role` and `content`. An assistant's turn may have `tool_calls`, a tool's `tool_call_id`, and the first `tools`. The
+last may have `continued`, which is "true": the output goes on within that turn.
+"""
 
-TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools")
+TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools", "continued")
 
 _Constraint = Annotated[str, Meta(max_length=1 << 20)]  # characters; servers take fewer
 _NAMES = {Receipt: "receipt", Promise: "promise"}
@@ -105,6 +107,11 @@ def sent_turn(role: str, content: str, calls: Sequence[tuple[str, str, str]] = (
     """`calls`: (id, name, arguments), written as a JSON array of such arrays. Empty ones are left out."""
     more = {"tool_calls": canonical([list(call) for call in calls]).decode() if calls else "", "tool_call_id": call_id}
     return {"role": role, "content": content} | {name: value for name, value in more.items() if value}
+
+
+def continued_turns(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns where the output goes on within the last one."""
+    return [*turns[:-1], turns[-1] | {"continued": "true"}]
 
 
 def sent_tools(tools: Sequence[tuple[str, str, str, bool]]) -> list[Turn]:

@@ -29,7 +29,16 @@ from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
 from services.http.api_error import RECEIPTS, ApiError, of_kolm
 from services.http.calls import Admission, Callers, Endpoint, Gate, read_fields, token, while_there
-from services.http.completions import CHAT_TOOLS, ChatDialect, ChatFields, ChatMessage, TextDialect, TextFields, placed
+from services.http.completions import (
+    CHAT_TOOLS,
+    ChatDialect,
+    ChatFields,
+    ChatMessage,
+    Continuation,
+    TextDialect,
+    TextFields,
+    placed,
+)
 from services.http.fields import Strict, only, turn_names
 from services.http.message_answer import MessageDialect
 from services.http.message_fields import MessageFields, PromptFields
@@ -81,7 +90,7 @@ async def _models(runtime: AsyncRuntime, request: Request) -> Response:
 _Value = TypeVar("_Value")
 
 
-class TokenizeFields(Strict):
+class TokenizeFields(Continuation):
     """A prompt or messages; exactly one."""
 
     model: str | None = None
@@ -89,8 +98,6 @@ class TokenizeFields(Strict):
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
     tools: Annotated[list[NestedFunction], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
     return_token_strs: Annotated[Any, only(False)] = None
 
     def request(self) -> GenerationRequest:
@@ -99,8 +106,8 @@ class TokenizeFields(Strict):
         tools = tools_of(self.tools, None, None)
         if self.messages is None:
             return GenerationRequest(prompt=self.prompt, model=self.model, tools=tools)
-        turns = [each.message for each in placed(self.messages)]
-        return GenerationRequest(messages=turns, model=self.model, tools=tools)
+        turns, continued = [each.message for each in placed(self.messages)], bool(self.continue_final_message)
+        return GenerationRequest(messages=turns, model=self.model, tools=tools, continue_final_message=continued)
 
     def names(self) -> dict[str, str]:
         """The caller's names of turns and tools, by the generation server's."""

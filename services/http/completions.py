@@ -143,7 +143,26 @@ class ResponseFormat(Strict):
         return value
 
 
-class ChatFields(CommonFields):
+class Continuation(Strict):
+    """vLLM's members of a chat whose last message, the assistant's, the answer continues."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[bool | None, Field(validate_default=True)] = None
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _instead_of_a_turn(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        begins = info.data.get("add_generation_prompt")
+        if value and begins:
+            raise ValueError("is true beside add_generation_prompt; set that to false, or leave it out")
+        if begins is False and not value:
+            raise ValueError(
+                "expected true where add_generation_prompt is false: an answer begins a turn, or continues one"
+            )
+        return value
+
+
+class ChatFields(CommonFields, Continuation):
     """The body."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
@@ -160,8 +179,6 @@ class ChatFields(CommonFields):
     reasoning_effort: Annotated[Any, only("none")] = None
     verbosity: Annotated[Any, only("medium")] = None
     chat_template_kwargs: Annotated[Any, only({})] = None
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
     store: Annotated[Any, only(False)] = None
     service_tier: Annotated[Any, only("auto", "default")] = None
 
@@ -236,9 +253,8 @@ class ChatDialect:
         asked = self.fields
         longest = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
         sampling = asked.sampling(longest, asked.top_logprobs or 0 if asked.logprobs else None)
-        return asked.request(
-            sampling, messages=[each.message for each in placed(asked.messages)], tools=asked.callable()
-        )
+        turns, continued = [each.message for each in placed(asked.messages)], bool(asked.continue_final_message)
+        return asked.request(sampling, messages=turns, tools=asked.callable(), continue_final_message=continued)
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> Answer:
         for choice in range(self.fields.n or 1):

@@ -168,7 +168,8 @@ class MessageDialect:
     def request(self) -> Request:
         asked = self.fields
         sampling = replace(asked.sampling(asked.max_tokens, None), stop=asked.stop_sequences or ())
-        return asked.request(sampling, messages=[each.message for each in asked.turns()], tools=asked.callable())
+        turns = [each.message for each in asked.turns()]
+        return asked.request(sampling, messages=turns, tools=asked.callable(), continue_final_message=asked.continues)
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> MessageAnswer:
         return MessageAnswer(self.fields, asked, resolved, promise)

@@ -240,6 +240,21 @@ class PromptFields(Strict):
     context_management: ContextManagement | None = None
     cache_control: Cached = None
 
+    @field_validator("messages")
+    @classmethod
+    def _continued(cls, value: list[Turn]) -> list[Turn]:
+        """As Anthropic has it: blanks at the end are tokens that no word begins with."""
+        texts = [block for block in value[-1].blocks() if isinstance(block, TextBlock)] if value else []
+        if texts and value[-1].role == "assistant" and texts[-1].text != texts[-1].text.rstrip():
+            raise ValueError("the last turn, which the assistant's answer continues, ends with blanks; leave them out")
+        return value
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on within the last turn, which is the assistant's."""
+        roles = [turn.message.role for turn in self.turns()][-1:] + [turn.role for turn in self.messages][-1:]
+        return roles == ["assistant", "assistant"]
+
     def turns(self) -> list[Placed]:
         turns = (
             []
@@ -255,7 +270,8 @@ class PromptFields(Strict):
 
     def names(self) -> dict[str, str]:
         """The caller's names of turns and tools, by the generation server's."""
-        return {**turn_names(self.turns()), "tools[].parameters": "tools[].input_schema"}
+        named = {"tools[].parameters": "tools[].input_schema", "messages.continue_final_message": "messages"}
+        return turn_names(self.turns()) | named
 
     def callable(self) -> Tools | None:
         """The tools that the model may call."""
@@ -270,7 +286,8 @@ class PromptFields(Strict):
         return Tools(tools, how, () if choice.name is None else [choice.name], parallel)
 
     def prompt(self) -> Request:
-        return Request(messages=[each.message for each in self.turns()], model=self.model, tools=self.callable())
+        turns = [each.message for each in self.turns()]
+        return Request(messages=turns, model=self.model, tools=self.callable(), continue_final_message=self.continues)
 
 
 def _threadless(_: object) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -152,9 +152,6 @@ def read_promise_file(path: Path) -> bytes:
     return data
 
 
-_EncodeChat = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]]], list[int]]
-
-
 class ModelTextReader:
     """Implements `ledger.bundle.report.TextReader`. Loads the tokenizer when it is asked for.
 
@@ -172,24 +169,18 @@ class ModelTextReader:
             return tokenizer_cid(self._model)
 
     def prompt(self, sent: str | Sequence[Turn]) -> list[int]:
-        return self._encoded(sent, lambda tokenizer: tokenizer.encode_chat)
-
-    def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
-        return self._encoded(sent, lambda tokenizer: tokenizer.encode_chat_as_markup)
-
-    def _encoded(self, sent: str | Sequence[Turn], encode_chat: Callable[[Tokenizer], _EncodeChat]) -> list[int]:
         if isinstance(sent, str):
             return self._tokenizer.encode(sent)
-        from services.generation.requests.prompt import chat_turns, read_tools
-        from services.runtime.errors import InvalidArgument
+        with _proof_errors():
+            chat, turns, tools = _chat(sent)
+            return self._tokenizer.encode_chat(turns, tools, continued=chat.continue_final_message)
 
-        try:
-            messages = _messages(sent)
-            tools = read_tools(messages)
-            described = tools.described() if tools else []
-            return encode_chat(self._tokenizer)(chat_turns(messages.messages), described)
-        except (ValueError, InvalidArgument) as error:
-            raise ProofError(f"the conversation cannot be read: {error}") from error
+    def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
+        if isinstance(sent, str):
+            return self._tokenizer.encode(sent)
+        with _proof_errors():
+            _, turns, tools = _chat(sent)
+            return self._tokenizer.encode_chat_as_markup(turns, tools)
 
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
         stream = self._tokenizer.stream(prompt_token_ids)
@@ -214,6 +205,28 @@ def _model_errors() -> Iterator[None]:
         raise UsageError(f"--model: {error}") from error
 
 
+@contextmanager
+def _proof_errors() -> Iterator[None]:
+    from services.runtime.errors import InvalidArgument
+
+    try:
+        yield
+    except (ValueError, InvalidArgument) as error:
+        raise ProofError(f"the conversation cannot be read: {error}") from error
+
+
+def _chat(sent: Sequence[Turn]) -> tuple[pb.ChatMessages, list[dict[str, Any]], list[dict[str, Any]]]:
+    """A conversation as it was sent, and its turns and tools as chat templates take them.
+
+    Raises ValueError and InvalidArgument for one that is not in form.
+    """
+    from services.generation.requests.prompt import chat_turns, read_tools
+
+    messages = _messages(sent)
+    tools = read_tools(messages)
+    return messages, chat_turns(messages.messages), tools.described() if tools else []
+
+
 def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:
     """The messages that were sent. Raises ValueError for calls and tools that are not as a receipt has them."""
     from kolm.generation.v1 import generation_pb2 as pb
@@ -228,4 +241,7 @@ def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:
         message.tool_call_id = turn.get("tool_call_id", "")
         for call_id, name, arguments in json.loads(turn.get("tool_calls", "[]")):
             message.tool_calls.add(id=call_id, name=name, arguments=arguments)
+        if messages.continue_final_message:
+            raise ValueError("a turn stands behind the one that the output continues")
+        messages.continue_final_message = turn.get("continued") == "true"
     return messages

@@ -271,7 +271,8 @@ class Request:
     `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
     `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
     token and is in no receipt. Of the tenant's waiting requests those with the lowest `priority` come first.
-    `tools` may be called where there are messages.
+    `tools` may be called where there are messages. With `continue_final_message` the model goes on within the last of
+    them, which is the assistant's.
     """
 
     prompt: str | None = None
@@ -287,6 +288,7 @@ class Request:
     prediction: str = ""
     priority: int = 0
     tools: Tools | Mapping[str, Any] | None = None
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for messages and sampling of another form."""
@@ -310,7 +312,7 @@ class Request:
     @property
     def sent(self) -> str | list[dict[str, str]] | None:
         """The prompt's text, or the conversation as receipts commit to it; None for token ids."""
-        from ledger.documents.content import sent_tools, sent_turn
+        from ledger.documents.content import continued_turns, sent_tools, sent_turn
 
         if self.messages is None:
             return self.prompt
@@ -319,7 +321,9 @@ class Request:
             sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.calls], each.tool_call_id)
             for each in self.turns
         )
-        return [*sent_tools([(each.name, each.description, each.schema, each.strict) for each in tools]), *turns]
+        told = sent_tools([(each.name, each.description, each.schema, each.strict) for each in tools])
+        sent = [*told, *turns]
+        return continued_turns(sent) if self.continue_final_message and self.turns else sent
 
     @property
     def params(self) -> SamplingParams:

@@ -149,8 +149,11 @@ def _set_input(message: Any, request: Request) -> None:
                 for name in ("id", "name", "arguments"):
                     _set(called, name, getattr(call, name), f"messages[{place}].tool_calls[{number}].")
         _set_tools(message.messages, request.tool_set)
+        _set(message.messages, "continue_final_message", request.continue_final_message)
     elif request.tools is not None:
         refuse("tools", "belong to messages")
+    elif request.continue_final_message:
+        refuse("continue_final_message", "belongs to messages")
     if request.token_ids is not None:
         message.token_ids.SetInParent()
         _refusing(message.token_ids, "ids", "token_ids", message.token_ids.ids.extend, request.token_ids)

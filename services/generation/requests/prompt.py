@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
-from ledger.documents.content import Turn, sent_tools, sent_turn
+from ledger.documents.content import Turn, continued_turns, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.conversation import MarkupInText
@@ -146,7 +146,8 @@ def sent_turns(messages: pb.ChatMessages) -> list[Turn]:
         sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.tool_calls], each.tool_call_id)
         for each in messages.messages
     )
-    return [*sent_tools(tools), *turns]
+    sent = [*sent_tools(tools), *turns]
+    return continued_turns(sent) if messages.continue_final_message else sent
 
 
 def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
@@ -227,6 +228,16 @@ def _arguments(message: pb.Message, place: int) -> Iterator[dict[str, Any]]:
             path = f"messages.messages[{place}].tool_calls[{number}].arguments"
             raise InvalidArgument(path, "expected a JSON object, as JSON")
         yield arguments
+
+
+def _check_continued(last: pb.Message) -> None:
+    """Raises InvalidArgument unless the model can go on within this message."""
+    if last.role != "assistant" or last.tool_calls:
+        found = "calls tools" if last.tool_calls else f"is of the role {last.role[:80]!r}"
+        raise InvalidArgument(
+            "messages.continue_final_message",
+            f"is true, and the last message {found}; expected a message of the assistant without calls",
+        )
 
 
 def _path(path: str, chat: pb.ChatMessages, tools: Tools | None) -> str:
@@ -341,6 +352,8 @@ class PromptReader:
             raise InvalidArgument("messages", "this model has no chat template; send prompt or token_ids")
         if len(messages) > self._context_length:
             raise self._too_long("messages", f"{len(messages)} messages")
+        if chat.continue_final_message:
+            _check_continued(messages[-1])
         tools, sent = read_tools(chat), sent_turns(chat)
         turns, described = chat_turns(messages), tools.described() if tools else []
         texts = [text for turn in sent for text in turn.values()]
@@ -348,7 +361,7 @@ class PromptReader:
             ids = await self._encoded(
                 "messages",
                 texts,
-                lambda: self._tokenizer.encode_chat(turns, described),
+                lambda: self._tokenizer.encode_chat(turns, described, continued=chat.continue_final_message),
                 as_text=True,
             )
         except MarkupInText as error:

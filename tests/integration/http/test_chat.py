@@ -80,6 +80,44 @@ async def test_a_receipt_file_opens_what_was_sent_and_answered(
         dataclasses.replace(file, text=text + "x").receipt()
 
 
+@pytest.mark.parametrize("continued", [True, False])
+async def test_a_last_message_of_the_assistant_is_continued_where_that_is_asked(
+    client: openai.AsyncOpenAI, continued: bool
+) -> None:
+    turns = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, "}]
+    beside = {"continue_final_message": True, "add_generation_prompt": False} if continued else {}
+    chat = await client.chat.completions.create(
+        model="tiny", messages=turns, max_tokens=8, temperature=0,
+        extra_body={**beside, "kolm": {"receipt_files": True}},
+    )  # fmt: skip
+    prompt = "<|user|>Count.<|end|><|assistant|>1, " + ("" if continued else "<|end|><|assistant|>")
+    text = await client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0)
+    assert chat.choices[0].message.content == text.choices[0].text
+    assert chat.usage is not None
+    assert text.usage is not None
+    assert chat.usage.prompt_tokens == text.usage.prompt_tokens
+    file = ReceiptFile.from_bytes(chat.model_extra["kolm"]["receipts"][0]["file"].encode())  # type: ignore[index]
+    assert isinstance(file.sent, tuple)
+    assert file.sent[-1] == turns[-1] | ({"continued": "true"} if continued else {})
+
+
+@pytest.mark.parametrize(
+    ("members", "param"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "continue_final_message"),
+        ({"continue_final_message": True}, "continue_final_message"),
+    ],
+    ids=["both", "neither", "a last message of the user"],
+)
+async def test_what_cannot_be_continued_is_refused_by_its_name(
+    client: openai.AsyncOpenAI, members: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**ASKED, extra_body=members)
+    assert refused.value.param == param
+
+
 @pytest.mark.parametrize("parts", [False, True], ids=["a text", "parts"])
 async def test_what_was_predicted_is_drafted_and_counted(client: openai.AsyncOpenAI, parts: bool) -> None:
     asked = {**ASKED, "max_completion_tokens": 60}

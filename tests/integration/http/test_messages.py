@@ -61,6 +61,32 @@ async def test_a_message_says_what_a_chat_says(claude: anthropic.AsyncAnthropic,
     assert counted.input_tokens == chat.usage.prompt_tokens
 
 
+async def test_a_last_turn_of_the_assistant_is_continued(
+    claude: anthropic.AsyncAnthropic, client: openai.AsyncOpenAI
+) -> None:
+    turns = [*ASKED["messages"], {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}]
+    answer = await claude.messages.create(**ASKED | {"messages": turns})
+    prompt = "<|user|>Sun?<|end|><|assistant|>It is"
+    text = await client.completions.create(model="tiny", prompt=prompt, max_tokens=60, temperature=0)
+    assert answer.content[0].text == text.choices[0].text
+    counted = await claude.messages.count_tokens(model="tiny", messages=turns)
+    assert counted.input_tokens == text.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["It is ", "It is\n", [{"type": "tool_use", "id": "call00001", "name": "get_weather", "input": {}}]],
+    ids=["a blank", "a newline", "a call"],
+)
+async def test_a_turn_that_cannot_be_continued_is_refused(claude: anthropic.AsyncAnthropic, content: Any) -> None:
+    import anthropic
+
+    turns = [*ASKED["messages"], {"role": "assistant", "content": content}]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await claude.messages.create(**ASKED | {"messages": turns})
+    assert refused.value.body["error"]["param"] == "messages"
+
+
 async def test_events_add_up_to_the_whole_message(claude: anthropic.AsyncAnthropic) -> None:
     whole = await claude.messages.create(**ASKED)
     async with claude.messages.stream(**ASKED) as stream:

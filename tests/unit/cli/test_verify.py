@@ -11,6 +11,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from ledger.bundle.tiles import TileFolder, export_tiles
 from ledger.documents.content import Content, Turn
 from ledger.documents.receipt import Receipt
+from ledger.errors import ProofError
 from services.cli.verify.checks import Texts, compared_texts
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.prompt import chat_turns, read_tools, sent_turns
@@ -129,6 +130,19 @@ def test_a_prompt_in_which_older_servers_took_text_for_markup_is_told_from_anoth
     earlier = tokenizer.encode_chat_as_markup(sent)
     assert compared_texts(*served(model, earlier), sent, ANSWER, model).same is None
     assert compared_texts(*served(model, [*earlier, 5]), sent, ANSWER, model).same is False
+
+
+def test_a_continued_turn_is_compared_as_one(model: Path) -> None:
+    turns = [pb.Message(role="user", content="Count"), pb.Message(role="assistant", content="1, ")]
+    chat, tokenizer = pb.ChatMessages(messages=turns, continue_final_message=True), Tokenizer(model)
+    given = [{"role": each.role, "content": each.content} for each in turns]
+    sent = sent_turns(chat)
+    continued, begun = tokenizer.encode_chat(given, continued=True), tokenizer.encode_chat(given)
+    assert compared_texts(*served(model, continued), sent, ANSWER, model).same is True
+    assert compared_texts(*served(model, begun), sent, ANSWER, model).same is not True
+    assert compared_texts(*served(model, continued), given, ANSWER, model).same is False
+    with pytest.raises(ProofError):
+        compared_texts(*served(model, continued), [*sent, given[0]], ANSWER, model)
 
 
 def test_a_conversation_with_tools_is_compared_where_the_model_was_told_of_all(model: Path) -> None:

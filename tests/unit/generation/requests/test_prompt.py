@@ -1,5 +1,6 @@
 """Prompts as tokens: which field of the request an error names."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.prompt import PromptReader, chat_turns
 from services.runtime.errors import InvalidArgument
-from tests.fakes.tiny_model import tiny_tokenizer
+from tests.fakes.tiny_model import TEMPLATE, tiny_tokenizer
 
 CUTTING = (
     "{% for tool in tools or [] %}{{ tool.function.description.replace('<|end|>', '') }}{% endfor %}"
@@ -52,3 +53,28 @@ async def test_markup_that_the_template_hides_is_refused_by_its_field(
 def test_a_role_is_a_word(role: str) -> None:
     with pytest.raises(InvalidArgument, match=r"messages.messages\[0\].role"):
         chat_turns([pb.Message(role=role, content="a")])
+
+
+async def test_a_last_message_of_the_assistant_is_continued_and_the_receipt_s_turns_tell_it(tmp_path: Path) -> None:
+    prompts = reader(tmp_path, TEMPLATE)
+    request = chat("Count")
+    request.messages.messages.add(role="assistant", content="1, 2")
+    begun, request.messages.continue_final_message = await prompts.read(request), True
+    continued = await prompts.read(request)
+    text = Tokenizer(tmp_path).decode_all
+    assert text(continued.token_ids) == "<|user|>Count<|end|><|assistant|>1, 2"
+    assert text(begun.token_ids) == "<|user|>Count<|end|><|assistant|>1, 2<|end|><|assistant|>"
+    assert continued.text is not None
+    assert json.loads(continued.text)[-1] == {"role": "assistant", "content": "1, 2", "continued": "true"}
+    assert "continued" not in (begun.text or "")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [pb.Message(role="user", content="a"), pb.Message(role="assistant", tool_calls=[pb.ToolCall(id="1", name="f")])],
+)
+async def test_only_a_message_of_the_assistant_without_calls_is_continued(tmp_path: Path, last: pb.Message) -> None:
+    messages = pb.ChatMessages(messages=[pb.Message(role="user", content="a"), last], continue_final_message=True)
+    with pytest.raises(InvalidArgument) as refused:
+        await reader(tmp_path, TEMPLATE).read(pb.GenerateRequest(messages=messages))
+    assert refused.value.field == "messages.continue_final_message"

@@ -188,10 +188,16 @@ class ChatMessages(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     ALLOWED_TOOLS_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     tool_choice: Global___ToolChoice.ValueType
     """Whether it has to call. Default: AUTO. Any but AUTO and NONE needs tools."""
     parallel_tool_calls: _builtins.bool
     """Whether one answer may call several times. Default true; false where the model's template writes a single call."""
+    continue_final_message: _builtins.bool
+    """Whether the model goes on within the last message, which is the assistant's and has no calls, instead of beginning a turn of its
+    own: the prompt ends with that message's content, and the output is what follows it. INVALID_ARGUMENT where the chat template
+    does not write the content as it is. Default false. The receipt's turns tell it.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """The messages in order."""
@@ -212,10 +218,11 @@ class ChatMessages(_message.Message):
         tool_choice: Global___ToolChoice.ValueType = ...,
         allowed_tools: _abc.Iterable[_builtins.str] | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "allowed_tools", b"allowed_tools", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "allowed_tools", b"allowed_tools", "continue_final_message", b"continue_final_message", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
@@ -1286,7 +1293,7 @@ class TokenizeRequest(_message.Message):
     """Whether a text gets the special tokens that the tokenizer adds itself, as a prompt does. Default true."""
     @_builtins.property
     def messages(self) -> Global___ChatMessages:
-        """A conversation, laid out by the model's chat template, ready for the assistant's next turn."""
+        """A conversation, laid out by the model's chat template, ready for the assistant's next turn, or for more of its last one."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Tools:
         elif not self.required:
             begins, start = "", write.free_text(syntax.open, syntax.without(hidden).open)
         more = "more* " if self.parallel and syntax.between is not None else ""
-        lines = [*start, f"calls: first {more}{write.literal(syntax.close)}"]
+        lines = [*start, f"calls: first {more}{write.literal(syntax.close)} {_blank_behind(syntax)}"]
         for name, before in {"first": begins, "more": syntax.between if more else None}.items():
             if before is not None:
                 each = (write.literal(before, tool.name, syntax.middle) for tool in self.told)
@@ -207,6 +207,13 @@ class _Symbols:
             yield self._markup[found[0]]
             end = found.end()
         yield text[end:]
+
+
+def _blank_behind(syntax: ToolCallSyntax) -> str:
+    """The blanks between two calls, which may end an output too: who writes them is not held to a further call."""
+    between = (syntax.between or "").removeprefix(syntax.close)
+    blank = between[: len(between) - len(between.lstrip())]
+    return f"({json.dumps(blank)})?" if blank and between != syntax.between else ""
 
 
 def _pieces(text: str) -> list[str]:

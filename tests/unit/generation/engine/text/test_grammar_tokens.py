@@ -173,3 +173,15 @@ def test_free_text_beside_strict_tools_may_have_any_markup_and_no_call_that_brea
     matcher = matcher_of(library_of(FAMILIES[name]), tool_grammar(family, tools, None))
     bad = library_of(FAMILIES[name]).tokenize_str(f"Well: {visible.open}get{visible.middle}7")
     assert matcher.validate_tokens(bad) < len(bad) or visible.open in ("", "function")
+
+
+def test_a_model_that_writes_the_blank_between_two_calls_may_end_behind_it() -> None:
+    """Qwen2.5-Coder does: held to a further call, it would call until the output is cut off."""
+    family = FAMILIES["qwen2.5"]
+    mask = mask_of("qwen2.5", tool_grammar(family, HELD["required"][0], None))
+    call, (newline,) = family.calls.written([("get_all", "{}")]), library_of(family).tokenize_str("\n")
+    for token in tokenizer_of(family).encode(call, add_special_tokens=False).ids:
+        mask.accept(token)
+    assert {newline, family.end} <= {*ids(mask)}
+    mask.accept(newline)
+    assert {*opening_of(family), family.end} == {*ids(mask)}

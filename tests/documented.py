@@ -79,7 +79,7 @@ SMOLLM2 = (
 """Run in a folder where `kolm up --head demo/smollm2/head --shared-datastore demo/smollm2/store` has its state."""
 
 DATASTORES = (
-    "kolm datastore build docs src --out docs.store --exclude '*.css' --exclude tests",
+    "kolm datastore build docs src --model smollm2 --out docs.store --exclude '*.css' --exclude tests",
     "kolm datastore build answers.txt --out store --passage-tokens 8192",
     'kolm datastore build "$(python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')" --out python.store '
     "--exclude site-packages",

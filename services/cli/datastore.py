@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 Store = Annotated[Path, Argument(help="A datastore's folder.")]
-Base = Annotated[Path, options.model("--base", "The base whose tokenizer it uses.")]
+Model = Annotated[
+    Path, options.model("--model", "The model that draws on it: its tokenizer and embeddings are used.", "--base")
+]
 
 
 def build(
@@ -31,7 +33,7 @@ def build(
         list[str] | None,
         Option(metavar="PATTERN", help="Leave out files and folders of this name, as in *.css; may be repeated."),
     ] = None,
-    base: Base = options.MODEL,
+    model: Model = options.MODEL,
     shard_tokens: Annotated[int, Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
     passage_tokens: Annotated[int, Option(min=8, help="Tokens of a passage.")] = 128,
     json: options.Json = False,
@@ -43,7 +45,7 @@ def build(
     from services.datastores.builder import BuildParameters
 
     parameters = BuildParameters(shard_tokens, passage_tokens)
-    manifest = build_datastore(paths, exclude or [], base, out, parameters)
+    manifest = build_datastore(paths, exclude or [], model, out, parameters)
     answer(json, _document(out, manifest, verified=False), _manifest_view)
 
 

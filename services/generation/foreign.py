@@ -144,7 +144,7 @@ class ForeignEngine:
             raise CannotStart(f"--head: {folder} is not a head that receipts may name: {error}") from error
         head = ServedHead(published.cid, folder, published.publication.name, published.index, ENGINE)
         self.heads = HeadState((head,))
-        self.identity.methods_known = (replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind)),)
+        self.identity.methods_known = (replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind, _no_kind)),)
 
     async def _first_word(self, method: str) -> About:
         upstream, until, said = self._upstreams[method], time.monotonic() + _START_SECONDS, ""

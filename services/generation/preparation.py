@@ -26,6 +26,7 @@ from services.generation.engine.numba_cache import compiling
 from services.generation.engine.prefix_disk import PrefixDisk, PrefixFolder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.given_parts import Part, WrongPart, check_parts
 from services.generation.requests.heads import (
     HeadSources,
     HeadState,
@@ -174,6 +175,7 @@ def _one_row_a_pass(settings: EngineSettings) -> EngineSettings:
 
 async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Model, HeadState]:
     """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart."""
+    await asyncio.to_thread(_check_parts, settings)
     model = await _loaded(settings, load)
     found = await _heads(settings, model)
     parts = DrafterInputs(
@@ -191,6 +193,22 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
     except CannotDraft as error:
         raise CannotStart(f"cannot draft by {error}") from error
     return model, HeadState(model.heads, found.refused)
+
+
+def _check_parts(settings: GenerationSettings) -> None:
+    """Before seconds go into weights. Raises CannotStart."""
+    owned, shared = settings.datastore, settings.shared_datastore
+    stores = [Part(f"--datastore {each}", Path(each.partition("=")[2])) for each in owned]
+    try:
+        check_parts(
+            settings.model,
+            datastores=[*stores, *(Part("--shared-datastore", path) for path in shared)],
+            heads=[Part("--head", Path(each)) for each in settings.head if is_folder(each)],
+            adapters=[Part("--adapter", path, name) for name, path in settings.adapters.items()],
+            draft_models=[Part("--draft-model", path) for path in [settings.draft_model] if path],
+        )
+    except WrongPart as error:
+        raise CannotStart(str(error)) from error
 
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:

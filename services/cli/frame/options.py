@@ -61,9 +61,13 @@ def engine_access(param: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-def model(name: str, description: str) -> Any:
-    """An option that takes a model, by default from the environment."""
-    return Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
+FORMER_NAMES = {"--base": "--model"}
+"""Names of options that are taken and not shown, each with the one that took its place."""
+
+
+def model(name: str, description: str, *former: str) -> Any:
+    """An option that takes a model, by default from the environment; it had the `former` names before."""
+    return Option(name, *former, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
 
 
 Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file, or smollm2.")]

@@ -117,6 +117,8 @@ def up(
     if every.config is not None:
         Configuration.read(every.config).refuse_what_up_sets(services.plans())
     listen.check_ports(services.metrics_ports)
+    if not engine:
+        served.check_parts(found)
     _run(services, found, UpReporter(every.log_format), as_json=json)
 
 

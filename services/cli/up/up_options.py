@@ -200,6 +200,24 @@ class ServedOptions:
         own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")
         return words(no_auto_discover=not self.auto_discover, **{name: getattr(self, name) for name in own})
 
+    def check_parts(self, found: dict[str, Path]) -> None:
+        """Holds what goes with the model against it, by small files; `found` are adapters that were not named. Raises
+        UsageError, which names the flag.
+        """
+        from services.generation.given_parts import Part, WrongPart, check_parts
+
+        adapters = named_adapters(self.adapter or ()) or found
+        try:
+            check_parts(
+                self.model,
+                datastores=[Part("--shared-datastore", path) for path in self.shared_datastore or ()],
+                heads=[Part("--head", Path(each)) for each in self.head or () if "/" in each],
+                adapters=[Part("--adapter", path, name) for name, path in adapters.items()],
+                draft_models=[Part("--draft-model", path) for path in [self.draft_model] if path],
+            )
+        except WrongPart as error:
+            raise UsageError(str(error)) from error
+
 
 SERVED = ServedOptions()
 

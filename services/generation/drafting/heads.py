@@ -98,6 +98,8 @@ class HeadKind:
     """A description in words, for the message about a head of no known kind."""
     load: Callable[[Path, TargetConfig], DraftHead]
     """A folder's head for a base. Raises HeadError; nothing is half loaded."""
+    check: Callable[[Path, TargetConfig], None]
+    """The same without reading a tensor."""
 
 
 def read_document(directory: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from services.generation.drafting import draft_model, lookahead, rest, suffix
 from services.generation.drafting.block import block_drafter as block
 from services.generation.drafting.eagle3 import drafter as eagle3
-from services.generation.drafting.heads import DraftHead, HeadConfigInvalid, HeadError, read_document
+from services.generation.drafting.heads import DraftHead, HeadConfigInvalid, HeadError, HeadKind, read_document
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
 from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.drafter import Drafter
@@ -39,10 +39,19 @@ def method_of(drafter: str) -> str:
 
 def load_head(folder: Path, base: TargetConfig) -> DraftHead:
     """A head of whatever kind and layout. Raises HeadError."""
+    return _kind_of(folder).load(folder, base)
+
+
+def check_head(folder: Path, base: TargetConfig) -> None:
+    """What `load_head` says of a folder by its configuration and its tensors' names. Raises HeadError."""
+    _kind_of(folder).check(folder, base)
+
+
+def _kind_of(folder: Path) -> HeadKind:
     document, kinds = read_document(folder), {spec.name: spec.heads for spec in METHODS if spec.heads is not None}
     for kind in kinds.values():
         if kind.knows(document):
-            return kind.load(folder, base)
+            return kind
     known = "; ".join(f"{name}: {kind.known_by}" for name, kind in kinds.items())
     raise HeadConfigInvalid(f"config.json: of no known kind of head. {known}")
 

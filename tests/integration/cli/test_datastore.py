@@ -21,7 +21,8 @@ def texts(tmp_path: Path) -> Path:
 def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built once; a test that changes it takes a copy."""
     folder = tmp_path_factory.mktemp("built")
-    assert datastore("build", written(folder / "texts"), "--base", model, "--out", folder / "store").code == 0
+    formerly = ("--base", model)  # still taken
+    assert datastore("build", written(folder / "texts"), *formerly, "--out", folder / "store").code == 0
     return folder / "store"
 
 
@@ -38,7 +39,7 @@ datastore = partial(kolm, "datastore")
 def test_a_datastore_is_built_shown_and_verified(model: Path, texts: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     (texts / "picture.bin").write_bytes(b"\0\1\2")
-    done = datastore("build", texts, "--base", model, "--out", store)
+    done = datastore("build", texts, "--model", model, "--out", store)
     shown = datastore("show", store, "--json").document
     assert (shown["documents"], shown["tokenizer_cid"]) == (2, tokenizer_cid(model))
     assert shown["embedding"] == {"kind": "base", "cid": base_cid(model), "layer": 0}
@@ -57,11 +58,11 @@ def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_tokenizer")
-@pytest.mark.parametrize("flags", [("--passage-tokens", "1"), ("--base", "nowhere")])
+@pytest.mark.parametrize("flags", [("--passage-tokens", "1"), ("--model", "nowhere")])
 def test_flags_that_make_no_datastore_are_usage_errors(
     model: Path, texts: Path, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    assert datastore("build", texts, "--base", model, "--out", tmp_path / "store", *flags).code == 2
+    assert datastore("build", texts, "--model", model, "--out", tmp_path / "store", *flags).code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 
@@ -74,7 +75,7 @@ def test_a_text_that_is_none_leaves_nothing(model: Path, tmp_path: Path, name: s
     folder.mkdir()
     (folder / name).write_bytes(data)
     texts = folder / name if named else folder
-    assert datastore("build", texts, "--base", model, "--out", tmp_path / "store").code == 2
+    assert datastore("build", texts, "--model", model, "--out", tmp_path / "store").code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts"]
 
 

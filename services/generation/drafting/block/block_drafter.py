@@ -11,7 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from services.generation.drafting.block.block_checkpoint import KNOWN_BY, BlockHead, is_block, load_block_head
+from services.generation.drafting.block.block_checkpoint import (
+    KNOWN_BY,
+    BlockHead,
+    check_block_head,
+    is_block,
+    load_block_head,
+)
 from services.generation.drafting.block.block_pass import BlockPass
 from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape
 from services.generation.drafting.draft_tree.draft_tree import expand
@@ -88,5 +94,5 @@ METHOD = MethodSpec(
     flag="--head",
     depth=16,
     parameters=(Parameter("block_width", 1, 16, "tokens tried at each position of the block; 1 is a chain"),),
-    heads=HeadKind(is_block, KNOWN_BY, load_block_head),
+    heads=HeadKind(is_block, KNOWN_BY, load_block_head, check_block_head),
 )

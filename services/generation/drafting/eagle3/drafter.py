@@ -14,7 +14,7 @@ from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.eagle3.checkpoint import LAYOUT
 from services.generation.drafting.eagle3.head_pass import MOST_ROWS, Head, HeadPass
 from services.generation.drafting.eagle3.levels import Levels, next_level
-from services.generation.drafting.eagle3.loading import confirm_layers, is_eagle3, load_head
+from services.generation.drafting.eagle3.loading import check_head, confirm_layers, is_eagle3, load_head
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
@@ -99,5 +99,6 @@ METHOD = MethodSpec(
         is_eagle3,
         f"layout {LAYOUT}, speculators_model_type eagle3, or a flat Llama config with draft_vocab_size",
         load_head,
+        check_head,
     ),
 )

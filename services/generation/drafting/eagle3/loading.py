@@ -25,7 +25,6 @@ from services.generation.drafting.heads import HeadConfigInvalid, Stored, check_
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import blocks_for
 from services.generation.target.config.config import TargetConfig
-from services.generation.target.files.safetensors import Part
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
@@ -113,8 +112,15 @@ def load_head(directory: Path, base: TargetConfig) -> Head:
         HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
         HeadForAnotherBase: vocabulary, hidden size or layers are not those of `base`.
     """
-    document = read_document(directory)
-    return _read(document, read_weights(directory), base)
+    origin, config, stored = _described(directory, base)
+    target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
+    others = () if origin == "kolm" else _other_layers(config, base)
+    return Head(origin, config, stored.tensors(head_shapes(config)), target_ids, others)
+
+
+def check_head(directory: Path, base: TargetConfig) -> None:
+    """What `load_head` says of a folder by its configuration and its tensors' names. Raises as that does."""
+    _described(directory, base)
 
 
 _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
@@ -142,16 +148,15 @@ def origin_of(document: Mapping[str, Any]) -> Origin:
     )
 
 
-def _read(document: dict[str, Any], weights: Mapping[str, Part], base: TargetConfig) -> Head:
-    origin = origin_of(document)
+def _described(directory: Path, base: TargetConfig) -> tuple[Origin, HeadConfig, Stored]:
+    """Layout, configuration and stored tensors of a head for this base, none of them read yet."""
+    document = read_document(directory)
+    origin, weights = origin_of(document), read_weights(directory)
     stored = Stored({_name(name, origin): part for name, part in weights.items() if name not in _VERIFIER})
     config = _config(origin, document, stored.parts.keys(), base)
     check_base(config, base)
-    shapes = head_shapes(config)
-    stored.check_names(shapes, d2t_required=config.draft_vocab_size < config.vocab_size)
-    target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
-    others = () if origin == "kolm" else _other_layers(config, base)
-    return Head(origin, config, stored.tensors(shapes), target_ids, others)
+    stored.check_names(head_shapes(config), d2t_required=config.draft_vocab_size < config.vocab_size)
+    return origin, config, stored
 
 
 def _config(origin: Origin, document: dict[str, Any], names: Any, base: TargetConfig) -> HeadConfig:

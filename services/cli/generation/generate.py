@@ -39,6 +39,7 @@ from services.client.generation.completion import (
     PositionLogprobs,
     Receipt,
     Resolved,
+    TokenLogprob,
 )
 from services.client.ledger.log import ReceiptEntry
 
@@ -298,6 +299,18 @@ def text_writer() -> Callable[[str], None]:
     return write
 
 
+def _position(position: PositionLogprobs) -> dict[str, Any]:
+    return {"chosen": _token(position.chosen), "top": [_token(each) for each in position.top]}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    """Parts of a character have `bytes` beside the members of every token, special tokens have `special`."""
+    document = {"token_id": token.token_id, "text": token.text, "logprob": token.logprob}
+    if token.token_bytes:
+        document["bytes"] = list(token.token_bytes)
+    return document | ({"special": True} if token.special else {})
+
+
 def _show_logprobs(positions: Sequence[PositionLogprobs]) -> None:
     if not positions:
         return
@@ -353,7 +366,7 @@ def completion_document(completion: Completion) -> dict[str, Any]:
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    logprobs = {"logprobs": [asdict(each) for each in choice.logprobs]} if choice.logprobs else {}
+    logprobs = {"logprobs": [_position(each) for each in choice.logprobs]} if choice.logprobs else {}
     return logprobs | {
         "text": choice.text,
         "token_ids": list(choice.token_ids),

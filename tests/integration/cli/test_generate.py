@@ -82,8 +82,12 @@ def test_several_choices_are_all_there(generate: Generate) -> None:
 def test_logprobs_are_talk_and_members_of_a_choice(generate: Generate, how: str) -> None:
     done = generate("hello", "--logprobs=1", how)
     assert (done.code, "logprob" in done.out) == (0, False)
-    assert all(shown in done.err for shown in ("'one '", "-0.250", "'uno'", "-1.500"))
-    top = [{"token_id": 9, "text": "uno", "logprob": -1.5}]
+    assert all(shown in done.err for shown in ("'one '", "-0.250", "'uno'", "-1.500", "'<end>'"))
+    top = [
+        {"token_id": 9, "text": "uno", "logprob": -1.5},
+        {"token_id": 10, "text": "\ufffd", "logprob": -2.0, "bytes": [240, 159]},
+        {"token_id": 2, "text": "<end>", "logprob": -3.0, "special": True},
+    ]
     chosen = {"token_id": 1, "text": "one ", "logprob": -0.25}
     assert generate("hello", "--logprobs=1", "--json").document["logprobs"] == [{"chosen": chosen, "top": top}]
     assert "logprobs" not in generate("hello", "--json").document

@@ -125,15 +125,19 @@ def _install(*arguments: str) -> None:
     found = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, close_fds=False) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if _LARGE.match(line):
-                _say(f"  {line.strip()}")
-            if line.startswith(("Collecting", "Processing")):
-                found += 1
-                if found % 20 == 0:
-                    _say(f"  {found} packages found")
-            if line.startswith("Installing collected"):
-                _say(f"  unpacking {found} packages ...")
+        try:
+            for line in process.stdout:
+                if _LARGE.match(line):
+                    _say(f"  {line.strip()}")
+                if line.startswith(("Collecting", "Processing")):
+                    found += 1
+                    if found % 20 == 0:
+                        _say(f"  {found} packages found")
+                if line.startswith("Installing collected"):
+                    _say(f"  unpacking {found} packages ...")
+        except KeyboardInterrupt:  # pip has the signal, too
+            process.stdout.read()
+            raise
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
 

@@ -21,7 +21,7 @@ from services.generation.target.config.config_document import read_json_object
 from services.generation.target.config.layer_specs import LayerSpec
 from services.generation.target.config.rope import Rotation, rotation_of
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.files.safetensors import FLOATS, Part, floats, read_parts, write_parts
+from services.generation.target.files.safetensors import FLOATS, Part, floats, other_weights, read_parts, write_parts
 from services.generation.target.sizes import expected, fits
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -110,6 +110,17 @@ def read_document(directory: Path) -> dict[str, Any]:
 def read_weights(directory: Path) -> Mapping[str, Part]:
     """The tensors of a head's folder by name. Raises HeadNotFound or HeadWeightsInvalid."""
     path = directory / WEIGHTS_FILE
+    others = other_weights(directory, [WEIGHTS_FILE]) if directory.is_dir() else []
+    if others and path.is_file():
+        raise HeadWeightsInvalid(
+            f"{directory}: two sets of weights: {', '.join(others)} beside {WEIGHTS_FILE}; keep the head's, and move "
+            "the others away"
+        )
+    if others:
+        raise HeadWeightsInvalid(
+            f"{directory}: weights in {', '.join(others)}; expected one {WEIGHTS_FILE}: load the tensors of all files "
+            "with safetensors.torch.load_file, and save them as one with save_file"
+        )
     if not path.is_file():
         raise HeadNotFound(f"{directory}: no {WEIGHTS_FILE}; convert other formats first, pickle is not read")
     try:
@@ -314,6 +325,40 @@ def typed(document: Mapping[str, Any], member: str, kind: type) -> Any:
 def typed_or(document: Mapping[str, Any], member: str, default: Any, kind: type) -> Any:
     """The default where the member is missing or null."""
     return default if document.get(member) is None else typed(document, member, kind)
+
+
+def check_choices(
+    members: Mapping[str, Any], supported: Mapping[str, tuple[object, ...]], *, within: str = "",
+    known: Iterable[str] | None = None,
+) -> None:  # fmt: skip
+    """Refuse choices that a head's pass would not follow.
+
+    Args:
+        members: of config.json, or of an object in it that is called `within`.
+        supported: values by member; a member that is missing or null is none.
+        known: members with any value; where they are given, every other one is refused.
+
+    Raises HeadConfigInvalid, naming the member and its value.
+    """
+    place = f"{within}." if within else ""
+    for name, value in members.items():
+        values = supported.get(name)
+        if values is not None and value is not None and not any(value == v and type(value) is type(v) for v in values):
+            raise HeadConfigInvalid(
+                f"config.json: {place}{name} is {value!r:.80}; supported: {' or '.join(map(repr, values))}; take a "
+                "head that was trained so"
+            )
+        if values is None and known is not None and name not in known:
+            raise HeadConfigInvalid(
+                f"config.json: {place}{name} is {value!r:.80}, which is not supported; if it changes nothing of what "
+                "the head computes, remove it"
+            )
+
+
+def nested_members(document: Mapping[str, Any], member: str) -> Mapping[str, Any]:
+    """An object in config.json; an empty one if it is missing or null. Raises HeadConfigInvalid for another value."""
+    found: Mapping[str, Any] = typed_or(document, member, {}, dict)
+    return found
 
 
 def layer_numbers(document: Mapping[str, Any], member: str) -> tuple[int, ...]:

@@ -18,9 +18,11 @@ from services.generation.drafting.heads import (
     Layout,
     Stored,
     check_base,
+    check_choices,
     check_sizes,
     layer_numbers,
     layer_shapes,
+    nested_members,
     published_sizes,
     read_document,
     read_weights,
@@ -245,6 +247,7 @@ def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
     nested = document.get("transformer_layer_config")
     if not isinstance(nested, dict):
         raise HeadConfigInvalid(f"config.json: transformer_layer_config is {nested!r:.80}; expected an object")
+    check_choices(document, _FOLLOWED)
     dspark = document["speculators_model_type"] == "dspark"
     sees_all = typed_or(document, "sliding_window_non_causal", False, bool)
     return _config(
@@ -263,12 +266,30 @@ def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
     )  # fmt: skip
 
 
+_FOLLOWED: dict[str, tuple[object, ...]] = {
+    "causal": (False,),
+    "is_causal": (False,),
+    "attention_mode": ("gqa",),
+    "projector_type": ("dflash",),
+    "output_multiplier": (1, 1.0),
+    "final_logit_softcapping": (0, 0.0),
+}
+"""Choices of published heads, with the values that the pass follows. Null is none."""
+_READ = (
+    "target_layer_ids", "block_size", "mask_token_id", "draft_vocab_size", "markov_rank", "markov_head_type",
+    "enable_confidence_head", "confidence_head_with_markov", "num_target_layers",
+)  # fmt: skip
+"""Members of dflash_config that are read, and the base's number of layers."""
+
+
 def _read_flat(document: Mapping[str, Any], names: Any) -> BlockConfig:
     """Layer ids name layers whose output is read: id i is the stream after i + 1 layers, -1 the embeddings. z-lab puts
     some members into `dflash_config`, and its heads draft from masks alone; DeepSpec's draft from the first row on.
     """
-    nested = document.get("dflash_config")
-    members = {**document, **nested} if isinstance(nested, dict) else document
+    nested = nested_members(document, "dflash_config")
+    check_choices(nested, _FOLLOWED, within="dflash_config", known=_READ)
+    check_choices(document, _FOLLOWED)
+    members = {**document, **nested}
     deepspec = "target_layer_ids" in document
     confidence = typed_or(members, "enable_confidence_head", False, bool)
     return _config(

@@ -13,10 +13,13 @@ from transformers import LlamaConfig, Qwen3Config
 from services.generation.drafting.heads import (
     HeadConfigInvalid,
     Layout,
+    check_choices,
     check_sizes,
     layer_numbers,
     layer_shapes,
+    nested_members,
     published_sizes,
+    rotation_of_head,
     typed_or,
 )
 from services.generation.target.config.config import TargetConfig
@@ -62,6 +65,7 @@ class HeadConfig:
     def check(self) -> None:
         """Raises HeadConfigInvalid, naming the field, for sizes that no head can have."""
         check_sizes(self)
+        rotation_of_head(self)
         if self.hidden_act not in ACTIVATIONS:
             raise HeadConfigInvalid(f"hidden_act is {self.hidden_act!r:.80}; supported: {', '.join(ACTIVATIONS)}")
 
@@ -141,6 +145,18 @@ ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "LlamaEagle3Draft
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _LAYER_CONFIGS: dict[str, type[LlamaConfig] | type[Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _IDS = "eagle_aux_hidden_state_layer_ids"
+_FOLLOWED: dict[str, tuple[object, ...]] = {
+    "use_aux_hidden_state": (True,),  # the streams of several layers, not the last one alone
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+    "next_layer_regular": (True,),
+    "parallel_draft_step": (1,),
+    "parallel_draft_heads_num_layers": (0, 1),
+}
+"""Choices of published heads, with the values that the pass follows. Null is none."""
+_CHOICES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+"""Choices that are read beside the sizes. Inside of eagle_config they have to say the same."""
 
 
 def default_layers(base: TargetConfig) -> tuple[int, ...]:
@@ -160,11 +176,13 @@ def read_safeailab(document: dict[str, Any], names: Set[str], base: TargetConfig
     missing = [member for member in _REQUIRED if member not in document]
     if missing:
         raise HeadConfigInvalid(f"config.json: missing {missing}")
-    nested = document.get("eagle_config")
-    where = nested if isinstance(nested, dict) and nested.get(_IDS) else document
+    nested = nested_members(document, "eagle_config")
+    where = nested if nested.get(_IDS) else document
     after = 0 if base.architecture == GPT_OSS.name else 1
     layers = tuple(i + after for i in layer_numbers(where, _IDS)) if where.get(_IDS) else default_layers(base)
     config = _config(document, document, LlamaConfig, names, layers, norm_before_residual=False)
+    read = {choice: (getattr(config, choice),) for choice in _CHOICES}
+    check_choices(nested, _FOLLOWED | read, within="eagle_config", known=(_IDS,))
     if config.norm_output:  # nothing in the files tells such heads apart
         _log.warning(
             "head: it has norm_output: SpecForge before 15 September 2026 trained such heads without, and they draft "
@@ -202,6 +220,7 @@ def _config(
     """Tensors decide whether there are biases and embeddings: some configs are copies of a base's and claim tensors
     that the head lacks. A norm before `fc` has its tensor always, and its member in some configs only.
     """
+    check_choices(document, _FOLLOWED)
     _, sizes = published_sizes(kind, layer)
     config = HeadConfig(
         **sizes,

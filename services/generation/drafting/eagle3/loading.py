@@ -138,7 +138,13 @@ def origin_of(document: Mapping[str, Any]) -> Origin:
     """The layout of a config.json. Raises HeadConfigInvalid if it is in none that is known."""
     if document.get("layout") == LAYOUT:
         return "kolm"
-    if document.get("speculators_model_type", "eagle3") == "eagle3" and "transformer_layer_config" in document:
+    kind = document.get("speculators_model_type", "eagle3")
+    if kind != "eagle3":
+        raise HeadConfigInvalid(
+            f"config.json: speculators_model_type is {kind!r:.80}; supported: eagle3, dflash and dspark: take a head "
+            "of one of these kinds for the same base, or train one: kolm heads train"
+        )
+    if "transformer_layer_config" in document:
         return "speculators"
     if "draft_vocab_size" in document and "architectures" in document:
         return "safeailab"

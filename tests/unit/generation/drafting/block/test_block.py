@@ -24,7 +24,7 @@ from services.generation.drafting.methods import load_head
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder
-from tests.fakes.heads import block_config, block_tensors, head_config, write_kolm, write_kolm_block
+from tests.fakes.heads import block_config, block_tensors, head_config, published_block, write_kolm, write_kolm_block
 from tests.fakes.tiny_model import make_tiny_model
 from tests.vectors.make_block_heads import ANCHOR, BLOCK, FOLDER, HIDDEN, VOCABULARY, make
 
@@ -170,6 +170,42 @@ def test_a_wrong_member_of_a_published_layout_is_refused_by_its_name(
     with pytest.raises(HeadConfigInvalid) as refused:
         load_head(folder, base)
     assert named in str(refused.value)
+
+
+OTHER_CHOICES: list[tuple[str, object]] = [
+    ("causal", True), ("attention_mode", "mla"), ("projector_type", "domino"), ("output_multiplier", 0.2),
+    ("final_logit_softcapping", 20.0), ("is_causal", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("member", "value"), OTHER_CHOICES)
+def test_a_choice_that_is_not_followed_is_refused_wherever_it_is_made(
+    member: str, value: object, base: TargetConfig, tmp_path: Path
+) -> None:
+    config = block_config(base)
+    nested = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [1, 7], "num_target_layers": 8}
+    document = flat(config, architectures=["DFlashDraftModel"])
+    folders = (
+        published(tmp_path / "nested", config, document | {"dflash_config": nested | {member: value}}),
+        published(tmp_path / "flat", config, document | nested | {member: value}),
+        changed(published_block(tmp_path / "theirs", config, "dspark"), **{member: value}),
+    )
+    for folder in folders:
+        with pytest.raises(HeadConfigInvalid, match=f"{member} is {value!r}"):
+            load_head(folder, base)
+
+
+@pytest.mark.parametrize("members", [{"selector_rank": 8}, {"conv_kernel_size": 2}, {"magic": None}], ids=str)
+def test_an_unknown_member_of_dflash_config_is_refused(
+    members: dict[str, Any], base: TargetConfig, tmp_path: Path
+) -> None:
+    config = block_config(base)
+    nested = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [1, 7]} | members
+    document = flat(config, architectures=["DFlashDraftModel"], dflash_config=nested)
+    with pytest.raises(HeadConfigInvalid, match=f"dflash_config.{next(iter(members))} is"):
+        load_head(published(tmp_path / "head", config, document), base)
+    with pytest.raises(HeadConfigInvalid, match="dflash_config is"):
+        load_head(changed(tmp_path / "head", dflash_config=[1]), base)
 
 
 @pytest.mark.parametrize("members", [{"vocab_size": 400}, {"target_hidden_size": 32}, {"feature_layers": [0, 9]}])

@@ -15,6 +15,7 @@ from services.generation.drafting.eagle3.checkpoint import config_document, pars
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.heads import HeadConfigInvalid, HeadForAnotherBase, HeadWeightsInvalid
+from services.generation.drafting.methods import load_head as load_draft_head
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.cpu import CpuTarget
@@ -135,6 +136,83 @@ def test_a_published_config_of_no_known_architecture_is_refused(
     write_safeailab(tmp_path, head_config(base))
     edit_json(tmp_path / "config.json", architectures=architectures)
     with pytest.raises(HeadConfigInvalid, match="architectures"):
+        load_head(tmp_path, base)
+
+
+NVIDIAS = {
+    "eagle_aux_hidden_state_layer_ids": [1, 3, 5], "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False,
+    "next_layer_regular": True, "parallel_draft_step": 1, "parallel_draft_heads_num_layers": None,
+}  # fmt: skip
+"""eagle_config as NVIDIA's exporter writes it."""
+OTHER_CHOICES: list[tuple[str, object]] = [
+    ("use_aux_hidden_state", False), ("use_input_layernorm_in_first_layer", False), ("use_last_layernorm", False),
+    ("use_mtp_layernorm", True), ("next_layer_regular", False), ("parallel_draft_step", 4),
+    ("parallel_draft_heads_num_layers", 2), ("use_aux_hidden_state", 1),
+]  # fmt: skip
+
+
+def test_choices_of_nvidias_exporter_that_are_followed_load(base: TargetConfig, tmp_path: Path) -> None:
+    write_safeailab(tmp_path, head_config(base), eagle_config=NVIDIAS | {"norm_before_fc": False, "fc_norm": None})
+    assert load_head(tmp_path, base).config.feature_layers == (2, 4, 6)
+
+
+@pytest.mark.parametrize(("member", "value"), OTHER_CHOICES)
+def test_a_choice_that_is_not_followed_is_refused_wherever_it_is_made(
+    member: str, value: object, base: TargetConfig, tmp_path: Path
+) -> None:
+    write_safeailab(tmp_path / "nested", head_config(base), eagle_config=NVIDIAS | {member: value})
+    write_safeailab(tmp_path / "flat", head_config(base), **{member: value})
+    write_speculators(tmp_path / "theirs", head_config(base), **{member: value})
+    for name in ("nested", "flat", "theirs"):
+        with pytest.raises(HeadConfigInvalid, match=rf"{member} is {value!r}"):
+            load_head(tmp_path / name, base)
+
+
+@pytest.mark.parametrize(
+    ("member", "value"), [("norm_before_fc", True), ("norm_output", True), ("fc_norm", True), ("magic", 3), ("x", None)]
+)
+def test_a_member_of_eagle_config_that_says_otherwise_or_is_unknown_is_refused(
+    member: str, value: object, base: TargetConfig, tmp_path: Path
+) -> None:
+    write_safeailab(tmp_path, head_config(base), eagle_config=NVIDIAS | {member: value})
+    with pytest.raises(HeadConfigInvalid, match=rf"eagle_config\.{member} is {value!r}"):
+        load_head(tmp_path, base)
+
+
+@pytest.mark.parametrize("value", [[], "x", 3])
+def test_an_eagle_config_that_is_no_object_is_refused(value: object, base: TargetConfig, tmp_path: Path) -> None:
+    write_safeailab(tmp_path, head_config(base), eagle_config=value)
+    with pytest.raises(HeadConfigInvalid, match="eagle_config"):
+        load_head(tmp_path, base)
+
+
+def test_a_rotation_that_is_not_known_is_refused_when_the_head_is_read(base: TargetConfig, tmp_path: Path) -> None:
+    rope = {"rope_type": "mrope", "type": "mrope", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    write_safeailab(tmp_path / "flat", head_config(base), rope_scaling=rope)
+    write_kolm(tmp_path / "kolm", head_config(base))
+    edit_json(tmp_path / "kolm" / "config.json", rope_parameters=rope)
+    for name in ("flat", "kolm"):
+        with pytest.raises(HeadConfigInvalid, match=r"rope_parameters.*mrope"):
+            load_head(tmp_path / name, base)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle", "peagle", "independent"])
+def test_heads_of_other_kinds_of_speculators_are_named(kind: str, base: TargetConfig, tmp_path: Path) -> None:
+    write_speculators(tmp_path, head_config(base), speculators_model_type=kind)
+    for load in (load_head, load_draft_head):
+        with pytest.raises(HeadConfigInvalid, match=f"speculators_model_type.*'{kind}'"):
+            load(tmp_path, base)
+
+
+def test_a_head_in_shards_and_one_with_two_sets_of_weights_are_refused(base: TargetConfig, tmp_path: Path) -> None:
+    write_kolm(tmp_path, head_config(base))
+    whole, shard = tmp_path / "model.safetensors", tmp_path / "model-00001-of-00002.safetensors"
+    shard.write_bytes(whole.read_bytes())
+    with pytest.raises(HeadWeightsInvalid, match=f"two sets of weights: {shard.name}"):
+        load_head(tmp_path, base)
+    whole.unlink()
+    with pytest.raises(HeadWeightsInvalid, match=f"{shard.name}; expected one model.safetensors"):
         load_head(tmp_path, base)
 
 

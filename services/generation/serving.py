@@ -272,6 +272,7 @@ async def _ledger(
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [
         _task(outbox.drain()),
+        _task(outbox.retry_ahead()),
         _task(halts.follow()),
         _task(heads.follow()),
         _task(erasures.follow()),

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
@@ -212,9 +214,13 @@ class LedgerServicer(LedgerServiceServicer):
     async def GetHaltState(
         self, request: ledger_pb2.GetHaltStateRequest, context: Context
     ) -> ledger_pb2.GetHaltStateResponse:
-        head = self._reader.head()
+        head, answered = self._reader.head(), Timestamp()
+        answered.FromDatetime(datetime.now(UTC))
         return ledger_pb2.GetHaltStateResponse(
-            epoch=head.halts.epoch, halts=map(messages.halt_message, head.halts.open), tree_size=head.size
+            epoch=head.halts.epoch,
+            halts=map(messages.halt_message, head.halts.open),
+            tree_size=head.size,
+            answer_time=answered,
         )
 
     async def ExportBundle(

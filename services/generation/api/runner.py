@@ -109,7 +109,8 @@ class Generation:
         """A run that the engine has taken. Leaving early cancels it; its receipts are issued all the same.
 
         Its promise is kept even if this process is killed. Raises Unavailable (LEDGER_UNAVAILABLE) where too many
-        receipts wait for the ledger or the disk takes none; ResourceExhausted for a tenant's quota; EngineError.
+        receipts wait for the ledger or the disk takes none, and (CLOCK_WRONG) where the ledger's clock shows another
+        time; ResourceExhausted for a tenant's quota; EngineError.
         """
         run, taken = self._begun(resolved)
         try:
@@ -150,6 +151,8 @@ class Generation:
         """Room for the receipts, while there is time left."""
         if time.perf_counter() >= resolved.deadline:
             raise DeadlineExceeded("the call's deadline passed before it could begin")
+        if (problem := self._halts.ledger_clock.problem) is not None:
+            raise Unavailable(problem, retry_after=5.0, reason="CLOCK_WRONG")
         if not self._outbox.reserve(resolved.choices):
             raise Unavailable(
                 f"{self._outbox.pending} receipts wait for the ledger, more than may be unconfirmed or kept on this "

@@ -26,6 +26,9 @@ from services.generation.receipts.journal import Journal, Kind
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE = 0.05  # seconds; doubles up to the longest
+_AHEAD_PAUSE = 60.0  # seconds
+_CLOCK_AHEAD = "CLOCK_AHEAD"
+"""The ledger's reason for a document of a time to come, which it takes later."""
 
 _MOST_AT_ONCE = 64
 _MOST_BYTES_AT_ONCE = 2**20
@@ -46,6 +49,7 @@ class _Waiting:
     request: ledger_pb2.AppendEntryRequest
     kept: bool
     answer: asyncio.Future[int | None]
+    ahead: bool = False
 
 
 class ReceiptUnkept(Exception):
@@ -59,7 +63,8 @@ class Outbox:
 
     Once `promise` or `put` returns, the append survives the process. If the disk is full or gone, a receipt is sent
     from memory, and `reserve` refuses everything new until the ledger or the disk has it. An append that the ledger
-    refuses for good is put aside until the next start, logged and counted; the others go on. `reserve` limits the
+    refuses for good is put aside until the next start, logged and counted, and one that is dated ahead of the ledger's
+    clock until that is there; the others go on. `reserve` limits the
     receipts under way and those still being generated, together.
     """
 
@@ -105,11 +110,20 @@ class Outbox:
         for receipt_id, request in left.items():
             self._enqueue(receipt_id, request, kept=True)
 
-    def retry_refused(self) -> None:
-        """Queue the refused appends again, at the end. Call it when the ledger may take them now."""
-        aside, self._aside = self._aside, []
-        for each in aside:
-            self._enqueue(each.receipt_id, each.request, kept=each.kept)
+    def retry_refused(self, *, ahead_alone: bool = False) -> None:
+        """Queue the refused appends again, at the end: all, or those that are dated ahead of the ledger's clock. Call
+        it when the ledger may take them now.
+        """
+        again = [each for each in self._aside if each.ahead or not ahead_alone]
+        self._aside = [each for each in self._aside if each not in again]
+        for each in again:
+            self._enqueue(each.receipt_id, each.request, kept=each.kept, ahead=each.ahead)
+
+    async def retry_ahead(self) -> None:
+        """Send what is dated ahead from time to time, until the ledger's clock is there. Run it as a task."""
+        while True:
+            await asyncio.sleep(_AHEAD_PAUSE)
+            self.retry_refused(ahead_alone=True)
 
     async def promise(self, unfinished: Sequence[SignedReceipt]) -> None:
         """Keep what goes to the log if this process dies before `put`. Raises OSError, and then keeps none of them."""
@@ -139,8 +153,10 @@ class Outbox:
         """Returns once everything that is in the queue now has been sent, or is on disk and was tried in vain."""
         await asyncio.gather(*(waiting.answer for waiting in self._queue))
 
-    def _enqueue(self, receipt_id: str, request: ledger_pb2.AppendEntryRequest, *, kept: bool) -> _Waiting:
-        waiting = _Waiting(receipt_id, request, kept, asyncio.get_running_loop().create_future())
+    def _enqueue(
+        self, receipt_id: str, request: ledger_pb2.AppendEntryRequest, *, kept: bool, ahead: bool = False
+    ) -> _Waiting:
+        waiting = _Waiting(receipt_id, request, kept, asyncio.get_running_loop().create_future(), ahead)
         if self._failing and kept:
             waiting.answer.set_result(None)
         self._queue.append(waiting)
@@ -207,9 +223,17 @@ class Outbox:
             if not waiting.kept:  # it has to be on disk to be put aside; on OSError it is sent again
                 await self._journal.keep(Kind.WAITING, {waiting.receipt_id: waiting.request})
                 waiting.kept = True
-            _log.error(
-                "the ledger refuses receipt %s, which is tried again at the next start: %s", waiting.receipt_id, answer
-            )
+            if answer.reason != _CLOCK_AHEAD:
+                _log.error(
+                    "the ledger refuses receipt %s, which is tried again at the next start: %s",
+                    waiting.receipt_id, answer,
+                )  # fmt: skip
+            elif not waiting.ahead:
+                _log.error(
+                    "receipt %s is dated ahead of the ledger's clock, and is sent again until that is there. Compare "
+                    "the clocks of the two machines: %s", waiting.receipt_id, answer,
+                )  # fmt: skip
+            waiting.ahead = answer.reason == _CLOCK_AHEAD
             self._aside.append(waiting)
             _settle(waiting.answer, None)
             return
@@ -254,6 +278,8 @@ async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, 
         except LedgerRefused as error:
             if not refused:
                 hint = "have it added to its trusted keys (`kolm trust add`)"
+                if error.reason == _CLOCK_AHEAD:
+                    hint = "its entry is dated ahead: compare the clocks of the two machines"
                 _log.error("the ledger does not take the key %s; %s: %s", key.key_id, hint, error)
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)

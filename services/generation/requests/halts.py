@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from services.generation.ledger_link import LedgerUnreachable
+from services.generation.requests.clock import LedgerClock
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
@@ -119,9 +121,10 @@ class HaltBoard:
         unverified: Callable[[Sequence[KnownHalt]], Awaitable[Sequence[KnownHalt]]] = trust_ledger,
         lease: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`unverified` says which of the halts that the ledger no longer lists nobody has resumed. `every`,
-        `lease` and `clock` count seconds.
+        `lease` and `clock` count seconds. `wall_clock` is held against the ledger's with each answer.
         """
         self._path = path
         self._read = read
@@ -133,6 +136,8 @@ class HaltBoard:
         self._lease = lease
         self._clock = clock
         self._asked = -math.inf  # when the last question was put that the ledger has answered
+        self._wall_clock = wall_clock
+        self.ledger_clock = LedgerClock()
 
     @property
     def known(self) -> bool:
@@ -161,8 +166,11 @@ class HaltBoard:
 
     async def refresh(self) -> None:
         """Ask the ledger once. Raises LedgerUnreachable."""
-        asked = self._clock()
+        asked, began = self._clock(), self._wall_clock()
         state = await self._read()
+        if state.HasField("answer_time"):
+            told = state.answer_time.ToDatetime(UTC)
+            self.ledger_clock.compare(began, told, self._wall_clock())
         unresumed = await self._unverified(self._knowledge.gone(state))
         for halt in unresumed:
             _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)

@@ -1032,6 +1032,7 @@ class GetHaltStateResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     HALTS_FIELD_NUMBER: _builtins.int
     TREE_SIZE_FIELD_NUMBER: _builtins.int
+    ANSWER_TIME_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The number of halts so far; never falls."""
     tree_size: _builtins.int
@@ -1040,16 +1041,21 @@ class GetHaltStateResponse(_message.Message):
     def halts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Halt]:
         """Open halts, oldest first."""
 
+    @_builtins.property
+    def answer_time(self) -> _timestamp_pb2.Timestamp:
+        """The ledger's clock as it answered, for callers that sign documents: it takes none that is dated more than 300 s after it."""
+
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         halts: _abc.Iterable[_documents_pb2.Halt] | None = ...,
         tree_size: _builtins.int = ...,
+        answer_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_time", b"answer_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "halts", b"halts", "tree_size", b"tree_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_time", b"answer_time", "epoch", b"epoch", "halts", b"halts", "tree_size", b"tree_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

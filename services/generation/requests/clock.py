@@ -1,0 +1,51 @@
+"""How far this machine's clock is off the ledger's: receipts name times, and the ledger takes none from the future."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from ledger.documents.dates import MOST_SKEW_SECONDS
+
+_log = logging.getLogger(__name__)
+
+_WORTH_A_LINE = timedelta(seconds=5)
+_MOST = timedelta(seconds=MOST_SKEW_SECONDS)
+
+
+class LedgerClock:
+    """The newest comparison of the two clocks. Without one, nothing is said against this machine's."""
+
+    def __init__(self) -> None:
+        self.skew = timedelta()
+        """How far this clock is ahead of the ledger's, at least; negative where it is behind."""
+        self._warned = self._refused = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why no request may be served, in words that say what to do; None where the clocks agree well enough."""
+        if abs(self.skew) <= _MOST:
+            return None
+        return (
+            f"this server's clock is {self._words}, more than the {MOST_SKEW_SECONDS} s that it may be; compare "
+            "`date -u` on both machines and set the clock that is wrong"
+        )
+
+    def compare(self, asked: datetime, told: datetime, answered: datetime) -> None:
+        """The ledger's clock showed `told` between two moments of this machine's clock: what lies between those is
+        nobody's fault.
+        """
+        self.skew = max(asked - told, timedelta()) or min(answered - told, timedelta())
+        if self.problem is not None and not self._refused:
+            _log.error("requests are refused: %s", self.problem)
+        elif self.problem is None and self._refused:
+            _log.info("requests are served again: this server's clock is %s", self._words)
+        elif abs(self.skew) > _WORTH_A_LINE and not self._warned:
+            _log.warning("this server's clock is %s; is it synchronised?", self._words)
+        self._refused, self._warned = self.problem is not None, abs(self.skew) > _WORTH_A_LINE
+
+    @property
+    def _words(self) -> str:
+        return (
+            f"{abs(self.skew).total_seconds():.0f} s {'behind' if self.skew < timedelta() else 'ahead of'} the ledger's"
+        )

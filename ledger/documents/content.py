@@ -24,10 +24,11 @@ from ledger.errors import FormatError
 
 Turn = dict[str, str]
 """`role` and `content`. An assistant's turn may have `tool_calls`, a tool's `tool_call_id`, and the first `tools`. The
-last may have `continued`, which is "true": the output goes on within that turn.
+last may have `continued`, which is "true": the output goes on within that turn. A prompt whose middle the output fills
+in is one turn of the role "prompt", its content the text before, with the text behind as `suffix`.
 """
 
-TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools", "continued")
+TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools", "continued", "suffix")
 
 _Constraint = Annotated[str, Meta(max_length=1 << 20)]  # characters; servers take fewer
 _NAMES = {Receipt: "receipt", Promise: "promise"}
@@ -112,6 +113,10 @@ def sent_turn(role: str, content: str, calls: Sequence[tuple[str, str, str]] = (
 def continued_turns(turns: Sequence[Turn]) -> list[Turn]:
     """The turns where the output goes on within the last one."""
     return [*turns[:-1], turns[-1] | {"continued": "true"}]
+
+
+def sent_infill(prefix: str, suffix: str) -> list[Turn]:
+    return [{"role": "prompt", "content": prefix, "suffix": suffix}]
 
 
 def sent_tools(tools: Sequence[tuple[str, str, str, bool]]) -> list[Turn]:

@@ -303,7 +303,7 @@ class TextFields(CommonFields):
     logprobs: int | None = None
     echo: Annotated[Any, only(False)] = None
     best_of: Annotated[Any, only(1)] = None
-    suffix: Annotated[Any, only("")] = None
+    suffix: str | None = None
 
 
 class TextDialect:
@@ -321,7 +321,7 @@ class TextDialect:
     def request(self) -> Request:
         asked = self.fields
         given = {"prompt": asked.prompt} if isinstance(asked.prompt, str) else {"token_ids": asked.prompt}
-        return asked.request(asked.sampling(asked.max_tokens, asked.logprobs), **given)
+        return asked.request(asked.sampling(asked.max_tokens, asked.logprobs), suffix=asked.suffix or "", **given)
 
     def answer(self, asked: Request, resolved: Resolved, promise: bytes | None) -> Answer:
         return Answer(self, asked, resolved, promise)

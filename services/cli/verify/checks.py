@@ -163,7 +163,8 @@ def check_receipt_file(
     document, text = file.receipt(), file.text
     sent: str | Sequence[Turn] | None = file.sent
     if prompt is not None:
-        sent = remembered = _sent(prompt, chat=document.prompt.chat_template is not None)
+        in_turns = document.prompt.chat_template is not None or isinstance(file.sent, tuple)
+        sent = remembered = _sent(prompt, in_turns=in_turns)
         check_sent(document, file.content.prompt_salt, remembered)
     if output is not None:
         text = read_text("--output", output)
@@ -197,9 +198,9 @@ def _kept_promises(document: Receipt, sources: TrustSources) -> tuple[Promise, .
     return promises
 
 
-def _sent(path: Path, *, chat: bool) -> str | list[dict[str, str]]:
+def _sent(path: Path, *, in_turns: bool) -> str | list[dict[str, str]]:
     text = read_text("--prompt", path)
-    if not chat:
+    if not in_turns:
         return text
     try:
         return [

@@ -172,12 +172,16 @@ class ModelTextReader:
         if isinstance(sent, str):
             return self._tokenizer.encode(sent)
         with _proof_errors():
+            if len(sent) == 1 and "suffix" in sent[0]:
+                return self._tokenizer.encode_infill(sent[0]["content"], sent[0]["suffix"])
             chat, turns, tools = _chat(sent)
             return self._tokenizer.encode_chat(turns, tools, continued=chat.continue_final_message)
 
     def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
         if isinstance(sent, str):
             return self._tokenizer.encode(sent)
+        if any("suffix" in turn for turn in sent):
+            return []  # older servers filled in no middle
         with _proof_errors():
             _, turns, tools = _chat(sent)
             return self._tokenizer.encode_chat_as_markup(turns, tools)

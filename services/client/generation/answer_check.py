@@ -93,6 +93,17 @@ def _compare(expected: dict[str, Any], written: dict[str, Any], document: str) -
             raise ReceiptMismatch(f"{name}: asked for or answered {value!r}, the {document} says {written.get(name)!r}")
 
 
+def _with_ends_of_middles(request: Request, resolved: Resolved) -> list[int]:
+    """The stop tokens that were asked for, and those by which the model ends a middle, which the server adds.
+
+    Raises ReceiptMismatch where others were taken away.
+    """
+    asked, taken = list(request.params.stop_token_ids), list(resolved.sampling.get("stop_token_ids", ()))
+    if taken[: len(asked)] != asked:
+        raise ReceiptMismatch(f"stop_token_ids: asked for {asked}, the answer says {taken}")
+    return taken
+
+
 def _asked(
     request: Request, spec_decode: SpecDecodeConfig | None, receipt: Receipt, resolved: Resolved
 ) -> dict[str, Any]:
@@ -106,6 +117,8 @@ def _asked(
     for each in fields(request.params):
         if each.name not in _CLAMPED and each.name != "structured_outputs":
             given[f"sampling.{each.name}"] = getattr(request.params, each.name)
+    if request.suffix:
+        given["sampling.stop_token_ids"] = _with_ends_of_middles(request, resolved)
     expected = {name: value for name, value in given.items() if value is not None}
     return _named(request, resolved) | expected | {"adapter_cid": resolved.adapter_cid}
 

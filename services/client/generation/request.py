@@ -272,7 +272,7 @@ class Request:
     `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
     token and is in no receipt. Of the tenant's waiting requests those with the lowest `priority` come first.
     `tools` may be called where there are messages. With `continue_final_message` the model goes on within the last of
-    them, which is the assistant's.
+    them, which is the assistant's. With a `suffix` the model writes what is between the prompt and it.
     """
 
     prompt: str | None = None
@@ -289,6 +289,7 @@ class Request:
     priority: int = 0
     tools: Tools | Mapping[str, Any] | None = None
     continue_final_message: bool = False
+    suffix: str = ""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for messages and sampling of another form."""
@@ -312,10 +313,10 @@ class Request:
     @property
     def sent(self) -> str | list[dict[str, str]] | None:
         """The prompt's text, or the conversation as receipts commit to it; None for token ids."""
-        from ledger.documents.content import continued_turns, sent_tools, sent_turn
+        from ledger.documents.content import continued_turns, sent_infill, sent_tools, sent_turn
 
         if self.messages is None:
-            return self.prompt
+            return sent_infill(self.prompt or "", self.suffix) if self.suffix else self.prompt
         tools = self.tool_set.given if self.tool_set else ()
         turns = (
             sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.calls], each.tool_call_id)

@@ -62,7 +62,7 @@ _EXPECTED = {
 def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> pb.GenerateRequest:
     """Raises InvalidArgument for a value without a form on the wire (a negative k, a lone surrogate, two prompts)."""
     message = pb.GenerateRequest()
-    for name in ("model", "request_id", "tenant", "adapter", "nonce", "prediction", "priority"):
+    for name in ("model", "request_id", "tenant", "adapter", "nonce", "prediction", "priority", "suffix"):
         _set(message, name, getattr(request, name))
     _set_input(message, request)
     message.sampling.CopyFrom(sampling_message(request.params))

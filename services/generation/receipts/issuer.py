@@ -158,7 +158,7 @@ class ReceiptIssuer:
 
     def _prompt_part(self, resolved: Resolved) -> PromptPart:
         salt, ids = resolved.prompt_salt, resolved.prompt
-        domain = MESSAGES_DOMAIN if resolved.chat else PROMPT_TEXT_DOMAIN
+        domain = MESSAGES_DOMAIN if resolved.in_turns else PROMPT_TEXT_DOMAIN
         return PromptPart(
             tokens=len(ids),
             commitment=commit(PROMPT_DOMAIN, salt, ids),

@@ -12,6 +12,7 @@ import httpx2
 import msgspec
 
 from services.generation.engine.text.conversation import Conversation, MarkupInText, Text, texts_of
+from services.generation.engine.text.infill import InfillMarks
 from services.generation.engine.text.tokenizer import StreamDecoder
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, Turn, plain_turns
 from services.generation.remote.dialects import UpstreamError, ids_in
@@ -35,6 +36,7 @@ class FarTokenizer:
     tool_calls: ToolCallSyntax = PLAIN
     markup: Mapping[str, int] = MappingProxyType({})  # its vocabulary is not at hand
     hidden: frozenset[str] = frozenset()
+    infill: InfillMarks | None = None
 
     def __init__(self, engine: str, url: str, model: str, key: str | None) -> None:
         self._llama, self._model = engine == "llama-server", {} if engine == "llama-server" else {"model": model}
@@ -73,6 +75,9 @@ class FarTokenizer:
             return self.encode(str(self._asked("/apply-template", {"messages": turns}, "prompt")))
         how = {"add_generation_prompt": not continued} | ({"continue_final_message": True} if continued else {})
         return self._ids("/tokenize", {**self._model, "messages": turns, **how})
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        raise ValueError("the marks of another engine's model are not known here")
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._text_of(tuple(token_ids)) if len(token_ids) == 1 else self._asked_text(tuple(token_ids))

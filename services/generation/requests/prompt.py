@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
-from ledger.documents.content import Turn, continued_turns, sent_tools, sent_turn
+from ledger.documents.content import Turn, continued_turns, sent_infill, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.conversation import MarkupInText
@@ -278,6 +279,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     text: str | None = None
     tools: Tools | None = None
+    in_turns: bool = False
+    ends: tuple[int, ...] = ()
 
 
 class PromptReader:
@@ -291,6 +294,8 @@ class PromptReader:
     async def read(self, request: pb.GenerateRequest) -> Prompt:
         """Raises InvalidArgument naming prompt, messages or token_ids."""
         kind = request.WhichOneof("input")
+        if request.suffix and kind not in ("prompt", None):
+            raise InvalidArgument("suffix", f"stands beside {kind}; it belongs to prompt, the text before it")
         if kind == "token_ids":
             self._check_fits("token_ids", request.token_ids.ids)  # before they are copied
             return Prompt("token_ids", tuple(request.token_ids.ids))
@@ -298,6 +303,8 @@ class PromptReader:
             prompt = await self._chat(request.messages)
             self._check_fits("messages", prompt.token_ids)
             return prompt
+        if request.suffix:
+            return await self._infill(request.prompt, request.suffix)
         if kind == "prompt" and request.prompt:
             ids = await self._encoded("prompt", [request.prompt], lambda: self._tokenizer.encode(request.prompt))
             self._check_fits("prompt", ids)
@@ -375,7 +382,17 @@ class PromptReader:
             raise InvalidArgument(_path(error.path, chat, tools), str(error)) from error
         except ValueError as error:
             raise InvalidArgument("messages", str(error)) from error
-        return Prompt("messages", ids, canonical(sent).decode(), tools)
+        return Prompt("messages", ids, canonical(sent).decode(), tools, in_turns=True)
+
+    async def _infill(self, prefix: str, suffix: str) -> Prompt:
+        if (marks := self._tokenizer.infill) is None:
+            why = "this model's tokenizer has no marks for filling in the middle, or they are not known; leave it out"
+            raise InvalidArgument("suffix", why)
+        encode = partial(self._tokenizer.encode_infill, prefix, suffix)
+        ids = await self._encoded("prompt", [prefix, suffix], encode, as_text=True)
+        self._check_fits("prompt", ids)
+        sent = canonical(sent_infill(prefix, suffix)).decode()
+        return Prompt("prompt", ids, sent, in_turns=True, ends=marks.ends)
 
     async def _encoded(
         self, field: str, texts: list[str], encode: Callable[[], list[int]], *, as_text: bool = False

@@ -127,7 +127,8 @@ class Resolved:
     nonce: str | None
     prompt: tuple[int, ...]
     text: str | None  # of the prompt, as in `Prompt`
-    chat: bool  # whether that is a conversation
+    chat: bool  # whether it is a conversation, laid out by the chat template
+    in_turns: bool  # whether the text is turns, as canonical JSON
     sampling: SamplingParams
     choices: int
     speculation: SpeculationRequest
@@ -200,8 +201,13 @@ class Resolver:
         adapter_cid = self._adapter(request)
         speculation = read_speculation(request, self._identity.methods_known)
         choices = read_choices(request.sampling)
+        if request.suffix and self._identity.engine is not None:
+            raise InvalidArgument("suffix", f"is not supported with {self._identity.engine}; leave it out")
         prompt = await self._prompts.read(request)
         sampling = read_sampling(request.sampling, self._identity.context_length - len(prompt.token_ids))
+        if not sampling.ignore_eos:
+            stops = dict.fromkeys((*sampling.stop_token_ids, *prompt.ends))
+            sampling = replace(sampling, stop_token_ids=tuple(stops))
         tools, asked = prompt.tools, sampling.structured_outputs
         if tools is not None and (tools.held or asked is not None):
             source = await calls_held(tools, asked, self._prompts, self._grammars, request.tenant or DEFAULT_TENANT)
@@ -219,6 +225,7 @@ class Resolver:
             prompt=prompt.token_ids,
             text=prompt.text,
             chat=prompt.field == "messages",
+            in_turns=prompt.in_turns,
             sampling=sampling,
             choices=choices,
             speculation=speculation,

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.generation.engine.text.conversation import Conversation, encode_conversation
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
+from services.generation.engine.text.infill import InfillMarks, infill_marks
 from services.generation.engine.text.markup import Markup
 from services.generation.engine.text.thoughts import ThoughtSyntax, known_thoughts
 from services.generation.engine.text.token_bytes import token_bytes
@@ -84,6 +85,15 @@ class TextCodec(Protocol):
     def encode_chat(
         self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = (), *, continued: bool = False
     ) -> list[int]: ...
+
+    @property
+    def infill(self) -> InfillMarks | None:
+        """The marks for filling in the middle; None where the model knows none."""
+        ...
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Ids of a prompt whose middle the model writes. Both are text, whatever they spell; there are marks."""
+        ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
@@ -183,6 +193,35 @@ class Tokenizer:
             return self._laid_out(messages, not conversation.continued, tools)
         except Exception as error:  # a template is code: it raises what it likes
             raise ValueError(f"the chat template refuses them: {error}") from error
+
+    @cached_property
+    def infill(self) -> InfillMarks | None:
+        """The marks for filling in the middle; None where the model knows none."""
+        return infill_marks(self.markup)
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Ids of a prompt whose middle the model writes, with the special tokens that a prompt begins with. Both texts
+        hold no markup. Raises ValueError for a model that knows no such prompts.
+        """
+        if (marks := self.infill) is None:
+            raise ValueError("this model's tokenizer has no marks for filling in the middle")
+        before, behind = [marks.prefix, *self.encode_plain(prefix)], [marks.suffix, *self._encode_behind(suffix)]
+        parts = (behind, before) if marks.suffix_first else (before, behind)
+        return [*self._begins, *parts[0], *parts[1], *([] if marks.middle is None else [marks.middle])]
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        """The special tokens that the tokenizer puts before a text."""
+        whole, text = self.encode("a"), self.encode_output("a")
+        begins = (at for at in range(len(whole)) if whole[at : at + len(text)] == text)
+        return whole[: next(begins, 0)]
+
+    def _encode_behind(self, text: str) -> list[int]:
+        """Ids of a text behind another, without the blank that SentencePiece's tokenizers put before a text."""
+        (first, *_), behind = self.encode_plain("a"), self.encode_plain("\n" + text)
+        newline = self.encode_plain("\n")
+        prepends = (self._fast.id_to_token(first) or "").startswith("\u2581")
+        return behind[len(newline) :] if prepends and behind[: len(newline)] == newline else self.encode_plain(text)
 
     @property
     def tool_calls(self) -> ToolCallSyntax:

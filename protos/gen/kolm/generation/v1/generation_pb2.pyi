@@ -101,6 +101,7 @@ class GenerateRequest(_message.Message):
     NONCE_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or base_cid of the model. Default: the one served. Another one is NOT_FOUND."""
     request_id: _builtins.str
@@ -110,7 +111,7 @@ class GenerateRequest(_message.Message):
     PERMISSION_DENIED, reason FOREIGN_TENANT, but for callers who act for every tenant; empty is "default" then.
     """
     prompt: _builtins.str
-    """Text, tokenized without a chat template. Not empty; at most 4 MiB."""
+    """Text, tokenized without a chat template. Not empty, unless there is a suffix; at most 4 MiB."""
     adapter: _builtins.str
     """Adapter to apply to the base, by name or cid. Default: none. Unknown: NOT_FOUND."""
     workload: _speculation_pb2.Workload.ValueType
@@ -124,6 +125,11 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """Where it stands among the waiting requests of its tenant: a lower number comes first, as in vLLM. It changes no token, is
     in no receipt, and gains nothing over other tenants. Default: 0.
+    """
+    suffix: _builtins.str
+    """The text behind what the model writes, of which `prompt` is the text before: it fills in the middle. Both are text, whatever
+    markup they spell. Tokens that end a middle join `sampling.stop_token_ids`. INVALID_ARGUMENT beside messages or token ids, and
+    where the tokenizer has no marks for it. At most 4 MiB together with the prompt. Empty: none.
     """
     @_builtins.property
     def messages(self) -> Global___ChatMessages:
@@ -157,10 +163,11 @@ class GenerateRequest(_message.Message):
         nonce: _builtins.str = ...,
         prediction: _builtins.str = ...,
         priority: _builtins.int = ...,
+        suffix: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "spec_decode", b"spec_decode", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_model", b"_model", "adapter", b"adapter", "input", b"input", "messages", b"messages", "model", b"model", "nonce", b"nonce", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "spec_decode", b"spec_decode", "suffix", b"suffix", "tenant", b"tenant", "token_ids", b"token_ids", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -187,6 +187,7 @@ def check_weights(weights: Weights, config: TargetConfig) -> None:
     if HEAD in found:  # a configuration that ties it to the embeddings may be wrong: see `output_name`
         expected[HEAD] = (config.vocab_size, config.hidden_size)
     readers = tuple(f"{layer.prefix}self_attn." for layer in layer_specs(config) if layer.source is not None)
+    _refuse_quantised(weights.path, found)
     missing = sorted(expected.keys() - found)
     if missing:
         raise WeightsInvalid(f"{weights.path}: {_listing(missing)} missing, which the configuration calls for")
@@ -201,6 +202,25 @@ def check_weights(weights: Weights, config: TargetConfig) -> None:
                 f"{weights.path}: {name} has shape {list(weights.shape(name))}, by the configuration {list(shape)}"
             )
         weights.storage(name)  # raises where it is not supported
+
+
+_QUANTISED = {
+    ".scales": "MLX", ".biases": "MLX", ".qweight": "GPTQ or AWQ", ".qzeros": "GPTQ or AWQ", ".g_idx": "GPTQ",
+    ".weight_scale": "FP8", ".weight_scale_inv": "FP8", ".input_scale": "FP8", ".weight_scale_2": "NVFP4",
+    ".weight_packed": "compressed-tensors", ".absmax": "bitsandbytes", ".quant_map": "bitsandbytes",
+    ".SCB": "bitsandbytes",
+}  # fmt: skip
+"""Ends of names of tensors beside quantised weights in safetensors, and who writes them."""
+
+
+def _refuse_quantised(path: Path, names: Iterable[str]) -> None:
+    """Quantised weights whose config.json does not tell of them."""
+    for name in sorted(names) if not is_gguf(path) else ():
+        if kind := next((kind for end, kind in _QUANTISED.items() if name.endswith(end)), ""):
+            raise WeightsInvalid(
+                f"{path}: {name} belongs to quantised weights, of {kind}, which are not supported; supported in a "
+                "folder: plain numbers, and gpt-oss's MXFP4: take the original model, or a GGUF file of it"
+            )
 
 
 def _left_out(name: str, readers: tuple[str, ...], path: Path) -> bool:

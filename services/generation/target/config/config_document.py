@@ -114,7 +114,8 @@ def family_of(document: dict[str, Any]) -> Family:
         if family.delta and text.get(option, gate) != gate:
             raise UnsupportedArchitecture(f"{option}: {text[option]!r:.80} is not supported; supported: {gate!r}")
     _check_kinds(text, family)
-    _check_quantisation(document, family)
+    for part in (document, text):
+        _check_quantisation(part, family)
     return family
 
 
@@ -165,14 +166,17 @@ def _check_sizes(text: dict[str, Any]) -> None:
         raise ConfigInvalid(f"per_layer_config: {text['per_layer_config']!r:.80}; expected an object")
 
 
-def _check_quantisation(document: dict[str, Any], family: Family) -> None:
-    found = document.get("quantization_config")
-    method = found.get("quant_method") if isinstance(found, dict) else found
-    if found and method not in family.quantised:
-        supported = f"; supported in this family: {', '.join(family.quantised)}" if family.quantised else ""
-        raise UnsupportedArchitecture(
-            f"quantization_config: quantised weights ({method}) are not supported; use the original model{supported}"
-        )
+def _check_quantisation(part: dict[str, Any], family: Family) -> None:
+    """Of config.json, or of its part for text."""
+    for name, writer in (("quantization", "MLX, "), ("quantization_config", "")):
+        found = part.get(name)
+        method = found.get("quant_method") if isinstance(found, dict) else found
+        if found and method not in family.quantised:
+            supported = "".join(f", or quant_method {each}" for each in family.quantised)
+            raise UnsupportedArchitecture(
+                f"{name}: {writer}{method or found!r:.80}: these quantised weights are not supported; supported: plain "
+                f"numbers{supported}: take the original model, or a GGUF file of it"
+            )
 
 
 BY_KIND = "full_attention"

@@ -47,6 +47,11 @@ def edit_weights(model: Path, change: Callable[[dict[str, torch.Tensor]], Any]) 
     edit_tensors(model / "model.safetensors", change)
 
 
+def mark(model: Path, name: str) -> None:
+    """Add a tensor as it lies beside quantised weights."""
+    edit_weights(model, lambda tensors: tensors.update({name: torch.ones(4)}))
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -71,6 +76,8 @@ FAULTS: list[tuple[Callable[[Path], Any], type[TargetError], str]] = [
     (lambda m: edit_config(m, architectures=None, model_type=None), UnsupportedArchitecture, "architectures"),
     (lambda m: edit_config(m, hidden_act="gelu"), UnsupportedArchitecture, "hidden_act"),
     (lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config"),
+    (lambda m: edit_config(m, quantization={"bits": 4}), UnsupportedArchitecture, "quantization: MLX, {'bits': 4}"),
+    (lambda m: edit_config(m, quantization_config={"quant_method": "fp8"}), UnsupportedArchitecture, "config: 'fp8'"),
     (lambda m: edit_config(m, rope_parameters=HALF), UnsupportedArchitecture, "partial_rotary_factor"),
     (lambda m: edit_config(m, num_hidden_layers="two"), ConfigInvalid, "num_hidden_layers"),
     (lambda m: edit_config(m, num_attention_heads=0), ConfigInvalid, CONFIG),
@@ -81,6 +88,11 @@ FAULTS: list[tuple[Callable[[Path], Any], type[TargetError], str]] = [
     (lambda m: edit_weights(m, lambda t: t.update({"model.extra": t[K].clone()})), WeightsInvalid, "model.extra"),
     (lambda m: edit_weights(m, lambda t: t.update({K: t[K][:-1]})), WeightsInvalid, K),
     (lambda m: edit_weights(m, lambda t: t.update({K: t[K].to(torch.int8)})), WeightsInvalid, K),
+    (lambda m: mark(m, K.replace("weight", "scales")), WeightsInvalid, "k_proj.scales belongs to quantised weights"),
+    (lambda m: mark(m, K + "_scale"), WeightsInvalid, K + "_scale belongs to quantised weights"),
+    (lambda m: mark(m, K + "_scale_inv"), WeightsInvalid, K + "_scale_inv belongs to quantised weights"),
+    (lambda m: mark(m, K + ".absmax"), WeightsInvalid, K + ".absmax belongs to quantised weights"),
+    (lambda m: (mark(m, K.replace("weight", "qweight")), edit_weights(m, lambda t: t.pop(K))), WeightsInvalid, "GPTQ"),
     (lambda m: edit_config(m, num_hidden_layers=2), WeightsInvalid, "model.layers.1"),
     (lambda m: (m / INDEX).write_text('{"weight_map": {"a": "../x.safetensors"}}'), WeightsInvalid, "../x.safetensors"),
     (lambda m: (m / INDEX).write_text("[]"), WeightsInvalid, "index"),

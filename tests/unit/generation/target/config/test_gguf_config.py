@@ -204,7 +204,7 @@ def test_a_file_with_more_than_the_model_for_text_is_refused_by_the_tensor(name:
             read(path)
 
 
-@pytest.mark.parametrize(("architecture", "named"), [("clip", "mmproj"), ("gptoss", "gpt-oss")])
+@pytest.mark.parametrize(("architecture", "named"), [("clip", "mmproj"), ("gptoss", "Ollama")])
 def test_an_architecture_that_is_a_form_of_another_says_so(architecture: str, named: str, tmp_path: Path) -> None:
     some = {"v.patch_embd.weight": (0, np.zeros((2, 2), np.float32))}
     write_gguf(tmp_path / "m.gguf", architecture, {}, some)

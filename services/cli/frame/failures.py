@@ -92,7 +92,8 @@ def _not_installed(error: ImportError) -> CommandError | None:
 
 
 FALLBACKS = {
-    "no_head": "no draft head is loaded for this model; kolm up --head DIR, or publish one: kolm heads push",
+    "no_head": "no draft head is loaded for this model. kolm heads train makes one, for kolm up --head; a smaller "
+    "model (kolm up --draft-model) and a datastore (kolm datastore build, kolm up --shared-datastore) draft as well",
     "no_datastore": "no datastore is loaded; kolm datastore build, then kolm up --shared-datastore DIR",
     "no_draft_model": "no smaller model is loaded; kolm up --draft-model DIR",
     "head_withdrawn": "its publisher has withdrawn the head; kolm heads list shows others",

@@ -52,7 +52,7 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk with the model; every answer has a signed receipt. Piped input gets one answer for each line. Lines that
-    are commands: /method NAME, /save FILE, /quit.
+    begin with a slash are commands: /method NAME, /save FILE, /help, /quit. Two slashes send one.
     """
     if save is not None:
         check_new(require_writable_new_file("--save", save))
@@ -60,7 +60,7 @@ def chat(
     with Runtime.connect(generation) as runtime:
         conversation = Conversation(runtime, asked.request(), asked.spec_decode(), asked.timeout, system)
         if interactive:
-            remark(Styled(f"{conversation.model}. /method NAME, /save FILE; /quit or Ctrl-D leaves.", "dim"))
+            remark(Styled(f"{conversation.model}. {_COMMANDS}. Ctrl-D leaves.", "dim"))
         try:
             for line in _typed() if interactive else (line.strip() for line in sys.stdin):
                 if line == "/quit":
@@ -89,18 +89,27 @@ def _typed() -> Iterator[str]:
             print("\n/quit or Ctrl-D leaves", file=sys.stderr)
 
 
+_COMMANDS = "/method NAME, /save FILE, /help, /quit"
+
+
 def _take(line: str, conversation: Conversation, places: tuple[str, str], *, interactive: bool, as_json: bool) -> None:
+    """Do what a line asks for. Raises UsageError for a command that is none."""
     match line.split(maxsplit=1):
         case []:
             return
+        case ["/help"]:
+            remark(f"{_COMMANDS}. A line that begins with // is sent with one slash.")
         case ["/method", name]:
             conversation.use(name)
         case ["/save", name]:
             _save(conversation, Path(name).expanduser(), places)
         case ["/method" | "/save" as word]:
             raise UsageError(f"{word}: expected a name behind it")
+        case [word, *_] if word.startswith("/") and not word.startswith("//"):
+            raise UsageError(f"{word}: expected {_COMMANDS}", "a line that begins with // is sent with one slash")
         case _:
-            _ask(line, conversation, interactive=interactive, as_json=as_json)
+            question = line[1:] if line.startswith("//") else line
+            _ask(question, conversation, interactive=interactive, as_json=as_json)
 
 
 def _ask(question: str, conversation: Conversation, *, interactive: bool, as_json: bool) -> None:

@@ -20,12 +20,12 @@ from ledger.encoding.text_forms import encode_base64
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.failures import explained
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark, stderr_console
 from services.cli.frame.process import awaited, printable, unless_interrupted, until_interrupted
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Column, Styled, table
+from services.cli.generation.hints import hint
 from services.cli.generation.request_options import SAMPLING, SPECULATION, RequestOptions, read_prediction, read_prompt
 from services.client import Message, Request, Runtime, SpecDecodeConfig, Started
 from services.client.errors import KolmError
@@ -328,7 +328,7 @@ def _summarise(
     tokens: int, finish_reason: str, metrics: Metrics, receipt: Receipt | None, elapsed: float | None
 ) -> None:
     ends = {"stop": "stopped", "length": "reached --max-tokens"}.get(finish_reason, finish_reason)
-    took, why = f"{speed(tokens, metrics, elapsed)}, {ends}", explained(metrics.fallback_reason)
+    took, why = f"{speed(tokens, metrics, elapsed)}, {ends}", hint(metrics.fallback_reason)
     remark(*(Styled(line, "dim") for line in (took, _method(metrics), why, _receipt(receipt)) if line is not None))
 
 

@@ -332,11 +332,43 @@ def test_flags_and_commands_reach_the_server(address: str, scripted: ScriptedGen
 
 @pytest.mark.parametrize(
     ("line", "code"),
-    [("/method eagle", 2), ("/save", 2), ("/method", 2), ("/save x.tar.gz", 2), ("wrong", 2), ("broken", 1)],
+    [
+        ("/foo", 2),
+        ("/etc/passwd is a file", 2),
+        ("/ method off", 2),
+        ("/method eagle", 2),
+        ("/save", 2),
+        ("/method", 2),
+        ("/save x.tar.gz", 2),
+        ("wrong", 2),
+        ("broken", 1),
+    ],
 )
 def test_a_piped_line_that_is_wrong_ends_it(address: str, scripted: ScriptedGeneration, line: str, code: int) -> None:
     assert chat(address, f"{line}\nnever\n").code == code
     assert [("user", "never")] not in turns(scripted)
+
+
+def test_commands_are_listed_without_asking_and_two_slashes_send_one(
+    address: str, scripted: ScriptedGeneration
+) -> None:
+    done = chat(address, "/help\n//etc/passwd is a file\n/quit\nnever\n")
+    assert (done.code, turns(scripted)) == (0, [[("user", "/etc/passwd is a file")]])
+    assert all(command in done.err for command in ("/method", "/save", "/help", "/quit", "//"))
+
+
+def test_what_a_server_lacks_is_told_once_a_session(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first, second = generate("hello").err.splitlines(), generate("hello").err.splitlines()
+    assert set(second) < set(first)
+    (hint,) = set(first) - set(second)
+    assert all(way in hint for way in ("kolm heads train", "--draft-model", "kolm datastore build"))
+    (tmp_path / "kolm" / "hints.json").write_text("[damaged")
+    assert hint in generate("hello").err.splitlines()
+    monkeypatch.setattr("os.getsid", lambda _: 1)
+    assert hint in generate("hello").err.splitlines()  # another terminal
 
 
 def test_json_is_one_object_for_each_answer(address: str) -> None:

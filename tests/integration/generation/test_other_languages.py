@@ -1,18 +1,18 @@
-"""The programs of docs/clients.md in other languages, against a real server."""
+"""The programs of docs/clients.md in other languages, against services that ask their callers for a token."""
 
-import asyncio
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from tests.integration.generation.deployment import PATIENCE, Deployment
+from tests.e2e.command import PATIENCE, Kolm, local_services, running
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "clients.md").read_text("utf-8")
@@ -43,22 +43,36 @@ def need(*found: object) -> None:
         pytest.skip("the language's tools are not installed")
 
 
-async def answer(deployment: Deployment, command: list[str], cwd: Path | None = None) -> str:
-    """The output of a program that asks a new server."""
-    await deployment.start_generation()
-    asking = partial(subprocess.run, cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    done = await asyncio.to_thread(asking, [*command, deployment.generation_address])
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
+@pytest.fixture(scope="module")
+def kolm(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Kolm]:
+    """Services with principals, as `kolm up` starts them."""
+    with running(local_services(tmp_path_factory.mktemp("services") / "data", model)) as kolm:
+        yield kolm
 
 
-async def test_node(deployment: Deployment, tmp_path: Path) -> None:
+def answers(kolm: Kolm, command: list[str], cwd: Path | None = None) -> None:
+    """The program is refused without a token, and answered with one from each of the two variables."""
+    for shown in ({}, {"KOLM_TOKEN": kolm.token}, {"KOLM_TOKEN_FILE": str(kolm.token_file)}):
+        done = subprocess.run(
+            [*command, kolm.addresses.generation],
+            cwd=cwd,
+            env={**os.environ, "KOLM_TOKEN": "", **shown},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert (done.returncode == 0) == bool(shown), done.stderr
+        found = re.search(r"\S.*\nreceipt [0-9a-f-]{36}\n$", done.stdout, re.DOTALL)
+        assert bool(found) == bool(shown), done.stdout
+
+
+def test_node(kolm: Kolm, tmp_path: Path) -> None:
     need(shutil.which("node"), NODE_MODULES.is_dir())
     (tmp_path / "node_modules").symlink_to(NODE_MODULES)
     (tmp_path / "protos").symlink_to(ROOT / "protos")
     (tmp_path / "ask.mjs").write_text(program("js"))
-    said = await answer(deployment, ["node", "ask.mjs"], tmp_path)
-    assert re.search(r"\S.*\nreceipt [0-9a-f-]{36}\n$", said, re.DOTALL)
+    answers(kolm, ["node", "ask.mjs"], tmp_path)
 
 
 run = partial(subprocess.run, check=True, timeout=PATIENCE)
@@ -80,11 +94,10 @@ def built(folder: Path) -> Path:
 
 
 @pytest.mark.long
-async def test_go(deployment: Deployment, tmp_path: Path) -> None:
+def test_go(kolm: Kolm, tmp_path: Path) -> None:
     sources = (DEBIAN / "src" / "google.golang.org" / "grpc", NEWER / "src")
     need(*map(shutil.which, ("go", "protoc-gen-go", "protoc-gen-go-grpc")), all(each.is_dir() for each in sources))
-    said = await answer(deployment, [str(await asyncio.to_thread(built, tmp_path))])
-    assert re.search(r"\nreceipt [0-9a-f-]{36}\n$", said)
+    answers(kolm, [str(built(tmp_path))])
 
 
 def compiled(folder: Path, classes: str) -> None:
@@ -100,9 +113,8 @@ def compiled(folder: Path, classes: str) -> None:
 
 
 @pytest.mark.long
-async def test_java(deployment: Deployment, tmp_path: Path) -> None:
+def test_java(kolm: Kolm, tmp_path: Path) -> None:
     need(*map(shutil.which, ("java", "javac", "protoc", "grpc_java_plugin")), all(each.is_file() for each in JARS))
     classes = ":".join(map(str, (tmp_path, *JARS)))
-    await asyncio.to_thread(compiled, tmp_path, classes)
-    said = await answer(deployment, ["java", "-cp", classes, "Ask"])
-    assert re.search(r"\S.*\nreceipt [0-9a-f-]{36}\n$", said, re.DOTALL)
+    compiled(tmp_path, classes)
+    answers(kolm, ["java", "-cp", classes, "Ask"])

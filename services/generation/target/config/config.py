@@ -128,7 +128,7 @@ def read_config(path: Path) -> TargetConfig:
         ConfigInvalid: a field is missing or out of range; the message names it.
         WeightsInvalid: the GGUF file is damaged.
     """
-    return _read_gguf(GgufFile.open(path)) if is_gguf(path) else _read_directory(path)
+    return read_gguf(GgufFile.open(path)) if is_gguf(path) else _read_directory(path)
 
 
 def _read_directory(directory: Path) -> TargetConfig:
@@ -152,7 +152,8 @@ def _read_directory(directory: Path) -> TargetConfig:
     )
 
 
-def _read_gguf(file: GgufFile) -> TargetConfig:
+def read_gguf(file: GgufFile) -> TargetConfig:
+    """The configuration of a file that is open already. Raises as `read_config` does."""
     found = read_gguf_config(file)
     read = _target_config(found.family, found.config, str(file.path), found.rope_factors)
     return replace(

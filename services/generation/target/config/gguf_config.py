@@ -188,7 +188,7 @@ def _read(metadata: GgufMetadata, family: Family, longrope: bool) -> set[str]:
         shared = {"expert_gating_func", "expert_weights_scale"}
     if family.beta:
         shared.add("rope.scaling.yarn_log_multiplier")
-    if metadata.get(f"{family.gguf_name}.rope.scaling.type") == "yarn":
+    if metadata.text(f"{family.gguf_name}.rope.scaling.type", "") == "yarn":
         shared.add("rope.scaling.yarn_attn_factor")
     multipliers = (
         {"attention.scale", "embedding_scale", "residual_scale", "logit_scale"} if family.multipliers else set()

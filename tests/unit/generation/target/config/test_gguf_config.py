@@ -171,6 +171,7 @@ FAULTS: dict[str, tuple[dict[str, Any], type[TargetError], str]] = {
     "LongRoPE without its divisors": (
         {"rope__scaling__type": "longrope"}, WeightsInvalid, r"rope\.scaling\.type is longrope.*rope_factors_long",
     ),
+    "a list for a kind": ({"rope__scaling__type": [1, 2]}, ConfigInvalid, r"type is a list of 2; expected text"),
     "another scale of yarn": ({"rope__scaling__mscale": 0.5}, UnsupportedArchitecture, r"scaling\.mscale is 0\.5"),
     "another attention factor": (
         {"rope__scaling__attn_factor": 0.5}, UnsupportedArchitecture, r"attn_factor is 0\.5, which is not supported",

@@ -254,6 +254,19 @@ def _receipt_row(index: int, receipt: Receipt) -> dict[str, Any]:
         "prompt_commitment": parse_digest(receipt.prompt.commitment),
         "output_commitment": parse_digest(receipt.output.commitment),
         "segment": index // SEGMENT,
+        **receipt_counts(receipt),
+    }
+
+
+def receipt_counts(receipt: Receipt) -> dict[str, int | None]:
+    """The columns of a receipt for people who ask in SQL."""
+    block = receipt.spec_decode
+    return {
+        "prompt_tokens": receipt.prompt.tokens,
+        "output_tokens": receipt.output.tokens,
+        "tokens_proposed": block.tokens_proposed,
+        "tokens_accepted": block.tokens_accepted,
+        "target_passes": block.target_passes,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Self
 
@@ -82,8 +83,9 @@ class SqlInspection:
             statement = statement.where(key[0] >= first)
         if last is not None:
             statement = statement.where(key[0] <= last)
-        with store_errors():
-            for row in self._connection.execute(statement):
+        # Closed where the reader stops early, too: PostgreSQL has a cursor for it.
+        with store_errors(), closing(self._connection.execute(statement)) as found:
+            for row in found:
                 yield dict(row._mapping)
 
     def content(self, row: Row, receipt_id: str) -> Content | None:
@@ -102,10 +104,9 @@ class SqlInspection:
         return None
 
     def expired(self, expiry: Expiry) -> Iterator[int]:
-        with store_errors():
-            yield from self._connection.execute(
-                select_expired(expiry, None).execution_options(yield_per=_PAGE)
-            ).scalars()
+        statement = select_expired(expiry, None).execution_options(yield_per=_PAGE)
+        with store_errors(), closing(self._connection.execute(statement)) as found:
+            yield from found.scalars()
 
     def _is_there_now(self, receipt_index: int) -> bool:
         statement = select(contents.c.receipt_index).where(contents.c.receipt_index == receipt_index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,7 @@ from ledger.documents.erasure import Expiry
 from ledger.encoding.text_forms import parse_digest
 from ledger.errors import ChainError, StoreError
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import SEGMENT, Record, index_rows, indexable, leaf_row
+from ledger.log.store import SEGMENT, ReceiptRow, Record, index_rows, indexable, leaf_row
 from ledger.sql.database import run
 from ledger.sql.schema import contents, leaves, receipts, verdicts
 from ledger.tree.entry import chained
@@ -66,7 +67,7 @@ def marks(values: Collection[Any]) -> str:
 
 
 _EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
-_SHOWN = [column for column in receipts.columns if not column.name.endswith("_commitment") and column.name != "segment"]
+_SHOWN = [receipts.c[each.name] for each in fields(ReceiptRow) if each.name in receipts.c]
 
 
 def select_receipts(narrow: ReceiptFilter, after: int, limit: int, size: int) -> Select[Any]:

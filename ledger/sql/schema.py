@@ -27,13 +27,23 @@ from sqlalchemy import (
 from ledger.errors import StoreDamaged, StoreError
 from ledger.sql.database import store_errors
 
-REVISION = 9
-"""The number of these tables, counted up where they change. A store refuses a database with another one."""
+REVISION, KOLM = 10, "0.1.0"
+"""The number of these tables, counted up where they change, and the first version of kolm that knows them. Each change
+is a step of `migration.STEPS`, too: from OLDEST on, every database is migrated.
+"""
+
+OLDEST = 9
+"""The oldest tables that are read and migrated."""
 
 metadata = MetaData()
 
-version = Table("ledger_version", metadata, Column("revision", Integer, primary_key=True, autoincrement=False))
-"""One row with the revision of the tables."""
+version = Table(
+    "ledger_version",
+    metadata,
+    Column("revision", Integer, primary_key=True, autoincrement=False),
+    Column("kolm", String, nullable=False, server_default="0.1.0"),
+)
+"""One row with the revision of the tables, and the oldest kolm that knows them."""
 
 _Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
 
@@ -65,6 +75,11 @@ receipts = Table(
     Column("prompt_commitment", LargeBinary, nullable=False),
     Column("output_commitment", LargeBinary, nullable=False),
     Column("segment", _Place, nullable=False),
+    Column("prompt_tokens", _Place, nullable=False, server_default="0"),
+    Column("output_tokens", _Place, nullable=False, server_default="0"),
+    Column("tokens_proposed", _Place),  # null, all three, where another engine does not count
+    Column("tokens_accepted", _Place),
+    Column("target_passes", _Place),
     Index("receipts_by_tenant", "tenant", "index"),
     Index("receipts_by_method", "method", "index"),
 )
@@ -134,6 +149,22 @@ fence = Table(
 """The epoch of the newest writer. Every write checks that it is still its own: see `store.Fence`."""
 
 
+AUDITED_RECEIPTS = (
+    "CREATE VIEW audited_receipts AS "
+    'SELECT r."index" AS entry, r.receipt_id, r.issued_at, r.tenant, r.request_id, r.method, r.base_cid, r.head_cid, '
+    "r.adapter_cid, r.profile_cid, r.prompt_tokens, r.output_tokens, r.tokens_proposed, r.tokens_accepted, "
+    "r.target_passes, CAST(r.tokens_accepted AS DOUBLE PRECISION) / NULLIF(r.tokens_proposed, 0) AS acceptance_rate, "
+    "CAST(r.output_tokens AS DOUBLE PRECISION) / NULLIF(r.target_passes, 0) AS mean_acceptance_length, "
+    'v.outcome, v."index" AS verdict_entry, e.erasure_index AS erased_by '
+    "FROM receipts r "
+    'LEFT JOIN verdicts v ON v."index" = (SELECT max(n."index") FROM verdicts n WHERE n.receipt_index = r."index") '
+    'LEFT JOIN erasures e ON e.receipt_index = r."index"'
+)
+"""Receipts for people who ask in SQL: with tokens, acceptance, the newest verdict and the entry that erased the
+content. No column needs quotation marks. The ledger itself does not read it.
+"""
+_VIEW = "audited_receipts"
+
 _SQLITE = (
     *(
         f"CREATE TRIGGER {table}_refuse_{action.lower()} BEFORE {action} ON {table} "
@@ -179,31 +210,53 @@ def make_tables(connection: Connection, name: str) -> None:
     metadata.create_all(connection)
     for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
         connection.execute(text(statement))
-    connection.execute(insert(version), {"revision": REVISION})
+    connection.execute(text(AUDITED_RECEIPTS))
+    connection.execute(insert(version), {"revision": REVISION, "kolm": KOLM})
     connection.execute(insert(fence), {"id": 0, "epoch": 0})
 
 
 def clear_index(connection: Connection) -> None:
     """Empty the tables that can be filled again from a log elsewhere. The triggers that refuse it are made again."""
     index = [verdicts, receipts, leaves]
+    connection.execute(text(f"DROP VIEW IF EXISTS {_VIEW}"))
     metadata.drop_all(connection, tables=index)
     metadata.create_all(connection, tables=index)
     for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
         if " ON leaves " in statement:
             connection.execute(text(statement))
+    connection.execute(text(AUDITED_RECEIPTS))
 
 
-def check_revision(connection: Connection, name: str) -> None:
-    """Raises StoreError unless the tables are those of this version."""
-    found = None
-    if inspect(connection).has_table(version.name):
-        found = connection.execute(select(version.c.revision)).scalar()
-    if found != REVISION:
-        raise StoreError(f"{name} is not a ledger of schema {REVISION} (it says {found or 'nothing'})")
+def revision_of(connection: Connection, name: str) -> int:
+    """The revision of a database's tables, from OLDEST to REVISION. Raises StoreError for any other."""
+    there = inspect(connection)
+    found = connection.execute(select(version.c.revision)).scalar() if there.has_table(version.name) else None
+    if found is None:
+        raise StoreError(f"{name} is not a ledger: it has no revision of its tables")
+    if found > REVISION:
+        columns = {column["name"] for column in there.get_columns(version.name)}
+        needed = connection.execute(select(version.c.kolm)).scalar() if "kolm" in columns else None
+        use = f"use kolm >= {needed}" if needed else "use a newer kolm"
+        raise StoreError(f"{name} has tables of revision {found}, this version knows those up to {REVISION}: {use}")
+    if found < OLDEST:
+        raise StoreError(
+            f"{name} has tables of revision {found}, from before kolm 0.1.0; those from {OLDEST} on can be migrated"
+        )
+    return int(found)
+
+
+def check_revision(connection: Connection, name: str, oldest: int = REVISION) -> None:
+    """Raises StoreError for tables of another revision; those from `oldest` on are taken."""
+    found = revision_of(connection, name)
+    if found < oldest:
+        raise StoreError(
+            f"{name} has tables of revision {found}, this version writes {REVISION}. Stop the ledger, and convert them "
+            "with `kolm ledger migrate` (--dry-run shows the steps)"
+        )
 
 
 def missing_objects(connection: Connection) -> Iterator[str]:
-    """Tables, columns, indexes and triggers that the ledger makes and that are not there; in words.
+    """Tables, columns, indexes, views and triggers that the ledger makes and that are not there; in words.
 
     Definitions are not compared: somebody who changes one can change rows as well, which the entries tell. This is for
     a copy that lost something on its way. Raises what the database raises.
@@ -218,6 +271,8 @@ def missing_objects(connection: Connection) -> Iterator[str]:
         yield from (f"the column {name} of {table.name} is missing" for name in lost)
         indexes = {index["name"] for index in there.get_indexes(table.name)}
         yield from (f"the index {index.name} is missing" for index in table.indexes if index.name not in indexes)
+    if _VIEW not in there.get_view_names():
+        yield f"the view {_VIEW} is missing"
     dialect = connection.dialect.name
     triggers = set(connection.execute(text(_TRIGGERS[dialect])).scalars())
     for statement in _SQLITE if dialect == "sqlite" else _POSTGRESQL:

@@ -43,6 +43,7 @@ from ledger.sql.queries import (
     select_verdicts,
 )
 from ledger.sql.schema import (
+    OLDEST,
     check_nothing_missing,
     check_revision,
     clear_index,
@@ -172,7 +173,7 @@ class SqlEntryStore:
         database = connect_for_reading(target)
         try:
             with database.reading() as connection:
-                check_revision(connection, database.name)
+                check_revision(connection, database.name, OLDEST)
                 size = _next_index(connection)
                 tiled = None if log is None else open_log(log, reading=True)
                 _check_log(connection, database.name, tiled)

@@ -59,12 +59,13 @@ _COMMANDS: dict[str, Member] = {
         },
     ),
     "ledger": Group(
-        "The ledger: verify, show its head, erase, export, replace a key.",
+        "The ledger: verify, show its head, erase, export, migrate, replace a key.",
         {
             "verify": "ledger.log:verify",
             "head": "ledger.log:head",
             "erase": "ledger.contents:erase",
             "export": "ledger.export:export",
+            "migrate": "ledger.migrate:migrate",
             "rotate-key": "ledger.key_rotation:rotate_key",
         },
     ),

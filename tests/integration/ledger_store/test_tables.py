@@ -91,7 +91,7 @@ def test_tables_of_another_version_are_left_as_they_are(postgres_url: str, tmp_p
         with engine.begin() as connection:
             connection.execute(text(change))
         for opening in (SqlEntryStore.open, SqlEntryStore.open, SqlEntryStore.open_for_reading):  # no lock is left
-            with pytest.raises(StoreError, match="schema"):
+            with pytest.raises(StoreError, match="revision"):
                 opening(url)
         with engine.begin() as connection:
             assert connection.execute(text("SELECT count(*) FROM leaves")).scalar() == 3

@@ -1,0 +1,83 @@
+"""`kolm ledger migrate`: the tables of an earlier version become those of this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from services.cli.frame import options
+from services.cli.frame.exits import UsageError
+from services.cli.frame.output import answer
+from services.cli.frame.values import database_place
+from services.cli.frame.views import Styled, View
+
+
+def migrate(
+    database: options.Database = None,
+    log: Annotated[
+        str | None,
+        Option("--log", metavar="URL", help="Where the log lies, if not in the database, as the service takes it."),
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only show the steps and their SQL. The ledger may run meanwhile.")
+    ] = False,
+    backup: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE", help="Where an SQLite file is copied first. Default: beside it, with its revision's number."
+        ),
+    ] = None,
+    backed_up: Annotated[
+        bool, Option("--backed-up", help="You have a copy of your own: make none. PostgreSQL asks for it (pg_dump).")
+    ] = False,
+    paths: options.Paths = options.PATHS,
+    json: options.Json = False,
+) -> None:
+    """Convert a ledger's tables to those of this version, with the ledger stopped: all of it or nothing."""
+    from ledger.sql.migration import migrate as migrated
+    from ledger.sql.migration import planned
+
+    place = database_place(database) if database else paths.data_dir / "ledger.sqlite3"
+    plan = planned(place)
+    done, copy = False, None
+    if plan.steps and not dry_run:
+        copy = _backup(place, plan.before, backup, backed_up=backed_up)
+        plan, done = migrated(place, log=log, backup=copy), True
+    document: dict[str, Any] = {
+        "database": plan.database,
+        "before": plan.before,
+        "after": plan.after,
+        "steps": [{"to": step.to, "kolm": step.kolm, "said": step.words} for step in plan.steps],
+        "sql": plan.sql,
+        "done": done,
+        "backup": None if copy is None else str(copy),
+    }
+    answer(json, document, _view)
+
+
+def _backup(place: Path | str, revision: int, backup: Path | None, *, backed_up: bool) -> Path | None:
+    """Where the copy goes; None where the operator has one. Raises UsageError."""
+    if backed_up:
+        if backup is not None:
+            raise UsageError("--backup and --backed-up: name one of them")
+        return None
+    text = str(place)
+    if text.startswith("postgresql"):
+        hint = "copy it first: pg_dump -Fc DATABASE > ledger.dump; then run this again with --backed-up"
+        raise UsageError("a PostgreSQL database is not copied by this command", hint)
+    file = Path(text.removeprefix("sqlite:///"))
+    return backup or file.with_name(f"{file.name}.revision-{revision}")
+
+
+def _view(document: dict[str, Any]) -> list[View]:
+    if not document["steps"]:
+        return [f"{document['database']} has the tables of this version (revision {document['after']}): nothing to do"]
+    lines: list[View] = [f"to revision {step['to']}: {step['said']}" for step in document["steps"]]
+    if not document["done"]:
+        nothing = "nothing was changed; run it without --dry-run, with the ledger stopped"
+        return [*lines, Styled(document["sql"].strip(), "dim"), Styled(nothing, "yellow")]
+    if document["backup"]:
+        lines.append(f"the tables as they were: {document['backup']}")
+    return [*lines, Styled(f"migrated from revision {document['before']} to {document['after']}", "green")]

@@ -1,0 +1,222 @@
+"""A ledger of each released version is read, migrated and gone on with; what is newer is left alone, by name."""
+
+import json
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+from typer.testing import CliRunner
+
+from ledger.audit.log_verification import verify_log
+from ledger.bundle.folder import opened_bundle
+from ledger.bundle.report import Trust
+from ledger.bundle.verification import verify_bundle
+from ledger.errors import LedgerError, StoreError, StoreLocked
+from ledger.fsck import Depth, fsck
+from ledger.keys.trusted_keys import TrustedKeys
+from ledger.log.receipt_filter import ReceiptFilter
+from ledger.log.sequencer import Sequencer
+from ledger.log.store import entries_from
+from ledger.sql.inspection import SqlInspection
+from ledger.sql.migration import STEPS, migrate, planned
+from ledger.sql.schema import OLDEST, REVISION
+from ledger.sql.store import SqlEntryStore
+from services.cli.main import app
+from tests import documented
+from tests.examples import VECTORS
+from tests.unit.ledger.builders import KEYS, ORIGIN, content, signed_receipt
+
+RELEASES = sorted((VECTORS / "releases").glob("*.tar.gz"))
+
+
+class Released:
+    """What a version left on a disk: its ledger on one of the two databases, and everything beside it."""
+
+    def __init__(self, folder: Path, target: Path | str, keys: Path) -> None:
+        self.folder = folder
+        self.target = target
+        self.keys = keys
+        self.expected: dict[str, Any] = json.loads((folder / "expected.json").read_bytes())
+        self.trusted = TrustedKeys.load(folder / "trusted")
+
+    def verified(self) -> list[bytes]:
+        """All entries, once they hold."""
+        with closing(SqlEntryStore.open_for_reading(self.target, self.keys)) as store:
+            entries = list(entries_from(store))
+            report = verify_log(entries, store.latest_checkpoint(), self.trusted, self.expected["origin"])
+            assert (report.problem, report.size) == (None, len(self.expected["kinds"]))
+            rows = store.receipts(ReceiptFilter(), -1, 100)
+            assert len(rows) == self.expected["kinds"].count("receipt")
+            for index, number in self.expected["contents"].items():
+                erased = int(index) in self.expected["erased"]
+                assert store.content(int(index)) == (None if erased else content(number))
+        return entries
+
+    def execute(self, statement: str) -> None:
+        url = f"sqlite:///{self.target}" if isinstance(self.target, Path) else self.target
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text(statement))
+        engine.dispose()
+
+    def revision(self) -> int:
+        return planned(self.target).before
+
+
+@pytest.fixture(
+    params=[(path, name) for path in RELEASES for name in ("sqlite", "postgres")],
+    ids=lambda one: f"{one[0].name}-{one[1]}",
+)
+def released(request: pytest.FixtureRequest, tmp_path: Path) -> Released:
+    path, name = request.param
+    with tarfile.open(path) as archived:
+        archived.extractall(tmp_path / "released", filter="data")
+    folder = tmp_path / "released"
+    if name == "sqlite":
+        return Released(folder, folder / "ledger.sqlite3", folder / "content-keys/keys.sqlite3")
+    url = str(request.getfixturevalue("postgres_url"))
+    engine = create_engine(url)
+    with closing(engine.raw_connection()) as connection, connection.cursor() as cursor:
+        cursor.execute((folder / "postgresql.sql").read_text("utf-8"))
+        connection.commit()
+    engine.dispose()
+    return Released(folder, url, folder / "keys-of-postgresql.sqlite3")
+
+
+def test_there_is_a_release_of_every_revision_that_can_be_migrated() -> None:
+    assert [step.to for step in STEPS] == list(range(OLDEST + 1, REVISION + 1))
+    assert RELEASES
+
+
+def test_a_ledger_of_an_earlier_version_is_read_migrated_and_gone_on_with(released: Released) -> None:
+    before = released.verified()
+    assert released.revision() == released.expected["revision"]
+    with pytest.raises(StoreError, match="kolm ledger migrate"):
+        SqlEntryStore.open(released.target, released.keys)
+    plan = planned(released.target)
+    assert (plan.after, "audited_receipts" in plan.sql) == (REVISION, True)
+    assert released.revision() == released.expected["revision"]  # planning changes nothing
+
+    done = migrate(released.target)
+    assert (done.before, done.after) == (released.expected["revision"], REVISION)
+    assert released.verified() == before
+    assert migrate(released.target).steps == ()
+    with closing(SqlInspection.open(released.target, released.keys)) as inspection:
+        assert fsck(inspection, released.trusted, Depth.DEEP).findings == ()
+    with closing(SqlEntryStore.open(released.target, released.keys)) as store:
+        running = Sequencer(store, KEYS["log"], released.trusted, ORIGIN)
+        assert running.append(signed_receipt(90), content(90)).result().index == len(before)
+        running.close()
+    with closing(SqlInspection.open(released.target, released.keys)) as inspection:
+        assert fsck(inspection, released.trusted, Depth.DEEP).findings == ()
+
+
+def test_nothing_is_migrated_while_a_ledger_runs(released: Released) -> None:
+    migrate(released.target)
+    with closing(SqlEntryStore.open(released.target, released.keys)):
+        with pytest.raises(StoreLocked):
+            migrate(released.target)
+        assert planned(released.target).steps == ()
+
+
+def test_a_migration_that_fails_changes_nothing(released: Released) -> None:
+    drop = (
+        "DROP TRIGGER leaves_refuse_update"
+        if isinstance(released.target, Path)
+        else "DROP TRIGGER leaves_refuse_change ON leaves"
+    )
+    released.execute(drop)
+    junk = "x'00'" if isinstance(released.target, Path) else "decode('00', 'hex')"
+    released.execute(f'UPDATE leaves SET entry = {junk} WHERE "index" = 5')
+    with pytest.raises(LedgerError):
+        migrate(released.target)
+    assert released.revision() == released.expected["revision"]
+    assert planned(released.target).steps
+
+
+def test_newer_tables_are_left_alone_and_the_version_that_knows_them_is_named(released: Released) -> None:
+    migrate(released.target)
+    released.execute(f"UPDATE ledger_version SET revision = {REVISION + 7}, kolm = '9.8.7'")
+    for refused in (
+        lambda: SqlEntryStore.open(released.target, released.keys),
+        lambda: SqlEntryStore.open_for_reading(released.target, released.keys),
+        lambda: SqlInspection.open(released.target, released.keys),
+        lambda: migrate(released.target),
+    ):
+        with pytest.raises(StoreError, match=r"use kolm >= 9\.8\.7"):
+            refused()
+
+
+def test_tables_from_before_the_first_release_are_named(released: Released) -> None:
+    released.execute(f"UPDATE ledger_version SET revision = {OLDEST - 1}")
+    with pytest.raises(StoreError, match=r"before kolm 0\.1\.0"):
+        migrate(released.target)
+
+
+def objects(target: Path) -> dict[str, Any]:
+    engine = create_engine(f"sqlite:///{target}")
+    there = inspect(engine)
+    found: dict[str, Any] = {
+        table: {str(each["name"]): (str(each["type"]), each["nullable"]) for each in there.get_columns(table)}
+        for table in there.get_table_names()
+    }
+    found["indexes"] = {
+        table: sorted(str(each["name"]) for each in there.get_indexes(table)) for table in there.get_table_names()
+    }
+    found["views"] = {view: there.get_view_definition(view) for view in there.get_view_names()}
+    engine.dispose()
+    return found
+
+
+@pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
+def test_migrated_tables_are_those_of_a_new_database(path: Path, tmp_path: Path) -> None:
+    with tarfile.open(path) as archived:
+        archived.extractall(tmp_path, filter="data")
+    migrate(tmp_path / "ledger.sqlite3")
+    SqlEntryStore.open(tmp_path / "new.sqlite3").close()
+    assert objects(tmp_path / "ledger.sqlite3") == objects(tmp_path / "new.sqlite3")
+
+
+@pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
+def test_a_bundle_of_an_earlier_version_verifies(path: Path, tmp_path: Path) -> None:
+    with tarfile.open(path) as archived:
+        archived.extractall(tmp_path, filter="data")
+    with opened_bundle(tmp_path / "bundle.tar.gz") as bundle:
+        report = verify_bundle(bundle, Trust(TrustedKeys.load(tmp_path / "trusted")))
+    failed = {check.number for check in report.checks if check.passed is False}
+    assert failed <= {9, 10, 14}  # what the log says of its operator and auditor, as it did then
+    assert sum(report.kinds.values()) == len(json.loads((tmp_path / "expected.json").read_bytes())["kinds"])
+
+
+@pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
+def test_the_command_copies_converts_and_says_so(path: Path, tmp_path: Path) -> None:
+    with tarfile.open(path) as archived:
+        archived.extractall(tmp_path, filter="data")
+
+    shown, taken = documented.MIGRATED
+
+    def run(line: str) -> Any:
+        words = [*line.split()[1:], "--data-dir", str(tmp_path), "--json"]
+        done = CliRunner(env={"COLUMNS": "400"}).invoke(app, words)
+        return (done.exit_code, json.loads(done.stdout) if done.exit_code == 0 else done.stderr)
+
+    code, document = run(shown)
+    assert (code, document["done"], document["after"]) == (0, False, REVISION)
+    copy = tmp_path / f"ledger.sqlite3.revision-{document['before']}"
+    assert not copy.exists()
+    copy.write_bytes(b"there")
+    code, _ = run(taken)
+    assert (code, copy.read_bytes()) == (1, b"there")  # nothing is written over
+    copy.unlink()
+    code, document = run(taken)
+    assert (code, document["done"], document["backup"]) == (0, True, str(copy))
+    assert planned(copy).before == document["before"]
+    assert copy.stat().st_mode & 0o777 == 0o600
+    with closing(sqlite3.connect(copy)) as kept:
+        assert kept.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    code, document = run(taken)
+    assert (code, document["steps"], document["done"]) == (0, [], False)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from services.client.errors import FieldViolation, KolmError
 
 _OF_SERVERS = (
-    "grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "sqlalchemy", "pydantic", "pydantic_core",
-    "pydantic_settings", "prometheus_client",
+    "grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "sqlalchemy", "alembic", "mako", "pydantic",
+    "pydantic_core", "pydantic_settings", "prometheus_client",
 )  # fmt: skip
 _OF_THE_ENGINE = (
     "numpy", "numba", "llvmlite", "transformers", "tokenizers", "safetensors", "gguf", "huggingface_hub", "llguidance",
-    "h11", "httpx2", "jinja2", "pydivsufsort", "faiss",
+    "h11", "httpx2", "jinja2", "pydivsufsort", "faiss", "regex",
 )  # fmt: skip
 EXTRAS = {
     **dict.fromkeys(_OF_SERVERS, "cli"),

@@ -18,6 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 OPTIONAL = {
+    "migration.py": {"alembic"},
     "cose.py": {"cbor2"},
     "pkcs11_signer.py": {"pkcs11"},
     "bucket.py": {"obstore"},

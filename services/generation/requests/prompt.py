@@ -244,7 +244,7 @@ def _check_continued(last: pb.Message) -> None:
         found = "calls tools" if last.tool_calls else f"is of the role {last.role[:80]!r}"
         raise InvalidArgument(
             "messages.continue_final_message",
-            f"is true, and the last message {found}; expected a message of the assistant without calls",
+            f"the last message {found}; expected a message of the assistant without calls",
         )
 
 

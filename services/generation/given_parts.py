@@ -98,6 +98,8 @@ def _check_datastore(base: _Base, part: Part) -> None:
 
     try:
         manifest = Manifest.read(part.path)
+        for blob in manifest.blobs:
+            blob.check(part.path, contents=False)
     except DatastoreError as error:
         raise WrongPart(f"{part.flag}: {error}") from error
     again = f"build it again with this model: kolm datastore build … --model {base.path}"

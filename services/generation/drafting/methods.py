@@ -22,8 +22,8 @@ METHODS: tuple[MethodSpec, ...] = (
     eagle3.METHOD,
     block.METHOD,
     rest.METHOD,
+    draft_model.METHOD,  # before copies: who names a draft model expects it to be tried
     lookahead.METHOD,
-    draft_model.METHOD,
     suffix.METHOD,
 )
 

@@ -29,7 +29,7 @@ async def test_a_request_that_hands_over_says_so(
     stub = await deployment.start_generation(draft_model=make_tiny_model(tmp_path / "small", layers=1, seed=1))
     response = await stub.Generate(asking(verify="VERIFY_MODE_INLINE", max_tokens=80, ignore_eos=True))
     metrics = response.metrics
-    assert (metrics.requested_method, metrics.method, metrics.fallback_reason) == ("auto", "lookahead", "no_head")
+    assert (metrics.requested_method, metrics.method, metrics.fallback_reason) == ("auto", "draft", "no_head")
     assert sum(metrics.passes_by_method.values()) == metrics.target_passes
     assert metrics.passes_by_method["off"] >= 16
     (receipt,) = await deployment.receipts(1)
@@ -90,7 +90,7 @@ async def test_a_store_that_is_not_right_stops_the_start(
         manifest.write_text(manifest.read_text().replace(tokenizer_cid(model), "cidv1:sha256:" + "0" * 64))
     if damage == "cut":
         (store / "suffixes-00000.npy").write_bytes(b"")
-    with pytest.raises(CannotStart, match=r"rest \(--datastore\)"):
+    with pytest.raises(CannotStart, match=r"^--shared-datastore: "):
         await deployment.start_generation(shared_datastore=(store,))
 
 

@@ -171,9 +171,9 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
     assert refused.reason == "SPEC_DECODE_DEVIATION"
     (bad,) = await deployment.receipts(1)
     assert {"lookahead", "draft"} <= dict(bad.spec_decode.passes_by_method).keys()
-    assert (refused.metadata["method"], refused.metadata["methods"]) == ("lookahead", "lookahead,draft")
-    assert "than lookahead, draft;" in refused.message
-    await seen(stub, "lookahead", "draft")
+    assert (refused.metadata["method"], refused.metadata["methods"]) == ("draft", "draft,lookahead")
+    assert "than draft, lookahead;" in refused.message
+    await seen(stub, "draft", "lookahead")
     for method in ("lookahead", "draft", "auto"):
         assert (await failure(stub.Generate(asking(method=method)))).reason == "SPEC_DECODE_HALTED"
 

@@ -136,7 +136,7 @@ def test_a_halted_method_is_refused_and_the_others_are_not() -> None:
 
 def test_auto_passes_over_what_is_halted_and_says_so() -> None:
     headless = replace(EVERYTHING, heads=HeadState(), halted=halts("rest"))
-    assert outcome(SpeculationRequest(), headless) == ("lookahead", "halted")
+    assert outcome(SpeculationRequest(), headless) == ("draft", "halted")
     halted = replace(EVERYTHING, halted=halts("eagle3"))
     assert outcome(SpeculationRequest(), halted) == ("rest", "halted")
     with pytest.raises(FailedPrecondition):
@@ -155,9 +155,9 @@ def test_the_first_head_drafts_unless_another_is_named() -> None:
 @pytest.mark.parametrize(
     ("asked", "drafters"),
     [
-        (SpeculationRequest(), (FIRST.drafter, "rest", "lookahead", "draft")),
+        (SpeculationRequest(), (FIRST.drafter, "rest", "draft", "lookahead")),
         (SpeculationRequest(workload="code"), ("lookahead", FIRST.drafter, "rest", "draft")),
-        (SpeculationRequest(workload="rag"), ("rest", FIRST.drafter, "lookahead", "draft")),
+        (SpeculationRequest(workload="rag"), ("rest", FIRST.drafter, "draft", "lookahead")),
         (SpeculationRequest(method="rest"), ("rest",)),
     ],
 )
@@ -174,7 +174,7 @@ def test_nothing_moves_to_what_is_halted_or_advised_against() -> None:
     assert decide(SpeculationRequest(), 0.0, other_head).drafters[0] == FIRST.drafter
     unfit = HeadState((FIRST,), unfit=frozenset({(FIRST.cid, None)}))
     moved = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=unfit))
-    assert moved.drafters == ("rest", "lookahead", "draft")
+    assert moved.drafters == ("rest", "draft", "lookahead")
 
 
 def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sqlalchemy import URL, MetaData, Table, inspect, make_url
+from sqlalchemy import URL, Table, inspect, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ledger.errors import StoreError
@@ -15,6 +15,7 @@ from ledger.log.tiled_log import Place, TiledLog
 from ledger.sql.database import Database
 from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.sqlite import SqliteDatabase
+from ledger.sql.versions import BESIDE, found_revision, keep_revision
 
 
 def connect(target: Path | str, purpose: str) -> Database:
@@ -36,25 +37,30 @@ def connect_for_reading(target: Path | str) -> Database:
     return PostgresDatabase.open_for_reading(url)
 
 
-def connect_with(target: Path | str, purpose: str, tables: MetaData) -> Database:
-    """`connect` to a database of these tables alone, made where missing. Raises StoreLocked, StoreError."""
+def connect_with(target: Path | str, purpose: str, version: Table) -> Database:
+    """`connect` to a database of the tables beside `version`, which are made where missing: of revision 1, as are those
+    that have no number yet. Raises StoreLocked, StoreError, also for tables of a later version.
+    """
     database = connect(target, purpose)
     try:
         with database.writing() as connection:
-            tables.create_all(connection)
+            keep_revision(connection, version, database.name)
     except StoreError:
         database.close()
         raise
     return database
 
 
-def connect_for_reading_with(target: Path | str, table: Table, otherwise: str) -> Database:
-    """`connect_for_reading`. Raises NotFound, StoreError; without the table, the error says `otherwise`."""
+def connect_for_reading_with(target: Path | str, version: Table, table: Table, otherwise: str) -> Database:
+    """`connect_for_reading`. Raises NotFound, StoreError, also for tables of a later version; without the table, the
+    error says `otherwise`.
+    """
     database = connect_for_reading(target)
     try:
         with database.reading() as connection:
             if not inspect(connection).has_table(table.name):
                 raise StoreError(f"{database.name} {otherwise}")
+            found_revision(connection, version, BESIDE, database.name)
     except StoreError:
         database.close()
         raise

@@ -21,8 +21,11 @@ from ledger.sql.connect import connect_for_reading_with, connect_with
 from ledger.sql.database import Database, run
 from ledger.sql.queries import blob, insert_rows, marks
 from ledger.sql.schema import contents, erasures, receipts
+from ledger.sql.versions import version_table
 
 _metadata = MetaData()
+
+_version = version_table("content_keys_version", _metadata)
 
 _keys = Table(
     "content_keys",
@@ -59,12 +62,12 @@ class SqlContentKeys:
     @classmethod
     def open(cls, target: Path | str) -> Self:
         """Open for writing; tables and file are created where missing. Raises StoreLocked, StoreError."""
-        return cls(connect_with(target, "content-keys", _metadata))
+        return cls(connect_with(target, "content-keys", _version))
 
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
         """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
-        return cls(connect_for_reading_with(target, _keys, "holds no content keys of a ledger"))
+        return cls(connect_for_reading_with(target, _version, _keys, "holds no content keys of a ledger"))
 
     def take(self, count: int) -> Sequence[ContentKey]:
         making = self._making

@@ -22,9 +22,12 @@ from sqlalchemy.exc import IntegrityError
 from ledger.errors import StoreError, StoreLocked
 from ledger.sql.connect import connect_for_reading_with, connect_with
 from ledger.sql.database import Database, run
+from ledger.sql.versions import version_table
 from ledger.tree.checkpoint import Checkpoint
 
 _metadata = MetaData()
+
+_version = version_table("guard_version", _metadata)
 
 _guard = Table(
     "guard",
@@ -49,12 +52,12 @@ class SqlGuard:
     @classmethod
     def open(cls, target: Path | str) -> Self:
         """Open for writing; table and file are created where missing. Raises StoreLocked, StoreError."""
-        return cls(connect_with(target, "guard", _metadata))
+        return cls(connect_with(target, "guard", _version))
 
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
         """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
-        return cls(connect_for_reading_with(target, _guard, "is not a guard of a ledger"))
+        return cls(connect_for_reading_with(target, _version, _guard, "is not a guard of a ledger"))
 
     def read(self, origin: str) -> Checkpoint | None:
         with self._database.reading() as connection:

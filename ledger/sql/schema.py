@@ -20,12 +20,12 @@ from sqlalchemy import (
     Table,
     insert,
     inspect,
-    select,
     text,
 )
 
 from ledger.errors import StoreDamaged, StoreError
 from ledger.sql.database import store_errors
+from ledger.sql.versions import found_revision, version_table
 
 REVISION, KOLM = 10, "0.1.0"
 """The number of these tables, counted up where they change, and the first version of kolm that knows them. Each change
@@ -37,13 +37,7 @@ OLDEST = 9
 
 metadata = MetaData()
 
-version = Table(
-    "ledger_version",
-    metadata,
-    Column("revision", Integer, primary_key=True, autoincrement=False),
-    Column("kolm", String, nullable=False, server_default="0.1.0"),
-)
-"""One row with the revision of the tables, and the oldest kolm that knows them."""
+version = version_table("ledger_version", metadata)
 
 _Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
 
@@ -229,20 +223,14 @@ def clear_index(connection: Connection) -> None:
 
 def revision_of(connection: Connection, name: str) -> int:
     """The revision of a database's tables, from OLDEST to REVISION. Raises StoreError for any other."""
-    there = inspect(connection)
-    found = connection.execute(select(version.c.revision)).scalar() if there.has_table(version.name) else None
+    found = found_revision(connection, version, REVISION, name)
     if found is None:
         raise StoreError(f"{name} is not a ledger: it has no revision of its tables")
-    if found > REVISION:
-        columns = {column["name"] for column in there.get_columns(version.name)}
-        needed = connection.execute(select(version.c.kolm)).scalar() if "kolm" in columns else None
-        use = f"use kolm >= {needed}" if needed else "use a newer kolm"
-        raise StoreError(f"{name} has tables of revision {found}, this version knows those up to {REVISION}: {use}")
     if found < OLDEST:
         raise StoreError(
             f"{name} has tables of revision {found}, from before kolm 0.1.0; those from {OLDEST} on can be migrated"
         )
-    return int(found)
+    return found
 
 
 def check_revision(connection: Connection, name: str, oldest: int = REVISION) -> None:

@@ -1,7 +1,10 @@
 """A ledger of each released version is read, migrated and gone on with; what is newer is left alone, by name."""
 
 import json
+import signal
 import sqlite3
+import subprocess
+import sys
 import tarfile
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +24,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
+from ledger.sql.contents import SqlContentKeys
+from ledger.sql.guard import SqlGuard
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.migration import STEPS, migrate, planned
 from ledger.sql.schema import OLDEST, REVISION
@@ -29,6 +34,24 @@ from services.cli.main import app
 from tests import documented
 from tests.examples import VECTORS
 from tests.unit.ledger.builders import KEYS, ORIGIN, content, signed_receipt
+
+ROOT = VECTORS.parents[1]
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from ledger.sql import migration
+
+def end(connection, read):
+    if sys.argv[2] == "within":
+        (step,) = steps
+        step.fill(connection, read)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+steps = migration.STEPS
+migration.STEPS = tuple(replace(step, fill=end) for step in steps)
+target = sys.argv[1]
+migration.migrate(target if "://" in target else f"sqlite:///{target}")
+"""
 
 RELEASES = sorted((VECTORS / "releases").glob("*.tar.gz"))
 
@@ -149,6 +172,36 @@ def test_newer_tables_are_left_alone_and_the_version_that_knows_them_is_named(re
     ):
         with pytest.raises(StoreError, match=r"use kolm >= 9\.8\.7"):
             refused()
+
+
+@pytest.mark.parametrize(("store", "name"), [(SqlGuard, "guard"), (SqlContentKeys, "content_keys")])
+def test_guard_and_content_keys_without_a_number_get_one_and_later_ones_are_refused(
+    postgres_url: str, tmp_path: Path, store: type[SqlGuard | SqlContentKeys], name: str
+) -> None:
+    for url in (postgres_url, f"sqlite:///{tmp_path / 'beside.sqlite3'}"):
+        store.open(url).close()
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP TABLE {name}_version"))  # as before 0.1.0
+        store.open_for_reading(url).close()
+        store.open(url).close()
+        with engine.begin() as connection:
+            assert connection.execute(text(f"SELECT revision, kolm FROM {name}_version")).all() == [(1, "0.1.0")]
+            connection.execute(text(f"UPDATE {name}_version SET revision = 2, kolm = '9.8.7'"))
+        for opening in (store.open, store.open, store.open_for_reading):  # no lock is left
+            with pytest.raises(StoreError, match=r"use kolm >= 9\.8\.7"):
+                opening(url)
+        engine.dispose()
+
+
+@pytest.mark.parametrize("place", ["before", "within"])
+def test_a_kill_during_a_migration_leaves_the_tables_as_they_were(released: Released, place: str) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(released.target), place], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert released.revision() == released.expected["revision"]
+    before = released.verified()
+    migrate(f"sqlite:///{released.target}" if isinstance(released.target, Path) else released.target)
+    assert released.verified() == before
 
 
 def test_tables_from_before_the_first_release_are_named(released: Released) -> None:

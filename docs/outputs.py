@@ -1,7 +1,8 @@
 """Write what the pages show of the output of commands, by running these: `python -m docs.outputs` (or `make outputs`).
 
 In Markdown a block ```text is a recording. Its lines with `$ ` are run, in the order of PAGES, against one `kolm up` as
-README starts it; a line with `# ` waits until an auditor has judged every receipt.
+README starts it: `kolm`, which may find that a verification fails, or `sed`. A line with `# ` waits until an auditor
+has judged every receipt.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.cli.frame.exits import VERIFICATION_FAILED
 from services.cli.up.local_services import Addresses
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +81,8 @@ def _printed(steps: list[Step]) -> str:
 
 def _run(line: str, folder: Path, environment: dict[str, str]) -> Step:
     if line.startswith("$ "):
-        return Step(line, _kolm(line[2:], folder, environment))
+        run = _sed if line.startswith("$ sed ") else _kolm
+        return Step(line, run(line[2:], folder, environment))
     deadline = time.monotonic() + _PATIENCE
     while not all(each["outcome"] for each in json.loads(_kolm("kolm receipts list --json", folder, environment))):
         if time.monotonic() > deadline:
@@ -106,13 +109,19 @@ def _up(folder: Path) -> Iterator[dict[str, str]]:
             process.terminate()
 
 
+def _sed(line: str, folder: Path, environment: dict[str, str]) -> str:
+    """Edit a file of the folder."""
+    subprocess.run(shlex.split(line), cwd=folder, env=environment, check=True)
+    return ""
+
+
 def _kolm(line: str, folder: Path, environment: dict[str, str]) -> str:
-    """The output of a command. Raises RuntimeError where it fails."""
+    """The output of a command. Raises RuntimeError if it fails, unless a verification does: that is to be shown."""
     done = subprocess.run(
         _words(line), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
-    if done.returncode != 0:
+    if done.returncode not in (0, VERIFICATION_FAILED):
         raise RuntimeError(f"{line} ended with {done.returncode}: {done.stdout}")
     return done.stdout.replace(f"{ROOT}/", "")
 

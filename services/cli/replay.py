@@ -61,14 +61,19 @@ def replay(
     receipt, keys = read.receipt(), load_trusted(paths.trusted) if paths.trusted.is_dir() else None
     if keys is not None:
         open_document(read.envelope, keys)
-    with steps("loading and probing the base", quiet=json) as step:
+    with steps("hashing the base", quiet=json) as step:
         plan = engine.plan(model)
-        loaded = _loaded(plan if receipt.engine is None else plan.for_reference(), any_storage=any_storage)
-        step(f"computing {counted(receipt.output.tokens, 'token')} again")
-        if receipt.engine is None:
-            finding = _judged(loaded, receipt, read, decode=decode)
+        other = None if any_storage else _of_another_base(receipt, model)
+        if other is not None:
+            finding = other
         else:
-            finding = _referred(loaded, receipt, read, any_storage=any_storage)
+            step("loading and probing the base")
+            loaded = _loaded(plan if receipt.engine is None else plan.for_reference(), any_storage=any_storage)
+            step(f"computing {counted(receipt.output.tokens, 'token')} again")
+            if receipt.engine is None:
+                finding = _judged(loaded, receipt, read, decode=decode)
+            else:
+                finding = _referred(loaded, receipt, read, any_storage=any_storage)
         computed = finding.outcome not in (UNREPLAYABLE, UNCHECKED) and not any_storage
         step("reading the texts")
         texts = compared_texts(receipt, read.content, read.sent, read.text, model) if computed else None
@@ -84,6 +89,24 @@ def replay(
     answer(json, document, _replay_view)
     differs = finding.outcome in ACCUSATIONS or finding.tampered or (texts is not None and texts.same is False)
     raise typer.Exit(exits.VERIFICATION_FAILED if differs else exits.OK if finding.passed else exits.FAILED)
+
+
+def _of_another_base(receipt: Receipt, model: Path) -> Finding | None:
+    """The finding on a receipt of another base, which the digest of these files alone decides, before they are loaded;
+    None where they are the receipt's. Raises UsageError.
+    """
+    from services.auditor.examination import Finding
+    from services.generation.target.errors import TargetError
+    from services.generation.target.identity import base_cid
+
+    try:
+        own = base_cid(model)
+    except (TargetError, OSError) as error:
+        raise exits.UsageError(f"--model: {error}") from error
+    if own == receipt.base_cid:
+        return None
+    reason = f"base_cid: the receipt names {receipt.base_cid}, {model} is {own}; --model names the receipt's base"
+    return Finding(UNREPLAYABLE if receipt.engine is None else UNCHECKED, reason=reason)
 
 
 def _loaded(plan: EnginePlan, *, any_storage: bool) -> OwnEngine:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from ledger.documents.audit import OWN_OUTCOMES
 from services.cli.frame import exits, options
 from services.cli.frame.output import answer, members
 from services.cli.frame.views import MARKS, OUTCOME_STYLES, Column, Line, Styled, View, facts, joined, table
@@ -203,7 +204,7 @@ def _stack_view(stack: dict[str, Any]) -> View:
 def _facts(stack: dict[str, Any]) -> Iterator[tuple[Line, ...]]:
     """Nothing about a server that does not tell."""
     if stack["model"] is not None:
-        heads = ", ".join(name or "a folder's head" for name in stack["heads"])
+        heads = ", ".join(f"the head {name}" if name else "a head from a folder" for name in stack["heads"])
         unproven = (Styled("unproven", "bold red"), ": one row a pass, no speculation")
         proven = (stack["engine"],) if stack["engine"] else ("proven",) if stack["profile_proven"] else unproven
         yield "model", (f"{stack['model']}, profile ", *proven)
@@ -221,9 +222,11 @@ def _facts(stack: dict[str, Any]) -> Iterator[tuple[Line, ...]]:
     if stack["verdicts"] is not None:
         owed = stack["obligations"]
         yield "audit", ", ".join(f"{owed.get(state, 0):.0f} {state}" for state in ("owed", "overdue", "undrawn"))
-        verdicts = stack["verdicts"].items()
+        # Outcomes of other engines are shown where there are some.
+        verdicts = {name: count for name, count in stack["verdicts"].items() if count or name in OWN_OUTCOMES}
         counts = (
-            Styled(f"{count:.0f} {name}", OUTCOME_STYLES.get(name, "") if count else "") for name, count in verdicts
+            Styled(f"{count:.0f} {name}", OUTCOME_STYLES.get(name, "") if count else "")
+            for name, count in verdicts.items()
         )
         yield "verdicts", (*joined(counts), " since the auditor's start")
 

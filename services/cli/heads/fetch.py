@@ -28,6 +28,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, members, transfers
+from services.cli.frame.values import expect_no_hub
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, facts, size, table
 from services.cli.trust import load_trusted
 from services.client import LedgerClient
@@ -61,6 +62,7 @@ def pull(
     json: options.Json = False,
 ) -> None:
     """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong."""
+    expect_no_hub("REFERENCE", reference)
     if check and out is not None:
         raise UsageError("--out: is filled by a pull; --check keeps nothing")
     if check and engine is not None:

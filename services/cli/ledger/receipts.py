@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from ledger.documents.receipt import ENGINE
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
+from services.cli.frame.exits import UsageError
 from services.cli.frame.failures import explained
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark
@@ -80,11 +82,22 @@ def list_(
             found, size = newest_proven(client, narrow, limit, paths.trusted, remember, complete=complete)
         else:
             found, size = newest(client, narrow, limit), None
+    if not found and filters.method is not None:
+        _expect_method(filters.method)
 
     answer(json, [_listed(each) for each in found], _list_view)
     if size is not None:
         proven = f" {len(found)} receipts, each signed and in the signed log of {size} entries"
         remark((MARKS[True], proven, ", and none of the newest was left out" if complete else ""))
+
+
+def _expect_method(name: str) -> None:
+    """Raises UsageError for a method that there is not; receipts of other versions may have other ones."""
+    from services.generation.drafting.methods import METHODS
+
+    known = ("off", *(spec.name for spec in METHODS), ENGINE)
+    if name not in known:
+        raise UsageError(f"--method: no receipt has {name}; expected one of {', '.join(known)}")
 
 
 def export(

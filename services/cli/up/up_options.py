@@ -15,7 +15,7 @@ from typer import Argument, Option
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.pull import pulled_model
-from services.cli.frame.values import expect_folder, named_adapters
+from services.cli.frame.values import expect_folder, expect_no_hub, named_adapters
 from services.cli.up.supervisor import Plan, words
 from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER
 
@@ -195,6 +195,7 @@ class ServedOptions:
         for store in self.shared_datastore or ():
             expect_folder("--shared-datastore", store, STORE_FOLDER)
         for head in self.head or ():
+            expect_no_hub("--head", head)
             if "/" in head:
                 expect_folder("--head", Path(head), HEAD_FOLDER)
         own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")

@@ -15,6 +15,7 @@ import pytest
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.stream_digest import token_digest
 from ledger.keys.ed25519 import SigningKey
+from services.auditor.own_engine import OwnEngine
 from services.cli.ledger import receipt_files as receipt_saving
 from services.client import Receipt
 from services.generation.target.identity import base_cid, tokenizer_cid
@@ -77,7 +78,7 @@ def test_no_command_with_a_tokenizer_imports_torch(
     assert not any("\x1b" in said or PROGRESS in said for _, said, _ in found)
 
 
-PROGRESS = "loading and probing the base"
+PROGRESS = "hashing the base"
 
 
 @pytest.mark.slow
@@ -87,6 +88,16 @@ def test_a_terminal_shows_what_is_being_done_and_programs_see_nothing(
     replay, own = [word.format(**names) for word in REPLAY], environment(deployment, tmp_path)
     assert PROGRESS in on_a_terminal([*KOLM, *replay], own)
     assert PROGRESS not in on_a_terminal([*KOLM, *replay, "--json"], own)
+
+
+def test_a_receipt_of_another_base_is_told_by_the_digest_and_nothing_is_loaded(
+    deployment: Deployment, names: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OwnEngine, "load", lambda *_, **__: pytest.fail("the base is loaded"))
+    words = [word.format(**names) for word in REPLAY]
+    done = kolm(*words, "--json", environment=environment(deployment, tmp_path))
+    assert (done.code, done.document["outcome"]) == (1, "UNREPLAYABLE")
+    assert base_cid(names["model"]) in done.document["reason"]
 
 
 def on_a_terminal(words: list[str], own: dict[str, str]) -> str:

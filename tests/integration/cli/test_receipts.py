@@ -55,6 +55,12 @@ def listed(kolm: Kolm, *flags: object) -> list[int]:
     return [each["ledger_index"] for each in done.document]
 
 
+def test_a_method_that_there_is_not_is_refused_by_name(filled: Kolm) -> None:
+    done = filled("receipts", "list", "--method", "nope")
+    assert (done.code, all(word in done.err for word in ("--method", "nope", "eagle3", "lookahead"))) == (2, True)
+    assert listed(filled, "--method", "rest") == []
+
+
 FILTERS: list[tuple[tuple[str, ...], list[int]]] = [
     (("--tenant", "other"), [1]),
     (("--method", "eagle3"), [2]),

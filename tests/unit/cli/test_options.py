@@ -11,10 +11,11 @@ import pytest
 import typer
 
 from services.cli.frame.exits import UsageError
+from services.cli.frame.output import plain
 from services.cli.generation.request_options import RequestOptions
 from services.cli.heads import train as training
 from services.cli.main import app
-from services.cli.status import Server, Stack
+from services.cli.status import Server, Stack, _facts
 from services.cli.up.local_services import (
     LOCAL,
     OWNER,
@@ -201,6 +202,9 @@ def test_every_flag_is_among_those() -> None:
     assert flags - own == CHANGED.keys()
 
 
+NAMES = ("generation", "ledger", "auditor", "registry")
+
+
 def server(name: str, serving: bool = True, **values: float) -> Server:
     """`name__label__value` has a label."""
     samples = []
@@ -220,10 +224,21 @@ def server(name: str, serving: bool = True, **values: float) -> Server:
     ],
 )
 def test_a_broken_promise_is_named(name: str, values: dict[str, float]) -> None:
-    names = ("generation", "ledger", "auditor", "registry")
-    broken = Stack(tuple(server(each, **(values if each == name else {})) for each in names), None)
+    broken = Stack(tuple(server(each, **(values if each == name else {})) for each in NAMES), None)
     assert len(broken.broken) == 1
-    assert Stack(tuple(server(each) for each in names), None).broken == ()
+    assert Stack(tuple(server(each) for each in NAMES), None).broken == ()
+
+
+def test_outcomes_of_other_engines_are_shown_where_there_are_some() -> None:
+    def shown(**counts: float) -> str:
+        values = {f"kolm_auditor_verdicts_total__outcome__{name}": count for name, count in counts.items()}
+        servers = tuple(server(each, **(values if each == "auditor" else {})) for each in NAMES)
+        return repr(dict(_facts(plain(Stack(servers, None).document())))["verdicts"])
+
+    own, others = {"EXACT": 1.0, "DEVIATION": 0.0, "UNREPLAYABLE": 0.0}, {"SAME": 0.0, "UNCHECKED": 0.0}
+    assert all(name in shown(**own, **others) for name in own)
+    assert not any(name in shown(**own, **others) for name in others)
+    assert "SAME" in shown(**own, SAME=2.0)
 
 
 def kind_and_text(**options: Any) -> tuple[str, str] | None:

@@ -119,6 +119,8 @@ WRONG = [
     (("audit", "run", "--model", "none"), "--model"),
     (("up", "--config", "none.toml"), "--config"),
     (("up", "--model", "a.gguf", "--head", "./none"), "--head"),
+    (("up", "--model", "a.gguf", "--head", "hf:owner/head"), "--head"),
+    (("heads", "pull", "hf:owner/head"), "REFERENCE"),
     (("up", "--model", "a.gguf", "--ledger-port", "x"), "--ledger-port"),
     (("up", "--model", "a.gguf", "--shared-datastore", "none"), "--shared-datastore"),
     (("up", "--model", "a.gguf", "--adapter", "none"), "--adapter"),

@@ -42,22 +42,22 @@ honest_put, honest_issue, honest_read = Outbox.put, ReceiptIssuer.issue, PromptR
 waiting: set[asyncio.Task[None]] = set()
 
 
-async def put(self: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequest) -> asyncio.Future[int | None]:
+async def put(self: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequest, seconds: float) -> int | None:
     if not is_told("silent") and not is_told("late"):
-        return await honest_put(self, receipt_id, request)
+        return await honest_put(self, receipt_id, request, seconds)
     if is_told("late"):
-        waiting.add(asyncio.create_task(put_later(self, receipt_id, request)))
+        waiting.add(asyncio.create_task(put_later(self, receipt_id, request, seconds)))
     else:
         self._journal.settle(receipt_id)
-    nothing: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-    nothing.set_result(None)
-    return nothing
+    return None
 
 
-async def put_later(outbox: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequest) -> None:
+async def put_later(
+    outbox: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequest, seconds: float
+) -> None:  # fmt: skip
     while is_told("late"):  # noqa: ASYNC110 - told by another process
         await asyncio.sleep(0.05)
-    await honest_put(outbox, receipt_id, request)
+    await honest_put(outbox, receipt_id, request, seconds)
 
 
 class Contentless(SignedReceipt):

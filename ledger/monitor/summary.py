@@ -168,7 +168,10 @@ class Summary:
         """
         try:
             if document["version"] != _VERSION:
-                raise StoreError(f"the monitor's state is of version {document['version']}, expected {_VERSION}")
+                raise StoreError(
+                    f"the monitor's state is of version {document['version']}, expected {_VERSION}; keep it, as it has "
+                    "what the log had signed, and name another file with --state: the log is read from its first entry"
+                )
             return cls._read(document, trusted, seen)
         except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:
             raise StoreError(f"the monitor's state is damaged: {error!r}") from error

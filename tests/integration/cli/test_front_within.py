@@ -41,7 +41,7 @@ async def test_it_answers_refuses_and_stops_as_one_in_a_process_of_its_own(front
     asked = {"prompt": "to be", "max_tokens": 5, "stream": True}
     events = (await front.post("/v1/completions", json=asked)).text.split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
-    assert [len(chunk["choices"]) for chunk in chunks] == [0, *[1] * 6]
+    assert [len(chunk["choices"]) for chunk in chunks] == [1] * 7
     (receipt,) = chunks[-1]["kolm"]["receipts"]
     assert receipt["ledger_index"] is not None
     assert (await front.get("/health")).status_code == 200

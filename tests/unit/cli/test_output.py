@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_verification import Check, Report
 from ledger.documents.halt import HaltState
 from services.cli.frame import exits
@@ -149,7 +150,8 @@ def test_a_wrong_value_is_named_with_its_option(words: tuple[str, ...], option: 
 def test_a_view_can_be_drawn_of_a_document_that_no_command_has_answered() -> None:
     """As the demo does: checks of a report are objects, and rows of its view are members of them."""
     check = Check(1, "The log is whole", True, "2 entries")
-    report = Report((check,), None, None, 2, bytes(32), bytes(32), HaltState(), {"receipt": 2}, ())
+    ended = (DatedAhead(), ())
+    report = Report((check,), None, None, 2, bytes(32), bytes(32), HaltState(), {"receipt": 2}, (), *ended)
     document = report_document(report)
     assert document["checks"] == [{"number": 1, "title": check.title, "passed": True, "detail": check.detail}]
     print_view(report_view(document), ShownConsole(file=io.StringIO()))

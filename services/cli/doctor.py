@@ -63,7 +63,7 @@ def compile_here() -> Path:
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        with compile_log():
+        with compile_log("sampling and drafts"):
             compile_everything()
     except TargetError as error:
         raise Failed(str(error)) from error

@@ -105,6 +105,7 @@ class _Kolm(KolmGroup):
     """`kolm` itself."""
 
     members = _COMMANDS
+    offline = frozenset(("verify", "monitor", "trust"))
 
 
 app = typer.Typer(

@@ -71,7 +71,7 @@ async def main(
     """Load, serve until a signal, let running requests end, hand their receipts over. `beside` as `serve` has it."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
-        with compile_log():
+        with compile_log("this start"):
             servicer = await stack.enter_async_context(opened_servicer(settings, registry, load))
         on_loaded()
         async with _ending_with(servicer.engine):

@@ -121,7 +121,7 @@ def main(log_format: LogFormat, part: Part) -> None:
             return
         configure_logging("info", log_format, "generation")
         gc.disable()  # a tenth of the time: what is compiled stays, so hardly anything is garbage
-        with compile_log():
+        with compile_log(part):
             warm_up(part)
         leave_mark(part)
 

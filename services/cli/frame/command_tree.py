@@ -6,10 +6,11 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -136,6 +137,13 @@ class KolmGroup(_GroupCommand):
     """The outermost group. Imports what explains an error only once there is one."""
 
     members: ClassVar[Mapping[str, Member]] = {}
+    offline: ClassVar[frozenset[str]] = frozenset()
+    """The members that kolm-verify can run."""
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """The members that cannot run here, because only kolm-verify is installed."""
+        return frozenset() if find_spec("services.ledger") else frozenset(self.members) - self.offline
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -332,11 +340,15 @@ def _command_page(command: Any, context: Any) -> str:
     below = getattr(command, "commands", Commands({}))
     sections = [
         Section("Arguments", tuple(arguments)),
-        Section("Commands", tuple(Row(name, below.summary(name)) for name in below)),
+        Section("Commands", tuple(_command_row(name, below, getattr(command, "lacking", ())) for name in below)),
         *(Section(title, tuple(rows)) for title, rows in options.items() if title != _OPTIONS),
         Section(_OPTIONS, tuple(options[_OPTIONS])),
     ]
     return help_page(_usage(command, context), command.help or "", sections, command.epilog or "")
+
+
+def _command_row(name: str, below: Any, lacking: Collection[str]) -> Row:
+    return Row(name, below.summary(name), ("needs kolm-serve",) if name in lacking else ())
 
 
 def _usage(command: Any, context: Any) -> str:

@@ -80,6 +80,13 @@ def as_command_error(error: Exception) -> CommandError | None:
     return None
 
 
+_SERVICES = tuple(
+    f"services.{name}"
+    for name in ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness", "training", "datastores")
+)
+"""Modules that the commands which ask services do without."""
+
+
 def _not_installed(error: ImportError) -> CommandError | None:
     """How to install an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
     module = error.name or ""
@@ -87,7 +94,8 @@ def _not_installed(error: ImportError) -> CommandError | None:
     if package in EXTRAS and isinstance(error, ModuleNotFoundError):
         return exits.UsageError(f"this needs {package}, which is not installed", exits.brought_by(EXTRAS[package]))
     if package in ("services", "ledger") and find_spec("services.ledger") is None:
-        return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", exits.brought_by("cli"))
+        extra = "all" if module.startswith(_SERVICES) else "cli"
+        return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", exits.brought_by(extra))
     return None
 
 

@@ -25,7 +25,7 @@ from ledger.keys.signer import Signer, is_device, open_signer
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import registry_at
-from services.cli.frame.output import answer, members, remark, stderr_console, transfers
+from services.cli.frame.output import answer, members, remark, stderr_console, steps, transfers
 from services.cli.frame.values import expect_folder, numbers
 from services.cli.heads.fetch import Base, Reference, head_document
 from services.client.errors import InvalidArgument
@@ -154,7 +154,8 @@ def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | N
 def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushed:
     """Raises UsageError, KolmError."""
     base = _describe_base(head.model)
-    manifest = _describe_head(head, base.cid)
+    with steps("holding the head against its base"):
+        manifest = _describe_head(head, base.cid)
     who = head.publisher or getpass.getuser()
     publication = DraftHeadPublication(manifest.cid, head.name, base.cid, who, timestamp(datetime.now(UTC)))
     envelope = _signed(publication, key)  # before the upload, which a wrong name need not wait for

@@ -60,12 +60,16 @@ def relaxed(function: Function) -> Function:
 def _kept(function: Function, name: str, sources: tuple[str, ...], **options: Any) -> Function:
     from numba import config, njit  # half a second, which a process that only asks for marks does not spend
 
+    _declared.append(function)
     before = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(cache_folder() / f"{name}-{_version(sources)}")  # type: ignore[attr-defined]
     try:
         return cast(Function, njit(**_OPTIONS, **options)(function))
     finally:
         config.CACHE_DIR = before  # type: ignore[attr-defined]
+
+
+_declared: list[Callable[..., Any]] = []  # the functions of the modules that this process has imported
 
 
 @cache
@@ -101,19 +105,23 @@ def _mark(part: Part) -> Path:
 
 
 @contextmanager
-def compile_log(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """A block that counts in the log the functions which are compiled instead of found on disk."""
+def compile_log(part: str, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """A block that counts in the log the functions which are compiled instead of found on disk; `part` is its name for
+    them. The total is that of the functions which are there to be compiled: few of them may not be needed.
+    """
     from numba.core import event
 
-    count, said = 0, -_LOG_SECONDS
+    done, said = set[Any](), -_LOG_SECONDS
 
     def started(started: Any) -> None:
-        nonlocal count, said
-        count += 1
+        nonlocal said
+        function = getattr(started.data["dispatcher"], "py_func", None)
+        if function not in _declared:  # numba's own, which a function of ours calls
+            return
+        done.add(function)
         if clock() - said >= _LOG_SECONDS:
             said = clock()
-            name = getattr(started.data["dispatcher"], "py_func", None)
-            _log.info("compiling what samples and drafts: function %d, %s", count, getattr(name, "__name__", "?"))
+            _log.info("compiling kernels for %s, once for this version: %d of %d", part, len(done), len(_declared))
 
     class Counting(event.Listener):
         def on_start(self, event: Any) -> None:

@@ -1,6 +1,7 @@
 """The wheels; kolm-verify in an environment that has nothing but it and what it requires."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -61,15 +62,16 @@ def test_the_small_wheel_verifies_and_says_what_it_is_not(python: Python) -> Non
     keys = ("--trusted", str(VECTORS / "log/keys"))
     assert kolm("trust", "list", *keys).returncode == 0
     assert kolm("monitor", "--tiles", "http://127.0.0.1:9", "--once", *keys).returncode == 5
-    for words in (
-        ("receipts", "list"),
-        ("generate", "x"),
-        ("status",),
-        ("serve", "ledger"),
-        ("ledger", "verify", *keys),
-    ):
+    for words, extra in {
+        ("receipts", "list"): "cli",
+        ("generate", "x"): "cli",
+        ("status",): "cli",
+        ("serve", "ledger"): "all",
+        ("up",): "all",
+        ("ledger", "verify", *keys): "cli",
+    }.items():
         missing = kolm(*words)
-        assert (missing.returncode, ".whl[cli]" in missing.stderr) == (2, True), missing.stderr
+        assert (missing.returncode, f".whl[{extra}]" in missing.stderr) == (2, True), missing.stderr
         assert "Traceback" not in missing.stderr
 
 
@@ -121,6 +123,9 @@ def test_kolm_alone_is_its_help(python: Python) -> None:
     asked, alone = python("-m", "services.cli", "--help"), python("-m", "services.cli")
     assert (asked.returncode, asked.stderr, "verify" in asked.stdout) == (0, "", True)
     assert asked.stdout in (alone.stdout, alone.stderr)
+    rows = re.split(r"\n  (?=\w)", asked.stdout.partition("Commands:")[2].partition("\nOptions:")[0])
+    runs = {row.split()[0] for row in rows if row.strip() and "needs kolm-serve" not in " ".join(row.split())}
+    assert runs == {"verify", "monitor", "trust"}
 
 
 def test_the_small_wheel_is_the_face_of_what_verifies(python: Python) -> None:

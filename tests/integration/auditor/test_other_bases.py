@@ -47,7 +47,7 @@ def test_it_is_left_owed_and_an_auditor_that_has_the_base_judges_it(deployment: 
 
 
 def test_shortly_before_its_time_is_up_it_is_unreplayable_and_not_late(deployment: Deployment) -> None:
-    moment = datetime.now(UTC)
+    moment = datetime.now(UTC) - timedelta(hours=1)  # its verdict must not be ahead of the ledger's clock
     auditor = deployment.auditor(PROMISE, spot_checks=0.0, replayer=elsewhere(), clock=lambda: moment)
     list(auditor.run_pass())
     index = deployment.receive(0, base_cid=ANOTHER, issued_at=timestamp(moment))

@@ -95,6 +95,7 @@ def readme(results: Results) -> str:
             (f"{_callers(mine)}, first token, median / 99 %", _first(mine), _first(its), "")
             for mine, its in zip(callers, peers, strict=True)
         ),
+        ("requests failed", _failed(callers), _failed(peers), ""),
     ]
     two = _table(
         (f"beside llama.cpp {figures['peer']['version']}, same file, same cores", "kolm", "llama.cpp", "ratio"), beside
@@ -109,45 +110,6 @@ def _conditions(record: Measurement) -> str:
         f"{_machine(machine)}, {machine.cores} cores; {_model(record)}; commit `{record.commit}`, {record.date[:10]};"
         f" head `{(subject.head_digest or '')[7:19]}`; {subject.questions}, at most {subject.max_tokens} tokens an"
         " answer. `make bench-readme` measures it."
-    )
-
-
-def summary(results: Results) -> str:
-    """The newest figures of one machine on which kolm and llama.cpp were both measured, with the model of the demo."""
-    mine = max((each for each in results["load"] if each.case == "kolm-auto"), key=lambda each: each.date)
-    slug = mine.machine.slug
-
-    def on_it(benchmark: str, case: str) -> Any:
-        return next(each.figures for each in results[benchmark] if each.case == case and each.machine.slug == slug)
-
-    its = on_it("load", "llama-server-off")
-    bench = next(each for each in on_it("families", "512") if each["file"] == mine.subject.model)["a second"]
-    decoding = [
-        (name, _round(off["tokens_per_second"]), _round(auto["tokens_per_second"]), _gain(auto))
-        for name, case in (("greedy", "greedy"), ("T = 1", "t1"))
-        for contenders in [on_it("specbench", case)["cases"][0]["contenders"]]
-        for off, auto in [(contenders["kolm off"], contenders["kolm auto"])]
-    ]
-    beside = [
-        ("plain decoding, tokens/s", *_ratio(bench["kolm, tokens"], bench["llama.cpp, tokens"])),
-        ("a prompt of 512 tokens, tokens/s", *_ratio(bench["kolm, prompt"], bench["llama.cpp, prompt"])),
-        *(
-            (f"{_callers(a)} with speculation, tokens/s", *_ratio(a["tokens_per_second"], b["tokens_per_second"]))
-            for a, b in zip(mine.figures["cases"], its["cases"], strict=True)
-            if a["callers"] in (1, 16)
-        ),
-    ]
-    place = f"{_machine(mine.machine)}, {mine.machine.cores} cores; {_model(mine)}"
-    return "\n".join(
-        [
-            f"{place}; head `{(mine.subject.head_digest or '')[7:19]}`. Each figure has a JSON file with its commit.",
-            "",
-            *_table(("120 questions, one at a time, tokens/s", "plain", "`auto`", "ratio"), decoding),
-            "",
-            *_table(("beside llama.cpp, same file, same cores", "kolm", "llama.cpp", "ratio"), beside),
-            "",
-            _others(results, mine.machine),
-        ]
     )
 
 
@@ -480,7 +442,7 @@ def bundle(results: Results) -> str:
 
 BLOCKS: Mapping[str, Callable[[Results], str]] = {
     "readme": readme,
-    "summary": summary, "machines": machines, "speculation": speculation, "kinds": kinds, "llama-cpp": llama_cpp,
+    "machines": machines, "speculation": speculation, "kinds": kinds, "llama-cpp": llama_cpp,
     "passes": passes, "losses": losses, "callers": callers,
     "callers smollm2": lambda results: callers(results, "SmolLM2"), "start": start, "identity": identity, "lies": lies,
     "ledger": ledger, "bundle": bundle,
@@ -525,6 +487,11 @@ def _pair(peer: Mapping[str, Any], what: str) -> tuple[str, str, str]:
 
 def _ratio(mine: float, its: float) -> tuple[str, str, str]:
     return _round(mine), _round(its), f"**{mine / its:.1f}**"
+
+
+def _failed(cases: Sequence[Mapping[str, Any]]) -> str:
+    failed = sum(sum(case["failures"].values()) for case in cases)
+    return f"{failed} of {failed + sum(case['requests'] for case in cases)}"
 
 
 def _callers(case: Mapping[str, Any]) -> str:

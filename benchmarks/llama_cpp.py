@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 VERSION = "0.3.36"
-"""Of llama-cpp-python, whose sdist carries llama.cpp."""
+"""Version of llama-cpp-python, whose sdist carries llama.cpp."""
 PROGRAMS = ("llama-bench", "llama-server")
 _FOLDER = Path(__file__).parents[1] / ".cache" / "llama.cpp" / VERSION
 _FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from benchmarks.measurement import Measurement, Subject
 from benchmarks.specbench.measure import HEAD, STORE, Case
 from benchmarks.specbench.measure import measure as speculation
 from benchmarks.specbench.questions import OWN
+from benchmarks.start import free_ports
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.model_path import model_path
 
@@ -83,7 +83,7 @@ def _kolm_up() -> Iterator[tuple[str, str]]:
     """`kolm up` with the demo's head and datastore and no audits: its URL up to /v1, and a key."""
     with tempfile.TemporaryDirectory() as folder:
         names = ("generation", "ledger", "auditor", "registry", "explorer", "http")
-        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        ports = dict(zip(names, free_ports(len(names)), strict=True))
         flags = [f"--{name}-port={port}" for name, port in ports.items()]
         command = [sys.executable, "-m", "services.cli", "up", f"--data-dir={folder}", "--audit-rate=0", *flags]
         command += [f"--head={HEAD}", f"--shared-datastore={STORE}"]
@@ -93,7 +93,7 @@ def _kolm_up() -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _llama(program: Path) -> Iterator[str]:
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     command = [
         program, "-m", model_path("smollm2"), "--port", port, "-t", cpus(), "-tb", cpus(), "--parallel", _SLOTS,
         "-c", _SLOTS * _SLOT_TOKENS, "--no-webui",
@@ -135,16 +135,8 @@ def _version(program: Path) -> str:
     return found[1] if found else "of an unknown version"
 
 
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
     parser.add_argument("--llama-cpp", type=Path, help="folder of llama.cpp's programs (built in .cache)")
-    parser.add_argument("--questions", type=int, default=10, help="questions of each of the six kinds (10)")
+    parser.add_argument("--questions", type=int, default=6, help="questions of each of the six kinds (6)")
     return parser.parse_args(arguments)

@@ -73,7 +73,7 @@ def main() -> None:
 
 def started(folder: Path, flags: list[str]) -> tuple[float, float]:
     """Wall and CPU seconds of one start and stop, with data and caches in `folder`."""
-    ports = [f"--{name}-port={port}" for name, port in zip(_SERVICES, _free_ports(len(_SERVICES)), strict=True)]
+    ports = [f"--{name}-port={port}" for name, port in zip(_SERVICES, free_ports(len(_SERVICES)), strict=True)]
     caches = {"KOLM_KERNEL_CACHE": str(folder / "kernels"), "XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, "-m", "services.cli", "up", f"--data-dir={folder / 'data'}", *ports, *flags]
     before = _cpu()
@@ -90,7 +90,7 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in held]
     for each in held:

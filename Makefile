@@ -9,7 +9,7 @@ DEV     := $(VENV)/.dev
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install venv demo test test-long test-fast test-compose test-engines test-ray lint format proto docs outputs wheels bench bench-readme clean-kernels clean
+.PHONY: help install venv demo test test-long test-fast test-compose test-engines lint format proto docs outputs wheels bench bench-readme clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,16 +72,6 @@ test-engines: $(DEV) ## real engines behind the generation service: llama-server
 	  $(BIN)/python -m benchmarks.llama_server --port 8091 --spec-type ngram-map-k & fast=$$!; trap "kill $$plain $$fast" EXIT; \
 	  KOLM_TEST_ENGINES="$$(printf 'llama-server http://127.0.0.1:8092 http://127.0.0.1:8091 smollm2\n%s' "$$ENGINES")" \
 	  $(PYTEST) -q tests/engines
-
-# Ray goes beside $(VENV) and not into it: its dependencies change how the others run (uvicorn takes uvloop where it is).
-RAY := .cache/ray
-
-test-ray: $(DEV) ## replicas in Ray Serve on two nodes, one of which dies; Ray goes into .cache
-	@test -x $(RAY)/bin/pip || $(PYTHON) -m venv $(RAY)
-	@echo "import site; site.addsitedir('$(abspath $(shell $(BIN)/python -c 'import site; print(site.getsitepackages()[0])'))')" \
-	  >$$($(RAY)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth
-	@$(RAY)/bin/python -m pip --quiet --disable-pip-version-check install -c constraints.txt 'ray[serve]==2.60.0'
-	@RAY_USAGE_STATS_ENABLED=0 $(RAY)/bin/python -m pytest -W default tests/cluster/test_ray.py
 
 # Published fields are those of the commit where this branch left main; on main, those of the commit before.
 PUBLISHED = $(shell git merge-base HEAD^ main 2>/dev/null || git merge-base HEAD^ origin/main 2>/dev/null || echo HEAD)

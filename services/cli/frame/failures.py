@@ -34,7 +34,6 @@ EXTRAS = {
     "obstore": "s3",
     "psycopg": "postgres",
     "pkcs11": "pkcs11",
-    "ray": "ray",
 }
 """The extra that installs each optional package; kolm-verify has all others."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -23,7 +23,6 @@ from services.client.ledger.ledger_tiles import LedgerTiles
 from services.explorer.log_page import halts_page, log_page, promise_page, retention_page
 from services.explorer.pages import HERE, Pages, Source
 from services.explorer.receipts import evidence, receipt_list, receipt_page, trusted_keys, verdict_list
-from services.explorer.trends import TrendsPage
 from services.runtime.http.browsers import SecurityHeaders, static_files
 
 _AT_ONCE = 8
@@ -81,7 +80,6 @@ def _refusal(status: int, reason: str) -> Response:
 def explorer_app(source: Source) -> ASGIApp:
     """Reads from `source`, keeps nothing, changes nothing."""
     pages, tiles = Pages(source), Tiles(source)
-    trends = TrendsPage(pages)
 
     def page(path: str, answer: Callable[[Pages, Request], Response]) -> Route:
         return Route(path, partial(answer, pages))
@@ -101,8 +99,6 @@ def explorer_app(source: Source) -> ASGIApp:
             page("/promises", promise_page),
             Route("/check", lambda _: pages.render("receipt_file.html", here="check")),
             page("/trusted.json", trusted_keys),
-            Route("/trends", trends.answer),
-            Route("/trends.json", trends.data),
             page("/log", log_page),
             Route("/checkpoint", tiles.answer),
             Route("/tile/{rest:path}", tiles.answer),

@@ -23,7 +23,6 @@ PAGES = (
     "/promises",
     "/check",
     "/retention",
-    "/trends",
     "/log",
 )
 
@@ -66,11 +65,10 @@ def test_an_open_halt_is_an_alert(browser: Browser, site: Site) -> None:
         expect(page.locator("tbody tr")).to_have_count(1)
 
 
-def test_the_log_shows_its_head_its_growth_and_its_witnesses(browser: Browser, site: Site) -> None:
+def test_the_log_shows_its_head_and_its_witnesses(browser: Browser, site: Site) -> None:
     with browsing(browser, site.url) as page:
         page.goto("/log")
         expect(page.get_by_label("The signed note")).to_contain_text("kolm.example/ledger\n74\n")
-        expect(page.locator(".plot canvas")).to_have_count(1)
         expect(page.get_by_role("region", name="Witnesses")).to_contain_text("No checkpoint counts as witnessed")
 
 

@@ -254,7 +254,6 @@ STATES = (
     "/halts",
     "/promises",
     "/retention",
-    "/trends",
     "/log",
 )
 

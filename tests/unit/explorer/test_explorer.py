@@ -1,4 +1,4 @@
-"""The explorer's lists and its trends, without a server."""
+"""The explorer's lists, without a server."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import ProofError
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.ledger.ledger import MOST_ROWS, newest_receipts
-from services.client.ledger.log import ReceiptEntry
 from services.explorer.pages import shown_fields, shown_text
 from services.explorer.receipts import read_search
-from services.explorer.trends import Trends
 from tests.mutations import replace
-from tests.unit.ledger.builders import START, receipt, signed
+from tests.unit.ledger.builders import receipt
 
 
 @dataclass(frozen=True)
@@ -95,55 +92,11 @@ def test_every_field_of_a_document_has_its_path() -> None:
     assert list(shown_fields(document)) == [("a", "1"), ("b.c", "none"), ("b.d.e", "[1,2]")]
 
 
-def entry(number: int, **changes: Any) -> ReceiptEntry:
-    return ReceiptEntry(number, signed(receipt(number, **changes)), None)
-
-
-class TrendingLog:
-    def __init__(self) -> None:
-        self.size = 3
-        self.asked: list[int | None] = []
-
-    def __call__(self, query: ReceiptFilter) -> Iterator[ReceiptEntry]:
-        self.asked.append(query.min_index)
-        return iter([entry(number) for number in range(query.min_index or 0, self.size)])
-
-
-def test_each_receipt_is_read_once() -> None:
-    log = TrendingLog()
-    folded = Trends(log)
-    assert folded.catch_up(10)
-    log.size = 5
-    assert folded.catch_up(10)
-    ((series, sums),) = folded.totals()
-    assert (series, sums.receipts, sums.acceptance, sums.mean_speedup, log.asked) == (
-        ("lookahead", None),
-        5,
-        0.25,
-        None,
-        [0, 3],
-    )
-    document = folded.document()
-    assert document["growth"] == {"times": [int(START.timestamp()) + n for n in range(5)], "entries": [1, 2, 3, 4, 5]}
-
-
-def test_only_speedups_that_a_replay_measured_are_plotted() -> None:
-    block = receipt().spec_decode  # two tokens in one pass
-    claims = ((1.5, "replayed"), (1.5, "calibrated"), (2.5, "replayed"), (None, None))
-    entries = [
-        entry(number, spec_decode=replace(block, wall_clock_speedup=speedup, speedup_basis=basis))
-        for number, (speedup, basis) in enumerate(claims)
-    ]
-    folded = Trends(lambda _: iter(entries))
-    assert folded.catch_up(10)
-    ((_, sums),) = folded.totals()
-    assert (sums.receipts, sums.speedups, sums.mean_speedup) == (4, 1, 1.5)
-
-
-def test_a_log_that_does_not_hold_is_not_plotted() -> None:
-    def lying(_: ReceiptFilter) -> Iterator[ReceiptEntry]:
-        yield entry(0)
-        raise ProofError("the page is not proven")
-
-    with pytest.raises(ProofError):
-        Trends(lying).catch_up(10)
+@pytest.mark.parametrize(
+    ("speedup", "basis", "shown"), [(1.5, "replayed", 1.5), (1.5, "calibrated", None), (None, None, None)]
+)
+def test_only_a_speedup_that_a_replay_measured_is_shown(
+    speedup: float | None, basis: str | None, shown: float | None
+) -> None:
+    block = replace(receipt().spec_decode, wall_clock_speedup=speedup, speedup_basis=basis)
+    assert receipt(0, spec_decode=block).measured_speedup == shown

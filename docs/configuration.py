@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from services.cli.main import app
 from services.runtime.setting_kind import default_of, kind_of
-from services.runtime.settings import ServerSettings
+from services.runtime.settings import RpcServerSettings, ServerSettings
 from services.runtime.usage import FOR_EVERY_PROCESS, SERVICES
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -26,30 +26,32 @@ OPENING = """\
 
 `make docs` writes this page from the code; a test compares the two.
 
-A setting comes from a flag, else from an environment variable, else from a file of its name in `--secrets-dir`, else
-from the TOML file that `--config` names, else it has its default:
+A setting is taken from the first of these that has it: a flag, an environment variable, a file named as that variable
+in `--secrets-dir` (for secrets), the TOML file of `--config`. The setting `--max-calls` of the ledger is
+`KOLM_LEDGER_MAX_CALLS` in the environment and `max_calls` in the table `[ledger]`:
 
     kolm serve ledger --data-dir /var/lib/kolm/ledger
     KOLM_LEDGER_DATA_DIR=/var/lib/kolm/ledger kolm serve ledger
     kolm serve ledger --config kolm.toml
     kolm up --config kolm.toml --metrics-port 9090 --log-format json
 
-One TOML file can hold the tables of all services; `kolm up` hands it to each of them, and refuses in it what it sets
-itself (addresses, folders). Model, adapters, context length and arithmetic of `[generation]` count for the auditor,
-too. `--metrics-port 9090` gives each service a port from there on: ledger, registry, generation, auditor, explorer,
-http. A wrong name or value in it ends the start with file and line; a
-variable that begins with `KOLM_` and that nothing reads is warned about. A switch `--name` is undone by `--no-name`;
-in variables and TOML it is `true` or `false`. A flag that may be repeated is a list in TOML, and JSON in a variable
-(`["a", "b"]`); an empty variable counts as unset. Secrets belong into files: `--secrets-dir` has one file for each,
-named as its variable.
+- One TOML file can hold the tables of all services. `kolm up` passes it to each of them, and refuses settings in it
+  that it makes itself (addresses, folders). The auditor takes model, adapters, context length and arithmetic from
+  `[generation]`. A wrong name or value ends the start with file and line.
+- `kolm up --metrics-port 9090` gives the services ports from 9090 on: ledger, registry, generation, auditor, explorer,
+  http.
+- A switch `--name` is undone by `--no-name`; in variables and TOML it is `true` or `false`.
+- A flag that may be repeated is a list in TOML, and JSON in a variable (`["a", "b"]`).
+- A size is a number of bytes, or has a unit, such as `2GiB`.
+- An empty variable is unset. A variable that begins with `KOLM_` and that nothing reads is warned about.
 """
 COMMANDS = """\
 ## The commands of `kolm`
 
 These variables stand for flags of the commands that ask services; `kolm COMMAND --help` lists all of its flags.
 
-| variable | flag | of | |
-|---|---|---|---|
+| variable | flag | |
+|---|---|---|
 """
 PROCESSES = """\
 ## Every process
@@ -57,7 +59,7 @@ PROCESSES = """\
 | variable | |
 |---|---|
 """
-TABLE = "| flag, variable | takes | default | in TOML, for example | |\n|---|---|---|---|---|\n"
+TABLE = "| flag | takes | default | |\n|---|---|---|---|\n"
 
 
 def page() -> str:
@@ -73,38 +75,44 @@ def service_settings(service: str) -> type[ServerSettings]:
     return own
 
 
-def toml_line(name: str, field: FieldInfo) -> str:
-    """`name = value`, as an example."""
-    kind = kind_of(name, field)
-    value = json.dumps(kind.example, ensure_ascii=False)
-    return f"{name} = [{value}]" if kind.repeated else f"{name} = {value}"
-
-
 def _shared() -> str:
-    rows = [_row("KOLM_<SERVICE>_", name, ServerSettings.model_fields[name]) for name in _shared_names()]
-    heading = "## Every service\n\nEach service has these besides its own. `--listen` has another port in each.\n\n"
-    return heading + TABLE + "\n".join(rows) + "\n"
-
-
-def _shared_names() -> Iterator[str]:
-    return (name for name in ServerSettings.model_fields if name != "listen")
+    every = {name: field for name, field in ServerSettings.model_fields.items() if name != "listen"}
+    over_grpc = {name: field for name, field in RpcServerSettings.model_fields.items() if name not in every}
+    del over_grpc["listen"]
+    parts = [
+        "## Every service\n\n`--config` and `--secrets-dir` are `KOLM_CONFIG` and `KOLM_SECRETS_DIR`.\n",
+        _table(every),
+        "Every service over gRPC, if its own table has no other default:\n",
+        _table(over_grpc),
+    ]
+    return "\n".join(parts)
 
 
 def _service(service: str) -> str:
-    own = service_settings(f"services.{service}")
-    fields = {name: field for name, field in own.model_fields.items() if name not in set(_shared_names())}
-    rows = [_row(f"KOLM_{service.upper()}_", name, field) for name, field in fields.items()]
-    heading = f"## `kolm serve {service}`\n\nTable `[{service}]`, variables `KOLM_{service.upper()}_…`.\n\n"
-    return heading + TABLE + "\n".join(rows) + "\n"
+    fields = service_settings(f"services.{service}").model_fields
+    own = {name: field for name, field in fields.items() if not _is_shared(name, field)}
+    return f"## `kolm serve {service}`\n\n" + _table(own)
 
 
-def _row(prefix: str, name: str, field: FieldInfo) -> str:
-    before = name in ("config", "secrets_dir")  # known before a TOML file can be read
-    variable = f"KOLM_{name.upper()}" if before else prefix + name.upper()
+def _is_shared(name: str, field: FieldInfo) -> bool:
+    shared = RpcServerSettings.model_fields.get(name)
+    return shared is not None and name != "listen" and _row(name, shared) == _row(name, field)
+
+
+def _table(fields: Mapping[str, FieldInfo]) -> str:
+    return TABLE + "\n".join(_row(name, field) for name, field in fields.items()) + "\n"
+
+
+def _row(name: str, field: FieldInfo) -> str:
     default, description = default_of(field)
-    named = f"`--{name.replace('_', '-')}`<br>`{variable}`"
-    toml = "–" if before else f"`{toml_line(name, field)}`"
-    return _cells(named, kind_of(name, field).words, default, toml, description)
+    kind = kind_of(name, field)
+    example = f", such as `{_flag_value(kind.example)}`" if kind.repeated else ""
+    takes = "size" if kind.metavar == "SIZE" else kind.words
+    return _cells(f"`--{name.replace('_', '-')}`", takes + example, default, description)
+
+
+def _flag_value(value: str | float | bool) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _cells(*cells: str) -> str:
@@ -119,14 +127,13 @@ def _escaped(cell: str) -> str:
 
 
 def _commands() -> str:
-    flags: dict[str, tuple[Any, list[str]]] = {}
-    for path, command in commands(typer.main.get_command(app)):
-        for option in command.params:
-            if option.envvar:
-                flags.setdefault(option.envvar, (option, []))[1].append(path)
+    options = (option for _, command in commands(typer.main.get_command(app)) for option in command.params)
+    flags: dict[str, Any] = {}
+    for option in options:
+        if option.envvar:
+            flags.setdefault(option.envvar, option)
     rows = [
-        _cells(f"`{variable}`", f"`{option.opts[0]}`", _some(paths), option.help or "")
-        for variable, (option, paths) in sorted(flags.items())
+        _cells(f"`{variable}`", f"`{option.opts[0]}`", option.help or "") for variable, option in sorted(flags.items())
     ]
     return COMMANDS + "\n".join(rows) + "\n"
 
@@ -138,10 +145,6 @@ def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from commands(command, f"{path}{name} ")
         else:
             yield path + name, command
-
-
-def _some(paths: list[str]) -> str:
-    return ", ".join(f"`{path}`" for path in paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 def _processes() -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -13,11 +14,12 @@ from typing import Annotated, Any
 import pytest
 import typer
 from pydantic import AfterValidator, BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
 
 import kolm
 from docs.configuration import PAGE as CONFIGURATION
 from docs.configuration import commands as command_tree
-from docs.configuration import page, service_settings, toml_line
+from docs.configuration import page, service_settings
 from docs.outputs import up
 from services.cli.main import app
 from services.generation.target.model_path import FolderKind
@@ -27,6 +29,7 @@ from services.http.response_fields import ResponseFields
 from services.runtime import setting_kind
 from services.runtime.access import PERMISSIONS
 from services.runtime.credentials import ROLES
+from services.runtime.setting_kind import kind_of
 from services.runtime.settings import TomlTable
 from services.runtime.usage import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
 from tests import documented
@@ -164,7 +167,14 @@ SETTINGS = [(service, name) for service in SERVICES for name in service_settings
 
 
 def test_the_page_is_what_the_settings_say() -> None:
-    assert CONFIGURATION.read_text("utf-8") == page(), "`make docs` writes it anew"
+    assert CONFIGURATION.read_text("utf-8") == page(), "`make docs` writes the page"
+
+
+def toml_line(name: str, field: FieldInfo) -> str:
+    """`name = value`, as an example."""
+    kind = kind_of(name, field)
+    value = json.dumps(kind.example, ensure_ascii=False)
+    return f"{name} = [{value}]" if kind.repeated else f"{name} = {value}"
 
 
 @pytest.mark.parametrize(("service", "name"), SETTINGS, ids=".".join)

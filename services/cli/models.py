@@ -20,6 +20,7 @@ from services.cli.frame.output import answer, members
 from services.cli.frame.pull import pull as fetched
 from services.cli.frame.views import Column, Line, Styled, View, facts, size, table
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, WeightsInvalid, about
+from services.generation.target.files.part_names import sibling_paths
 from services.generation.target.model_path import default_head_for, default_store_for, named_models
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _described(path: Path, context_length: int | None) -> dict[str, Any]:
     from services.generation.target.blocks import BLOCK
     from services.generation.target.config.config import block_bytes, bounded, read_config, usual_cache
     from services.generation.target.cpu import profile_name
-    from services.generation.target.files.gguf_file import is_gguf
+    from services.generation.target.files.gguf_file import GgufFile, is_gguf
     from services.generation.target.files.safetensors import weight_files
     from services.generation.target.identity import base_cid, tokenizer_cid
     from services.generation.target.weights import checked_weights, usual_arithmetic
@@ -131,7 +132,7 @@ def _described(path: Path, context_length: int | None) -> dict[str, Any]:
         storages: Counter[str] = Counter()
         for name in weights.names():
             storages[weights.storage(name)] += prod(weights.shape(name))
-        files = [path] if is_gguf(path) else weight_files(path)
+        files = GgufFile.open(path).paths if is_gguf(path) else weight_files(path)
         return members(config, "layers", "hidden_size", "vocab_size", "context_length") | {
             "path": str(path),
             "family": config.architecture,
@@ -207,7 +208,8 @@ def glance(path: Path) -> Glance:
     if path.is_file():
         said = _first_fields(path)
         kept = said.get("general.file_type") not in (None, *_NOT_WHOLE)
-        return Glance(str(said.get("general.architecture", "")), path.stat().st_size, kept)
+        size = sum(part.stat().st_size for part in sibling_paths(path) if part.is_file())
+        return Glance(str(said.get("general.architecture", "")), size, kept)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
         document = json.loads((path / "config.json").read_bytes())

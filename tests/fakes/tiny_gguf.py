@@ -92,27 +92,33 @@ def make_tiny_gguf(
     vocab: int = 384,
     tied: bool = False,
     seed: int = 0,
+    part_tensors: int = 0,
     change_tensors: Change = lambda tensors: None,
     change_metadata: Change = lambda metadata: None,
 ) -> Path:
     """Write a llama, qwen2 or qwen3 whose matrices are stored as `storage`, its vectors as float32; return `path`.
 
     Four query heads, two key heads; tokenizer and chat template are the tiny model's. `hidden` is a multiple of what a
-    block of `storage` holds.
+    block of `storage` holds. `part_tensors` above 0 splits the model into parts of so many tensors, beside `path`, and
+    the first part's path is returned.
     """
     shape = _Shape(architecture, layers, hidden, vocab, tied)
     metadata = shape.metadata() | tokenizer_metadata(vocab)
     tensors = _tensors(shape, storage, np.random.default_rng(seed))
     change_metadata(metadata)
     change_tensors(tensors)
-    write_gguf(path, architecture, metadata, tensors)
-    return path
+    write_gguf(path, architecture, metadata, tensors, part_tensors)
+    return min(path.parent.glob(f"{path.stem}-*-of-*.gguf")) if part_tensors else path
 
 
 def write_gguf(
-    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, NDArray[Any]]]
+    path: Path,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, tuple[int, NDArray[Any]]],
+    part_tensors: int = 0,
 ) -> None:
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     for key, value in metadata.items():
         _write_field(writer, key, value)
     for name, (kind, rows) in tensors.items():

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,7 @@ from ledger.encoding.text_forms import cid_of_json
 from services.generation.target.errors import ModelNotFound, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 from services.generation.target.files.gguf_header import gguf_sizes
+from services.generation.target.files.part_names import PartName
 from services.generation.target.files.safetensors import weight_files
 from services.generation.target.kernels.compilation import user_cache
 
@@ -114,7 +115,8 @@ _GGUF = "model.gguf"  # in manifests, whatever the file is called
 def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifest:
     """Configuration, tokenizer and weights, each by name, size and SHA-256. Hashes everything that is not cached.
 
-    The weights of a GGUF file are the whole file under the name model.gguf, and its config.json is `model_config`.
+    The weights of a GGUF file are the whole file under the name model.gguf, or its parts as model-00001-of-00003.gguf,
+    and its config.json is `model_config`.
 
     Raises:
         ModelNotFound: there is no such file, or the directory has no tokenizer file.
@@ -125,13 +127,21 @@ def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifes
     if is_gguf(path):
         config = model_config(path)
         described = NamedFile(_CONFIG[0], len(config), f"sha256:{sha256(config).hexdigest()}")
-        whole = NamedFile(_GGUF, path.stat().st_size, _checked_digest(path, digests))
-        return BaseManifest(config=(described,), tokenizer_cid=tokenizer_cid(path), weights=(whole,))
+        return BaseManifest(
+            config=(described,), tokenizer_cid=tokenizer_cid(path), weights=tuple(_gguf_files(path, digests))
+        )
     return BaseManifest(
         config=_described(path, _CONFIG, digests),
         tokenizer_cid=tokenizer_cid(path),
         weights=tuple(_part(file, digests) for file in weight_files(path)),
     )
+
+
+def _gguf_files(path: Path, digests: FileDigests) -> Iterator[NamedFile]:
+    paths = GgufFile.open(path).paths
+    for number, part in enumerate(paths, 1):
+        name = _GGUF if len(paths) == 1 else str(PartName(_GGUF.removesuffix(".gguf"), number, len(paths)))
+        yield NamedFile(name, part.stat().st_size, _checked_digest(part, digests))
 
 
 def base_cid(path: Path) -> str:

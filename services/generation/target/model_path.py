@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
+from services.generation.target.files.part_names import PartName
+from services.generation.target.naming.catalogue import is_model_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,7 @@ def imported() -> dict[str, Path]:
     """The models there, by name."""
     found = (path for path in sorted(models_folder().glob("[!.]*")))
     return {
-        path.name.removesuffix(".gguf"): path
-        for path in found
-        if path.suffix.lower() == ".gguf" or (path / "config.json").is_file()
+        _name_of_file(path.name): path for path in found if is_model_file(path.name) or (path / "config.json").is_file()
     }
 
 
@@ -77,7 +77,12 @@ def name_of(path: Path) -> str:
 
     real = path.resolve()
     found = (name for name, file in packaged().items() if file is not None and file.resolve() == real)
-    return next(found, None) or published_name(path) or real.name.removesuffix(".gguf")
+    return next(found, None) or published_name(path) or _name_of_file(real.name)
+
+
+def _name_of_file(name: str) -> str:
+    part = PartName.of(name)
+    return Path(part.stem).name if part else name.removesuffix(".gguf")
 
 
 def model_path(named: str | Path) -> Path:

@@ -79,6 +79,19 @@ def test_a_model_is_fetched_checked_and_found_by_its_name_and_by_the_library(
     assert hub.fetched == [(FILE, None)]
 
 
+def test_a_model_in_parts_is_fetched_whole_and_named_by_its_quantisation(hub: FakeHub, tmp_path: Path) -> None:
+    first = make_tiny_gguf(tmp_path / "split-Q4_1.gguf", part_tensors=5)
+    hub.commit({part.name: part.read_bytes() for part in tmp_path.glob("split-*.gguf")})
+    path = pulled()
+    assert sorted(name for name, _ in hub.fetched) == sorted(part.name for part in tmp_path.glob("split-*.gguf"))
+    assert model_path(NAME) == model_path(f"{NAME}:q4_1") == model_path(f"{NAME}:{first.name}") == path
+    assert base_cid(path) == base_cid(first)
+    assert name_of(path) == "split-Q4_1"
+    (path.parent / "split-Q4_1-00002-of-00003.gguf").resolve().unlink()
+    assert pulled() == path
+    assert hub.fetched[-1][0] == "split-Q4_1-00002-of-00003.gguf"
+
+
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub, tiny: bytes) -> None:
     hub.cuts = [1000, 0, 2000]
     assert pulled().read_bytes() == tiny

@@ -1,9 +1,9 @@
-"""The weights of a GGUF file, mapped from disk, under the names and in the order of rows of transformers' model."""
+"""The weights of a GGUF model, in one file or in parts, mapped from disk, by transformers' names and order of rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -19,6 +19,8 @@ from services.generation.target.errors import ConfigInvalid, UnsupportedArchitec
 from services.generation.target.families import FAMILIES
 from services.generation.target.family import Family
 from services.generation.target.files.gguf_header import GgufHeader, GgufMetadata, TensorPlace, read_gguf_header
+from services.generation.target.files.gguf_parts import check_first, joined, part_count
+from services.generation.target.files.part_names import sibling_paths
 from services.generation.target.files.stored_tensor import LAYOUTS, BlockLayout, StoredTensor, map_file
 from services.generation.target.sizes import MOST_EXPERTS
 
@@ -85,7 +87,7 @@ _PARTS = {
 
 
 _Stamp = tuple[Path, int, int, int, int]
-_open_files: WeakValueDictionary[_Stamp, GgufFile] = WeakValueDictionary()
+_open_files: WeakValueDictionary[tuple[_Stamp, ...], GgufFile] = WeakValueDictionary()
 
 
 def _stamp(path: Path) -> _Stamp:
@@ -114,10 +116,14 @@ def held_open(path: Path) -> Iterator[None]:
 
 
 class GgufFile:
-    """One open file, as `weights.Weights`; the mapping is given back when nothing refers to it or its tensors."""
+    """One open model, as `weights.Weights`; its files are unmapped when nothing refers to it or its tensors.
 
-    def __init__(self, path: Path, header: GgufHeader, data: Bytes) -> None:
-        self.path = path
+    `path` is the file, or the first part, and `paths` are all parts.
+    """
+
+    def __init__(self, paths: Sequence[Path], header: GgufHeader, data: Sequence[Bytes]) -> None:
+        self.paths, self.path = tuple(paths), paths[0]
+        path = self.path
         self.metadata: GgufMetadata = header.metadata
         self._data = data
         own = str(self.metadata.get("general.architecture"))
@@ -155,20 +161,29 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
-        """Map the file and check that every tensor lies within it, overlaps no other and is of a supported type.
+        """Map the file and check that every tensor is within it, overlaps no other and is of a supported type.
+
+        Of a model in parts, `path` is the first and the others are in the same folder.
 
         Raises:
             ModelNotFound: there is no such file.
-            WeightsInvalid: it is not a whole GGUF file, or it holds weights in a format that is not supported.
+            WeightsInvalid: it is not a whole GGUF file, or it holds weights in a format that is not supported; a part
+                is missing, doubled, or of another model.
         """
-        stamp = _stamp(path)
-        file = _open_files.get(stamp)
+        stamps = tuple(map(_stamp, sibling_paths(path)))
+        file = _open_files.get(stamps)
         if file is None:
-            data = map_file(path)
-            header = read_gguf_header(path, data.data)
-            _check_whole(header.metadata)
-            _check_places(path, header.tensors, len(data))
-            file = _open_files[stamp] = cls(path, header, data)
+            data = [map_file(path)]
+            headers = [_checked_header(path, data[0])]
+            paths = [path]
+            if part_count(headers[0].metadata) > 1:
+                check_first(path, headers[0].metadata)
+                paths = sibling_paths(path)
+                for number, part in enumerate(paths[1:], 2):
+                    data.append(_mapped_part(part, number, len(paths)))
+                    headers.append(_checked_header(part, data[-1]))
+                headers = [joined(paths, headers)]
+            file = _open_files[stamps] = cls(paths, headers[0], data)
         return file
 
     def names(self) -> frozenset[str]:
@@ -190,7 +205,7 @@ class GgufFile:
 
     def tensor(self, name: str) -> StoredTensor:
         place = self._places[name]
-        data = self._data[place.offset : _end(self.path, name, place)]
+        data = self._data[place.part][place.offset : _end(self.path, name, place)]
         stored = StoredTensor.of_bytes(name, self.storage(name), place.shape, data)
         return replace(stored, data=self._in_order(name, stored.data))
 
@@ -230,15 +245,21 @@ def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorP
     if shape[0] % len(modules) or size % len(modules):
         raise WeightsInvalid(f"{path}: {name.format('*')} has {shape[0]} rows; expected as many of gate as of up")
     shape[0], size = shape[0] // len(modules), size // len(modules)
-    places = (TensorPlace(tuple(shape), place.ggml, place.offset + at * size) for at in range(count * len(modules)))
+    places = (replace(place, shape=tuple(shape), offset=place.offset + at * size) for at in range(count * len(modules)))
     names = (name.format(n).replace("gate_up_proj", module) for n in range(count) for module in modules)
     return list(zip(names, places, strict=True))
 
 
-def _check_whole(metadata: GgufMetadata) -> None:
-    parts = metadata.whole("split.count", 1)
-    if parts > 1:
-        raise WeightsInvalid(f"{metadata.path}: one of {parts} parts; join them with llama-gguf-split --merge")
+def _checked_header(path: Path, data: Bytes) -> GgufHeader:
+    header = read_gguf_header(path, data.data)
+    _check_places(path, header.tensors, len(data))
+    return header
+
+
+def _mapped_part(path: Path, number: int, count: int) -> Bytes:
+    if not path.is_file():
+        raise WeightsInvalid(f"{path}: part {number} of {count} is missing; download it into the same folder")
+    return map_file(path)
 
 
 def _check_text_alone(path: Path, names: Iterable[str]) -> None:

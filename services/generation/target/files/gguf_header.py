@@ -193,11 +193,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor's extent, outermost first, the number of its ggml type, and its first byte's offset in the file."""
+    """A tensor's extent, outermost first, the number of its ggml type, and the offset of its first byte in the file.
+
+    `part` counts the files of a model in several parts, from 0.
+    """
 
     shape: tuple[int, ...]
     ggml: int
     offset: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

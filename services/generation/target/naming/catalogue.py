@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
+from services.generation.target.files.part_names import PartName
 
 SHORT: Mapping[str, str] = {
     "gemma3:4b": "ggml-org/gemma-3-4b-it-GGUF",
@@ -60,7 +61,6 @@ class HubName:
 
 
 _QUANTISATION = re.compile(r"(?:^|[-._/])(F32|BF16|F16|MXFP4|I?Q\d(?:_[A-Z0-9]+)*)\.gguf$", re.IGNORECASE)
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0")
 _FOUR_BITS = ("Q4_K_M", "MXFP4", "Q4_K_S", "IQ4_NL", "Q4_1", "Q4_0")
 _UNROUNDED = ("BF16", "F16", "F32")
@@ -72,23 +72,32 @@ _COPIES, _BESIDE = 2, 1 << 30
 
 
 def quantisation(file: str) -> str:
-    """The quantisation that a GGUF file's name states, in capitals; empty where it states none."""
-    found = _QUANTISATION.search(file)
+    """The quantisation in a GGUF file's name, in capitals; empty if there is none."""
+    part = PartName.of(file)
+    found = _QUANTISATION.search(f"{part.stem}.gguf" if part else file)
     return found[1].upper() if found else ""
 
 
 def is_model_file(name: str) -> bool:
-    """Whether it is a GGUF file with a model, as its name says: no part of one, and no projector for images."""
-    return name.lower().endswith(".gguf") and not _PART.search(name) and "mmproj" not in name.lower()
+    """Whether it is a GGUF file with a model, or the first part of one, by its name: no projector for images."""
+    part = PartName.of(name)
+    return name.lower().endswith(".gguf") and (part is None or part.number == 1) and "mmproj" not in name.lower()
+
+
+def files_of(file: str) -> list[str]:
+    """The names of all files of the model whose file, or first part, is `file`."""
+    part = PartName.of(file)
+    return part.siblings() if part else [file]
 
 
 def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str | None:
-    """The file of a repository that is meant. None where it is the whole folder and no GGUF file.
+    """The file of a repository that `name` means, or its first part. None if it is the whole folder and no GGUF file.
 
-    Without a wish, the best one of eight to five bits that is small beside `memory`, else the best one of four bits
-    that fits; with memory None there has to be just one. Raises ModelNotFound where none is meant, or does not fit.
+    If the name wants no file: the best of eight to five bits that is much smaller than `memory`, else the best of four
+    bits that fits; with memory None there has to be just one. Raises ModelNotFound if no file is meant or fits.
     """
-    files = {file: size for file, size in sizes.items() if is_model_file(file)}
+    wholes = {file: files_of(file) for file in sizes if is_model_file(file)}
+    files = {file: sum(sizes[part] for part in parts) for file, parts in wholes.items() if sizes.keys() >= {*parts}}
     if name.wanted:
         meant = [file for file in files if name.wanted in (file, file.rpartition("/")[2])] or [
             file for file in files if quantisation(file) == name.wanted.upper()

@@ -9,12 +9,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.naming.catalogue import SHORT, HubName, choose, is_model_file, quantisation
+from services.generation.target.files.part_names import PartName
+from services.generation.target.naming.catalogue import (
+    SHORT,
+    HubName,
+    choose,
+    files_of,
+    is_model_file,
+    quantisation,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +60,19 @@ def in_hub_cache(name: HubName) -> Path | None:
         return None
     if not any(is_model_file(file) for file in sizes):
         return snapshot if is_whole(snapshot) else None
+    if not any(_is_meant(file, name.wanted) for file in _whole_models(sizes)):  # a part is still to be fetched
+        return None
     file = choose(sizes, name, memory=None)
     return snapshot / file if file else snapshot
 
 
 def _is_meant(file: str, wanted: str) -> bool:
-    return wanted in (file, file.rpartition("/")[2]) or quantisation(file) == wanted.upper()
+    return wanted in ("", file, file.rpartition("/")[2]) or quantisation(file) == wanted.upper()
+
+
+def _whole_models(files: Collection[str]) -> list[str]:
+    """GGUF files of models that are here with all their parts; a model in parts is named by its first."""
+    return [file for file in files if is_model_file(file) and all(part in files for part in files_of(file))]
 
 
 def is_whole(snapshot: Path) -> bool:
@@ -82,7 +97,7 @@ def _of_hub() -> Iterator[Found]:
         refs = {(folder / "refs" / ref).read_text().strip(): ref for ref in reversed(_files(folder / "refs"))}
         for snapshot in sorted((folder / "snapshots").glob("*")):
             name = HubName(repo, refs.get(snapshot.name, snapshot.name))
-            models = [file for file in _files(snapshot) if is_model_file(file)]
+            models = _whole_models(_files(snapshot))
             for file in models:
                 yield Found(str(HubName(repo, name.revision, quantisation(file) or file)), "hub", snapshot / file)
             if not models and is_whole(snapshot):
@@ -128,7 +143,7 @@ def _of_lm_studio() -> Iterator[Found]:
     """Files as publisher/repository/file; a repository with one file is named without it."""
     for place in _existing("LMSTUDIO_MODELS", _LM_STUDIO):
         for repository in sorted(place.glob("*/*")):
-            models = [file for file in _files(repository) if is_model_file(file)]
+            models = _whole_models(_files(repository))
             for file in models:
                 which = f":{quantisation(file) or file}" if len(models) > 1 else ""
                 name = f"{repository.parent.name}/{repository.name}{which}"
@@ -197,6 +212,7 @@ def published_name(path: Path) -> str | None:
     if path.resolve().parent.name != "blobs":
         return None
     if path.is_symlink():
-        return path.name.removesuffix(".gguf")
+        part = PartName.of(path.name)
+        return part.stem if part else path.name.removesuffix(".gguf")
     found = (each.name.removeprefix("ollama:") for each in _of_ollama() if each.path == path)
     return next(found, None)

@@ -26,7 +26,7 @@ from typing import BinaryIO
 from ledger.durable_file import move_durably
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.identity import TOKENIZER_FILES, FileDigests
-from services.generation.target.naming.catalogue import HubName, choose, memory_at_hand
+from services.generation.target.naming.catalogue import HubName, choose, files_of, memory_at_hand
 from services.generation.target.naming.folders import repo_folder
 
 
@@ -61,7 +61,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model as a hub has it, pinned to a commit: what moves meanwhile is not seen. `file` is a GGUF file's name."""
+    """A model as a hub has it, pinned to a commit. `file` is the name of a GGUF file, or of its first part."""
 
     name: HubName
     commit: str
@@ -106,7 +106,7 @@ def look_up(name: HubName, memory: int | None = None) -> HubModel:
     }
     sizes = {file.name: file.size for file in files.values()}
     chosen = choose(sizes, name, memory if memory is not None else memory_at_hand() or 1 << 62)
-    wanted = [chosen] if chosen else [file for file in files if file in _CONFIGURATION or _is_weights(file)]
+    wanted = files_of(chosen) if chosen else [file for file in files if file in _CONFIGURATION or _is_weights(file)]
     if chosen is None and name.wanted:
         raise ModelNotFound(f"{name}: the repository has no GGUF files; leave out {name.wanted}")
     tagged = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))

@@ -96,12 +96,6 @@ def test_a_type_that_is_not_supported_is_named_beside_those_that_are(tmp_path: P
         GgufFile.open(path)
 
 
-def test_a_part_of_a_model_is_refused_with_the_way_to_join_it(tmp_path: Path) -> None:
-    path = make_tiny_gguf(tmp_path / "m-00001-of-00003.gguf", change_metadata=lambda m: m.update({"split.count": 3}))
-    with pytest.raises(WeightsInvalid, match="--merge"):
-        GgufFile.open(path)
-
-
 def test_a_weight_that_is_not_a_number_is_found(tmp_path: Path) -> None:
     file = GgufFile.open(make_tiny_gguf(tmp_path / "m.gguf", change_tensors=poison))
     with pytest.raises(WeightsInvalid, match=r"q_proj\.weight"):

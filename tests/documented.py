@@ -113,9 +113,7 @@ BY_HAND = (
     "kolm serve ledger --data-dir .kolm --principals .kolm/principals.json",
     "kolm serve generation --model smollm2 --principals .kolm/principals.json --token-file tokens/generation",
     "kolm trust add .kolm/generation/public",
-    'kolm generate --generation HEAD:50051 "Where is my parcel?"',
     "kolm serve http --generation 127.0.0.1:50051",
-    "kolm serve http --generation HEAD:50051",
     "kolm serve auditor --data-dir /var/lib/kolm/auditor --ledger ledger:50052 --token-file tokens/auditor "
     "--model path/to/base",
     "kolm serve registry --data-dir /var/lib/kolm/registry --ledger ledger:50052 "

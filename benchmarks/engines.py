@@ -26,6 +26,9 @@ from services.generation.engine.turns import Gains
 from services.generation.target.cpu import load_target
 from services.generation.target.probe import time_keys, time_passes, time_seen
 
+KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
+_FILE = Path(__file__).parents[1] / "demo" / "main_job" / "questions.jsonl"
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -117,10 +120,6 @@ class Kolm:
             ),
             decode_seconds=max(outcome.metrics.decode_seconds for outcome in ended),
         )
-
-
-KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
-_FILE = Path(__file__).parents[1] / "demo" / "main_job" / "questions.jsonl"
 
 
 def conversations(kind: str, count: int) -> list[list[dict[str, str]]]:

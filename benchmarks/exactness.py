@@ -31,6 +31,11 @@ Prompts = Sequence[tuple[int, ...]]
 Decode = Callable[[Prompts, int], Outputs]
 """Greedy outputs of prompts, and how many of them are asked at once."""
 
+_LLAMA = {
+    "draft model": ("--spec-type", "draft-simple", "-md", "{coarse}"),
+    "n-gram": ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -141,10 +146,6 @@ def upstreams(plain: Upstream, speculating: Mapping[str, Upstream], max_tokens: 
 
 
 LIBRARIES = {"kolm": kolm, "transformers": transformers, "openvino": openvino}
-_LLAMA = {
-    "draft model": ("--spec-type", "draft-simple", "-md", "{coarse}"),
-    "n-gram": ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"),
-}
 
 
 def main(arguments: Sequence[str]) -> int:

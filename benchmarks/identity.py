@@ -31,6 +31,8 @@ from benchmarks.measurement import Machine
 from benchmarks.specbench.questions import OWN, Question, QuestionsInvalid, first, load_questions
 from services.client import KolmError, Message, Request, Runtime, SamplingParams, SpecDecodeConfig
 
+_NORMAL_95 = 1.96
+
 
 class ServerFailed(Exception):
     """A server gave no answer; the message names it and says why."""
@@ -137,9 +139,6 @@ def messages_of(turns: Sequence[str], answers: Sequence[str]) -> tuple[tuple[str
     """The prompt of the turn after `answers`."""
     said = [each for pair in zip(turns, answers, strict=False) for each in (("user", pair[0]), ("assistant", pair[1]))]
     return (*said, ("user", turns[len(answers)]))
-
-
-_NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True, slots=True)

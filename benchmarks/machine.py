@@ -14,6 +14,8 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 
+_START_SECONDS = 600.0
+
 
 def resident(process: int | str = "self", field: str = "VmRSS") -> int:
     """Resident bytes of a process (Linux); 0 for one that has died.
@@ -26,9 +28,6 @@ def resident(process: int | str = "self", field: str = "VmRSS") -> int:
     except OSError:
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
-
-
-_START_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ _CALLS = (
     "up --model nothing",
 )
 
+_SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http")
+_LATER = 3
+
 
 def measure_calls() -> None:
     seconds = {call: cpu_seconds(call.split()) for call in _CALLS}
@@ -56,10 +59,6 @@ def _once(words: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=folder, env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=False)
     return round(_cpu() - before, 3)
-
-
-_SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http")
-_LATER = 3
 
 
 def main() -> None:

@@ -27,6 +27,9 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 DEPTH = 4
 _FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth its row, so that no draft is cut short
 
+_PROMPTS, _ROUNDS, _TOKENS = 4, 3, 128
+_THREADS = (1, 2)
+
 
 def measure_head(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
     """Seconds of a draft beside those of a pass, and acceptance of chains by kind and temperature."""
@@ -81,10 +84,6 @@ class _Timed(Drafter):
             "pass over the draft ms": round(1e3 * of_pass.of(1 + DEPTH), 3),
             "of a pass": round(draft / of_pass.of(1), 3),
         }
-
-
-_PROMPTS, _ROUNDS, _TOKENS = 4, 3, 128
-_THREADS = (1, 2)
 
 
 def measure_audits(arithmetics: Sequence[str] = ARITHMETICS, threads: Sequence[int] = _THREADS) -> dict[str, Any]:

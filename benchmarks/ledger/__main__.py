@@ -27,6 +27,16 @@ matplotlib.use("agg")
 _CLIENT_COUNTS = (1, 4, 16, 64, 256)
 _WARM_UP = 500
 
+_CLIENTS = 64
+_SHORT_WARM_UP = 200
+
+_SMALL = 10_000
+"""The largest log that is made anew for each round; earlier rounds would change its size."""
+
+_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a", "folder": "#2e8540"}
+_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "folder": "folder, SQLite as index"}
+Row = dict[str, Any]
+
 
 def main() -> None:
     arguments = _arguments()
@@ -78,12 +88,6 @@ def _measure(locations: LedgerLocations, appends: int, most: int, rounds: int) -
     sizes = [size for size in (10**power for power in range(3, 10)) if size <= most]
     growth = grow(locations, sizes, appends, rounds)
     return {"clients": clients, "streaming": stream, "growth": growth, "verification": verify(location, 20_000)}
-
-
-_CLIENTS = 64
-_SHORT_WARM_UP = 200
-_SMALL = 10_000
-"""The largest log that is made anew for each round; earlier rounds would change its size."""
 
 
 def grow(locations: LedgerLocations, sizes: Sequence[int], appends: int, rounds: int) -> list[dict[str, Any]]:
@@ -139,12 +143,6 @@ def _ratios(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
             row["streaming"]["server_ms_per_append"] / first["streaming"]["server_ms_per_append"], 3
         ),
     }
-
-
-_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a", "folder": "#2e8540"}
-_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "folder": "folder, SQLite as index"}
-
-Row = dict[str, Any]
 
 
 def _draw(results: dict[str, Any], path: Path) -> None:

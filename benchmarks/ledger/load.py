@@ -38,6 +38,8 @@ entries a second.
 # Every client has a connection of its own, as clients on other machines would.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
+_PROOFS = 400
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -139,9 +141,6 @@ async def _streamed(address: str, entries: Sequence[Any]) -> list[Answered]:
                 answered.append(Answered(entry.envelope, result.appended, seconds))
             number += 1
     return answered
-
-
-_PROOFS = 400
 
 
 def prove(location: LedgerLocation, service: Service, size: int) -> dict[str, Any]:

@@ -37,6 +37,10 @@ from tests.postgres import PostgresMissing, running_cluster, url_of
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 212, 128
 
+ORIGIN = "benchmark.local/ledger"
+_FILL = 1000  # entries of one transaction while filling
+STORES = ("sqlite", "postgresql", "folder")
+
 
 def signed_receipts(key: SigningKey) -> Iterator[tuple[Receipt, bytes, Content]]:
     """Ever new receipts with their envelopes, and the content that they commit to."""
@@ -81,11 +85,6 @@ def _receipt(number: int, content: Content, stream: str) -> Receipt:
             mean_acceptance_length=OUTPUT_TOKENS / 38,
         ),
     )
-
-
-ORIGIN = "benchmark.local/ledger"
-
-_FILL = 1000  # entries of one transaction while filling
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +148,6 @@ def fill(location: LedgerLocation, size: int) -> float:
 
 def _admitted(document: Receipt, data: bytes, content: Content) -> Admitted:
     return Admitted(data, hashlib.sha256(data).digest(), document, packed(content))
-
-
-STORES = ("sqlite", "postgresql", "folder")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ _DEMO = Path(__file__).parents[2] / "demo" / "smollm2"
 HEAD, STORE = _DEMO / "head", _DEMO / "store"
 _ALL = 10**9
 
+_FEW = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -49,7 +51,6 @@ FULL = (
     *(Case(temperature, batch) for temperature in (0.0, 1.0) for batch in (1, 4, 16)),
     *(Case(0.0, 1, context, 4) for context in (512, 2048, 6144)),
 )
-_FEW = 3
 QUICK = (Case(0.0, 1, None, _FEW), Case(1.0, 1, None, _FEW), Case(0.0, 16))
 
 

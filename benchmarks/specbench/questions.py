@@ -15,6 +15,8 @@ OWN = Path(__file__).parent / "questions.jsonl"
 _MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities", "mt_bench")
 """Categories of MT-Bench, which are Spec-Bench's multi-turn conversations."""
 
+PAGES = Path(__file__).parents[2] / "docs"
+
 
 class QuestionsInvalid(Exception):
     """The message names the file, the line and what was expected."""
@@ -68,9 +70,6 @@ def _kind(category: object, place: str) -> str:
     if kind not in KINDS:
         raise QuestionsInvalid(f"{place}: category: expected one of {', '.join(KINDS)}, got {category!r}")
     return str(kind)
-
-
-PAGES = Path(__file__).parents[2] / "docs"
 
 
 def lengthened(

@@ -17,6 +17,9 @@ from services.client.ledger.log import ReceiptDetails
 KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
 _FILE = Path(__file__).parent / "questions.jsonl"
 
+METHODS = ("off", "lookahead", "rest", "eagle3")
+"""The methods that are compared, where they are loaded; the first is the reference."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -40,10 +43,6 @@ def read_prompts(kind: str, count: int) -> list[Prompt]:
     lines = map(json.loads, _FILE.read_text(encoding="utf-8").splitlines())
     of_kind = [line for line in lines if line["kind"] == kind]
     return [Prompt(line["id"], kind, tuple(Message(**turn) for turn in line["messages"])) for line in of_kind[:count]]
-
-
-METHODS = ("off", "lookahead", "rest", "eagle3")
-"""The methods that are compared, where they are loaded; the first is the reference."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,11 @@ from services.cli.frame.process import printable
 _NUMBERS = ("tokens/s", "tokens a pass", "speedup")
 _PIECES = re.compile(r"\s|\S+")
 
+_PROMPT_LINES = 3
+_SHOWN_LINES = 8
+_SHOWN_CHARACTERS = 480
+_IDENTICAL = {None: "[dim]the reference[/]", True: "[green]yes, every token[/]", False: "[bold red]NO[/]"}
+
 
 class WrappedText:
     """Writes a word once it is known to be whole: whitespace has followed it."""
@@ -50,12 +55,6 @@ class WrappedText:
         if piece == "\n" or self._column < self._width():
             self._write(piece)
         self._column = 0 if piece == "\n" else self._column + 1
-
-
-_PROMPT_LINES = 3
-_SHOWN_LINES = 8
-_SHOWN_CHARACTERS = 480
-_IDENTICAL = {None: "[dim]the reference[/]", True: "[green]yes, every token[/]", False: "[bold red]NO[/]"}
 
 
 class Stage:

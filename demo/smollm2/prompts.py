@@ -29,6 +29,17 @@ Item = TypeVar("Item")
 _HELD_OUT = 10
 """One subject in this many is held out."""
 
+_SHORTEST, _LONGEST = 60, 1000
+"""Characters of a docstring."""
+
+_CALL = "Call one of these functions. Answer with JSON: name and arguments.\n"
+_COUNT = 40_000
+
+_MEASURED = 32
+"""Prompts of a domain to measure on."""
+
+_TRIES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -101,10 +112,6 @@ def _filled_code(choice: Choice, code: str) -> str:
 
 def _fenced(choice: Choice, code: str) -> str:
     return f"```{choice.wording(('', 'python'))}\n{code}```"
-
-
-_SHORTEST, _LONGEST = 60, 1000
-"""Characters of a docstring."""
 
 
 def about_text(choice: Choice) -> list[Message]:
@@ -194,9 +201,6 @@ def problem(choice: Choice) -> list[Message]:
     return asked(f"{text} {choice.wording(known['additions'])}".strip())
 
 
-_CALL = "Call one of these functions. Answer with JSON: name and arguments.\n"
-
-
 def rewrite(choice: Choice) -> list[Message]:
     wanted = choice.wording(words("text")["rewrite"])
     return asked(wanted.format(text=_passage(choice, 1, 3), name=choice.wording(words("maths")["names"])))
@@ -264,10 +268,6 @@ DOMAINS: dict[str, dict[Builder, int]] = {
     "maths": {problem: 6},
 }
 """The kinds of prompts in each domain, in shares of all prompts."""
-_COUNT = 40_000
-_MEASURED = 32
-"""Prompts of a domain to measure on."""
-_TRIES = 20
 
 
 def prompts(split: Split, domain: str, count: int, without: frozenset[str] = frozenset()) -> Iterator[dict[str, Any]]:

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 _KEPT_EVERY = 4096
 """Entries after which the fold is kept again."""
 
+_RESERVE_SECONDS = 900
+"""How long before the promised time a receipt that was left gets its verdict, which may wait for a replay."""
+
 
 def origin_of(note: bytes) -> str:
     """The name of a log, by a checkpoint of it."""
@@ -59,10 +62,6 @@ class Left:
     base_cid: str
     reason: str
     until: str | None
-
-
-_RESERVE_SECONDS = 900
-"""How long before the promised time a receipt that was left gets its verdict, which may wait for a replay."""
 
 
 class Auditor:

@@ -33,6 +33,12 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.audit_error import CannotReplay, OutOfReach
 
+OPEN_ENDED = ("cancelled", "error")
+"""Finish reasons that come from outside the stream: only the tokens emitted until then can be compared."""
+
+ContentReader = Callable[[str], Content | None]
+"""The content of a receipt by its id; None where it was never kept or has been erased."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
@@ -142,10 +148,6 @@ class OwnReplayer(Replayer, Protocol):
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
         """Raises CannotReplay, Interrupted."""
         ...
-
-
-OPEN_ENDED = ("cancelled", "error")
-"""Finish reasons that come from outside the stream: only the tokens emitted until then can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +298,6 @@ def _nothing(receipt: Receipt) -> Replayed:
 
 def _another_profile(named: str, replayed: str) -> str:
     return f"the receipt names numerics profile {named}, the replay was on {replayed}"
-
-
-ContentReader = Callable[[str], Content | None]
-"""The content of a receipt by its id; None where it was never kept or has been erased."""
 
 
 class JudgeForeign(Protocol):

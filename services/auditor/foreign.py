@@ -35,6 +35,17 @@ from ledger.encoding.stream_digest import token_digest
 from services.auditor.audit_error import CannotReplay, OutOfReach
 from services.auditor.examination import Finding
 
+HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, drift=12.0)
+"""Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. Of `rarest`:
+all of 150,000 tokens below that probability are drawn less than once in three million times.
+"""
+
+Reference = Callable[[Receipt, Content], ReferencePass]
+"""A pass along the output, on the auditor's own weights. Raises CannotReplay, Interrupted."""
+
+Profiles = Callable[[str], EngineProfile | None]
+"""The entry of the log that a receipt's `profile_cid` names; None if it is missing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -63,18 +74,6 @@ class Plain(Protocol):
     def held_against(self, receipt: Receipt, content: Content) -> Comparison:
         """The same request again, and a second time where the first differs."""
         ...
-
-
-HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, drift=12.0)
-"""Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. Of `rarest`:
-all of 150,000 tokens below that probability are drawn less than once in three million times.
-"""
-
-Reference = Callable[[Receipt, Content], ReferencePass]
-"""A pass along the output, on the auditor's own weights. Raises CannotReplay, Interrupted."""
-
-Profiles = Callable[[str], EngineProfile | None]
-"""The entry of the log that a receipt's `profile_cid` names; None if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)

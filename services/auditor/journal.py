@@ -22,6 +22,8 @@ from services.auditor.examination import Finding
 from services.auditor.held_folder import HeldFolder
 from services.client.ledger.ledger import LedgerClient
 
+_log = logging.getLogger(__name__)
+
 
 class Journal:
     """Signs with the auditor's key and appends; indexes are those of the new entries. Raises KolmError."""
@@ -55,9 +57,6 @@ class Journal:
 
     def _now(self) -> str:
         return timestamp(self._clock())
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

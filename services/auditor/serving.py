@@ -55,6 +55,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_OTHERS_SECONDS = 300.0
+"""How long the auditor lets servers load first: by then a model of some gigabytes is there, and the auditor's turn must
+come even where servers start all the time.
+"""
+
+NICENESS = 10
+"""A tenth of the weight of a server beside it on Linux; at 19 a busy machine would hardly let it compute at all."""
+
+_WAITED_FOR = {
+    "UNTRUSTED_SIGNATURE": "waiting until the ledger trusts this auditor's key (`kolm trust add`): %s",
+    "CLOCK_AHEAD": "waiting until this auditor's clock and the ledger's agree; set the one that is wrong: %s",
+}
+"""Answers of the ledger, by their reason, that a person's action ends, which may happen at any moment."""
+
+_POLL_SECONDS = 1.0  # poll interval; each poll costs two processes some milliseconds
+_TRIES = 3  # until the base is loaded in any case: a ledger that starts beside this auditor is there in two seconds
+_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderError)
+
 
 @dataclass(frozen=True, slots=True)
 class AuditorPlan:
@@ -168,12 +186,6 @@ def _foreign(plan: ForeignPlan | None, backlog: Backlog, reference: Reference | 
     return ForeignJudge(backlog.profiles.get, plain, reference, thresholds, backlog.drifts.get, of_engines=set_up)
 
 
-_OTHERS_SECONDS = 300.0
-"""How long the auditor lets servers load first: by then a model of some gigabytes is there, and the auditor's turn must
-come even where servers start all the time.
-"""
-
-
 def _own_engine(engine: EnginePlan | None, stop: threading.Event, step: Callable[[str], None]) -> OwnReplayer:
     if engine is None:
         return NoEngine()
@@ -239,10 +251,6 @@ class AuditorMetrics:
         return {(state.lower(),): float(states[state]) for state in (UNDRAWN, OWED, OVERDUE)}
 
 
-NICENESS = 10
-"""A tenth of the weight of a server beside it on Linux; at 19 a busy machine would hardly let it compute at all."""
-
-
 def yield_to_others() -> None:
     """Lower the priority of the calling thread, and of threads that it starts; the process answers and stops as before.
 
@@ -253,17 +261,6 @@ def yield_to_others() -> None:
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
             Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
-
-
-_WAITED_FOR = {
-    "UNTRUSTED_SIGNATURE": "waiting until the ledger trusts this auditor's key (`kolm trust add`): %s",
-    "CLOCK_AHEAD": "waiting until this auditor's clock and the ledger's agree; set the one that is wrong: %s",
-}
-"""Answers of the ledger, by their reason, that a person's action ends, which may happen at any moment."""
-
-_POLL_SECONDS = 1.0  # poll interval; each poll costs two processes some milliseconds
-_TRIES = 3  # until the base is loaded in any case: a ledger that starts beside this auditor is there in two seconds
-_AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderError)
 
 
 def follow(

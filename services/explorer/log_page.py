@@ -21,6 +21,12 @@ from services.client.ledger.log import SignedCheckpoint
 from services.client.ledger.promised import Promised, look_up
 from services.explorer.pages import Pages, Source
 
+_SAID = {
+    "KEPT": "Kept: the log holds every promised receipt.",
+    "OPEN": "Open: not all of the receipts are in the log, and they are not due yet.",
+    "BROKEN": "Broken: receipts are due, and proven to be missing from the log.",
+}
+
 
 def log_page(pages: Pages, _: Request) -> Response:
     """GET /log. Signatures and cosignatures are checked; without a policy, cosignatures are the ledger's word. The head
@@ -87,13 +93,6 @@ def retention_page(pages: Pages, _: Request) -> Response:
     newest = sorted(in_force(policies).values(), key=lambda policy: policy[1].tenant or "")
     expiries = sum(isinstance(event.document, Expiry) for event in events)
     return pages.of_log("retention.html", here="retention", policies=newest, events=events, expiries=expiries)
-
-
-_SAID = {
-    "KEPT": "Kept: the log holds every promised receipt.",
-    "OPEN": "Open: not all of the receipts are in the log, and they are not due yet.",
-    "BROKEN": "Broken: receipts are due, and proven to be missing from the log.",
-}
 
 
 def promise_page(pages: Pages, request: Request) -> Response:

@@ -21,6 +21,10 @@ from services.client.errors import NotFound
 from services.client.ledger.log import SignedCheckpoint
 from services.client.ledger.verified import VerifiedLedger
 
+HERE = Path(__file__).parent
+_SHORT = 10
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -45,10 +49,6 @@ class Source:
     def freshness(self) -> Freshness:
         """How old the newest cosigned checkpoint is; without a policy nobody's word counts."""
         return Freshness(datetime.now(UTC)) if self.policy is None else self.proving.freshness(self.policy)
-
-
-HERE = Path(__file__).parent
-_SHORT = 10
 
 
 class Pages:
@@ -93,9 +93,6 @@ def _moment(time: datetime) -> str:
 def _short_cid(cid: str | None) -> str:
     """The first digits of a content identifier, enough to tell some of them apart by eye."""
     return "none" if cid is None else f"{shown_text(cid).rpartition(':')[2][:_SHORT]}…"
-
-
-_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def shown_text(value: object) -> str:

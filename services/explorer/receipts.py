@@ -28,6 +28,10 @@ CHOICES: dict[str, tuple[str, ...]] = {"outcome": OUTCOMES}
 _LARGEST_INDEX = 2**53 - 1
 """Canonical JSON counts no further (RFC 8785, appendix D)."""
 
+_TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
+_ROWS, _VERDICTS = 25, 50
+_ROLES = ("receipts", "log", "auditor")
+
 
 @dataclass(frozen=True, slots=True)
 class Search:
@@ -95,7 +99,6 @@ def _index(text: str) -> int:
     return int(text)
 
 
-_TEXTS = ("tenant", "request_id", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
 _READERS: Mapping[str, Callable[[str], object]] = {
     **dict.fromkeys(_TEXTS, str),
     **dict.fromkeys(("start_time", "end_time"), _moment),
@@ -103,8 +106,6 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "outcome": _outcome,
     "commitment": _commitment,
 }
-
-_ROWS, _VERDICTS = 25, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +202,6 @@ def _trusted(source: Source) -> dict[str, Any]:
         "scopes": source.trusted.scopes("receipts"),
         "witnesses": [each.key.to_text() for each in source.policy.witnesses] if source.policy else [],
     }
-
-
-_ROLES = ("receipts", "log", "auditor")
 
 
 def _base64(data: bytes) -> str:

@@ -18,6 +18,14 @@ from services.http.calls import DONE, ChoiceDialect
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
+_FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see that it is another one
+
+_ACCEPTANCE = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "acceptance_rate",
+    "mean_acceptance_length", "target_passes",
+)  # fmt: skip
+"""Under the names of `SpeculationMetrics`: `mean_acceptance_length` is over all passes."""
+
 
 def finish_reason(ended: Choice | Finished, calls: int, *, cut_off: bool) -> str:
     """Why an output with `calls` calls of tools ended, in the words of OpenAI's chats: stop, length or tool_calls.
@@ -135,9 +143,6 @@ def _receipt_file(receipt: Receipt, asked: Request) -> str:
     return ReceiptFile(Envelope.from_bytes(receipt.envelope), receipt.content, sent, receipt.text).to_bytes().decode()
 
 
-_FINGERPRINT_DIGITS = 12  # of the profile's identifier, 48 bits: enough to see that it is another one
-
-
 class KolmMember:
     """The member `kolm` of one answer. `files`: each receipt also as a file."""
 
@@ -192,13 +197,6 @@ def speculative_decoding(metrics: Metrics) -> dict[str, Any]:
             "num_spec_tokens": len(histogram) - 1,
         }
     }
-
-
-_ACCEPTANCE = (
-    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos", "acceptance_rate",
-    "mean_acceptance_length", "target_passes",
-)  # fmt: skip
-"""Under the names of `SpeculationMetrics`: `mean_acceptance_length` is over all passes."""
 
 
 class Answer:

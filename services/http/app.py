@@ -49,8 +49,17 @@ from services.http.tool_fields import NestedFunction, tools_of
 from services.runtime.http.browsers import HEADERS, SecurityHeaders, file_names, static_files
 from services.runtime.metrics import Metrics
 
+_log = logging.getLogger(__name__)
+
 _FILES = Path(__file__).parent / "page"
 PAGE_PATHS = ("/", "/page.json", *(f"/page/{name}" for name in file_names(_FILES)))
+
+_Value = TypeVar("_Value")
+_LOOKUPS = {"/v1/models": "The model that is served", "/health": "Whether the generation server serves"}
+_ASK_SECONDS = 2.0
+
+_OPEN = ("/health", "/metrics", *PAGE_PATHS)
+"""Open to everybody: they show nothing that is served. The page asks for a token itself."""
 
 
 def _page_routes(trusted: TrustedKeys, explorer_url: str | None) -> list[BaseRoute]:
@@ -85,9 +94,6 @@ async def _models(runtime: AsyncRuntime, request: Request) -> Response:
         return JSONResponse(model)
     pages = {"has_more": False, "first_id": info.model, "last_id": info.model}
     return JSONResponse({"object": "list", "data": [model], **pages})
-
-
-_Value = TypeVar("_Value")
 
 
 class TokenizeFields(Continuation):
@@ -166,7 +172,6 @@ _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/tokenize": (TokenizeFields, "Which tokens a prompt or messages are"),
     "/detokenize": (DetokenizeFields, "The text of tokens"),
 }
-_LOOKUPS = {"/v1/models": "The model that is served", "/health": "Whether the generation server serves"}
 
 
 def openapi() -> dict[str, Any]:
@@ -211,13 +216,6 @@ async def _load(runtime: AsyncRuntime) -> bytes:
     metrics.gauge("vllm:kv_cache_usage_perc").labels(info.model).set(load.blocks_used / max(load.blocks_total, 1))
     metrics.gauge("vllm:lora_requests_info").labels(str(len(adapters)), ",".join(adapters), "").set(time.time())
     return generate_latest(registry)
-
-
-_ASK_SECONDS = 2.0
-_log = logging.getLogger(__name__)
-
-_OPEN = ("/health", "/metrics", *PAGE_PATHS)
-"""Open to everybody: they show nothing that is served. The page asks for a token itself."""
 
 
 def http_app(

@@ -31,6 +31,14 @@ DONE = "[DONE]"
 _SEPARATORS = {character.encode(): b"\\u%04x" % ord(character) for character in "\x85\u2028\u2029"}
 """Escapes of the characters that JSON leaves as they are and `str.splitlines` takes for the end of a line."""
 
+_Value = TypeVar("_Value")
+_Fields = TypeVar("_Fields", bound=BaseModel)
+_Body = TypeVar("_Body", bound=CommonFields)
+_TOKEN_PREFIX = "kolm_"
+_ASK_SECONDS = 10.0
+_REMEMBERED_SECONDS = 30.0
+_REMEMBERED = 4096
+
 
 def event(value: Any) -> bytes:
     """One event, named if it has a `type`; `DONE` is written as it is.
@@ -120,16 +128,6 @@ class ChoiceDialect(Dialect, Protocol):
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
         """The text that was held back, and the piece that brings `finish_reason`."""
-
-
-_Value = TypeVar("_Value")
-_Fields = TypeVar("_Fields", bound=BaseModel)
-_Body = TypeVar("_Body", bound=CommonFields)
-
-_TOKEN_PREFIX = "kolm_"
-_ASK_SECONDS = 10.0
-_REMEMBERED_SECONDS = 30.0
-_REMEMBERED = 4096
 
 
 def token(request: Request) -> str:

@@ -17,6 +17,9 @@ from services.http.answer import Answer, TextLogprobs, chat_logprobs, finish_rea
 from services.http.fields import NAMES, CommonFields, Placed, Strict, joined, only, turn_names, unsupported
 from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
+CHAT_TOOLS = {"tools[]": "tools[].function"}
+"""A chat's names of tools, by the generation server's."""
+
 
 class ToolCallDeltas:
     """The pieces of one choice that has thoughts or calls."""
@@ -109,10 +112,6 @@ class ChatMessage(Strict):
         parts = [f"tool_calls[{number}]" for number in range(len(self.tool_calls or ()))]
         members = [(part, member) for part in parts for member in ("name", "arguments")]
         return {f"{part}.{member}": f"messages[{place}].{part}.function.{member}" for part, member in members}
-
-
-CHAT_TOOLS = {"tools[]": "tools[].function"}
-"""A chat's names of tools, by the generation server's."""
 
 
 def placed(messages: Iterable[ChatMessage]) -> list[Placed]:

@@ -33,6 +33,13 @@ NAMES = {
 }
 """The caller's names of the generation server's fields and resources."""
 
+_MOST_BIASES = 300  # as the generation server takes
+_LEAST_TEMPERATURE = 1e-6  # above 0, as the generation server takes
+_MOST_MEMBERS = 64  # of an object: more than any of them has
+
+_Key = Annotated[int, Field(strict=False)]
+"""A whole number as the name of a member, which JSON has as text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -53,11 +60,6 @@ def turn_names(turns: Iterable[Placed]) -> dict[str, str]:
         names[own] = turn.path
         names |= {f"{own}.{part}": path for part, path in turn.paths.items()}
     return names
-
-
-_MOST_BIASES = 300  # as the generation server takes
-_LEAST_TEMPERATURE = 1e-6  # above 0, as the generation server takes
-_MOST_MEMBERS = 64  # of an object: more than any of them has
 
 
 def only(*neutral: object) -> AfterValidator:
@@ -115,10 +117,6 @@ def joined(*types: str, beside: Collection[str] = ()) -> BeforeValidator:
         return "".join(part["text"] for part in content)
 
     return BeforeValidator(join)
-
-
-_Key = Annotated[int, Field(strict=False)]
-"""A whole number as the name of a member, which JSON has as text."""
 
 
 class Strict(BaseModel):

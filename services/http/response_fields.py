@@ -18,6 +18,10 @@ _TEXT = joined("input_text", "output_text", "text", beside=("annotations", "logp
 DIRECT = {"type": "direct"}
 """The caller of a function that no program has called."""
 
+_OF_CALL = ("name", "arguments")
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+_LOGPROBS = "message.output_text.logprobs"
+
 
 class InputMessage(Strict):
     """One turn; `id`, `status` and `phase` are those of an earlier answer's message, and say nothing."""
@@ -89,15 +93,8 @@ def turns_of(items: Iterable[Item]) -> list[Placed]:
     return turns
 
 
-_OF_CALL = ("name", "arguments")
-
-
 def _plain(role: str, text: str, member: str) -> Placed:
     return Placed(Message(role, text), member, {"content": member})
-
-
-Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
-_LOGPROBS = "message.output_text.logprobs"
 
 
 def _text_or_items(value: Any) -> str:

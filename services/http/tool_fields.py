@@ -13,6 +13,10 @@ from services.http.fields import Strict, by_type, only
 ASYNC = AliasChoices("async", "async_")
 """The names of the member `async`, of which Python's clients have the second one in their dumps."""
 
+Mode = Literal["auto", "required"]
+Word = Annotated[Literal["none", "auto", "required"] | None, Tag("~other")]
+_DISCRIMINATOR = by_type("function", "allowed_tools")
+
 
 class FlatFunction(Strict):
     """A function with its members beside `type`, as `/v1/responses` has it, where `strict` is true if it is absent."""
@@ -75,9 +79,6 @@ class FlatChoice(Strict):
     name: str
 
 
-Mode = Literal["auto", "required"]
-
-
 class AllowedChoices(Strict):
     """Some of the tools."""
 
@@ -112,8 +113,6 @@ class FlatAllowed(Strict):
         return [each.name for each in self.tools]
 
 
-Word = Annotated[Literal["none", "auto", "required"] | None, Tag("~other")]
-_DISCRIMINATOR = by_type("function", "allowed_tools")
 NestedToolChoice = Annotated[
     Annotated[NestedChoice, Tag("~function")] | Annotated[NestedAllowed, Tag("~allowed_tools")] | Word, _DISCRIMINATOR
 ]

@@ -47,10 +47,50 @@ from sqlalchemy.exc import SQLAlchemyError
 from services.runtime.errors import InvalidArgument, Unavailable
 from services.runtime.process import Outage
 
+_log = logging.getLogger(__name__)
+
 _FORM = re.compile(
     r"cidv1:sha256:(?P<whole>[0-9a-f]{64})"
     r"|(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,127})(@sha256:(?P<prefix>[0-9a-f]{1,64}))?"
 )
+
+PUBLICATION, WITHDRAWAL, KSCORE = "publication", "withdrawal", "kscore"
+Check = Callable[["Signed | None"], None]
+metadata = MetaData()
+_Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
+
+heads = Table(
+    "heads",
+    metadata,
+    Column("position", _Place, primary_key=True, autoincrement=True),
+    Column("head_cid", String, nullable=False, unique=True),
+    Column("base_cid", String, nullable=False, index=True),
+    Column("manifest", LargeBinary, nullable=False),
+)
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("id", _Place, primary_key=True, autoincrement=True),
+    Column("kind", String, nullable=False),
+    Column("head_cid", String, ForeignKey("heads.head_cid"), nullable=False, index=True),
+    Column("key", String, nullable=False),
+    Column("envelope", LargeBinary, nullable=False),
+    Column("ledger_index", _Place, nullable=True),
+    UniqueConstraint("kind", "head_cid", "key", name="documents_one_a_key"),
+    Index("documents_by_key", "kind", "key"),
+)
+
+_TABLES_LOCK = 7306001
+_NAMES_LOCK = 7306003
+"""The first key of those in `lock_name`."""
+
+_ABOUT_HEAD = exists().where(documents.c.head_cid == heads.c.head_cid)
+_ON_RECORD = _ABOUT_HEAD.where(documents.c.ledger_index.is_not(None))
+_IS_PUBLISHED = _ON_RECORD.where(documents.c.kind == PUBLICATION)
+_IS_WITHDRAWN = _ON_RECORD.where(documents.c.kind == WITHDRAWAL)
+_BUSY_SECONDS = 30.0
+_WAIT_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +118,6 @@ class HeadReference:
         return cls(text, match["name"], match["whole"] or match["prefix"] or "")
 
 
-PUBLICATION, WITHDRAWAL, KSCORE = "publication", "withdrawal", "kscore"
-
-
 @dataclass(frozen=True, slots=True)
 class HeadRow:
     """A head as it is found; `manifest` is what `head_cid` names."""
@@ -103,9 +140,6 @@ class Signed:
     key: str
     envelope: bytes
     ledger_index: int | None = None
-
-
-Check = Callable[["Signed | None"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,54 +171,11 @@ class HeadFilter:
     withdrawn: bool = False
 
 
-metadata = MetaData()
-
-_Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
-
-heads = Table(
-    "heads",
-    metadata,
-    Column("position", _Place, primary_key=True, autoincrement=True),
-    Column("head_cid", String, nullable=False, unique=True),
-    Column("base_cid", String, nullable=False, index=True),
-    Column("manifest", LargeBinary, nullable=False),
-)
-
-documents = Table(
-    "documents",
-    metadata,
-    Column("id", _Place, primary_key=True, autoincrement=True),
-    Column("kind", String, nullable=False),
-    Column("head_cid", String, ForeignKey("heads.head_cid"), nullable=False, index=True),
-    Column("key", String, nullable=False),
-    Column("envelope", LargeBinary, nullable=False),
-    Column("ledger_index", _Place, nullable=True),
-    UniqueConstraint("kind", "head_cid", "key", name="documents_one_a_key"),
-    Index("documents_by_key", "kind", "key"),
-)
-
-
-_log = logging.getLogger(__name__)
-_TABLES_LOCK = 7306001
-_NAMES_LOCK = 7306003
-"""The first key of those in `lock_name`."""
-
-
 def lock_name(connection: Connection, name: str) -> None:
     """Locks this name, in lower case, for other publishers until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
         connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
-
-
-_ABOUT_HEAD = exists().where(documents.c.head_cid == heads.c.head_cid)
-_ON_RECORD = _ABOUT_HEAD.where(documents.c.ledger_index.is_not(None))
-_IS_PUBLISHED = _ON_RECORD.where(documents.c.kind == PUBLICATION)
-_IS_WITHDRAWN = _ON_RECORD.where(documents.c.kind == WITHDRAWAL)
-
-
-_BUSY_SECONDS = 30.0
-_WAIT_SECONDS = 0.05
 
 
 def _opened(url: URL) -> Engine:

@@ -50,6 +50,10 @@ _log = logging.getLogger(__name__)
 _MOST_CANDIDATES = 1000
 _SHOWN = 8
 
+_MOST_BASE_BYTES = 16 * 1024 * 1024  # of a base's manifest
+_ATTEMPTS = 3
+_Document = TypeVar("_Document", DraftHeadPublication, DraftHeadWithdrawal, KScore)
+
 
 def resolve(catalogue: Catalogue, text: str, base_cid: str | None, withdrawn: bool) -> CataloguedHead:
     """The head. A bare name, or none at all, means the newest one that may be loaded; digits have to mean one head.
@@ -200,9 +204,6 @@ def _unavailable(message: str) -> Unavailable:
     return Unavailable(f"{message}; nothing is published without it", retry_after=5.0, reason="LEDGER_UNAVAILABLE")
 
 
-_MOST_BASE_BYTES = 16 * 1024 * 1024  # of a base's manifest
-
-
 def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
     """Returns where every blob is there that the head refers to, undamaged; the meaning of its bytes is checked by who
     loads the head. Raises FailedPrecondition.
@@ -222,11 +223,6 @@ def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
 def _base_unknown(base_cid: str, problem: str) -> FailedPrecondition:
     what = f"the base {base_cid} is not known here ({problem}); upload its manifest and its config.json first"
     return FailedPrecondition(what, reason="BASE_UNKNOWN")
-
-
-_ATTEMPTS = 3
-
-_Document = TypeVar("_Document", DraftHeadPublication, DraftHeadWithdrawal, KScore)
 
 
 class Publishing:

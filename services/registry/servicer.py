@@ -24,6 +24,10 @@ from services.runtime.access import caller
 from services.runtime.calls import page_position, page_size, page_token
 from services.runtime.errors import InvalidArgument, NotFound
 
+SERVICE = "kolm.registry.v1.RegistryService"
+_MOST_BLOBS = 1000
+Context = grpc.aio.ServicerContext[Any, Any]
+
 
 def head_message(head: CataloguedHead) -> heads_pb2.Head:
     """A head with everything that is on record about it."""
@@ -48,13 +52,6 @@ def _newest_scores(scores: tuple[Signed, ...]) -> list[Signed]:
         assert isinstance(score, KScore)
         newest[score.adapter_cid or ""] = signed
     return [newest[adapter] for adapter in sorted(newest)]
-
-
-SERVICE = "kolm.registry.v1.RegistryService"
-
-_MOST_BLOBS = 1000
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RegistryServicer(RegistryServiceServicer):

@@ -37,6 +37,18 @@ Permission = frozenset[Role] | None
 
 ANYBODY: Final[Permission] = None
 
+current_principal: ContextVar[Principal] = ContextVar("current_principal", default=NOBODY)
+"""Set by the interceptor. Threads of `asyncio.to_thread` have it, those of `run_in_executor` do not."""
+
+AUTHORIZATION_KEY = "authorization"
+_CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
+_HOW = "send `authorization: Bearer kolm_…` (KOLM_TOKEN, KOLM_TOKEN_FILE); `kolm tokens create` makes a token"
+
+_ANYBODY = "anybody"
+"""The proof that every call brings."""
+
+_Stamp = tuple[int, int, int]
+
 
 def _roles(*roles: Role) -> frozenset[Role]:
     return frozenset(roles)
@@ -97,10 +109,6 @@ PERMISSIONS: Mapping[str, Permission] = {
 """Permissions by the full name of the RPC, `/package.Service/Method`."""
 
 
-current_principal: ContextVar[Principal] = ContextVar("current_principal", default=NOBODY)
-"""Set by the interceptor. Threads of `asyncio.to_thread` have it, those of `run_in_executor` do not."""
-
-
 def caller() -> Principal:
     """The caller; nobody outside of calls."""
     return current_principal.get()
@@ -121,17 +129,6 @@ def tenant_of_call(named: str, field: str = "tenant") -> str:
             reason="FOREIGN_TENANT",
         )
     return principal.tenant
-
-
-AUTHORIZATION_KEY = "authorization"
-
-_CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
-_HOW = "send `authorization: Bearer kolm_…` (KOLM_TOKEN, KOLM_TOKEN_FILE); `kolm tokens create` makes a token"
-
-_ANYBODY = "anybody"
-"""The proof that every call brings."""
-
-_Stamp = tuple[int, int, int]
 
 
 class Call(Protocol):

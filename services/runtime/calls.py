@@ -42,6 +42,8 @@ from services.runtime.errors import (
 from services.runtime.limits import CallLimits
 from services.runtime.metrics import CallMetrics
 
+_log = logging.getLogger(__name__)
+
 REQUEST_ID_KEY = "kolm-request-id"
 """The metadata key of the request's id. A caller may send one; the server returns one in the trailing metadata."""
 
@@ -50,6 +52,26 @@ current_request_id: ContextVar[str] = ContextVar("current_request_id", default="
 
 _ACCEPTABLE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
+Context = grpc.aio.ServicerContext[Any, Any]
+_LARGE_BYTES = 64 * 1024
+
+_MOST_PARTS = 16_384
+"""Messages, texts and entries of maps within a request that is large. Two bytes make an empty one, which takes a
+hundred where it is read and a thousand where it is answered; those that callers send hold as many bytes as they take.
+"""
+
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+STALLED_SECONDS = 60.0
+"""How long a caller may take nothing of a stream, once the buffers on the way are full, before its call ends."""
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+DEFAULT_PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1000
+_DIGEST_BYTES = 18  # 27 bytes in all: whole groups of base64, so that no token has a second spelling
+_LAYOUT = struct.Struct(f">BQ{_DIGEST_BYTES}s")
+_VERSION = 1
+
 
 def request_id_from(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """The caller's id if it sent a valid one, else a new one."""
@@ -57,15 +79,6 @@ def request_id_from(metadata: Iterable[tuple[str, str | bytes]]) -> str:
         if key == REQUEST_ID_KEY and isinstance(value, str) and _ACCEPTABLE.fullmatch(value):
             return value
     return str(uuid.uuid4())
-
-
-Context = grpc.aio.ServicerContext[Any, Any]
-
-_LARGE_BYTES = 64 * 1024
-_MOST_PARTS = 16_384
-"""Messages, texts and entries of maps within a request that is large. Two bytes make an empty one, which takes a
-hundred where it is read and a thousand where it is answered; those that callers send hold as many bytes as they take.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +168,6 @@ def _parts(message: Message, most: int) -> int:
                 return found
             found += _parts(each, most - found)
     return found
-
-
-_log = logging.getLogger(__name__)
-
-_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
-
-STALLED_SECONDS = 60.0
-"""How long a caller may take nothing of a stream, once the buffers on the way are full, before its call ends."""
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -334,14 +337,6 @@ def _as_status_code(code: grpc.StatusCode | int) -> grpc.StatusCode:
     if isinstance(code, grpc.StatusCode):
         return code
     return next((each for each in grpc.StatusCode if each.value[0] == code), grpc.StatusCode.UNKNOWN)
-
-
-DEFAULT_PAGE_SIZE = 100
-MAX_PAGE_SIZE = 1000
-
-_DIGEST_BYTES = 18  # 27 bytes in all: whole groups of base64, so that no token has a second spelling
-_LAYOUT = struct.Struct(f">BQ{_DIGEST_BYTES}s")
-_VERSION = 1
 
 
 def page_size(requested: int) -> int:

@@ -32,6 +32,14 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 DEFAULT_TENANT = "default"
 
+TOKEN_PREFIX = "kolm_"
+"""What every token begins with, so that people and scanners of repositories know one when they see it."""
+
+_TOKEN_BYTES = 32  # 256 bits
+_ID_DIGITS = 12
+_Name = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
+_OTHERS_WRITE = 0o022
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -63,14 +71,6 @@ NOBODY = Principal("nobody", "", frozenset(), authenticated=False)
 
 LOCAL_CALLER = Principal("anonymous", DEFAULT_TENANT, frozenset({"generate"}), authenticated=False)
 """The holder of the token that a server without principals has made for this start."""
-
-
-TOKEN_PREFIX = "kolm_"
-"""What every token begins with, so that people and scanners of repositories know one when they see it."""
-
-_TOKEN_BYTES = 32  # 256 bits
-_ID_DIGITS = 12
-_Name = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 
 
 def new_token() -> str:
@@ -125,9 +125,6 @@ class Credential(BaseModel):
 
     def valid_at(self, now: datetime) -> bool:
         return self.expires_at is None or now < self.expires_at
-
-
-_OTHERS_WRITE = 0o022
 
 
 class PrincipalsError(Exception):

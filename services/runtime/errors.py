@@ -40,6 +40,11 @@ _MESSAGE_BYTES = 512
 _FIELD_BYTES = 128
 _DESCRIPTION_BYTES = 256
 
+DOMAIN = "kolm"
+
+DETAILS_KEY = "grpc-status-details-bin"
+"""The trailing metadata key under which gRPC carries a serialised google.rpc.Status."""
+
 
 def _clip(text: str, limit: int = _MESSAGE_BYTES) -> str:
     """Text that protobuf can carry (lone surrogates escaped), cut to `limit` bytes."""
@@ -202,11 +207,6 @@ class Internal(KolmError):
 
     def __init__(self) -> None:
         super().__init__("internal error; the server's log has it under this request's id")
-
-
-DOMAIN = "kolm"
-DETAILS_KEY = "grpc-status-details-bin"
-"""The trailing metadata key under which gRPC carries a serialised google.rpc.Status."""
 
 
 def to_status(error: KolmError, request_id: str) -> status_pb2.Status:

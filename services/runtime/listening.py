@@ -23,11 +23,18 @@ import grpc
 
 from services.client.identity import invalid_files
 
+_log = logging.getLogger(__name__)
+
 _WHY = {
     errno.EADDRINUSE: "another program has the port",
     errno.EADDRNOTAVAIL: "the address is not one of this machine",
     errno.EACCES: "this user may not have the port",
 }
+
+_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
+_Made = TypeVar("_Made")
+_Stamp = tuple[tuple[int, int, int], ...]
 
 
 def is_loopback(host: str) -> bool:
@@ -65,11 +72,6 @@ def check_free(address: str) -> None:
                 probe.bind(place)
             except OSError as error:
                 raise CannotListen(address, error.errno) from None
-
-
-_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
-
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 
 
 def host_name(text: str) -> str:
@@ -116,12 +118,6 @@ def misdirected(host: str) -> str:
         f"host: {host[:255]!a} is not a name of this server; "
         "call it by its address or localhost, or start it with --public-name NAME\n"
     )
-
-
-_log = logging.getLogger(__name__)
-
-_Made = TypeVar("_Made")
-_Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

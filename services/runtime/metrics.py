@@ -29,6 +29,21 @@ Exporter = Literal["every", "rpc", "http", "generation", "ledger", "auditor", "w
 
 _ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
+_CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKENS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_WRITES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_M = "model_name"
+_LORA = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")  # as routers read them, joined by commas
+
+Reading = float | Mapping[tuple[str, ...], float]
+"""A value, or one for each combination of labels."""
+
+_CONNECTIONS = 16
+
+_SECONDS = 10.0
+"""How long a connection may send or take nothing, its handshake included."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExportedMetric:
@@ -57,13 +72,6 @@ def _gauge(name: str, help: str, *labels: str) -> ExportedMetric:
 def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> ExportedMetric:
     return ExportedMetric(name, "histogram", help, labels, buckets)
 
-
-_CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_TOKENS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
-_WRITES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_M = "model_name"
-_LORA = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")  # as routers read them, joined by commas
 
 EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
     "every": (
@@ -152,10 +160,6 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
 BY_NAME = {metric.name: metric for metrics in EXPORTED.values() for metric in metrics}
 
 
-Reading = float | Mapping[tuple[str, ...], float]
-"""A value, or one for each combination of labels."""
-
-
 class Metrics:
     """Makes the metrics of the list `EXPORTED`, and no others, on one registry.
 
@@ -232,11 +236,6 @@ class CallMetrics:
         service, _, method = path.removeprefix("/").partition("/")
         self._calls.labels(service, method, code.name).inc()
         self._seconds.labels(service, method).observe(seconds)
-
-
-_CONNECTIONS = 16
-_SECONDS = 10.0
-"""How long a connection may send or take nothing, its handshake included."""
 
 
 @contextmanager

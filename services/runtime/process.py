@@ -33,6 +33,11 @@ from services.runtime.settings import LogFormat, ServerSettings, SettingsError
 _SAID = logging.getLogger("kolm")
 _log = logging.getLogger(__name__)
 
+_ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # <malloc.h>
+_THRESHOLD = 128 * 1024
+_Settings = TypeVar("_Settings", bound=ServerSettings)
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
 
 def configure_logging(level: str, form: LogFormat, service: str) -> None:
     """Send every logger of this process to stderr. Called once, by a composition root."""
@@ -109,10 +114,6 @@ def reason(error: Exception) -> str:
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
-_ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # <malloc.h>
-_THRESHOLD = 128 * 1024
-
-
 def return_large_blocks() -> None:
     """Makes large blocks go back to the system as soon as they are free.
 
@@ -165,11 +166,6 @@ class Outage:
         else:
             return False
         return True
-
-
-_Settings = TypeVar("_Settings", bound=ServerSettings)
-
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 class CannotStart(Exception):

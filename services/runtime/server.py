@@ -35,6 +35,8 @@ from services.runtime.metrics import CallMetrics, Metrics, metrics_endpoint
 from services.runtime.process import access_of, say
 from services.runtime.settings import RpcServerSettings
 
+_log = logging.getLogger(__name__)
+
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     # gRPC would let each connection send 16 MiB ahead once it has measured a fast one; 256 KiB fill 5 MB/s at 50 ms.
@@ -52,6 +54,12 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
+_TELEMETRY = "kolm.telemetry.v1.TelemetryService"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HEALTH_SECONDS = 1.0
+_LONGEST_SECONDS = 86_400.0
+_LAST_WORDS_SECONDS = 2.0  # for errors on their way to callers, after the grace period
+
 
 @dataclass(frozen=True, slots=True)
 class Mount:
@@ -59,9 +67,6 @@ class Mount:
 
     service: str
     add: Callable[[Any], None]  # to a `grpc.aio.Server`, or an `InProcessServer`
-
-
-_TELEMETRY = "kolm.telemetry.v1.TelemetryService"
 
 
 class TelemetryServicer(TelemetryServiceServicer):
@@ -168,14 +173,6 @@ def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> int:
 def _health_status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
     status = health_pb2.HealthCheckResponse
     return status.SERVING if serving else status.NOT_SERVING
-
-
-_log = logging.getLogger(__name__)
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_HEALTH_SECONDS = 1.0
-_LONGEST_SECONDS = 86_400.0
-_LAST_WORDS_SECONDS = 2.0  # for errors on their way to callers, after the grace period
 
 
 async def serve(

@@ -15,6 +15,15 @@ from pydantic import AfterValidator, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+_BY_NAME = (  # of the settings whose names end like this, where the type is the one of the first column
+    ("PATH", ("_dir", "_keys"), "DIR", "folder"),
+    ("PATH", ("_file", "config"), "FILE", "file"),
+    ("NUMBER", ("_seconds", "_timeout"), "SECONDS", "seconds"),
+    ("N", ("_seconds",), "SECONDS", "whole seconds"),
+    ("NUMBER", ("_days",), "DAYS", "days"),
+    ("N", ("_bytes",), "BYTES", "bytes, a whole number"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -82,14 +91,6 @@ _PLAIN = {
     float: Kind("NUMBER", "number", 0.5),
     str: Kind("TEXT", "text", "{}"),
 }
-_BY_NAME = (  # of the settings whose names end like this, where the type is the one of the first column
-    ("PATH", ("_dir", "_keys"), "DIR", "folder"),
-    ("PATH", ("_file", "config"), "FILE", "file"),
-    ("NUMBER", ("_seconds", "_timeout"), "SECONDS", "seconds"),
-    ("N", ("_seconds",), "SECONDS", "whole seconds"),
-    ("NUMBER", ("_days",), "DAYS", "days"),
-    ("N", ("_bytes",), "BYTES", "bytes, a whole number"),
-)
 
 
 def kind_of(name: str, field: FieldInfo) -> Kind:

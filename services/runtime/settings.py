@@ -46,6 +46,24 @@ from services.runtime.usage import (
     unread,
 )
 
+__all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_config"]
+
+_HELP = Row("-h, --help", "Show this message and exit.")
+_HEADER = re.compile(r"\s*\[\s*[\"']?([\w-]+)[\"']?\s*\]")
+_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
+
+PublicName = Annotated[str, AfterValidator(host_name), Kind("NAME", "host name", "chat.example")]
+"""A name in DNS, or of a container or a machine nearby."""
+
+PemFile = Annotated[Path, Kind("FILE", "PEM file", "/etc/kolm/tls/service.pem")]
+"""Certificates, or a private key."""
+
+Size = Annotated[ByteSize, Field(ge=1), Kind("SIZE", "bytes, plain or with a unit", "2GiB")]
+"""A number of bytes, plain or with a unit: 500MB, 2GiB."""
+
+LogFormat = Literal["text", "json"]
+_MIB = 1 << 20
+
 
 def flag(name: str) -> str:
     """`--data-dir` for `data_dir`."""
@@ -67,9 +85,6 @@ def given_flags(fields: Mapping[str, FieldInfo], arguments: Sequence[str]) -> di
         word = unknown[0].partition("=")[0]
         raise SettingsError(f"{word}: there is no such flag{did_you_mean(word, map(flag, fields))}")
     return vars(given)
-
-
-_HELP = Row("-h, --help", "Show this message and exit.")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -104,10 +119,6 @@ def _row(name: str, field: FieldInfo) -> Row:
     bounds = kind.words.partition(", ")[2].partition(";")[0] if kind.metavar.isupper() and ", " in kind.words else ""
     default = {"required": "required", "none": ""}.get(default, f"default: {default}")
     return Row(f"{flag(name)} {kind.metavar}", text, tuple(note for note in (bounds, default) if note))
-
-
-_HEADER = re.compile(r"\s*\[\s*[\"']?([\w-]+)[\"']?\s*\]")
-_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +177,6 @@ def _place(path: Path, table: str | None, name: str) -> str:
     return str(path)
 
 
-__all__ = ["Address", "ServerSettings", "SettingsError", "Size", "settings_config"]
-
-
 def settings_config(service: str) -> SettingsConfigDict:
     """Configuration of a settings class: environment prefix `KOLM_<SERVICE>_`, TOML table `[<service>]`.
 
@@ -187,18 +195,6 @@ def _host_and_port(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_host_and_port), Kind("HOST:PORT", "host:port", "0.0.0.0:50051")]
 """`host:port`; an IPv6 host in brackets."""
-
-PublicName = Annotated[str, AfterValidator(host_name), Kind("NAME", "host name", "chat.example")]
-"""A name in DNS, or of a container or a machine nearby."""
-
-PemFile = Annotated[Path, Kind("FILE", "PEM file", "/etc/kolm/tls/service.pem")]
-"""Certificates, or a private key."""
-
-Size = Annotated[ByteSize, Field(ge=1), Kind("SIZE", "bytes, plain or with a unit", "2GiB")]
-"""A number of bytes, plain or with a unit: 500MB, 2GiB."""
-
-
-LogFormat = Literal["text", "json"]
 
 
 class ServerSettings(BaseSettings):
@@ -370,9 +366,6 @@ def _unreadable(cls: type[BaseSettings], message: str) -> str:
     name = next((name for name in cls.model_fields if f'"{name}"' in message), "")
     example = kind_of(name, cls.model_fields[name]).example if name else ""
     return f'{cls.model_config["env_prefix"]}{name.upper()}: expected a list in JSON, for example ["{example}"]'
-
-
-_MIB = 1 << 20
 
 
 class RpcServerSettings(ServerSettings):

@@ -8,19 +8,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-
-class SettingsError(Exception):
-    """Settings are wrong: one line for each problem, with the flag's name; a usage error (exit code 2)."""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean listen?`, or nothing where no known name is close."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, list(known), 1, 0.75)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness")
 
 FOR_EVERY_PROCESS = {
@@ -58,6 +45,20 @@ OF_COMMANDS = frozenset(
 """Variables of `kolm`'s options; a test compares them with the options."""
 
 _OF_TESTS = ("KOLM_TEST", "KOLM_BENCHMARK")
+_NARROWEST, _WIDEST = 50, 80
+_NAMES = 24  # columns for names; longer ones have a line of their own
+
+
+class SettingsError(Exception):
+    """Settings are wrong: one line for each problem, with the flag's name; a usage error (exit code 2)."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean listen?`, or nothing where no known name is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), 1, 0.75)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def unknown_variables(environment: Iterable[str], services: Iterable[str] = SERVICES) -> list[str]:
@@ -83,10 +84,6 @@ def unread_variables() -> list[str]:
     for name in unknown:
         del os.environ[name]
     return [unread(name) for name in unknown]
-
-
-_NARROWEST, _WIDEST = 50, 80
-_NAMES = 24  # columns for names; longer ones have a line of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,14 @@ from services.generation.target.arrays import Float32
 from services.generation.target.target import Target
 from services.training.plan import PromptsInvalid
 
+_AT_ONCE = 64
+_MOST_ROWS = 256
+_UNTIMED = PassCost.line(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
+
+_SETTINGS = EngineSettings(
+    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -190,14 +198,6 @@ class Streams:
 def _half(streams: Float32) -> NDArray[np.uint16]:
     """bfloat16, rounded to nearest, as its bits."""
     return torch.from_numpy(np.ascontiguousarray(streams)).to(torch.bfloat16).view(torch.uint16).numpy()
-
-
-_AT_ONCE = 64
-_MOST_ROWS = 256
-_UNTIMED = PassCost.line(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
-_SETTINGS = EngineSettings(
-    max_sequences=_AT_ONCE, max_waiting=2 * _AT_ONCE, max_rows=_MOST_ROWS, prefill_rows=_MOST_ROWS
-)
 
 
 @dataclass(frozen=True, slots=True)

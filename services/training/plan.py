@@ -19,6 +19,19 @@ from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.heads import check_base
 from services.generation.target.config.config import TargetConfig, rope_parameters
 
+_SECONDS_PER_MINUTE = 60.0
+Precision = Literal["bfloat16", "float32"]
+
+_WITHOUT: dict[str, Any] = dict.fromkeys((
+    "attention_bias", "output_bias", "mlp_bias", "head_norms", "own_embeddings", "norm_before_residual",
+    "norm_before_fc", "fc_norm", "norm_output",
+), False)  # fmt: skip
+"""Variants of published EAGLE-3 heads; this training uses none of them."""
+
+_MARKOV_RANK = 128
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_RESIZED = "draft_vocab_size"
+
 
 class TrainingError(Exception):
     """A run that cannot start or go on; the message says what was found, what was expected and what to do."""
@@ -38,9 +51,6 @@ class SettingsInvalid(TrainingError):
 
 class DiskFull(TrainingError):
     """There is no room for the recorded features; nothing that was recorded before is lost."""
-
-
-_SECONDS_PER_MINUTE = 60.0
 
 
 class Budget(Protocol):
@@ -67,16 +77,6 @@ class Minutes:
 
     def fraction(self, steps: int, seconds: float) -> float:
         return seconds / (self.total * _SECONDS_PER_MINUTE)
-
-
-Precision = Literal["bfloat16", "float32"]
-
-
-_WITHOUT: dict[str, Any] = dict.fromkeys((
-    "attention_bias", "output_bias", "mlp_bias", "head_norms", "own_embeddings", "norm_before_residual",
-    "norm_before_fc", "fc_norm", "norm_output",
-), False)  # fmt: skip
-"""Variants of published EAGLE-3 heads; this training uses none of them."""
 
 
 def _of_base(base: TargetConfig) -> dict[str, Any]:
@@ -124,9 +124,6 @@ class HeadSizes:
         config.check()
         check_base(config, base)
         return config
-
-
-_MARKOV_RANK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +228,6 @@ class Plan:
         document["sizes"]["feature_layers"] = list(self.sizes.feature_layers)
         document["data"]["temperatures"] = list(self.data.temperatures)
         return document
-
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_RESIZED = "draft_vocab_size"
 
 
 @dataclass(frozen=True, slots=True)

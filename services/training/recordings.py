@@ -39,6 +39,8 @@ ANSWERS, RECORDINGS = "answers.jsonl", "recordings.bin"
 _BYTES = 2  # of a bfloat16
 _ROWS = 256  # of a pass; a whole answer is one pass at least
 
+_SECONDS_PER_MINUTE = 60.0
+
 
 class Recordings(Protocol):
     """Recordings by answer number."""
@@ -163,9 +165,6 @@ def _groups(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
         rows += len(answer.tokens)
     if group:
         yield group
-
-
-_SECONDS_PER_MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,13 @@ _GLANCED, _GLANCED_TOKENS = 32, 64  # held-out prompts, and tokens of their answ
 _FEW_ANSWERS = 1000
 """The number of answers below which a warning is given: a head then fits them and drafts other texts badly."""
 
+CURVE_FILE, PLOT_FILE = "acceptance.jsonl", "acceptance.svg"
+_PATIENCE = 6  # checkpoints
+_SETTLED = 0.5  # of the learning rate
+_LEAST_RISE = 0.01  # tokens a pass: what 32 held-out answers can tell apart
+_WIDTH, _HEIGHT, _MARGIN = 640, 320, 48
+_COLOURS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a23b", "#e76f51", "#9b5de5", "#6c757d")
+
 
 def train_head(
     job: Job, device: torch.device, reporter: Reporter, stop: Callable[[], bool]
@@ -199,13 +206,6 @@ class _Run:
         }
 
 
-CURVE_FILE, PLOT_FILE = "acceptance.jsonl", "acceptance.svg"
-
-_PATIENCE = 6  # checkpoints
-_SETTLED = 0.5  # of the learning rate
-_LEAST_RISE = 0.01  # tokens a pass: what 32 held-out answers can tell apart
-
-
 @dataclass(frozen=True, slots=True)
 class Point:
     """What a head drafts after learning from `tokens` tokens."""
@@ -248,10 +248,6 @@ class Curve:
         lengths = [point.mean_length for point in self.points]
         before, lately = lengths[:-_PATIENCE], lengths[-_PATIENCE:]
         return rate < _SETTLED and bool(before) and max(lately) < max(before) + _LEAST_RISE
-
-
-_WIDTH, _HEIGHT, _MARGIN = 640, 320, 48
-_COLOURS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a23b", "#e76f51", "#9b5de5", "#6c757d")
 
 
 def plot(points: Sequence[Point]) -> str:

@@ -51,6 +51,21 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _LEAST_NORM = 1e-7
 
+Clock = Callable[[], float]
+_WARM_UP = 0.01
+_DECAY_FROM = 0.3
+_LEAST_WARM_UP = 0.05
+_LARGEST_GRADIENT_NORM = 1.0
+FACTS_FILE = "training.json"
+_Module = TypeVar("_Module", HeadModule, BlockModule)
+_UNSURE = 0.03
+
+_STORED = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
+"""Safetensors' dtypes."""
+
+_BFLOAT16 = ("avx512bf16", "amx-bf16", "bf16")
+"""Instructions for products in bfloat16, by LLVM's names: of x86-64, and of AArch64."""
+
 
 class Muon(torch.optim.Optimizer):
     """torch's Muon, to the bit in bfloat16. That knows bfloat16 only, a slow type on many CPUs."""
@@ -85,14 +100,6 @@ def orthogonalised(matrix: Tensor) -> Tensor:
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=third, alpha=fifth), wide, beta=first)
     return wide.T if tall else wide
-
-
-Clock = Callable[[], float]
-
-_WARM_UP = 0.01
-_DECAY_FROM = 0.3
-_LEAST_WARM_UP = 0.05
-_LARGEST_GRADIENT_NORM = 1.0
 
 
 def rate_factor(fraction: float, decay_from: float = _DECAY_FROM) -> float:
@@ -142,9 +149,6 @@ class Optimiser:
             part.load_state_dict(state[name])
 
 
-FACTS_FILE = "training.json"
-
-
 def frequent_tokens(answers: Iterable[Answer], size: int, vocab_size: int, known: Iterable[int] = ()) -> Tensor:
     """The `size` tokens that the target says most often, ascending; among equals `known` ones first, then the lower id.
 
@@ -187,9 +191,6 @@ class Ends:
         return Teacher(self.norm, self.head, epsilon, target_ids)
 
 
-_Module = TypeVar("_Module", HeadModule, BlockModule)
-
-
 def _drawn(kind: Callable[[Any, Tensor], _Module], config: HeadConfig | BlockConfig, ends: Ends, seed: int) -> _Module:
     """A head whose matrices are random."""
     with torch.random.fork_rng():
@@ -210,9 +211,6 @@ def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) ->
         head.midlayer.self_attn.o_proj.weight.zero_()
         head.midlayer.mlp.down_proj.weight.zero_()
     return head
-
-
-_UNSURE = 0.03
 
 
 def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) -> BlockModule:
@@ -265,18 +263,10 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-_STORED = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
-"""Safetensors' dtypes."""
-
-
 def _part(tensor: Tensor) -> Part:
     """The tensor as a file of weights has it."""
     flat = tensor.contiguous().reshape(-1)
     return Part(_STORED[tensor.dtype], tuple(tensor.shape), lambda: flat.view(torch.uint8).numpy())
-
-
-_BFLOAT16 = ("avx512bf16", "amx-bf16", "bf16")
-"""Instructions for products in bfloat16, by LLVM's names: of x86-64, and of AArch64."""
 
 
 def _kind(wanted: str | None) -> str:

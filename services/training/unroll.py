@@ -23,6 +23,8 @@ from services.training.head import HeadModule
 
 _POOL = 1024  # answers that are sorted by length before they are cut into passes, so that little of a pass is padding
 
+_ROWS_COMPARED = 512  # at once: their logits in float32 should stay in a cache
+
 
 @dataclass(frozen=True, eq=False)
 class Passes:
@@ -221,9 +223,6 @@ def compared(
         teacher.rows.to(dtype), places.drafts, overlap,
     )  # fmt: skip
     return Compared(loss, *(each * counted for each in found))
-
-
-_ROWS_COMPARED = 512  # at once: their logits in float32 should stay in a cache
 
 
 class _Comparison(torch.autograd.Function):

@@ -12,26 +12,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.runtime.listening import ServedNames, misdirected
 
-
-class RefuseOtherNames:
-    """Refuses requests whose header Host has another name than the server's, whatever other headers they have: a caller
-    writes them all, and a page of a rebound name can add any but Host.
-    """
-
-    def __init__(self, app: ASGIApp, names: ServedNames) -> None:
-        self._app = app
-        self._names = names
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            hosts = Headers(scope=scope).getlist("host")
-            known = len(hosts) == 1 and self._names.have(hosts[0])
-            if not known or not scope["path"].startswith(("/", "*")):  # a target with a host of its own is for proxies
-                await PlainTextResponse(misdirected(", ".join(hosts)), 421)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -56,6 +36,27 @@ HEADERS = {
 }
 """Headers of every page."""
 
+_SHARED = "browser"
+
+
+class RefuseOtherNames:
+    """Refuses requests whose header Host has another name than the server's, whatever other headers they have: a caller
+    writes them all, and a page of a rebound name can add any but Host.
+    """
+
+    def __init__(self, app: ASGIApp, names: ServedNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            hosts = Headers(scope=scope).getlist("host")
+            known = len(hosts) == 1 and self._names.have(hosts[0])
+            if not known or not scope["path"].startswith(("/", "*")):  # a target with a host of its own is for proxies
+                await PlainTextResponse(misdirected(", ".join(hosts)), 421)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
 
 class SecurityHeaders:
     """Sets the headers on every answer, errors included. Pages are never cached: a proof is of its moment."""
@@ -73,9 +74,6 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
-
-
-_SHARED = "browser"
 
 
 def static_files(own: Path) -> StaticFiles:

@@ -40,6 +40,8 @@ _MOST_HEADER = 65_536  # bytes; uvicorn's own bound too
 _FREE_PIECES, _PIECE_BYTES = 1000, 256
 """A body may come in this many pieces, and one more for each 256 bytes: each costs the event loop alike."""
 
+_UNKNOWN = "other"  # of a path that no route has: strangers must not make series
+
 
 @dataclass(slots=True)
 class Connections:
@@ -156,9 +158,6 @@ class _Counting(h11.Connection):
             if self._pieces > _FREE_PIECES + self._bytes // _PIECE_BYTES:
                 raise h11.RemoteProtocolError("the body comes in too many pieces")
         return event
-
-
-_UNKNOWN = "other"  # of a path that no route has: strangers must not make series
 
 
 class MeasuredApp:

@@ -91,13 +91,13 @@ def _warm_up_trees() -> None:
 
     ids, request = np.arange(2), EngineRequest("", (0,), SamplingParams())
     vocabulary, acceptance = Vocabulary(ids, ids), Acceptance().begin(request)
-    speaking = DraftModelState.of(request, acceptance, (), vocabulary)
+    state = DraftModelState.of(request, acceptance, (), vocabulary)
     tree = DraftTree(0, acceptance, DraftShape(depth=2, width=2, tree_tokens=8), Costs(np.ones(4)))
-    speaking.begin(tree, (0, 0))
+    state.begin(tree, (0, 0))
     tree.worth_expanding()
-    speaking.expand(np.zeros((1, 2), np.float32))
+    state.expand(np.zeros((1, 2), np.float32))
     tree.token_tree()
-    speaking.observe(0, [0])
+    state.observe(0, [0])
 
 
 def compile_beside(part: Part, log_format: str) -> subprocess.Popen[bytes] | None:

@@ -98,8 +98,8 @@ class InformedDrafter(Drafter):
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         draft = self._drafter.begin(request)
-        draft.speaking = _Told(*(getattr(draft.speaking, each.name) for each in fields(DraftModelState)))
-        draft.speaking.informed = self
+        draft.state = _Told(*(getattr(draft.state, each.name) for each in fields(DraftModelState)))
+        draft.state.informed = self
         return draft
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:

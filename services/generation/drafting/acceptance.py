@@ -28,17 +28,17 @@ _COPY_PRIORS = np.array((
 ))  # [sources, classes]  # fmt: skip
 _RANKS = np.array((1.0, 0.35, 0.1))  # factor of acceptance by rank; the last one is for all further ranks
 _EDGES = np.array((0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995))  # of shares
-_SECONDED = 0.35  # power that a share is raised to for a token that is a copy as well
+_AGREED = 0.35  # power that a share is raised to for a token that is a copy as well
 _FIRST_CHOICE = 0.6
 _DEEPEST = 8  # depths from here on share one rate
 
 _BORDERS = np.concatenate([[0.0], _EDGES, [1.0]])
 _SHARES = (_BORDERS[:-1] + _BORDERS[1:]) / 2
-_SAID = _COPY_PRIORS.size * len(_RANKS)  # the first kind of the group; that of copies is 0
-_FIRST = _SAID + 2 * len(_SHARES) * _DEEPEST
+_MODEL = _COPY_PRIORS.size * len(_RANKS)  # the first kind of the group; that of copies is 0
+_FIRST_CHOICES = _MODEL + 2 * len(_SHARES) * _DEEPEST
 _PRIORS = np.concatenate([
     np.multiply.outer(_COPY_PRIORS, _RANKS).ravel(),
-    np.repeat([_SHARES, _SHARES**_SECONDED], _DEEPEST), np.full(_DEEPEST, _FIRST_CHOICE),
+    np.repeat([_SHARES, _SHARES**_AGREED], _DEEPEST), np.full(_DEEPEST, _FIRST_CHOICE),
 ])  # by kind, the acceptance expected before any was judged  # fmt: skip
 
 _BANDS = (0.0, 0.4, 0.85)  # temperatures up to which acceptance is counted together
@@ -84,7 +84,7 @@ class RequestAcceptance:
 
 
 @relaxed
-def copied(source: int, length: int, rank: int) -> int:
+def copy_kind(source: int, length: int, rank: int) -> int:
     """The kind of a copy after a match of `length` tokens, the tokens of the copy above it included."""
     number = 0
     while number < len(_LENGTHS) and length > _LENGTHS[number]:
@@ -94,18 +94,18 @@ def copied(source: int, length: int, rank: int) -> int:
 
 
 @relaxed
-def said(seconded: int, share: float, depth: int) -> int:
-    """The kind of a token that a model gave this share; `seconded` is 1 where earlier text says it too."""
+def model_kind(agreed: int, share: float, depth: int) -> int:
+    """The kind of a token that a model gave this share; `agreed` is 1 where earlier text says it too."""
     number = 0
     while number < len(_EDGES) and share >= _EDGES[number]:
         number += 1
-    return _SAID + (seconded * len(_SHARES) + number) * _DEEPEST + min(depth, _DEEPEST) - 1
+    return _MODEL + (agreed * len(_SHARES) + number) * _DEEPEST + min(depth, _DEEPEST) - 1
 
 
 @relaxed
-def first_choice(depth: int) -> int:
+def first_choice_kind(depth: int) -> int:
     """The kind of a model's first choice."""
-    return _FIRST + min(depth, _DEEPEST) - 1
+    return _FIRST_CHOICES + min(depth, _DEEPEST) - 1
 
 
 @relaxed

@@ -44,8 +44,8 @@ class ModelDraft(Draft):
     Accepted ones stay in the cache, the others are overwritten.
     """
 
-    def __init__(self, request: EngineRequest, model: Target, speaking: DraftModelState) -> None:
-        self.depth, self.speaking, self.prediction = request.k or DEEPEST, speaking, Prediction(request)
+    def __init__(self, request: EngineRequest, model: Target, state: DraftModelState) -> None:
+        self.depth, self.state, self.prediction = request.k or DEEPEST, state, Prediction(request)
         self.table: list[int] = []
         self.length = 0
         self.ahead: list[int] = []
@@ -54,8 +54,8 @@ class ModelDraft(Draft):
     @property
     def tree(self) -> DraftTree:
         """The draft tree in flight."""
-        assert self.speaking.tree is not None
-        return self.speaking.tree
+        assert self.state.tree is not None
+        return self.state.tree
 
     def follow(self, tokens: list[int]) -> None:
         """Keep the part of the cache that agrees with the sequence, but for the last token: its logits are needed."""
@@ -66,11 +66,11 @@ class ModelDraft(Draft):
         self.length, self.ahead = min(self.length, len(tokens) - 1), []
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        self.speaking.observe(tree.tokens[0], tokens[-len(path) :])
+        self.state.observe(tree.tokens[0], tokens[-len(path) :])
 
     def release(self) -> None:
         self._model.blocks.release(self.table)
-        self.length, self.ahead, self.speaking.tree = 0, [], None
+        self.length, self.ahead, self.state.tree = 0, [], None
 
 
 class DraftModelDrafter(Drafter):
@@ -90,12 +90,12 @@ class DraftModelDrafter(Drafter):
         self._vocabulary, self._acceptance = Vocabulary(ids, columns), Acceptance()
         draft = self.begin(EngineRequest("", (0,), SamplingParams()))  # compiled now, not on the first request
         self._begin_tree(draft, [0, 0], ONE_NODE, 1, 1)
-        expand([draft.speaking], np.zeros((1, len(ids)), np.float32))
+        expand([draft.state], np.zeros((1, len(ids)), np.float32))
 
     def begin(self, request: EngineRequest) -> ModelDraft:
         acceptance = self._acceptance.begin(request)
-        speaking = DraftModelState.of(request, acceptance, self._model.config.eos_token_ids, self._vocabulary)
-        return ModelDraft(request, self._model, speaking)
+        state = DraftModelState.of(request, acceptance, self._model.config.eos_token_ids, self._vocabulary)
+        return ModelDraft(request, self._model, state)
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         starting = [ask for ask in asks if self._starts(ask, len(asks))]
@@ -116,7 +116,7 @@ class DraftModelDrafter(Drafter):
         if depth < 1:
             return False
         if not tree.worth_expanding():
-            draft.speaking.acceptance.fade()
+            draft.state.acceptance.fade()
             return False
         try:
             self._model.blocks.extend(draft.table, len(tokens) + depth - 1)
@@ -126,9 +126,9 @@ class DraftModelDrafter(Drafter):
 
     def _begin_tree(self, draft: ModelDraft, tokens: list[int], budget: Budget, depth: int, together: int) -> DraftTree:
         costs = Costs(budget.cost_by_nodes, self._step_cost.fixed / together, self._step_cost.row)
-        most = max(depth, budget.nodes if draft.speaking.request.prediction else 0)
-        tree = DraftTree(tokens[-1], draft.speaking.acceptance, DraftShape(depth, 1, most), costs)
-        draft.speaking.begin(tree, tokens)
+        most = max(depth, budget.nodes if draft.state.request.prediction else 0)
+        tree = DraftTree(tokens[-1], draft.state.acceptance, DraftShape(depth, 1, most), costs)
+        draft.state.begin(tree, tokens)
         return tree
 
     def _caught_up(self, draft: ModelDraft, tokens: list[int]) -> bool:
@@ -149,7 +149,7 @@ class DraftModelDrafter(Drafter):
         for draft, tokens in chains:
             draft.length = len(tokens)
         while True:
-            expand([draft.speaking for draft, _ in step], logits)
+            expand([draft.state for draft, _ in step], logits)
             step = [(draft, tip) for draft, _ in step if (tip := _tip(draft))]
             if not step:
                 return

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -21,22 +20,19 @@ from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.heads import DraftHead
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.drafting.prediction import Prediction
-from services.generation.engine.cost import DraftPace, PassCost, StepCost
+from services.generation.drafting.timing import time_drafts
+from services.generation.engine.cost import DraftPace, PassCost
 from services.generation.engine.drafter import Draft, Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BlockPool
 from services.generation.target.errors import CacheFull
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
 _FEW = 16  # features that are read together with the next draft
 _MOST_WAITING = 1 << 23  # bytes of features that wait for the head's next draft; it may never come
 _FAINT = 0.05  # probability from which the head is asked for a copy's
-_TIMED_DRAFTS = (1, 8)
-_TIMED_DEPTH = 4
-_ROUNDS = 6
 _LOOK = 64  # drafts that do not seem to pay until one is made
 
 SPARE_BLOCKS = 128
@@ -60,12 +56,12 @@ class HeadDraft(Draft):
         self,
         request: EngineRequest,
         shape: DraftShape,
-        speaking: DraftModelState,
+        state: DraftModelState,
         blocks: BlockPool,
         store: Callable[[HeadDraft, int], None],
     ) -> None:
         """`store(draft, count)` computes the entries of `count` features from `length` on. Raises CacheFull."""
-        self.shape, self.speaking, self.text, self.prediction = shape, speaking, OwnText(), Prediction(request)
+        self.shape, self.state, self.text, self.prediction = shape, state, OwnText(), Prediction(request)
         self.table: list[int] = []
         self.length = 0
         self.tokens: list[int] = []  # that follow the waiting features, one each
@@ -75,7 +71,7 @@ class HeadDraft(Draft):
     @property
     def tree(self) -> DraftTree | None:
         """The draft tree in flight."""
-        return self.speaking.tree
+        return self.state.tree
 
     @property
     def waiting(self) -> int:
@@ -113,6 +109,10 @@ class HeadDraft(Draft):
             self._waiting = [np.concatenate(self._waiting)]
         return self._waiting[0]
 
+    def reserve(self, entries: int) -> None:
+        """Take blocks for so many entries. Raises CacheFull."""
+        self._blocks.extend(self.table, entries)
+
     def caught_up(self) -> None:
         """The waiting features are in the cache; entries of drafts start behind them."""
         self.length += self.waiting
@@ -120,13 +120,13 @@ class HeadDraft(Draft):
         self.tokens = []
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        self.speaking.observe(tree.tokens[0], tokens[-len(path) :])
+        self.state.observe(tree.tokens[0], tokens[-len(path) :])
 
     def release(self) -> None:
         self._blocks.release(self.table)
         self.length = 0
         self._waiting.clear()
-        self.tokens, self.speaking.tree = [], None
+        self.tokens, self.state.tree = [], None
 
 
 class HeadPasses(Protocol):
@@ -161,21 +161,21 @@ class HeadDrafter(Drafter):
         self._passes, self._features = passes, len(self.feature_layers) * head.config.target_hidden_size
         self._noise, self._guesses = noise, LookaheadShape.for_device(cost).guesses if copies else 0
         self._acceptance, self._ends = Acceptance(), target.config.eos_token_ids
-        self.draft_cost, self.step_cost = self._time_drafts(target)
+        self.draft_cost, self.step_cost = time_drafts(self._chains, self.expand, target, self.shape.depth)
         self._pace, self._refused = DraftPace(), 0
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         acceptance = self._acceptance.begin(request)
-        speaking = DraftModelState.of(request, acceptance, self._ends, self._passes.vocabulary, noise=self._noise)
+        state = DraftModelState.of(request, acceptance, self._ends, self._passes.vocabulary, noise=self._noise)
         shape = self._bounded(self.shape.for_request(request, self.width))
-        return HeadDraft(request, shape, speaking, self._passes.blocks, self._store)
+        return HeadDraft(request, shape, state, self._passes.blocks, self._store)
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         trees = [self._begun(ask, len(asks)) for ask in asks]
-        drafting = [_draft(ask) for ask, tree in zip(asks, trees, strict=True) if self._expands(ask, tree)]
+        drafting = [_draft(ask) for ask, tree in zip(asks, trees, strict=True) if self._should_expand(ask, tree)]
         if drafting:
             started = time.perf_counter()
-            self._expand(drafting)
+            self.expand(drafting)
             self._took(time.perf_counter() - started, drafting)
         return [tree.token_tree() for tree in trees]
 
@@ -191,16 +191,16 @@ class HeadDrafter(Drafter):
             budget.cost_by_nodes, pace.step * step.fixed / together, pace.step * step.row,
             pace.once * (once.fixed / together + once.row),
         )  # fmt: skip
-        tree = DraftTree(ask.tokens[-1], draft.speaking.acceptance, draft.shape.within(budget), costs)
+        tree = DraftTree(ask.tokens[-1], draft.state.acceptance, draft.shape.within(budget), costs)
         tree.add(draft.prediction.copies(ask.tokens), budget)
         if self._guesses:
             draft.text.extend(ask.tokens)
             copies = draft.text.copies(2 * self._guesses)
             tree.add([copies], budget, least=min(_FAINT, budget.breakeven), most=self._guesses)
-        draft.speaking.begin(tree, ask.tokens)
+        draft.state.begin(tree, ask.tokens)
         return tree
 
-    def _expands(self, ask: DraftRequest, tree: DraftTree) -> bool:
+    def _should_expand(self, ask: DraftRequest, tree: DraftTree) -> bool:
         """Whether the head drafts: it has a feature to begin with and room in its cache, and is expected to gain more
         than it costs. Seldom it drafts all the same, for nothing else tells that drafts have become cheaper.
 
@@ -208,7 +208,7 @@ class HeadDrafter(Drafter):
         """
         draft, known = _draft(ask), len(ask.tokens) - 1
         if not tree.worth_expanding():
-            draft.speaking.acceptance.fade()
+            draft.state.acceptance.fade()
             self._refused += 1
             if self._refused % _LOOK or ask.budget.breakeven >= 1.0:
                 return False
@@ -218,7 +218,7 @@ class HeadDrafter(Drafter):
             raise ValueError(f"{draft.length + draft.waiting} features read for {known + 1} tokens")
         try:
             draft.settle()
-            self._passes.blocks.extend(draft.table, known + self._entries(draft.shape))
+            draft.reserve(known + self.entries(draft.shape))
         except CacheFull:
             return False
         return True
@@ -227,7 +227,7 @@ class HeadDrafter(Drafter):
         """What the head can draft of a shape."""
         return shape
 
-    def _entries(self, shape: DraftShape) -> int:
+    def entries(self, shape: DraftShape) -> int:
         """Entries of a draft, at most."""
         raise NotImplementedError
 
@@ -235,52 +235,19 @@ class HeadDrafter(Drafter):
         """Compute keys and values of the first waiting features. Raises CacheFull."""
         raise NotImplementedError
 
-    def _expand(self, drafts: Sequence[HeadDraft]) -> None:
+    def expand(self, drafts: Sequence[HeadDraft]) -> None:
         """Compute the entries of committed tokens, then let the head expand the trees in flight."""
         raise NotImplementedError
 
-    def _time_drafts(self, target: Target, clock: Callable[[], float] = time.perf_counter) -> tuple[StepCost, StepCost]:
-        """Seconds of a draft whatever its depth, and of each level, by sequences that draft together. A pass of the
-        target comes before each, as it does in use: it leaves little of the head in the processor's caches.
-        """
-        depth, table, rows = min(_TIMED_DEPTH, self.shape.depth), list[int](), RowsBuilder()
-        target.blocks.extend(table, 1)
-        rows.add_chunk(table, 0, [0], True)
-        one = rows.build()
-        try:
-            timed = {
-                (count, levels): self._timed(count, levels, lambda: target.forward(one), clock)
-                for count in _TIMED_DRAFTS
-                for levels in (1, depth)
-            }
-        finally:
-            target.blocks.release(table)
-        once, each = [], []
-        for count in _TIMED_DRAFTS:
-            shallow, deep = timed[count, 1], timed[count, depth]
-            # a level that seemed to take nothing would have no share in what drafts teach
-            level = max((deep - shallow) / max(depth - 1, 1), 0.1 * shallow)
-            once.append((count, max(shallow - level, 0.01 * shallow)))
-            each.append((count, level))
-        return StepCost.fit(once), StepCost.fit(each)
-
-    def _timed(self, count: int, depth: int, interrupt: Callable[[], object], clock: Callable[[], float]) -> float:
-        """Seconds of drafting chains of a depth for `count` sequences, the median of a few rounds."""
+    def _chains(self, count: int, depth: int) -> list[HeadDraft]:
+        """Chains of a depth for sequences of one token, to be timed."""
         request = EngineRequest("", (0,), SamplingParams(), k=depth, parameters={self.width: 1})
-        features, drafts = np.zeros((1, self._features), np.float32), [self.begin(request) for _ in range(count)]
-        seconds = []
-        for _ in range(_ROUNDS):
-            for draft in drafts:
-                draft.read([0, 0], 0, features)
-                self._passes.blocks.extend(draft.table, 1 + self._entries(draft.shape))
-                draft.speaking.begin(DraftTree(0, draft.speaking.acceptance, draft.shape, Costs(np.ones(2))), (0, 0))
-            interrupt()
-            started = clock()
-            self._expand(drafts)
-            seconds.append(clock() - started)
-            for draft in drafts:
-                draft.release()
-        return median(seconds)
+        drafts = [self.begin(request) for _ in range(count)]
+        for draft in drafts:
+            draft.read([0, 0], 0, np.zeros((1, self._features), np.float32))
+            draft.reserve(1 + self.entries(draft.shape))
+            draft.state.begin(DraftTree(0, draft.state.acceptance, draft.shape, Costs(np.ones(2))), (0, 0))
+        return drafts
 
 
 def _draft(ask: DraftRequest) -> HeadDraft:

@@ -53,8 +53,8 @@ def _kind_of(folder: Path) -> HeadKind:
         if kind.knows(document):
             return kind
     known = "; ".join(f"{name}: {kind.known_by}" for name, kind in kinds.items())
-    said = {name: document[name] for name in ("speculators_model_type", "architectures") if name in document}
-    raise HeadConfigInvalid(f"config.json: of no known kind of head, {said!r:.160}. {known}")
+    named = {name: document[name] for name in ("speculators_model_type", "architectures") if name in document}
+    raise HeadConfigInvalid(f"config.json: of no known kind of head, {named!r:.160}. {known}")
 
 
 def build_drafters(parts: DrafterInputs) -> dict[str, Drafter]:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.generation.drafting.acceptance import RETOKENIZED, Acceptance, RequestAcceptance, copied
+from services.generation.drafting.acceptance import RETOKENIZED, Acceptance, RequestAcceptance, copy_kind
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
@@ -184,14 +184,14 @@ class StringLevelDrafter(Drafter):
         chains = [_Chain(_draft(ask), self._depth(ask, len(asks)), []) for ask in asks]
         self._expand([chain for chain in chains if chain.depth])
         return [
-            chain.draft.begin_tree(ask.tokens, ask.budget, self._said(chain))
+            chain.draft.begin_tree(ask.tokens, ask.budget, self._retokenized(chain))
             for chain, ask in zip(chains, asks, strict=True)
         ]
 
-    def _said(self, chain: _Chain) -> list[int]:
+    def _retokenized(self, chain: _Chain) -> list[int]:
         """The chain in the target's tokens."""
-        said = chain.draft.text.continuation(chain.ids) if chain.ids else []
-        return said + (self._ends if chain.ended else [])
+        tokens = chain.draft.text.continuation(chain.ids) if chain.ids else []
+        return tokens + (self._ends if chain.ended else [])
 
     def _depth(self, ask: DraftRequest, together: int) -> int:
         """How many tokens to draft: those that gain most by its acceptance. 0 without room, or with more to read."""
@@ -199,7 +199,7 @@ class StringLevelDrafter(Drafter):
         rates, step = draft.acceptance.rates(), self._step_cost
         depths = range(1, min(draft.depth, budget.depth, budget.nodes) + 1)
         costs = Costs(budget.cost_by_nodes, step.fixed / together, step.row)
-        chances = rates[[copied(RETOKENIZED, depth, 0) for depth in depths]]
+        chances = rates[[copy_kind(RETOKENIZED, depth, 0) for depth in depths]]
         best = best_depth(chances, costs, 1.0, 1.0, costs.by_nodes[0])
         if not best:
             draft.acceptance.fade()

@@ -45,7 +45,7 @@ class BlockDrafter(HeadDrafter):
     def _bounded(self, shape: DraftShape) -> DraftShape:
         return replace(shape, depth=min(shape.depth, self.head.config.drafts))
 
-    def _entries(self, shape: DraftShape) -> int:
+    def entries(self, shape: DraftShape) -> int:
         return self.head.config.block_size
 
     def _store(self, draft: HeadDraft, count: int) -> None:
@@ -54,7 +54,7 @@ class BlockDrafter(HeadDrafter):
         rows.add_chunk(draft.table, draft.length, draft.tokens[:count], False)
         self._pass.store(rows.build(), draft.features()[:count])
 
-    def _expand(self, drafts: Sequence[HeadDraft]) -> None:
+    def expand(self, drafts: Sequence[HeadDraft]) -> None:
         config = self.head.config
         if late := [draft for draft in drafts if draft.waiting]:
             rows, features = RowsBuilder(), np.concatenate([draft.features() for draft in late])
@@ -74,10 +74,10 @@ class BlockDrafter(HeadDrafter):
             if not sources:
                 return
             before = [int(tree.nodes[node]["token"]) for _, tree in trees for node in tree.frontier]
-            said = self._pass.add_previous(logits[sources, position], before)
+            adjusted = self._pass.add_previous(logits[sources, position], before)
             sure = self._pass.confidence(states[sources, position], before)
-            growing = [draft.speaking for draft in drafts if draft.tree is not None and len(draft.tree.frontier)]
-            expand(growing, said, sure)
+            growing = [draft.state for draft in drafts if draft.tree is not None and len(draft.tree.frontier)]
+            expand(growing, adjusted, sure)
 
 
 def _build(parts: DrafterInputs) -> dict[str, BlockDrafter]:

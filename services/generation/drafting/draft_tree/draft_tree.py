@@ -44,7 +44,7 @@ class DraftTree:
         if room is None:
             room = (shape.width + MOST_ASKED) * (1 + max(0, shape.depth - 1) * shape.width)
         self._nodes, self._count = np.empty(1 + MOST_COPIED + room, NODE), 1
-        self.steps = 0  # levels that a model has said
+        self.steps = 0  # levels that a model has added
         self._nodes[0] = (root, -1, 0, NONE, 0, 0, NONE, NONE, 0, 1.0, 1.0)
 
     def __len__(self) -> int:
@@ -159,16 +159,16 @@ class DraftModelState:
         """
         assert self.tree is not None
         self.sampling["position"] = self.length + self.tree.steps
-        said = logits if self.processors.idle else self.processors.apply(logits)
-        self.tree.expand(said, self.vocabulary, self.sampling, confidence)
+        processed = logits if self.processors.idle else self.processors.apply(logits)
+        self.tree.expand(processed, self.vocabulary, self.sampling, confidence)
 
 
-def expand(speaking: Sequence[DraftModelState], logits: Float32, confidence: Float32 | None = None) -> None:
+def expand(states: Sequence[DraftModelState], logits: Float32, confidence: Float32 | None = None) -> None:
     """Let the model expand all trees. logits [rows, draft vocabulary] and confidence [rows] in the order of the trees
     and, in each, of its frontier.
     """
     at = 0
-    for each in speaking:
+    for each in states:
         assert each.tree is not None
         part = slice(at, at := at + len(each.tree.frontier))
         each.expand(logits[part], NO_CONFIDENCE if confidence is None else confidence[part])

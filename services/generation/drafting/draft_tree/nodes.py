@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import PREDICTED, copied, first_choice, said
+from services.generation.drafting.acceptance import PREDICTED, copy_kind, first_choice_kind, model_kind
 from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Bools, Float32, Float64, Int64
 
@@ -24,8 +24,8 @@ NODE = np.dtype(
         ("length", np.int32),  # of the match before a copied token; includes the copied tokens above it
         ("count", np.int32),  # copies that go through it
         ("copy_kind", np.int32),  # see `acceptance`; NONE for no copy
-        ("said_kind", np.int32),  # NONE where the model has said nothing of it
-        ("rank", np.int32),  # among what the model said below the parent
+        ("model_kind", np.int32),  # NONE if no model proposed it
+        ("rank", np.int32),  # among the model's tokens below the parent
         ("given", np.float64),  # probability that it holds if its parent does
         ("chance", np.float64),  # that all of its path holds
     ],
@@ -82,7 +82,7 @@ def child(nodes: Nodes, count: int, parent: int, token: int) -> tuple[int, int]:
     new = nodes[count]
     new.token, new.parent, new.depth = token, parent, nodes[parent].depth + 1
     new.copy, new.length, new.count, new.rank = NONE, 0, 0, 0
-    new.copy_kind, new.said_kind, new.given, new.chance = NONE, NONE, 0.0, 0.0
+    new.copy_kind, new.model_kind, new.given, new.chance = NONE, NONE, 0.0, 0.0
     return count, count + 1
 
 
@@ -102,7 +102,7 @@ def add_copies(
             if tokens[row, i] < 0 or count > MOST_COPIED:
                 break
             length = lengths[row] + i
-            chance = nodes[parent].chance * rates[copied(source, length, 0)]
+            chance = nodes[parent].chance * rates[copy_kind(source, length, 0)]
             if i > 0 and chance < bounds.least:
                 break
             known = count
@@ -132,7 +132,7 @@ def rank_copies(nodes: Nodes, count: int, rates: Float64) -> None:
                 rank += beside.count > this.count
             else:
                 rank += other < node
-        this.copy_kind = copied(this.copy, this.length, rank)
+        this.copy_kind = copy_kind(this.copy, this.length, rank)
         this.given = rates[this.copy_kind]
         this.chance = nodes[this.parent].chance * this.given
 
@@ -165,14 +165,14 @@ def add_level(
                 continue
             node, count = child(nodes, count, frontier[line], token)
             this = nodes[node]
-            if this.said_kind != NONE:
+            if this.model_kind != NONE:
                 continue
             newest[found] = node
             found += 1
             if share >= 0.0:
                 this.rank = place
-                this.said_kind = said(1 if this.copy != NONE else 0, share, this.depth)
-                this.given = rates[this.said_kind]
+                this.model_kind = model_kind(1 if this.copy != NONE else 0, share, this.depth)
+                this.given = rates[this.model_kind]
     for node in range(1, count):
         nodes[node].chance = nodes[nodes[node].parent].chance * nodes[node].given
     return count, _next_frontier(nodes, count, newest[: 0 if growth.ends else found], growth, costs, rates)
@@ -184,7 +184,7 @@ def _next_frontier(nodes: Nodes, count: int, newest: Int64, growth: Growth, cost
     if len(newest) == 0:
         return newest
     taken, emitted, seconds = chosen(nodes, count, growth.most, growth.steps, costs)
-    next_choice = rates[first_choice(nodes[newest[0]].depth + 1)]
+    next_choice = rates[first_choice_kind(nodes[newest[0]].depth + 1)]
     row = next_row(costs.by_nodes, len(taken))
     best, gain, kept = likeliest(nodes, newest, growth.width), 0.0, 0
     for node in best:
@@ -209,7 +209,7 @@ def pays(nodes: Nodes, count: int, depth: int, most: int, costs: Costs, rates: F
         _, emitted, seconds = chosen(nodes, count, most, 0, costs)
     firsts = np.empty(depth)
     for place in range(depth):
-        firsts[place] = rates[first_choice(place + 1)]
+        firsts[place] = rates[first_choice_kind(place + 1)]
     return best_depth(firsts, costs, chance, emitted, seconds) > 0
 
 
@@ -314,8 +314,8 @@ def judged(nodes: Nodes, count: int, emitted: Int64) -> tuple[Int64, Bools]:
         if not held[this.parent] or this.depth > len(emitted):
             continue
         held[node] = this.token == emitted[this.depth - 1]
-        first = first_choice(this.depth) if this.said_kind != NONE and this.rank == 0 else NONE
-        for kind in (np.int64(this.copy_kind), np.int64(this.said_kind), np.int64(first)):
+        first = first_choice_kind(this.depth) if this.model_kind != NONE and this.rank == 0 else NONE
+        for kind in (np.int64(this.copy_kind), np.int64(this.model_kind), np.int64(first)):
             if kind != NONE:
                 kinds[found], right[found] = kind, held[node]
                 found += 1

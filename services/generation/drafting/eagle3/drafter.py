@@ -34,7 +34,7 @@ class Eagle3Drafter(HeadDrafter):
         self._pass = HeadPass(head, target.embed, blocks, length, threads=target.threads, arithmetic=ARITHMETIC)
         super().__init__(head, self._pass, target, cost, noise=noise, copies=copies)
 
-    def _entries(self, shape: DraftShape) -> int:
+    def entries(self, shape: DraftShape) -> int:
         return 1 + shape.depth * shape.width
 
     def _store(self, draft: HeadDraft, count: int) -> None:
@@ -43,7 +43,7 @@ class Eagle3Drafter(HeadDrafter):
         entries.add_chunk(draft.table, draft.length, draft.tokens[:count], False)
         self._pass.read(entries.build(), draft.features()[:count])
 
-    def _expand(self, drafts: Sequence[HeadDraft]) -> None:
+    def expand(self, drafts: Sequence[HeadDraft]) -> None:
         """The entries of committed tokens, then those of the frontiers of all trees, until none has one."""
         if not all(draft.waiting for draft in drafts):
             raise ValueError("a draft has no feature to begin with")
@@ -61,7 +61,7 @@ class Eagle3Drafter(HeadDrafter):
         out = self._pass.read(rows.build(), features)
         growing = [Levels(draft, row) for row, draft in enumerate(drafts)]
         while True:
-            expand([levels.draft.speaking for levels in growing], out.logits)
+            expand([levels.draft.state for levels in growing], out.logits)
             growing = [levels for levels in growing if len(levels.tree.frontier)]
             if not growing:
                 return

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.acceptance import said
+from services.generation.drafting.acceptance import model_kind
 from services.generation.drafting.draft_tree.candidates import Samplings
 from services.generation.drafting.draft_tree.nodes import NONE, Bounds, Nodes, child
 from services.generation.engine.numba_cache import relaxed
@@ -143,15 +143,15 @@ def expand(
         if found > 0 and sampling[0].temperature > 0.0:
             _draw(tokens[:found], shares[:found], sampling[0], nodes[parent].depth)
         for place in range(found):
-            kind = said(0, shares[place], 1)  # a share means the same at every depth: all of them are counted together
+            kind = model_kind(0, shares[place], 1)  # a share means the same at every depth, so all count at depth 1
             if parent > 0 and nodes[parent].chance * rates[kind] < bounds.least:
                 continue
             node, count = child(nodes, count, parent, tokens[place])
             this = nodes[node]
             if this.copy != NONE:
-                kind = said(1, shares[place], 1)
-            if this.said_kind == NONE or rates[kind] > rates[this.said_kind]:
-                this.said_kind, this.rank = kind, place
+                kind = model_kind(1, shares[place], 1)
+            if this.model_kind == NONE or rates[kind] > rates[this.model_kind]:
+                this.model_kind, this.rank = kind, place
             this.given = max(this.given, rates[kind])
         for node in range(parent + 1, count):
             nodes[node].chance = nodes[nodes[node].parent].chance * nodes[node].given

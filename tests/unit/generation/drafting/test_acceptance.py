@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.drafting.acceptance import Acceptance, RequestAcceptance, first_choice
+from services.generation.drafting.acceptance import Acceptance, RequestAcceptance, first_choice_kind
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.rest import RestDrafter
@@ -33,7 +33,7 @@ def record(acceptance: RequestAcceptance, kind: int, held: bool, times: int = 1)
 
 @pytest.mark.parametrize("like", [request(1.0), request(0.0, "an adapter")])
 def test_what_is_sampled_otherwise_is_counted_apart(like: EngineRequest) -> None:
-    shared, kind = Acceptance(), first_choice(1)
+    shared, kind = Acceptance(), first_choice_kind(1)
     record(shared.begin(request()), kind, False, 50)
     assert shared.begin(like).rates()[kind] == RequestAcceptance().rates()[kind]
     assert shared.begin(request()).rates()[kind] < RequestAcceptance().rates()[kind]

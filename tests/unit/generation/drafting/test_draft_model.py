@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from services.generation.drafting.acceptance import first_choice, said
+from services.generation.drafting.acceptance import first_choice_kind, model_kind
 from services.generation.drafting.draft_model import DraftModelDrafter, ModelDraft
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.cost import StepCost
@@ -56,9 +56,9 @@ def drafter_of(model: CpuTarget, step: StepCost = STEP) -> DraftModelDrafter:
 def trusted(model: CpuTarget) -> DraftModelDrafter:
     """One whose greedy drafts have always held, whatever their share: its chains are as long as they may be."""
     drafter = drafter_of(model)
-    kinds = [first_choice(depth) for depth in range(1, 9)]
-    kinds += [said(0, number / 100, depth) for number in range(100) for depth in range(1, 9)]
-    acceptance = drafter.begin(_ask()).speaking.acceptance
+    kinds = [first_choice_kind(depth) for depth in range(1, 9)]
+    kinds += [model_kind(0, number / 100, depth) for number in range(100) for depth in range(1, 9)]
+    acceptance = drafter.begin(_ask()).state.acceptance
     acceptance.record(np.tile(kinds, 1000), np.ones(1000 * len(kinds), np.bool_))
     return drafter
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, said
+from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance, model_kind
 from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import MOST_ASKED, DraftShape, Vocabulary, sampling_of
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
@@ -131,7 +131,7 @@ def test_a_models_words_and_copies_make_one_tree() -> None:
     add(grown, [1, 2, 3])
     expand(grown, level([[1, 5]], [[0.5, 0.3]]))
     assert paths(grown.token_tree()) == {(7,), (7, 1), (7, 1, 2), (7, 1, 2, 3), (7, 5)}
-    assert grown.nodes["said_kind"].tolist() == [-1, said(1, 0.5, 1), -1, -1, said(0, 0.3, 1)]
+    assert grown.nodes["model_kind"].tolist() == [-1, model_kind(1, 0.5, 1), -1, -1, model_kind(0, 0.3, 1)]
     assert 1 in grown.frontier
     assert asked(grown).tolist()[grown.frontier.tolist().index(1)] == [2, -1, -1, -1]
 
@@ -213,4 +213,4 @@ def test_a_models_confidence_is_the_share_of_its_first_token_where_no_noise_is_d
     grown = tree(depth=1, width=WIDTH, most=WIDTH)
     grown.expand(logits, EVERYTHING, sampling_of(request(temperature), noise=0.0), np.array([0.92], np.float32))
     assert grown.nodes["token"][1:].tolist() == [5, 6, 7]
-    assert grown.nodes["said_kind"][1:].tolist() == [said(0, share, 1) for share in shares]
+    assert grown.nodes["model_kind"][1:].tolist() == [model_kind(0, share, 1) for share in shares]

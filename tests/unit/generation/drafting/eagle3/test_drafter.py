@@ -145,7 +145,7 @@ def test_copies_without_the_head_keep_to_the_request_s_bound(
     target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = eagle3(target, CHEAP_ROWS, copies=True)
-    monkeypatch.setattr(drafter, "_expands", lambda *_: False)
+    monkeypatch.setattr(drafter, "_should_expand", lambda *_: False)
     prompt = [7, *range(40)] * 2
     for bounds, drafted in (({"tree_tokens": 5}, 5), ({}, 31)):
         asked = EngineRequest("r", tuple(prompt), SamplingParams(), method="eagle3", parameters=bounds)
@@ -261,10 +261,10 @@ def said(
     drafter: Eagle3Drafter, draft: HeadDraft, logits: Float32, position: int, text: Sequence[int] = (1,)
 ) -> tuple[Int64, Float32]:
     """The proposals of a head with such logits for a position, and their shares."""
-    tree = Heard(0, draft.speaking.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
-    draft.speaking.begin(tree, text)
-    draft.speaking.length = position
-    draft.speaking.expand(logits[None].copy())
+    tree = Heard(0, draft.state.acceptance, DraftShape(4, 4, 60), Costs(np.ones(61)))
+    draft.state.begin(tree, text)
+    draft.state.length = position
+    draft.state.expand(logits[None].copy())
     return tree.said.tokens[0], tree.said.shares[0]
 
 
@@ -294,7 +294,7 @@ def test_a_head_with_the_targets_logits_and_all_of_the_noise_draws_the_targets_t
     sampling = replace(known, seed=seed, stop_token_ids=(end,))
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, HeadDraft)
-    draft.speaking.sampling["noise"] = 1.0
+    draft.state.sampling["noise"] = 1.0
     said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
     said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
     said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0

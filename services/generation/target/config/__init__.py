@@ -1,1 +1,1 @@
-"""What a model's configuration says, read from config.json and from GGUF."""
+"""Configurations of models, read from config.json and from GGUF."""

@@ -14,7 +14,6 @@ from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.config.config_document import (
     ACTIVATIONS,
     BY_KIND,
-    beta,
     by_layer,
     check_size,
     chunks,
@@ -23,7 +22,7 @@ from services.generation.target.config.config_document import (
     delta_rule,
     experts,
     family_of,
-    first,
+    first_layer,
     head_dim,
     inner_field,
     inner_size,
@@ -42,11 +41,17 @@ from services.generation.target.errors import ConfigInvalid, TargetError, about
 from services.generation.target.family import Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 
-_OLD_LONGROPE = "su"
-"""The first Phi-3 with LongRoPE called it so; transformers reads that and then takes it for incomplete."""
-
-
+DEFAULT_MOST = 8192  # tokens: a context of 131,072 needs 16 GiB of cache for one sequence of an 8B Llama
+DEFAULT_BYTES = 1 << 30
+_OLD_LONGROPE = "su"  # LongRoPE's type in the first Phi-3 files, which transformers rejects as incomplete
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a cached key or value
+_FEATURE_SHARE = 8  # one byte in this many is for features kept with cached prefixes
+_MOST_CONTEXTS = 64  # contexts in a cache of default size
+_PROBED = 9  # blocks used by the probe at start
+_WIDEST_IN_BYTES = 128
+"""Elements of a head, which share a scale: Gemma 3 270M, with 256, loses 0.008 nats a token to int8, SmolLM2-135M, with
+64, loses 0.001 (`docs/benchmarks.md`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,39 +77,39 @@ class TargetConfig:
     rotations: tuple[Rotation, ...]  # per layer
     query_scale: float
     eos_token_ids: tuple[int, ...]
-    joined_end_ids: tuple[int, ...] = ()  # those of a directory's tokenizer that its configuration does not name
+    joined_end_ids: tuple[int, ...] = ()  # end ids of a directory's tokenizer that its configuration does not name
     fused: bool = False  # q, k and v are one module, gate and up another
     activation: str = "silu"  # or gelu
     sandwich_norms: bool = False  # norms of the outputs of attention and MLP
-    norm_offset: float = 0.0  # what is added to the weights of norms
+    norm_offset: float = 0.0  # added to the weights of norms
     embedding_scale: float = 1.0
-    attention_cap: float = 0.0  # what scores are bent below, or 0
-    logit_cap: float = 0.0  # the same of logits
+    attention_cap: float = 0.0  # soft cap of scores, or 0
+    logit_cap: float = 0.0  # soft cap of logits, or 0
     experts: Experts | None = None
     sinks: bool = False  # of attention, one for each query head
     clamp: Clamp | None = None  # of gate and up, in place of the activation
-    mlp: str = "mlp"  # the module that holds gate, up and down
-    unit_head_norms: bool = False  # of queries and keys that turn, with weights of 1
-    chunks: tuple[int, ...] = ()  # per layer, positions of which a query sees those of its own chunk; 0 is not a chunk
-    temperature: Temperature | None = None  # in layers without rotation, of Ministral 3 in all
-    head_sizes: tuple[HeadSizes, ...] = ()  # per layer, where they differ
-    mlp_sizes: tuple[int, ...] = ()  # per layer, where they differ
-    value_norms: bool = False  # of values, with weights of 1
-    layer_inputs: int = 0  # size of the inputs that each layer has of every token, or 0
-    layer_scalars: bool = False  # what the stream is multiplied with after each layer
-    residual_scale: float = 1.0  # what is multiplied with what layers add to the stream
-    logit_scale: float = 1.0  # of logits; the weights of the last norm are multiplied with it
-    whole_norms: bool = False  # all queries are normalised as one, and all keys
-    norms_before: bool = True  # attention and MLP read the stream normalised
+    mlp: str = "mlp"  # the module with gate, up and down
+    unit_head_norms: bool = False  # norms without weights of queries and keys in rotated layers
+    chunks: tuple[int, ...] = ()  # per layer, positions of an attention chunk, or 0
+    temperature: Temperature | None = None  # in layers without rotation; in all layers of Ministral 3
+    head_sizes: tuple[HeadSizes, ...] = ()  # per layer, if they differ
+    mlp_sizes: tuple[int, ...] = ()  # per layer, if they differ
+    value_norms: bool = False  # norms of values, without weights
+    layer_inputs: int = 0  # size of the embeddings that each layer reads for every token, or 0
+    layer_scalars: bool = False  # the stream is multiplied by a number after each layer
+    residual_scale: float = 1.0  # factor of the outputs that layers add to the stream
+    logit_scale: float = 1.0  # factor of the last norm's weights, and so of logits
+    whole_norms: bool = False  # a norm is over all queries of a row, another over all keys
+    norms_before: bool = True  # attention and MLP read the normalised stream
     rule: StateRule | None = None  # layers that fold a state in place of attention
-    gated: bool = False  # attention's output is multiplied with gates that q_proj gives
+    gated: bool = False  # attention's output is multiplied by gates from q_proj
     convolutions: tuple[int, ...] = ()  # per layer, taps of a gated short convolution in place of attention, or 0
 
     def heads_of(self, layer: int) -> HeadSizes:
         return self.head_sizes[layer] if self.head_sizes else HeadSizes(self.kv_heads, self.head_dim)
 
     def cached_bytes(self, layer: int, dtype: str) -> int:
-        """What the cache holds of a token in a layer: keys and values, or what a convolution or a state is made of."""
+        """Bytes of a token's cache in a layer: its keys and values, or the inputs of a convolution or a state."""
         item = _ITEM_BYTES[dtype]
         if self.rule and self.rule.layers[layer]:
             return max(item, 2) * self.rule.cached
@@ -119,8 +124,8 @@ def read_config(path: Path) -> TargetConfig:
     """Read and check the configuration of a model.
 
     Args:
-        path: a transformers directory, of which config.json is read (and generation_config.json, for the
-            end-of-sequence ids), or a GGUF file.
+        path: a GGUF file, or a transformers directory with config.json and, optionally, generation_config.json
+            (end-of-sequence ids).
 
     Raises:
         ModelNotFound: there is no such directory or file, or no config.json in the directory.
@@ -153,7 +158,7 @@ def _read_directory(directory: Path) -> TargetConfig:
 
 
 def read_gguf(file: GgufFile) -> TargetConfig:
-    """The configuration of a file that is open already. Raises as `read_config` does."""
+    """The configuration of an open GGUF file. Raises as `read_config` does."""
     found = read_gguf_config(file)
     read = _target_config(found.family, found.config, str(file.path), found.rope_factors)
     return replace(
@@ -167,10 +172,10 @@ def read_gguf(file: GgufFile) -> TargetConfig:
 
 
 def rope_parameters(path: Path) -> dict[str, Any]:
-    """The rope parameters that a head trained for this base takes over: those of config.json, for a GGUF file as it
-    would have them.
+    """The `rope_parameters` that a head trained for this base inherits. For a GGUF file they are in config.json's form.
 
-    A draft head rotates whole heads with one base; of LongRoPE it takes over no more. Raises as `read_config` does.
+    A draft head rotates whole heads; from a partial rotation or LongRoPE it inherits the base of frequencies alone.
+    Raises as `read_config` does.
     """
     config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
     found = dict(config.rope_parameters)
@@ -186,34 +191,30 @@ def _read_transformers(directory: Path) -> PreTrainedConfig:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise ConfigInvalid(f"{directory}/config.json: model_type is {kind!r}; expected a name that transformers knows")
     try:
-        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(_as_of_today(document))
+        config: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(_modernised(document))
         return _text_part(config, document)
     except Exception as error:  # transformers raises many kinds here, each of them about this file
         raise ConfigInvalid(f"{directory}/config.json: {error}") from error
 
 
-def _as_of_today(document: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with what older versions of transformers wrote as this one takes it; files of weights say their
-    dtype themselves.
-    """
+def _modernised(document: dict[str, Any]) -> dict[str, Any]:
+    """A configuration in the installed transformers' form. dtype is left out: weight files have their own."""
     document = {name: value for name, value in document.items() if name not in ("dtype", "torch_dtype")}
     scaling, tuning = document.get("rope_scaling"), document.get("attn_temperature_tuning")
     if isinstance(scaling, dict) and scaling.get("type") == _OLD_LONGROPE:
         document = document | {"rope_scaling": scaling | {"type": "longrope"}}
     if isinstance(limits := document.get("time_step_limit"), list):
-        limits = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]  # as it is written
+        limits = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]
         document = document | {"time_step_limit": limits}
-    if isinstance(tuning, int):  # Llama 4's says 4, and means that there is some
+    if isinstance(tuning, int):  # Llama 4 has 4, for true
         document = document | {"attn_temperature_tuning": bool(tuning)}
     if isinstance(document.get("text_config"), dict):
-        document = document | {"text_config": _as_of_today(document["text_config"])}
+        document = document | {"text_config": _modernised(document["text_config"])}
     return document
 
 
 def _text_part(config: PreTrainedConfig, document: dict[str, Any]) -> PreTrainedConfig:
-    """The part for text of a multimodal configuration; which ids end a sequence is said beside it, and may be whether
-    the head repeats the embeddings.
-    """
+    """The text part of a multimodal configuration, with the end ids and tied embeddings of the whole."""
     text = config.get_text_config()
     if text is not config and ("tie_word_embeddings" in document or not hasattr(text, "tie_word_embeddings")):
         text.tie_word_embeddings = config.tie_word_embeddings
@@ -225,7 +226,7 @@ def _text_part(config: PreTrainedConfig, document: dict[str, Any]) -> PreTrained
 def _target_config(
     family: Family, config: PreTrainedConfig, place: str, rope_factors: Sequence[float] = ()
 ) -> TargetConfig:
-    """Without biases and without the ids that end a sequence, which every format keeps somewhere else."""
+    """A configuration without biases and end ids: each format has them elsewhere."""
     _check_sizes(config, place)
     read = TargetConfig(
         architecture=family.name,
@@ -234,7 +235,7 @@ def _target_config(
         intermediate_size=inner_size(config),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
-        kv_heads=first(config).num_key_value_heads,
+        kv_heads=first_layer(config).num_key_value_heads,
         head_dim=head_dim(config),
         norm_epsilon=_epsilon(config, "norm_eps" if family.convolved else "rms_norm_eps", place),
         context_length=config.max_position_embeddings,
@@ -262,7 +263,7 @@ def _target_config(
         mlp=family.mlp,
         unit_head_norms=family.unit_head_norms and config.use_qk_norm,
         chunks=chunks(config, place) if family.chunks else (),
-        temperature=_temperature(family, config, place),
+        temperature=temperature(config, family, place),
         convolutions=convolutions(config, place) if family.convolved else (),
         rule=delta_rule(config, family, place) if family.delta else mamba_rule(config, place) if family.mamba else None,
         gated=family.gated,
@@ -272,17 +273,11 @@ def _target_config(
     return replace(read, **by_layer(config, place)) if family.sizes_by_layer else read
 
 
-def _temperature(family: Family, config: PreTrainedConfig, place: str) -> Temperature | None:
-    if family.beta:
-        return beta(config, place)
-    return temperature(config, place) if family.tempered and config.attn_temperature_tuning else None
-
-
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
     names = ("vocab_size", "hidden_size", inner_field(config), "num_hidden_layers", "num_attention_heads")
     for name in (*names, "max_position_embeddings"):
         check_size(getattr(config, name, None), name, place)
-    kv_heads = getattr(first(config), "num_key_value_heads", None)
+    kv_heads = getattr(first_layer(config), "num_key_value_heads", None)
     check_size(kv_heads, "num_key_value_heads", place)
     if config.num_attention_heads % kv_heads:
         raise ConfigInvalid(
@@ -301,13 +296,13 @@ def _epsilon(config: PreTrainedConfig, name: str, place: str) -> float:
 
 
 def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:
-    """A number above 0, where it counts in this family and is given."""
+    """A number above 0, or `default` if it is missing or ignored in this family."""
     given = name in family.scaled and getattr(config, name, None) is not None
     return positive(config, name, place) if given else default
 
 
 def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:
-    """End ids of generation_config.json, or else of config.json; an id outside of the vocabulary can end nothing."""
+    """End ids of generation_config.json, or else of config.json; ids outside of the vocabulary are left out."""
     found, path = getattr(config, "eos_token_id", None), directory / "generation_config.json"
     if path.exists():
         try:
@@ -321,18 +316,11 @@ def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]
     return tuple(sorted({i for i in ids if 0 <= i < config.vocab_size}))
 
 
-DEFAULT_MOST = 8192  # tokens: a context of 131,072 would ask 16 GiB of cache for one sequence of a Llama of 8 billion
-DEFAULT_BYTES = 1 << 30
-_FEATURE_SHARE = 8  # one byte in this many is for features kept with cached prefixes
-_MOST_CONTEXTS = 64  # that a cache holds whose size nobody chose
-_PROBED = 9  # blocks that the probe takes at start
-
-
 def bounded(config: TargetConfig, asked: int | None) -> TargetConfig:
-    """The config with the context length to serve, tokens: `asked`, or the model's own up to DEFAULT_MOST, and up to
-    what LongRoPE was trained for first: a longer context turns the heads of short texts differently too.
+    """The config with the context length to serve, tokens: `asked`, or the model's own up to DEFAULT_MOST and up to
+    LongRoPE's short length: a longer context changes the rotation of short texts too.
 
-    Raises ConfigInvalid where more is asked for than the model was made for.
+    Raises ConfigInvalid if `asked` is longer than the model's own.
     """
     own = config.context_length
     if asked is not None and not 1 <= asked <= own:
@@ -342,33 +330,25 @@ def bounded(config: TargetConfig, asked: int | None) -> TargetConfig:
 
 
 def explained(served: int, own: int, asked: int | None) -> str:
-    """The context that is served and why, for the log."""
+    """A description of the served context and its reason, for the log."""
     if asked is not None:
-        return f"context length {served} of the model's {own}, as --context-length says"
+        return f"context length {served} of the model's {own}, set by --context-length"
     if served < own:
         return f"context length {served} of the model's {own}; raise it with --context-length"
     return f"context length {served}, the model's own"
 
 
-_WIDEST_IN_BYTES = 128
-"""Numbers of a head, which share a scale: Gemma 3 270M, with 256, loses 0.008 nats a token to bytes, SmolLM2-135M, with
-64, loses 0.001 (`docs/benchmarks.md`, What int8 costs).
-"""
-
-
 def usual_cache(config: TargetConfig, arithmetic: str) -> str:
-    """The type of keys and values where none is asked for: the arithmetic's own, or bfloat16 where heads are too wide
-    for bytes.
-    """
+    """The default type of keys and values: the arithmetic's own, or bfloat16 if heads are too wide for int8."""
     widest = max(config.heads_of(layer).head_dim for layer in range(config.layers))
     return "bfloat16" if arithmetic == "int8" and widest > _WIDEST_IN_BYTES else arithmetic
 
 
 def cache_blocks(config: TargetConfig, dtype: str, *, tokens: int | None, size: int | None) -> int:
-    """Blocks for `tokens` tokens, or for `size` bytes without the part that `feature_bytes` is; with neither, for
+    """Cache blocks for `tokens` tokens, or for `size` bytes minus `feature_bytes(size)`; with neither, for
     DEFAULT_BYTES, at least one whole context. Keys and values are of `dtype`.
 
-    Raises ConfigInvalid where `size` cannot hold one sequence of the whole context.
+    Raises ConfigInvalid if `size` cannot hold one sequence of the whole context.
     """
     block, context = block_bytes(config, dtype), max(blocks_for(config.context_length), _PROBED)
     if tokens is not None:
@@ -385,12 +365,12 @@ def cache_blocks(config: TargetConfig, dtype: str, *, tokens: int | None, size: 
 
 
 def block_bytes(config: TargetConfig, dtype: str) -> int:
-    """What the cache holds of BLOCK tokens, in all layers."""
+    """Bytes of the cache for BLOCK tokens, in all layers."""
     return BLOCK * sum(config.cached_bytes(layer, dtype) for layer in range(config.layers))
 
 
 def feature_bytes(size: int | None) -> int:
-    """What features kept for prefixes may take of `size` bytes of cache."""
+    """Bytes for features of cached prefixes in a cache of `size` bytes."""
     return (DEFAULT_BYTES if size is None else size) // _FEATURE_SHARE
 
 

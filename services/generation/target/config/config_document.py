@@ -1,4 +1,4 @@
-"""config.json of a transformers directory as it stands there: the family that it names, sizes, layers."""
+"""Members of a transformers config.json: the family, sizes and kinds of layers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from services.generation.target.errors import ConfigInvalid, ModelNotFound, Targ
 from services.generation.target.family import DELTA, MAMBA, Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.sizes import LARGEST, STATE_LANES, expected, fits
 
-_LARGEST = 2**24  # bytes: far beyond any of these files
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig  # a datastore is built without it
+
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+"""The arithmetic's names of transformers' activation functions."""
+BY_KIND = "full_attention"
+"""A member of rope_parameters if each kind of layer has its own rotation."""
+_MAX_BYTES = 2**24  # far beyond any config.json
 
 
 def read_json_object(path: Path, folder: str, missing: type[Exception], invalid: type[Exception]) -> dict[str, Any]:
-    """Raises `missing` where there is no such file, and `invalid` where it holds no object. Messages say that a
-    `folder` was expected.
+    """Read the JSON object in a file. `folder` describes the expected directory in messages.
+
+    Raises `missing` if there is no such file, and `invalid` if it is too large or contains no JSON object.
     """
     try:
-        if path.stat().st_size > _LARGEST:
-            raise invalid(f"{path}: larger than {_LARGEST} bytes")
+        if path.stat().st_size > _MAX_BYTES:
+            raise invalid(f"{path}: larger than {_MAX_BYTES} bytes")
         document = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
         found = f"no {path.name}" if path.parent.is_dir() else "no such directory"
@@ -38,29 +46,25 @@ def read_json_object(path: Path, folder: str, missing: type[Exception], invalid:
     return document
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig  # a datastore is built without it
-
-
 def check_size(value: object, name: str, place: str) -> None:
-    """`name` may say behind a space whose it is."""
+    """Raise ConfigInvalid unless `value` is a size in range. `name` is the member, optionally followed by its layer."""
     kind = name.partition(" ")[0]
     if not fits(kind, value):
         raise ConfigInvalid(f"{place}: {name} is {value!r:.80}; expected {expected(kind)}")
 
 
 def head_dim(config: PreTrainedConfig) -> int:
-    return int(getattr(first(config), "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return int(getattr(first_layer(config), "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def first(config: PreTrainedConfig) -> Any:
-    """The configuration that has the sizes of heads: of the first layer, where layers differ."""
+def first_layer(config: PreTrainedConfig) -> Any:
+    """The configuration with the sizes of heads: that of the first layer if layers differ."""
     return config if getattr(config, "per_layer_config", None) is None else config.per_layer_config[0]
 
 
 def own(config: PreTrainedConfig, name: str, default: Any = None) -> Any:
-    """The value of a member that transformers' class of this model has; `default` for any other, whatever the file
-    holds. transformers keeps unknown members as attributes and ignores them.
+    """The value of a member that transformers' class of this model defines, `default` for any other member:
+    transformers keeps unknown members of a file as attributes and ignores them.
     """
     known = name in type(config).__dataclass_fields__ or name in config.attribute_map
     return getattr(config, name, default) if known else default
@@ -80,17 +84,17 @@ def positive(config: PreTrainedConfig, name: str, place: str) -> float:
     return float(value)
 
 
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
-"""The arithmetic's names of transformers' activation functions."""
-
-
 def read_document(directory: Path) -> dict[str, Any]:
-    """The object in config.json. Raises ModelNotFound if it is missing, ConfigInvalid where it is not one."""
+    """The object in config.json. Raises ModelNotFound if the file is missing, ConfigInvalid if it has no object."""
     return read_json_object(directory / "config.json", "a transformers model directory", ModelNotFound, ConfigInvalid)
 
 
 def family_of(document: dict[str, Any]) -> Family:
-    """Raises UnsupportedArchitecture where it is not in the table, or asks for what is not implemented."""
+    """The family of a config.json.
+
+    Raises UnsupportedArchitecture for an architecture or an option that is not implemented, ConfigInvalid for a size
+    out of range.
+    """
     found = architecture_of(document)
     family = named_by(found, document)
     if not isinstance(found, str) or family is None:
@@ -105,27 +109,24 @@ def family_of(document: dict[str, Any]) -> Family:
     name = "hidden_activation" if text.get("hidden_activation") else "hidden_act"
     if (text.get(name) or family.activation) != family.activation:
         raise UnsupportedArchitecture(f"{name}: {text[name]!r} is not supported; supported: {family.activation}")
-    if text.get("use_bidirectional_attention"):
-        raise UnsupportedArchitecture("use_bidirectional_attention: true is not supported; supported: false")
-    for option in ("conv_bias", "mamba_proj_bias"):
-        if text.get(option):
-            raise UnsupportedArchitecture(f"{option}: true is not supported; supported: false")
-    for option, gate in (("attn_output_gate", True), ("output_gate_type", "swish")):
-        if family.delta and text.get(option, gate) != gate:
-            raise UnsupportedArchitecture(f"{option}: {text[option]!r:.80} is not supported; supported: {gate!r}")
+    supported: dict[str, object] = dict.fromkeys(("use_bidirectional_attention", "conv_bias", "mamba_proj_bias"), False)
+    if family.delta:
+        supported |= {"attn_output_gate": True, "output_gate_type": "swish"}
+    for option, value in supported.items():
+        if (text.get(option, value) or False) != value:
+            raise UnsupportedArchitecture(f"{option}: {text[option]!r:.80} is not supported; supported: {value!r}")
     _check_kinds(text, family)
     for part in (document, text):
         _check_quantisation(part, family)
     return family
 
 
-_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
-
-
 def _check_kinds(text: dict[str, Any], family: Family) -> None:
-    known: tuple[str, ...] = ("full_attention", "conv") if family.convolved else _ATTENTION
-    known = ("full_attention", "linear_attention") if family.delta else known
-    known = ("attention", "mamba", "full_attention", "linear_attention") if family.mamba else known
+    known: tuple[str, ...] = ("full_attention", "sliding_attention", "chunked_attention")
+    if family.convolved:
+        known = ("full_attention", "conv")
+    elif family.delta or family.mamba:
+        known = ("full_attention", "linear_attention", *(("attention", "mamba") if family.mamba else ()))
     kinds = text.get("layer_types") or []
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in known:
@@ -135,7 +136,7 @@ def _check_kinds(text: dict[str, Any], family: Family) -> None:
 
 
 def named_family(directory: Path) -> Family | None:
-    """The family that config.json names, or none where it names none of the table's."""
+    """The family that config.json names, or None for an unreadable file or an unknown name."""
     try:
         document = read_document(directory)
     except TargetError:
@@ -144,14 +145,14 @@ def named_family(directory: Path) -> Family | None:
 
 
 def _check_sizes(text: dict[str, Any]) -> None:
-    """Numbers that transformers divides by, and kinds of layers whose rotations it reads at once."""
+    """Check the members with which transformers computes while it reads a configuration."""
     for name in ("hidden_size", "num_attention_heads", "num_hidden_layers", "head_dim", "no_rope_layer_interval"):
         value = text.get(name, 1)
         if value is None and name == "head_dim":
             continue
         if not fits(name, value):
             raise ConfigInvalid(f"{name}: {value!r:.80}; expected {expected(name)}")
-    for name in LARGEST.keys() & text.keys():  # which transformers may make lists of
+    for name in LARGEST.keys() & text.keys():  # transformers allocates lists of these lengths
         if isinstance(text[name], int | float) and text[name] > LARGEST[name]:
             raise ConfigInvalid(f"{name}: {text[name]!r:.80}; expected {expected(name)}")
     found = text.get("rope_parameters")
@@ -167,7 +168,6 @@ def _check_sizes(text: dict[str, Any]) -> None:
 
 
 def _check_quantisation(part: dict[str, Any], family: Family) -> None:
-    """Of config.json, or of its part for text."""
     for name, writer in (("quantization", "MLX, "), ("quantization_config", "")):
         found = part.get(name)
         method = found.get("quant_method") if isinstance(found, dict) else found
@@ -179,10 +179,6 @@ def _check_quantisation(part: dict[str, Any], family: Family) -> None:
             )
 
 
-BY_KIND = "full_attention"
-"""A member of rope_parameters where kinds of layers have their own."""
-
-
 def chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     if config.attention_chunk_size is None:
         return (0,) * int(config.num_hidden_layers)
@@ -192,15 +188,15 @@ def chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
 
 
 def by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
-    """Differences between layers in Gemma 4, and parts that only it has."""
+    """Members of TargetConfig for Gemma 4, whose layers have sizes of their own."""
     inputs, known = config.hidden_size_per_layer_input or 0, config.vocab_size_per_layer_input
     if inputs and known != config.vocab_size:
         raise UnsupportedArchitecture(
             f"{place}: vocab_size_per_layer_input is {known!r}; supported: {config.vocab_size}, as of the embeddings"
         )
     layers, kinds = range(config.num_hidden_layers), layer_types(config, place)
-    own = len(layers) - config.num_kv_shared_layers
-    if not 0 < own <= len(layers):
+    with_keys = len(layers) - config.num_kv_shared_layers
+    if not 0 < with_keys <= len(layers):
         raise ConfigInvalid(f"{place}: num_kv_shared_layers is {config.num_kv_shared_layers} of {len(layers)} layers")
     sizes: list[HeadSizes] = []
     for number, kind in enumerate(kinds):
@@ -210,10 +206,11 @@ def by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
         if each.head_dim % 2 or config.num_attention_heads % each.num_key_value_heads:
             raise ConfigInvalid(
                 f"{place}: layer {number} has heads of {each.head_dim} and {each.num_key_value_heads} key heads; "
-                f"expected an even number, and one that {config.num_attention_heads} is a multiple of"
+                f"expected an even size, and a divisor of num_attention_heads {config.num_attention_heads}"
             )
-        source = max((n for n in layers[:own] if kinds[n] == kind), default=None) if number >= own else None
-        if number >= own and source is None:
+        shares = number >= with_keys
+        source = max((n for n in layers[:with_keys] if kinds[n] == kind), default=None) if shares else None
+        if shares and source is None:
             raise ConfigInvalid(f"{place}: num_kv_shared_layers leaves no layer of {kind} whose keys could be shared")
         tied = bool(config.attention_k_eq_v) and kind != "sliding_attention"
         size = HeadSizes(each.num_key_value_heads, each.head_dim, tied, source)
@@ -228,13 +225,13 @@ def by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def temperature(config: PreTrainedConfig, place: str) -> Temperature:
-    check_size(config.floor_scale, "floor_scale", place)
-    return Temperature(config.floor_scale, positive(config, "attn_scale", place))
-
-
-def beta(config: PreTrainedConfig, place: str) -> Temperature | None:
-    """Ministral 3's temperature."""
+def temperature(config: PreTrainedConfig, family: Family, place: str) -> Temperature | None:
+    """The temperature of queries by position, as Llama 4 or Ministral 3 (`family.beta`) configures it."""
+    if not family.beta:
+        if not (family.tempered and config.attn_temperature_tuning):
+            return None
+        check_size(config.floor_scale, "floor_scale", place)
+        return Temperature(config.floor_scale, positive(config, "attn_scale", place))
     rope: dict[str, Any] = config.rope_parameters or {}
     if not rope.get("llama_4_scaling_beta"):
         return None
@@ -285,7 +282,7 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
 
 
 def expert_size_field(kind: type[PreTrainedConfig]) -> str:
-    """The member of a class of configurations that has the size of experts."""
+    """The member of a configuration class that contains the size of experts."""
     size = "moe_intermediate_size"
     return size if size in kind.__dataclass_fields__ else "intermediate_size"
 
@@ -302,7 +299,7 @@ def _sparse_layers(config: PreTrainedConfig, place: str) -> tuple[bool, ...]:
 
 
 def turns_by_kind(family: Family, kind: type[PreTrainedConfig]) -> bool:
-    """Whether transformers has one object in rope_parameters for each kind of layer of such a model."""
+    """Whether rope_parameters of such a model has one object for each kind of layer."""
     return family.rotations_by_kind or family.sizes_by_layer or isinstance(kind.default_theta, dict)
 
 
@@ -337,7 +334,7 @@ def rotations(config: PreTrainedConfig, family: Family, divisors: Sequence[float
 
 
 def multipliers(config: PreTrainedConfig, place: str) -> dict[str, Any]:
-    """Granite's factors, as float32, in which a GGUF file has them."""
+    """Granite's factors, rounded to float32 as in a GGUF file."""
     names = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     embedding, query, residual, logits = (float(np.float32(positive(config, name, place))) for name in names)
     return {
@@ -347,13 +344,13 @@ def multipliers(config: PreTrainedConfig, place: str) -> dict[str, Any]:
 
 
 def inner_field(config: PreTrainedConfig) -> str:
-    """The member with the size of MLPs, or of experts where all layers have those."""
+    """The member with the size of MLPs, or with that of experts if there is no other."""
     known = "intermediate_size" in type(config).__dataclass_fields__
     return "intermediate_size" if known else "moe_intermediate_size"
 
 
 def inner_size(config: PreTrainedConfig) -> int:
-    """The size of MLPs. LFM2 may say another one, from which it follows."""
+    """The size of MLPs. LFM2 derives it from another number."""
     dense = own(config, "shared_intermediate_size", getattr(config, inner_field(config)))
     size = int(own(config, "intermediate_size_mlp", dense))
     if not own(config, "block_auto_adjust_ff_dim", False):
@@ -379,7 +376,7 @@ def delta_rule(config: PreTrainedConfig, family: Family, place: str) -> StateRul
 
 
 def mamba_rule(config: PreTrainedConfig, place: str) -> StateRule | None:
-    """The same of Mamba-2 layers."""
+    """The Mamba-2 layers and the sizes of their heads, or None if all layers attend."""
     if "linear_attention" not in layer_types(config, place):
         return None
     if config.time_step_limit not in (None, (0.0, math.inf)):
@@ -392,7 +389,7 @@ def mamba_rule(config: PreTrainedConfig, place: str) -> StateRule | None:
 
 
 def _state_rule(module: str, config: PreTrainedConfig, names: tuple[str, ...], place: str) -> StateRule:
-    """`names` are those of numbers of heads of keys and values, of their sizes, and of taps."""
+    """`names`: members with the numbers of key and value heads, with their sizes, and with the taps."""
     for name in names:
         check_size(getattr(config, name, None), name, place)
     key_heads, value_heads, key_dim, value_dim, taps = (int(getattr(config, name)) for name in names)

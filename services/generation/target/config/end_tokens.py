@@ -1,4 +1,4 @@
-"""The tokens that end a sequence by their names, and those by which a directory's tokenizer ends one."""
+"""End-of-sequence tokens: by well-known names, and of a directory's tokenizer."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ _END_TOKENS = frozenset(
     | {"<|return|>", "<|call|>"}  # gpt-oss
     | {"<eos>", "<turn|>", "<|tool_response>"}  # Gemma 4
 )
+_Document = TypeVar("_Document")
 
 
 def ends_by_name(special: Mapping[str, int]) -> set[int]:
-    """Ids of the tokens that end a sequence, as in llama.cpp; `special` are ids of special tokens by their texts."""
+    """Ids that end a sequence, as in llama.cpp. `special`: ids of special tokens by their texts."""
     ids = {special[name] for name in _END_TOKENS & special.keys()}
     return ids - ends_of_messages(special)
 
 
 def ends_of_messages(special: Mapping[str, int]) -> set[int]:
-    """Ids of the token that ends one of an answer's messages, in gpt-oss, and no sequence."""
+    """The id that ends a message of an answer and not the sequence (gpt-oss)."""
     return {special["<|end|>"]} if {"<|return|>", "<|call|>", "<|end|>"} <= special.keys() else set()
-
-
-_Document = TypeVar("_Document")
 
 
 class _Added(msgspec.Struct):
@@ -46,9 +44,9 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 def ends_of_tokenizer(directory: Path) -> set[int]:
-    """Ids that end a sequence by a directory's tokenizer: its own EOS, and added tokens of known names.
+    """End ids of a directory's tokenizer: its own EOS, and added tokens with well-known names.
 
-    Raises ConfigInvalid for a tokenizer.json or tokenizer_config.json that is not in form.
+    Raises ConfigInvalid for a malformed tokenizer.json or tokenizer_config.json.
     """
     config = _read(directory / "tokenizer_config.json", _TokenizerConfig)
     added = {token.content: token.id for token in _read(directory / "tokenizer.json", _Tokenizer).added_tokens}

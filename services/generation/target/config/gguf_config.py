@@ -23,27 +23,58 @@ from services.generation.target.files.gguf_header import GgufMetadata, gguf_size
 
 _log = logging.getLogger(__name__)
 
+_NEUTRAL: dict[str, tuple[float, ...]] = {
+    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0, 1),
+    "expert_weights_scale": (0, 1),
+    "expert_gating_func": (0, 1),
+    "attention.scale": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.causal": (1,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.yarn_attn_factor": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.mscale": (0, 1),
+}
+"""Options that are not implemented, with the values under which they change nothing."""
+_WITHOUT_EFFECT = {
+    "attention.head_dim", "attention.layer_norm_epsilon", "rope.dimension_sections", "rope.mrope_section",
+    "rope.mrope_interleaved", "rope.scaling.finetuned", "rope.scaling.original_context_length",
+}  # fmt: skip
+"""Options that repeat others, or change nothing in models for text without scaling."""
+_ENDS = ("eos", "eot", "eom")
+_CONTROL, _USER_DEFINED = 3, 4
+"""Token types of special tokens, and of special tokens that are visible in output."""
+_SIGMOID = 2  # expert_gating_func
+_MAVERICK_EXPERTS = 128  # of Llama 4 Maverick, which has no head norms
 
-def sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Members of config.json. Heads of layers with a window have sizes of their own, the last layers read the keys of
-    others, and of some models have MLPs twice as wide.
+
+def _sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Members of config.json for Gemma 4. Layers with a window have heads of other sizes; the last layers read the keys
+    of earlier ones and have, in some models, MLPs twice as wide.
 
     Raises ConfigInvalid or UnsupportedArchitecture; the message names the field.
     """
     metadata, name, layers = file.metadata, family.gguf_name, sizes["num_hidden_layers"]
     pattern = f"{name}.attention.sliding_window_pattern"
-    windows = [bool(each) for each in metadata.of_each(pattern, layers, least=0)]
+    windows = [bool(each) for each in metadata.per_layer(pattern, layers, least=0)]
     if windows[-1]:
         raise metadata.refused(pattern, "true or false for each layer, false for the last")
     window = metadata.whole(f"{name}.attention.sliding_window", least=1) if any(windows) else None
-    key_heads = metadata.of_each(f"{name}.attention.head_count_kv", layers)
+    key_heads = metadata.per_layer(f"{name}.attention.head_count_kv", layers)
     shared = metadata.whole(f"{name}.attention.shared_kv_layers", 0)
-    inner = metadata.of_each(f"{name}.feed_forward_length", layers)
+    inner = metadata.per_layer(f"{name}.feed_forward_length", layers)
     wide = inner[-1] != inner[0]
     if inner != [inner[0] * (2 if wide and number >= layers - shared else 1) for number in range(layers)]:
         raise UnsupportedArchitecture(
-            f"{file.path}: {name}.feed_forward_length; supported: one size, or twice as much in the last layers, which "
-            "read the keys of others"
+            f"{file.path}: {name}.feed_forward_length is {inner}; supported: one size, or twice that in the last "
+            f"{shared} layers, which share keys"
         )
     whole = _head_dim(metadata, family, "", metadata.whole(f"{name}.attention.key_length", least=1))
     windowed = _head_dim(metadata, family, "_swa", metadata.whole(f"{name}.attention.key_length_swa", whole, least=1))
@@ -67,7 +98,7 @@ def sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) -> 
 
 
 def _head_dim(metadata: GgufMetadata, family: Family, kind: str, head_dim: int) -> int:
-    """The size of a key; values have the same, and heads turn as one where no share of them does."""
+    """The size of a key. Values must have the same size, and, without partial rotation, the rotated part."""
     for option in ("attention.value_length", *(() if family.partial_rotation else ("rope.dimension_count",))):
         name = f"{family.gguf_name}.{option}{kind}"
         found = metadata.whole(name, head_dim)
@@ -78,35 +109,9 @@ def _head_dim(metadata: GgufMetadata, family: Family, kind: str, head_dim: int) 
     return head_dim
 
 
-_NEUTRAL: dict[str, tuple[float, ...]] = {
-    "expert_count": (0,),
-    "expert_shared_count": (0,),
-    "expert_group_count": (0, 1),
-    "expert_weights_scale": (0, 1),
-    "expert_gating_func": (0, 1),
-    "attention.scale": (0,),
-    "attention.clamp_kqv": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.causal": (1,),
-    "logit_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "rope.scaling.attn_factor": (0, 1),
-    "rope.scaling.yarn_attn_factor": (0, 1),
-    "rope.scaling.yarn_ext_factor": (-1, 1),
-    "rope.scaling.yarn_log_multiplier": (0,),
-    "rope.scaling.mscale": (0, 1),
-}
-"""Options that are not implemented, with the values under which they change nothing."""
-
-_ENDS = ("eos", "eot", "eom")
-_CONTROL, _USER_DEFINED = 3, 4
-"""Token types of special tokens, and of those that are visible in output."""
-
-
 @dataclass(frozen=True, slots=True)
 class GgufConfig:
-    """`config` is transformers' configuration of the same model. The other members are not part of that."""
+    """transformers' configuration of a model in a GGUF file, and its properties that are not members of it."""
 
     family: Family
     config: PreTrainedConfig
@@ -114,12 +119,15 @@ class GgufConfig:
     output_bias: bool
     mlp_bias: bool
     rope_factors: tuple[float, ...]
-    """The divisor of each rotary frequency, [head_dim / 2]; empty where nothing is."""
+    """The divisor of each rotary frequency, [head_dim / 2], or nothing."""
     eos_token_ids: tuple[int, ...]
 
 
 def read_gguf_config(file: GgufFile) -> GgufConfig:
-    """Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid; the message names the file and the field."""
+    """Read the configuration of a GGUF file.
+
+    Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid; the message names the file and the field.
+    """
     metadata = file.metadata
     family = _family(file)
     name = family.gguf_name
@@ -131,26 +139,19 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     windows = _window(metadata, name, sizes["num_hidden_layers"], rotated_windows=family.rotated_windows)
     members = sizes | windows | _scaled(metadata, family, sizes)
     members |= _experts(metadata, family, file.layers) | {"rope_parameters": rope}
-    if longrope:  # transformers takes it from here
+    if longrope:  # transformers reads it here, too
         members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     eos_token_ids = _ends(metadata, members["vocab_size"])
     _warn_of_unread(file.path, tuple(_unread(metadata, name)))
     return GgufConfig(
         family=family,
-        config=_made(file.path, family, members),
+        config=_transformers_config(file.path, family, members),
         attention_bias=_has(file, "self_attn.q_proj.bias"),
         output_bias=_has(file, "self_attn.o_proj.bias"),
         mlp_bias=_has(file, "mlp.gate_proj.bias"),
         rope_factors=() if family.sizes_by_layer else gguf_rope_factors(file, int(members["head_dim"] * share)),
         eos_token_ids=eos_token_ids,
     )
-
-
-_WITHOUT_EFFECT = {
-    "attention.head_dim", "attention.layer_norm_epsilon", "rope.dimension_sections", "rope.mrope_section",
-    "rope.mrope_interleaved", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-}  # fmt: skip
-"""Options that say again what others do, or change nothing in models for text without scaling."""
 
 
 def _unread(metadata: GgufMetadata, name: str) -> Iterator[str]:
@@ -162,16 +163,16 @@ def _unread(metadata: GgufMetadata, name: str) -> Iterator[str]:
 
 @cache
 def _warn_of_unread(path: Path, unread: tuple[str, ...]) -> None:
-    """One line in a process for each file, however often it is read."""
+    """Log once per process and file."""
     if unread:
         _log.warning(
-            "%s: metadata that is not read: %s; if the model needs it, answers are wrong: take a file that llama.cpp's "
-            "converter made", path, ", ".join(unread),
+            "ignoring metadata of %s: %s; if the model needs it, answers are wrong: use a file from llama.cpp's "
+            "converter", path, ", ".join(unread),
         )  # fmt: skip
 
 
 def _family(file: GgufFile) -> Family:
-    """Where several have the name, experts and the window tell them apart."""
+    """The family of the file. Families of the same name differ by experts and the window."""
     metadata, found = file.metadata, file.families
     name = found[0].gguf_name
     experts = metadata.whole(f"{name}.expert_count", 0) > 0
@@ -208,7 +209,7 @@ def _check_neutral(metadata: GgufMetadata, family: str, read: set[str]) -> None:
 
 
 def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
-    """Members of config.json; those that memory is taken for before weights are read are held against the weights."""
+    """Members of config.json. Sizes for which memory is allocated before weights are read are compared with tensors."""
     metadata, sizes, family = file.metadata, gguf_sizes(file.metadata), of.gguf_name
     sizes["num_hidden_layers"] = file.layers
     hidden, layers = sizes["hidden_size"], file.layers
@@ -216,8 +217,8 @@ def _sizes(file: GgufFile, of: Family) -> dict[str, Any]:
         raise metadata.refused(f"{family}.nextn_predict_layers", f"fewer than {family}.block_count")
     if layers > len(file.names()):
         raise ConfigInvalid(f"{file.path}: {family}.block_count is {layers}, but there are {len(file.names())} tensors")
-    heads = metadata.of_all(f"{family}.attention.head_count", layers)
-    own = sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _sizes_of_all(metadata, of, heads, sizes)
+    heads = metadata.same_for_all(f"{family}.attention.head_count", layers)
+    own = _sizes_by_layer(file, of, sizes) if of.sizes_by_layer else _uniform_sizes(metadata, of, heads, sizes)
     head_dim = own["per_layer_config"][0]["head_dim"] if of.sizes_by_layer else own["head_dim"]
     first = own["layer_types"].index("full_attention") if of.convolved or of.delta or of.mamba else 0
     module, shared = ("qkv_proj", 2 * own["num_key_value_heads"]) if of.fused else ("q_proj", heads * of.gated)
@@ -239,14 +240,14 @@ def _epsilon(metadata: GgufMetadata, family: str) -> float:
     key = f"{family}.attention.layer_norm_rms_epsilon"
     if key not in metadata:
         raise ConfigInvalid(
-            f"{metadata.path}: {key} is missing, which older converters of Ollama left out; expected the number that "
-            "norms add to variances: take a file that llama.cpp's converter made, for example with hf:OWNER/REPOSITORY"
+            f"{metadata.path}: {key} is missing, which older converters of Ollama left out; expected the epsilon of "
+            "norms: use a file from llama.cpp's converter, for example hf:OWNER/REPOSITORY"
         )
     return metadata.real(key, above=0.0)
 
 
-def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Where layers are alike, but for those that are convolutions."""
+def _uniform_sizes(metadata: GgufMetadata, family: Family, heads: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Members of config.json for a model whose layers of a kind have the same sizes."""
     name, hidden = family.gguf_name, sizes["hidden_size"]
     head_dim = _head_dim(metadata, family, "", metadata.whole(f"{name}.attention.key_length", hidden // heads, least=1))
     if family.convolved:
@@ -263,9 +264,9 @@ def _sizes_of_all(metadata: GgufMetadata, family: Family, heads: int, sizes: Map
 
 
 def _kv_heads(metadata: GgufMetadata, name: str, heads: int, kinds: Sequence[str]) -> int:
-    """Key heads of layers that attend; for others (`kinds`), Ollama's converter may have written 0."""
+    """Key heads of the attention layers among `kinds`. Ollama's converter writes 0 for other layers."""
     key = f"{name}.attention.head_count_kv"
-    each = metadata.of_each(key, len(kinds), heads, least=0)
+    each = metadata.per_layer(key, len(kinds), heads, least=0)
     found = {number for number, kind in zip(each, kinds, strict=True) if kind == "full_attention"}
     if len(found) != 1 or found == {0}:
         raise metadata.refused(key, "one number for all layers that attend")
@@ -273,18 +274,17 @@ def _kv_heads(metadata: GgufMetadata, name: str, heads: int, kinds: Sequence[str
 
 
 def _inner(metadata: GgufMetadata, family: Family, layers: int) -> int:
-    """The size of MLPs; where all layers have experts it may be missing."""
-    name, size = family.gguf_name, 0
-    if family.shared_gate:
-        size = metadata.whole(f"{name}.expert_feed_forward_length", 0)
-    return metadata.of_all(f"{name}.feed_forward_length", layers, size or None)
+    """The size of MLPs, or that of experts if the file has no MLPs."""
+    name = family.gguf_name
+    size = metadata.whole(f"{name}.expert_feed_forward_length", 0) if family.shared_gate else 0
+    return metadata.same_for_all(f"{name}.feed_forward_length", layers, size or None)
 
 
 def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
-    """The layers that fold a state, and its sizes, under the names that Mamba's have."""
+    """The layers that fold a state by the delta rule, and its sizes, which GGUF has under Mamba's names."""
     key, interval = f"{name}.attention.recurrent_layers", f"{name}.full_attention_interval"
     every = metadata.whole(interval, 4, least=1)
-    folding = metadata.of_each(key, layers, least=0) if key in metadata else [(n + 1) % every for n in range(layers)]
+    folding = metadata.per_layer(key, layers, least=0) if key in metadata else [(n + 1) % every for n in range(layers)]
     if all(folding):
         raise metadata.refused(key if key in metadata else interval, f"one of {layers} layers that attends")
     key_heads, value_heads, key_dim, inner, taps = (
@@ -304,14 +304,14 @@ def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
 
 
 def _mamba(metadata: GgufMetadata, name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Granite 4. llama.cpp turns no heads beside Mamba-2 layers unless the file says so."""
+    """Granite 4. As in llama.cpp, heads are rotated only if rope.scaling.finetuned is true or missing."""
     groups, heads, state, inner, taps = (
         metadata.whole(f"{name}.ssm.{size}", least=1)
         for size in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
     )
     if inner % heads or inner % sizes["hidden_size"]:
         raise metadata.refused(f"{name}.ssm.inner_size", f"a multiple of {heads} heads and of the embeddings' size")
-    size = metadata.of_all(f"{name}.feed_forward_length", sizes["num_hidden_layers"])
+    size = metadata.same_for_all(f"{name}.feed_forward_length", sizes["num_hidden_layers"])
     shared = f"{name}.expert_shared_feed_forward_length"
     return {
         "intermediate_size": size,
@@ -328,9 +328,9 @@ def _mamba(metadata: GgufMetadata, name: str, sizes: Mapping[str, int]) -> dict[
 
 
 def _attending(metadata: GgufMetadata, name: str, layers: int, others: str) -> dict[str, Any]:
-    """Layers that do not attend have no key heads."""
+    """Key heads, and the kind of each layer: `others` if it has no key heads."""
     key = f"{name}.attention.head_count_kv"
-    kv_heads = metadata.of_each(key, layers, least=0)
+    kv_heads = metadata.per_layer(key, layers, least=0)
     if len(set(kv_heads) - {0}) != 1:
         raise metadata.refused(key, "one number for all layers that attend, 0 for others")
     kinds = ["full_attention" if each else others for each in kv_heads]
@@ -339,7 +339,7 @@ def _attending(metadata: GgufMetadata, name: str, layers: int, others: str) -> d
 
 def _convolved(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
     return {
-        "intermediate_size": metadata.of_all(f"{name}.feed_forward_length", layers),
+        "intermediate_size": metadata.same_for_all(f"{name}.feed_forward_length", layers),
         "block_auto_adjust_ff_dim": False,
         **_attending(metadata, name, layers, "conv"),
         "conv_L_cache": metadata.whole(f"{name}.shortconv.l_cache", least=1),
@@ -357,7 +357,7 @@ def _window_field(family: str) -> str:
 
 
 def _window(metadata: GgufMetadata, family: str, layers: int, *, rotated_windows: bool) -> dict[str, Any]:
-    """Few files say which layers have a window; where none says, transformers' defaults are llama.cpp's."""
+    """Members of config.json. Without a pattern in the file, transformers' default is the same as llama.cpp's."""
     window, key = metadata.whole(_window_field(family), 0), f"{family}.attention.sliding_window_pattern"
     if not window:
         return {"sliding_window": None, "layer_types": ["full_attention"] * layers} if rotated_windows else {}
@@ -373,7 +373,7 @@ def _window(metadata: GgufMetadata, family: str, layers: int, *, rotated_windows
 
 
 def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Caps, and what the query's scale is the root of; llama.cpp tells the latter by the number of layers."""
+    """Soft caps and scales. As in llama.cpp, query_pre_attn_scalar follows from the number of layers."""
     name, members = family.gguf_name, {}
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if f"{name}.{cap}" in metadata:
@@ -384,7 +384,7 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
         members["query_pre_attn_scalar"] = whole if wide else sizes["head_dim"]
     if family.multipliers and not family.mamba and not metadata.truth(f"{name}.rope.scaling.finetuned", True):
         raise UnsupportedArchitecture(f"{metadata.path}: {name}.rope.scaling.finetuned is false; supported: true")
-    if family.multipliers:  # 0 says nothing
+    if family.multipliers:  # 0 is for the default
         members["attention_multiplier"] = metadata.real(f"{name}.attention.scale", 0.0) or inverse_root(
             sizes["head_dim"]
         )
@@ -395,7 +395,7 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
 
 
 def _experts(metadata: GgufMetadata, family: Family, layers: int) -> dict[str, Any]:
-    """The shares of the chosen experts sum to one, as in llama.cpp, where the file does not say otherwise."""
+    """Members of config.json. As in llama.cpp, shares of the chosen experts sum to one by default."""
     name = family.gguf_name
     if family.experts is None or (family.dense_beside and not metadata.whole(f"{name}.expert_count", 0)):
         return {"num_local_experts": 0} if family.dense_beside else {}
@@ -403,10 +403,9 @@ def _experts(metadata: GgufMetadata, family: Family, layers: int) -> dict[str, A
         return _beside(metadata, name)
     inner = _inner(metadata, family, layers)
     size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
+    count = metadata.whole(f"{name}.expert_count", least=1)
     members: dict[str, Any] = {
-        ("num_experts" if family.scored_router or family.shared_gate else "num_local_experts"): metadata.whole(
-            f"{name}.expert_count", least=1
-        ),
+        ("num_experts" if family.scored_router or family.shared_gate else "num_local_experts"): count,
         "num_experts_per_tok": metadata.whole(f"{name}.expert_used_count", least=1),
         "norm_topk_prob": metadata.truth(f"{name}.expert_weights_norm", True),
         expert_size_field(CONFIG_MAPPING[family.name]): size,
@@ -416,14 +415,11 @@ def _experts(metadata: GgufMetadata, family: Family, layers: int) -> dict[str, A
     if family.shared_gate:
         shared = metadata.whole(f"{name}.expert_shared_feed_forward_length", inner, least=1)
         return members | {"shared_expert_intermediate_size": shared}
-    return members | (_llama4(metadata, members["num_local_experts"], inner) if family.shared_expert else {})
-
-
-_SIGMOID = 2  # expert_gating_func
+    return members | (_llama4(metadata, count, inner) if family.shared_expert else {})
 
 
 def _scored(metadata: GgufMetadata, name: str) -> dict[str, Any]:
-    """LFM2's with experts. llama.cpp has their bias in every file."""
+    """LFM2 with experts. llama.cpp's files always have their bias."""
     if metadata.whole(f"{name}.expert_gating_func") != _SIGMOID:
         raise metadata.refused(f"{name}.expert_gating_func", f"{_SIGMOID}, sigmoid")
     return {
@@ -434,32 +430,27 @@ def _scored(metadata: GgufMetadata, name: str) -> dict[str, Any]:
 
 
 def _beside(metadata: GgufMetadata, name: str) -> dict[str, Any]:
-    """Gemma 4's, under names of its own; not every size has them."""
-    count = metadata.whole(f"{name}.expert_count", 0)
-    if not count:
+    """Experts of Gemma 4, which not every size of it has."""
+    if not metadata.whole(f"{name}.expert_count", 0):
         return {"enable_moe_block": False}
     return {
         "enable_moe_block": True,
-        "num_experts": count,
+        "num_experts": metadata.whole(f"{name}.expert_count"),
         "top_k_experts": metadata.whole(f"{name}.expert_used_count", least=1),
         "moe_intermediate_size": metadata.whole(f"{name}.expert_feed_forward_length", least=1),
     }
 
 
 def _llama4(metadata: GgufMetadata, experts: int, inner: int) -> dict[str, Any]:
-    """Sizes under its own names. Only the largest model has no head norms, which llama.cpp tells by its experts."""
+    """Members of Llama 4. As in llama.cpp, Maverick is recognised by its number of experts."""
     return {
         "intermediate_size_mlp": inner,
         "interleave_moe_layer_step": metadata.whole("llama4.interleave_moe_layer_step", 1, least=1),
-        "use_qk_norm": experts != _WITHOUT_HEAD_NORMS,
+        "use_qk_norm": experts != _MAVERICK_EXPERTS,
     }
 
 
-_WITHOUT_HEAD_NORMS = 128
-"""Experts of Llama 4 Maverick."""
-
-
-def _made(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConfig:
+def _transformers_config(path: Path, family: Family, members: dict[str, Any]) -> PreTrainedConfig:
     try:
         made: PreTrainedConfig = AutoConfig.for_model(family.name, **members)
         return made
@@ -472,7 +463,7 @@ def _has(file: GgufFile, module: str) -> bool:
 
 
 def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
-    """Ids that end a sequence: those with a field of their own, and, as in llama.cpp, special tokens of known names."""
+    """Ids that end a sequence: of fields for them and, as in llama.cpp, special tokens with well-known names."""
     ids = {metadata.whole(f"tokenizer.ggml.{end}_token_id", vocab_size) for end in _ENDS}
     if "tokenizer.ggml.tokens" in metadata and "tokenizer.ggml.token_type" in metadata:
         tokens, kinds = metadata.texts("tokenizer.ggml.tokens"), metadata.numbers("tokenizer.ggml.token_type")

@@ -12,6 +12,9 @@ from services.generation.target.family import Family
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile
 from services.generation.target.files.gguf_header import GgufMetadata
 
+_UNROTATED = 1e29
+"""The least divisor of a frequency that counts as 0."""
+
 
 def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:
     """`rope_parameters` of config.json. Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid."""
@@ -19,8 +22,8 @@ def gguf_rope(file: GgufFile, family: Family, head_dim: int) -> dict[str, Any]:
     by_kind = turns_by_kind(family, CONFIG_MAPPING[family.name])
     if ROPE_FACTORS in file.names() and (is_longrope(file) or (by_kind and not family.sizes_by_layer)):
         raise UnsupportedArchitecture(
-            f"{file.path}: {ROPE_FACTORS}: divisors of frequencies are not supported beside {ROPE_LONG}, nor where "
-            "kinds of layers have rotations of their own; take another file of the model"
+            f"{file.path}: {ROPE_FACTORS}: divisors of frequencies are not supported together with {ROPE_LONG}, nor if "
+            "each kind of layer has its own rotation; use another file of the model"
         )
     rope = _longrope(file, name) if is_longrope(file) else _rope(metadata, name, _default_base(family))
     if rope["rope_type"] == "yarn" and not family.yarn_truncated:
@@ -36,7 +39,7 @@ def is_longrope(file: GgufFile) -> bool:
 
 
 def _turned(metadata: GgufMetadata, family: Family, head_dim: int) -> dict[str, float]:
-    """The share of a head that turns, which transformers multiplies with its size and rounds down."""
+    """The rotated share of a head, such that share * head_dim, rounded down, is the number of rotated elements."""
     if not family.partial_rotation:
         return {}
     key = f"{family.gguf_name}.rope.dimension_count"
@@ -47,38 +50,34 @@ def _turned(metadata: GgufMetadata, family: Family, head_dim: int) -> dict[str, 
 
 
 def _proportional(file: GgufFile, rope: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    """Gemma 4's layers without a window turn a share of their heads: the divisors of the other frequencies are 1e30."""
+    """Gemma 4's layers without a window rotate a share of a head: divisors of the other frequencies are 1e30."""
     divisors = gguf_rope_factors(file, head_dim)
     turned = sum(divisor == 1.0 for divisor in divisors)
-    stay = divisors[turned:]
-    first = turned > 0 and set(divisors[:turned]) == {1.0} and all(divisor >= _STAY for divisor in stay)
+    unrotated = divisors[turned:]
+    first = turned > 0 and set(divisors[:turned]) == {1.0} and all(divisor >= _UNROTATED for divisor in unrotated)
     if not first or rope["rope_type"] != "default":
         raise UnsupportedArchitecture(
-            f"{file.path}: {ROPE_FACTORS} and rope.scaling; supported: divisors 1, behind them 1e30, and no scaling"
+            f"{file.path}: {ROPE_FACTORS} and rope.scaling; supported: divisors 1, then 1e30, and no scaling"
         )
-    share = 1.0 if not stay else (turned + 0.25) / len(divisors)  # which is multiplied with the size and rounded down
+    share = 1.0 if not unrotated else (turned + 0.25) / len(divisors)  # multiplied by the size and rounded down
     return {"rope_type": "proportional", "rope_theta": rope["rope_theta"], "partial_rotary_factor": share}
 
 
-_STAY = 1e29
-"""A divisor from which on a frequency is taken for none."""
-
-
 def _by_kind(metadata: GgufMetadata, family: Family, rope: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` of each kind of layer: those with a window are not scaled."""
+    """`rope_parameters` by kind of layer. Layers with a window are not scaled."""
     own = rope["rope_theta"] if family.rotations_by_kind else 10_000.0
     theta = metadata.real(f"{family.gguf_name}.rope.freq_base_swa", own, above=1.0)
     return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
 def _default_base(family: Family) -> float:
-    """The base of frequencies of a file that names none: 10,000 as in llama.cpp, but Gemma 3's own in its files."""
+    """The base of frequencies of a file without one: Gemma 3's own, for others 10,000 as in llama.cpp."""
     known = CONFIG_MAPPING[family.name].default_theta
     return float(known["global"]) if isinstance(known, dict) else 10_000.0
 
 
 def _rope(metadata: GgufMetadata, family: str, default_base: float) -> dict[str, Any]:
-    """Scaling of unnamed type is linear and a factor of 0 is 1, as in llama.cpp."""
+    """As in llama.cpp, scaling without a type is linear, and a factor of 0 is 1."""
     scaling = f"{family}.rope.scaling."
     kind = metadata.text(scaling + "type", "linear")
     factor = metadata.real(scaling + "factor", metadata.real(f"{family}.rope.scale_linear", 0.0)) or 1.0
@@ -86,7 +85,7 @@ def _rope(metadata: GgufMetadata, family: str, default_base: float) -> dict[str,
     if kind == "longrope":
         raise WeightsInvalid(
             f"{metadata.path}: {scaling}type is longrope, but {ROPE_LONG} and {ROPE_SHORT}, its divisors, are missing; "
-            "take a file that llama.cpp's converter made"
+            "use a file from llama.cpp's converter"
         )
     if kind == "none" or (kind == "linear" and factor == 1.0):
         return {"rope_type": "default", "rope_theta": base}
@@ -130,16 +129,17 @@ def _longrope(file: GgufFile, family: str) -> dict[str, Any]:
 def _divisors(file: GgufFile, name: str) -> list[float]:
     if name not in file.names():
         raise WeightsInvalid(
-            f"{file.path}: {name} is missing, the divisors of LongRoPE; expected {ROPE_SHORT} and {ROPE_LONG}: take a "
-            "file that llama.cpp's converter made"
+            f"{file.path}: {name} is missing, the divisors of LongRoPE; expected {ROPE_SHORT} and {ROPE_LONG}: use a "
+            "file from llama.cpp's converter"
         )
     found: list[float] = file.tensor(name).values().reshape(-1).tolist()
     return found
 
 
 def gguf_rope_factors(file: GgufFile, turned: int) -> tuple[float, ...]:
-    """The divisor of each rotary frequency, [turned / 2] for so many elements of a head, or nothing. Raises
-    ConfigInvalid or WeightsInvalid.
+    """The divisor of each rotary frequency, [turned / 2] if `turned` elements of a head rotate, or nothing.
+
+    Raises ConfigInvalid or WeightsInvalid.
     """
     if ROPE_FACTORS not in file.names():
         return ()
@@ -147,5 +147,5 @@ def gguf_rope_factors(file: GgufFile, turned: int) -> tuple[float, ...]:
     factors = file.tensor(ROPE_FACTORS)
     factors.check_finite()
     if (factors.values() < 1.0).any():
-        raise WeightsInvalid(f"{file.path}: {ROPE_FACTORS} holds a factor below 1; the file is damaged")
+        raise WeightsInvalid(f"{file.path}: {ROPE_FACTORS} has a factor below 1; the file is damaged")
     return tuple(factors.values().tolist())

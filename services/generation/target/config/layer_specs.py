@@ -1,4 +1,4 @@
-"""The parts of a decoder layer: the one description that targets, adapters and readers of weights use."""
+"""Descriptions of decoder layers, which targets, adapters and readers of weights share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from services.generation.target.families import BY_NAME
 from services.generation.target.family import BesideNames, Clamp, Experts, StateRule, Temperature
 
 if TYPE_CHECKING:
-    from services.generation.target.config.config import TargetConfig  # which takes transformers
+    from services.generation.target.config.config import TargetConfig  # imports transformers
 
 
 class LayerSizes(Protocol):
-    """Sizes and choices of decoder layers, as the configurations of models and of heads have them."""
+    """Sizes and options of decoder layers, in the configurations of models and of heads."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -41,7 +41,7 @@ class LayerSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModuleSpec:
-    """A linear module, transformers' name without the layer's prefix; its weight is [outputs, inputs]."""
+    """A linear module, by transformers' name without the layer's prefix; its weight is [outputs, inputs]."""
 
     name: str
     outputs: int
@@ -51,19 +51,19 @@ class ModuleSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Experts in place of a layer's MLP or beside it: a router, and the modules of every expert."""
+    """Experts in place of a layer's MLP or in addition to it: a router, and the modules of every expert."""
 
     router: ModuleSpec
     gate_up: tuple[tuple[ModuleSpec, ...], ...]
     down: tuple[tuple[ModuleSpec, ...], ...]
-    chosen: int  # experts that compute a row
+    chosen: int  # experts per row
     normalised: bool
     sigmoid: bool
     beside: BesideNames | None
     scored: bool = False
     choice_bias: str = ""  # a vector [experts], or none
     scale: float = 1.0
-    shared_gate: ModuleSpec | None = None  # the MLP's output is multiplied with its sigmoid
+    shared_gate: ModuleSpec | None = None  # the MLP's output is multiplied by its sigmoid
 
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -73,7 +73,7 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputsSpec:
-    """x += norm(projection(activation(gate(x)) * inputs)), with inputs that the layer has of every token."""
+    """x += norm(projection(activation(gate(x)) * inputs)), with an embedding of the token for this layer."""
 
     gate: ModuleSpec
     projection: ModuleSpec
@@ -82,17 +82,17 @@ class LayerInputsSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))), each normalised again
-    before it is added where there is a norm for it. A convolution or a state may be in place of attention.
-    Experts are in place of the latter, or, where there is an MLP too, added after it or, with norms of their own, to
-    it. At last come inputs of the layer itself.
+    """A decoder layer: x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))).
 
-    Modules in one tuple have the same input and are computed together; their outputs lie side by side, whether a model
-    has them as one module or as several.
+    Each sum may have a norm of the added part (`after_attention`, `after_mlp`). A convolution (`taps`) or a state
+    (`rule`) may replace attention; experts may replace the MLP or be added to it. `inputs` come last.
+
+    Modules in one tuple have the same input and are computed together. Their outputs are adjacent, whether a model has
+    one module or several.
     """
 
     prefix: str
-    attention_norm: str  # or none, where it reads the stream as it is
+    attention_norm: str  # or none
     qkv: tuple[ModuleSpec, ...]
     head_norms: tuple[str, ...]  # of queries and keys, or none
     output: tuple[ModuleSpec, ...]
@@ -101,33 +101,33 @@ class LayerSpec:
     down: tuple[ModuleSpec, ...]
     activation: str
     window: int  # keys visible to a query, itself included; 0 is all of them
-    scale: float  # what queries are multiplied with
+    scale: float  # of queries
     heads: int
     kv_heads: int
     head_dim: int
-    source: int | None = None  # the layer whose keys and values are read, where none are computed here
+    source: int | None = None  # the layer whose keys and values are read, if none are computed here
     value_norms: bool = False  # values are normalised, without weights
     inputs: LayerInputsSpec | None = None
-    scalar: str = ""  # what the stream is multiplied with at last, one number, or none
-    chunk: int = 0  # positions of which a query sees those of its own chunk, or 0
-    interleaved: bool = False  # as of `Rotation`
-    temperature: Temperature | None = None  # what queries are multiplied with besides, by position
+    scalar: str = ""  # a number by which the stream is multiplied at the end, or none
+    chunk: int = 0  # positions of an attention chunk, or 0
+    interleaved: bool = False  # as in `Rotation`
+    temperature: Temperature | None = None  # a further factor of queries, by position
     unit_norms: bool = False  # heads of queries and keys are normalised, without weights
-    cap: float = 0.0  # what scores are bent below, or 0
+    cap: float = 0.0  # soft cap of scores, or 0
     sinks: str = ""  # a vector [heads] of further terms of the softmax, or none
     clamp: Clamp | None = None  # in place of the activation
     after_attention: str = ""  # the norm of attention's output, or none
     after_mlp: str = ""
     experts: ExpertsSpec | None = None
-    residual: float = 1.0  # what is multiplied with what is added to the stream
-    whole_norms: bool = False  # `head_norms` are of all queries of a row as one vector, and of all its keys
-    taps: int = 0  # of a gated short convolution in place of attention: `qkv` and `output` are around it, or 0
-    rule: StateRule | None = None  # of the state in place of attention: `qkv` and `output` are around it
-    gated: bool = False  # what a head attends to is multiplied with the sigmoid of what q_proj gives behind its query
+    residual: float = 1.0  # factor of both sums' added parts
+    whole_norms: bool = False  # `head_norms` are over all queries of a row, and over all its keys
+    taps: int = 0  # of a gated short convolution between `qkv` and `output`, or 0
+    rule: StateRule | None = None  # of a state between `qkv` and `output`
+    gated: bool = False  # a head's output is multiplied by the sigmoid of q_proj's outputs after its query
 
     @property
     def cached(self) -> tuple[int, int, int]:
-        """Key heads, and sizes of a key and of a value in the cache; convolutions and states keep inputs as values."""
+        """Key heads, and sizes of a key and of a value in the cache. Convolutions and states cache inputs as values."""
         if self.rule:
             return 1, 0, self.rule.cached
         return (1, 0, self.output[0].outputs) if self.taps else (self.kv_heads, self.head_dim, self.head_dim)
@@ -228,7 +228,7 @@ def _with_convolution(spec: LayerSpec, config: TargetConfig, number: int) -> Lay
 
 
 def _sized_layer(config: TargetConfig, number: int) -> LayerSpec:
-    """A layer as Llama has it, with the sizes of its own."""
+    """A layer as in Llama, with the sizes of layer `number`."""
     own = config.heads_of(number)
     inner = config.mlp_sizes[number] if config.mlp_sizes else config.intermediate_size
     sizes = replace(config, kv_heads=own.kv_heads, head_dim=own.head_dim, intermediate_size=inner)
@@ -241,7 +241,7 @@ def _sized_layer(config: TargetConfig, number: int) -> LayerSpec:
 
 
 def _with_names(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
-    """Modules as the family has them: under other names, or put together."""
+    """Modules under the family's names, fused if the family fuses them."""
     family = BY_NAME[config.architecture]
     if config.fused:
         spec = replace(spec, qkv=(_fused("self_attn.qkv_proj", spec.qkv),))
@@ -278,7 +278,7 @@ def _with_inputs(spec: LayerSpec, config: TargetConfig) -> LayerSpec:
 
 
 def _inside(module: str, parts: Sequence[ModuleSpec]) -> tuple[ModuleSpec, ...]:
-    """Parts of an MLP as those of the module of this name."""
+    """Parts of an MLP, renamed to be in the module of this name."""
     return tuple(replace(part, name=f"{module}.{part.name.rpartition('.')[2]}") for part in parts)
 
 
@@ -327,7 +327,7 @@ def _fused(name: str, modules: Sequence[ModuleSpec]) -> ModuleSpec:
 
 
 def decoder_layer(sizes: LayerSizes, prefix: str, *, inputs: int) -> LayerSpec:
-    """A layer as Llama has it, whose attention reads `inputs` inputs."""
+    """A layer as in Llama, whose attention reads `inputs` inputs."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     attention, mlp = sizes.attention_bias, sizes.mlp_bias

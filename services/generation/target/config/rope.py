@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al. 2021), `docs/numerics.md`: configurations, inverse frequencies, tables.
 
-No library's sine or power is used: numbers are worked out in decimal, by integers, or by polynomials.
+No library's sine or power is used: values are computed in decimal, in integers, or by polynomials.
 """
 
 from __future__ import annotations
@@ -17,19 +17,46 @@ from services.generation.target.arrays import Float32, Float64
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
 from services.generation.target.family import Temperature
 
+_EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
+_ONE = Decimal(1)
+_PI = Decimal("3.14159265358979323846264338327950288419716939937511")
+_APART = Decimal("0.001")  # added to the end of yarn's ramp if it equals the start
+_TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
+_HALF_PI = tuple(  # pi / 2 in three parts; the first two have 33 bits, so that a multiple by 20 bits is exact
+    float.fromhex(part) for part in ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")
+)
+_SINE = tuple(
+    float.fromhex(part)
+    for part in (
+        "-0x1.5555555555549p-3", "0x1.111111110f8a6p-7", "-0x1.a01a019c161d5p-13", "0x1.71de357b1fe7dp-19",
+        "-0x1.ae5e68a2b9cebp-26", "0x1.5d93a5acfd57cp-33",
+    )
+)  # fmt: skip
+_COSINE = tuple(
+    float.fromhex(part)
+    for part in (
+        "0x1.555555555554cp-5", "-0x1.6c16c16c15177p-10", "0x1.a01a019cb1590p-16", "-0x1.27e4f809c52adp-22",
+        "0x1.1ee9ebdb4b1c4p-29", "-0x1.8fae9be8838d4p-37",
+    )
+)  # fmt: skip
+
+Parameters = Mapping[str, Any]
+Frequencies = list[Decimal]
+Scaled = tuple[Frequencies, Decimal]
+"""Frequencies, and the factor of cos and sin."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How heads of one layer turn: element i with element i + n, for n inverse frequencies, or, where `interleaved`,
-    element 2i with element 2i + 1; the rest stay.
+    """The rotation of heads in one layer: element i with element i + n for n inverse frequencies or, if `interleaved`,
+    element 2i with element 2i + 1. Elements after these stay; without frequencies all do.
 
-    A layer without frequencies does not turn its heads. Where there are `long` ones, a context of more than `trained`
-    tokens turns by those (LongRoPE, Ding et al. 2024): the context that is served decides, not the length of a
-    sequence, because keys that are cached cannot be turned again.
+    If there are `long` frequencies, they are used for a context of more than `trained` tokens (LongRoPE, Ding et al.
+    2024). The served context decides and not the length of a sequence: cached keys cannot be rotated again.
     """
 
     inverse_frequencies: tuple[float, ...]  # exact float32 values
-    factor: float = 1.0  # what cos and sin are multiplied with
+    factor: float = 1.0  # of cos and sin
     long: tuple[float, ...] = ()
     trained: int = 0
     interleaved: bool = False
@@ -46,21 +73,21 @@ NO_ROTATION = Rotation(())
 def rotation_of(
     parameters: Mapping[str, Any], head_dim: int, context: int, divisors: Sequence[float] = (), *, partial: bool = False
 ) -> Rotation:
-    """The meaning of transformers' `rope_parameters` for heads of `head_dim` in a model of `context` positions.
+    """The rotation for transformers' `rope_parameters`, heads of `head_dim` and a model of `context` positions.
 
-    `dynamic` changes its frequencies, for all positions, once a sequence outgrows the trained length: the bits of a row
-    would then depend on tokens after it. It is served up to that length, where it equals `default`.
+    `dynamic` changes all frequencies once a sequence exceeds the trained length: the bits of a row would depend on
+    later tokens. It is served up to that length, where it equals `default`.
 
     Args:
-        divisors: [head_dim / 2] or none, what frequencies are divided by.
+        divisors: of the frequencies, [head_dim / 2] or none.
         partial: whether `partial_rotary_factor` may be below 1.
 
     Raises:
-        UnsupportedArchitecture: a kind that is not one of those listed in the message.
-        ConfigInvalid: one of its numbers is missing or out of range.
+        UnsupportedArchitecture: an unknown kind; the message lists the known ones.
+        ConfigInvalid: a number is missing or out of range.
     """
     kind, share = parameters.get("rope_type", "default"), parameters.get("partial_rotary_factor") or 1.0
-    if kind not in tuple(KINDS):
+    if kind not in tuple(KINDS):  # a tuple, since `kind` may be unhashable
         raise UnsupportedArchitecture(f"rope_type: {kind!r} is not supported; supported: {', '.join(KINDS)}")
     proportional = kind == "proportional"
     if share != 1.0 and not (partial or proportional):
@@ -70,7 +97,7 @@ def rotation_of(
     dim = head_dim if proportional else int(head_dim * share)
     if dim % 2 or not dim:
         raise ConfigInvalid(
-            f"rope_parameters: partial_rotary_factor {share} turns {dim} elements; expected an even number"
+            f"rope_parameters: partial_rotary_factor {share} rotates {dim} elements; expected an even number"
         )
     frequencies, factor = rotary(parameters, dim, context, divisors)
     if kind != "longrope":
@@ -80,25 +107,14 @@ def rotation_of(
 
 
 def power_of_e(exponents: Float32) -> Float32:
-    """The float32 nearest to e to the power of each, worked out in decimal."""
+    """e to the power of each exponent, computed in decimal and rounded to float32."""
     with localcontext(_EXACT):
         return np.array([_float32(Decimal(float(x)).exp()) for x in exponents], np.float32)
 
 
 def decay_rates(written: Float32, *, converted: bool) -> Float32:
-    """The rates of a state's decays of what a checkpoint has: their logarithms, or, `converted`, they with a minus."""
+    """Decay rates of a state. A checkpoint has their logarithms, a `converted` one the negated rates."""
     return -written if converted else power_of_e(written)
-
-
-_EXACT = Context(prec=40, rounding=ROUND_HALF_EVEN)
-_ONE = Decimal(1)
-_PI = Decimal("3.14159265358979323846264338327950288419716939937511")
-_APART = Decimal("0.001")  # what keeps the ends of yarn's ramp apart
-
-Parameters = Mapping[str, Any]
-Frequencies = list[Decimal]
-Scaled = tuple[Frequencies, Decimal]
-"""Frequencies, and what cos and sin are multiplied with."""
 
 
 def rotary(
@@ -108,9 +124,9 @@ def rotary(
 
     Args:
         parameters: transformers' `rope_parameters`; `rope_type` is one of `KINDS`.
-        dim: of a head.
+        dim: rotated elements of a head.
         context: positions that the model was trained for.
-        divisors: [dim / 2] or none: what the frequencies are divided by, as GGUF files have it for Llama 3.
+        divisors: of the frequencies, [dim / 2] or none; Llama 3's GGUF files have them.
 
     Raises:
         ConfigInvalid: a number is missing or out of range; the message names it.
@@ -134,13 +150,13 @@ def _linear(parameters: Parameters, plain: Frequencies, log_theta: Decimal, cont
 
 
 def _llama3(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
-    """Short waves stay, long ones are stretched by `factor`, those between partly."""
+    """Short waves stay, long waves are stretched by `factor`, waves between them in part."""
     factor = _number(parameters, "factor")
     low, high = (_number(parameters, f"{name}_freq_factor") for name in ("low", "high"))
     trained = _number(parameters, "original_max_position_embeddings", context)
 
     def scaled(f: Decimal) -> Decimal:
-        turns = trained * f / (2 * _PI)  # of this frequency, within the length that was trained first
+        turns = trained * f / (2 * _PI)  # of this frequency, within the original trained length
         if turns < low:
             return f / factor
         if turns > high:
@@ -158,7 +174,7 @@ def _yarn(parameters: Parameters, plain: Frequencies, log_theta: Decimal, contex
     dim = 2 * len(plain)
 
     def place(turns: Decimal) -> Decimal:
-        """The index, not a whole one, of the frequency that turns so often within the trained length."""
+        """The fractional index of the frequency that makes `turns` turns within the trained length."""
         return dim * (trained / (turns * 2 * _PI)).ln() / (2 * log_theta)
 
     first, last = place(_number(parameters, "beta_fast", 32)), place(_number(parameters, "beta_slow", 1))
@@ -173,7 +189,7 @@ def _yarn(parameters: Parameters, plain: Frequencies, log_theta: Decimal, contex
 
 
 def _longrope(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
-    """Each frequency has a divisor of its own (Ding et al. 2024): `short_factor`, within the length trained first."""
+    """Each frequency has a divisor of its own (Ding et al. 2024): `short_factor`, up to the original trained length."""
     trained = _number(parameters, "original_max_position_embeddings", above=1)
     factor = _number(parameters, "factor", context / trained)
     divisors = _divisors(parameters, "short_factor", len(plain))
@@ -185,14 +201,14 @@ def _longrope(parameters: Parameters, plain: Frequencies, log_theta: Decimal, co
 
 
 def _proportional(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
-    """A share of the frequencies, the first ones; the others are 0, so that their elements stay."""
+    """The first share of the frequencies; the others are 0, so that their elements stay."""
     share, factor = parameters.get("partial_rotary_factor", 1.0), _number(parameters, "factor", 1)
     kept = int(share * 2 * len(plain) // 2)
     return [f / factor if i < kept else Decimal(0) for i, f in enumerate(plain)], _ONE
 
 
 def _divisors(parameters: Parameters, name: str, count: int) -> list[Decimal]:
-    """Rounded to float32, in which a GGUF file has them."""
+    """Divisors of the frequencies, rounded to float32 as in a GGUF file."""
     found = parameters.get(name)
     numbers = found if isinstance(found, list) else []
     whole = [isinstance(d, int | float) and not isinstance(d, bool) and 0 < d < math.inf for d in numbers]
@@ -222,11 +238,11 @@ KINDS: Mapping[str, Callable[[Parameters, Frequencies, Decimal, int], Scaled]] =
     "proportional": _proportional,
     "dynamic": _default,
 }
-"""Scalings by `rope_type`. `dynamic` is `default` up to the length that was trained; `longrope` is its short form."""
+"""Scalings by `rope_type`. `dynamic` is `default` up to the trained length; `longrope` is its short form."""
 
 
 def _number(parameters: Parameters, name: str, default: Decimal | int | None = None, *, above: int = 0) -> Decimal:
-    """A parameter exactly as its binary64 is, or `default` where it is missing, null or, as in transformers, 0."""
+    """A parameter's exact binary64 value, or `default` if it is missing, null or, as in transformers, 0."""
     found = parameters.get(name)
     value = found or default
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not above < value < math.inf:
@@ -235,12 +251,12 @@ def _number(parameters: Parameters, name: str, default: Decimal | int | None = N
 
 
 def _float32(value: Decimal) -> float:
-    return float(np.float32(float(value)))  # to binary64 first, as the page has it
+    return float(np.float32(float(value)))  # to binary64 first, as docs/numerics.md defines it
 
 
 def query_scales(scale: float, temperature: Temperature | None, positions: int) -> Float32:
-    """[positions]: `scale`, with a temperature times 1 + its scale * ln(1 + (p + ahead) div its floor), rounded to
-    binary64 and then to float32.
+    """Query scales by position, [positions]: `scale`, or with a temperature `scale` * (1 + temperature.scale * ln(1 +
+    (p + ahead) div floor)), rounded to binary64 and then to float32.
     """
     if temperature is None:
         return np.full(positions, scale, np.float32)
@@ -249,26 +265,6 @@ def query_scales(scale: float, temperature: Temperature | None, positions: int) 
         steps = [float(whole * (1 + strength * Decimal(1 + n).ln())) for n in range(positions // temperature.floor + 1)]
     each = np.array(steps, np.float64).astype(np.float32)
     return each[(np.arange(positions) + temperature.ahead) // temperature.floor]
-
-
-_TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
-_HALF_PI = tuple(  # pi / 2 in three parts; the first two have 33 bits, so that a multiple by 20 bits is exact
-    float.fromhex(part) for part in ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1.3198a2e037073p-69")
-)
-_SINE = tuple(
-    float.fromhex(part)
-    for part in (
-        "-0x1.5555555555549p-3", "0x1.111111110f8a6p-7", "-0x1.a01a019c161d5p-13", "0x1.71de357b1fe7dp-19",
-        "-0x1.ae5e68a2b9cebp-26", "0x1.5d93a5acfd57cp-33",
-    )
-)  # fmt: skip
-_COSINE = tuple(
-    float.fromhex(part)
-    for part in (
-        "0x1.555555555554cp-5", "-0x1.6c16c16c15177p-10", "0x1.a01a019cb1590p-16", "-0x1.27e4f809c52adp-22",
-        "0x1.1ee9ebdb4b1c4p-29", "-0x1.8fae9be8838d4p-37",
-    )
-)  # fmt: skip
 
 
 def rotations(frequencies: Sequence[float], scaling: float, positions: int) -> tuple[Float32, Float32]:
@@ -297,7 +293,7 @@ def _sine_and_cosine(x: Float64) -> tuple[Float64, Float64]:
 
 
 def _polynomial(coefficients: Sequence[float], z: Float64) -> Float64:
-    """The polynomial's value by Horner's rule, one product and one sum at a time, from the last coefficient."""
+    """The polynomial's value by Horner's rule, from the last coefficient; each product and sum is rounded."""
     total = np.full_like(z, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = total * z + coefficient
@@ -305,5 +301,5 @@ def _polynomial(coefficients: Sequence[float], z: Float64) -> Float64:
 
 
 def inverse_root(x: float) -> float:
-    """x^(-1/2) as binary64, rounded once: C's `pow` may round as it likes, and a libm elsewhere does."""
+    """x^(-1/2) as binary64, rounded once: the rounding of C's `pow` differs between libms."""
     return float(_EXACT.divide(Decimal(1), _EXACT.sqrt(Decimal(x))))

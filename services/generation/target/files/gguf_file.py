@@ -1,4 +1,4 @@
-"""The weights of a GGUF model, in one file or in parts, mapped from disk, by transformers' names and order of rows."""
+"""Weights of a GGUF model in one file or several parts, mapped from disk, with transformers' names and row order."""
 
 from __future__ import annotations
 
@@ -48,19 +48,38 @@ _INSIDE = {
 }
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.([a-z_0-9.]+?)(?:\.(weight|bias|scale))?", re.ASCII)
 _VECTORS = "exp_probs_b", "ssm_dt", "ssm_a", "ssm_d"
-"""Modules that are one vector, whatever their names end with."""
+"""Modules that are a single vector, with or without the ending of a weight or a bias."""
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""The divisor of each rotary frequency (Llama 3); read with the configuration, not with the weights."""
+"""The divisor of each rotary frequency (Llama 3); part of the configuration."""
 ROPE_SHORT, ROPE_LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-"""The same of LongRoPE, for a short and for a long context."""
+"""LongRoPE's divisors for a short and for a long context."""
+
+_LAYOUTS = {int(layout.ggml): layout for layout in LAYOUTS.values()}
+_INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_count_kv"}
+"""Modules whose rows converters reorder in some families, and the fields with their numbers of heads."""
+
+_FOREIGN = {
+    "clip": "the image part of a multimodal model (mmproj); name the file with the text part",
+    "gptoss": "gpt-oss under the names of Ollama's engine; use a file from llama.cpp's converter",
+}
+"""Unsupported values of general.architecture: an explanation and a remedy."""
+_PARTS = {
+    "v.": "a part for images", "mm.": "a part for images", "a.": "a part for sound",
+    "mtp.": "layers that predict further tokens",
+}  # fmt: skip
+"""Prefixes of tensors of other parts of a model, which Ollama's converters put into the same file."""
+
+_Stamp = tuple[Path, int, int, int, int]
+"""A file's path, size, inode and times of modification and change; zeros for a missing file."""
+_open_files: WeakValueDictionary[tuple[_Stamp, ...], GgufFile] = WeakValueDictionary()
 
 
 def transformers_name(name: str, modules: Mapping[str, str]) -> str:
-    """The name in transformers' model; a name that is not known stays as it is. `modules` are a family's own."""
+    """The name in transformers' model. Unknown names are unchanged. `modules`: the family's own names."""
     if match := _BLOCK.fullmatch(name):
         layer, module, kind = match.groups()
-        if kind == "scale":  # a vector of its own
+        if kind == "scale":  # a vector by itself
             module, kind = f"{module}.scale", "weight"
         if module in _VECTORS:
             kind = "weight"
@@ -69,29 +88,7 @@ def transformers_name(name: str, modules: Mapping[str, str]) -> str:
     return _OUTSIDE.get(name, name)
 
 
-_LAYOUTS = {int(layout.ggml): layout for layout in LAYOUTS.values()}
-_INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_count_kv"}
-"""Modules whose rows a converter reorders in some families, and the field that counts the heads they belong to."""
-
-
-_FOREIGN = {
-    "clip": "the part for images of a multimodal model (mmproj); name the file with its part for text",
-    "gptoss": "gpt-oss under the names of Ollama's engine; take a file that llama.cpp's converter made",
-}
-"""Values of general.architecture that are no model for text, or one in another form, and what to do."""
-_PARTS = {
-    "v.": "a part for images", "mm.": "a part for images", "a.": "a part for sound",
-    "mtp.": "layers that predict further tokens",
-}  # fmt: skip
-"""What names of tensors of other parts of a model begin with, which Ollama's converters leave in one file."""
-
-
-_Stamp = tuple[Path, int, int, int, int]
-_open_files: WeakValueDictionary[tuple[_Stamp, ...], GgufFile] = WeakValueDictionary()
-
-
 def _stamp(path: Path) -> _Stamp:
-    """A file that has not changed keeps it; one that is not there has one, too."""
     try:
         stat = path.stat()
     except OSError:
@@ -100,23 +97,20 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model's path is one of a GGUF file, there or not."""
+    """Whether a model's path is that of a GGUF file, which may be missing."""
     return path.suffix.lower() == ".gguf" or path.is_file()
 
 
 @contextmanager
 def held_open(path: Path) -> Iterator[None]:
-    """A block in which a GGUF file is read and checked once, however often it is opened; other paths are not affected.
-
-    Raises what `GgufFile.open` raises.
-    """
+    """Keep a GGUF file open within the block, so that it is read and checked once. Raises as `GgufFile.open` does."""
     file = GgufFile.open(path) if is_gguf(path) else None
     yield
     del file
 
 
 class GgufFile:
-    """One open model, as `weights.Weights`; its files are unmapped when nothing refers to it or its tensors.
+    """An open model (a `weights.Weights`). Its files are unmapped once nothing refers to it or its tensors.
 
     `path` is the file, or the first part, and `paths` are all parts.
     """
@@ -126,26 +120,27 @@ class GgufFile:
         path = self.path
         self.metadata: GgufMetadata = header.metadata
         self._data = data
-        own = str(self.metadata.get("general.architecture"))
-        modules = {name: module for family in gguf_families(own) for name, module in family.in_gguf.items()}
-        further = self.metadata.whole(f"{own}.nextn_predict_layers", 0)
-        self.layers = self.metadata.whole(f"{own}.block_count", further) - further
-        tensors = {name: place for name, place in header.tensors.items() if not (further and self._predicts(name))}
+        architecture = str(self.metadata.get("general.architecture"))
+        modules = {name: module for family in gguf_families(architecture) for name, module in family.in_gguf.items()}
+        mtp_layers = self.metadata.whole(f"{architecture}.nextn_predict_layers", 0)
+        self.layers = self.metadata.whole(f"{architecture}.block_count", mtp_layers) - mtp_layers
+        tensors = {name: place for name, place in header.tensors.items() if not (mtp_layers and self._is_mtp(name))}
         named = [(transformers_name(name, modules), place) for name, place in tensors.items()]
         parts = [part for name, place in named for part in _parts(path, name, place)]
         self._places: Mapping[str, TensorPlace] = dict(parts)
         if len(self._places) < len(parts):
-            raise WeightsInvalid(f"{path}: a tensor is there under two names; expected each once")
+            raise WeightsInvalid(f"{path}: a tensor has two names; expected each once")
 
-    def _predicts(self, name: str) -> bool:
-        """Whether a tensor is one of the layers behind the others that predict further tokens; they are left out."""
+    def _is_mtp(self, name: str) -> bool:
+        """Whether a tensor belongs to a layer for multi-token prediction: the last blocks, which are left out."""
         block = _BLOCK.fullmatch(name)
         return block is not None and int(block[1]) >= self.layers
 
     @property
     def families(self) -> list[Family]:
-        """Families with the file's name of an architecture. Raises UnsupportedArchitecture for an unknown one, and for
-        a file that holds more than a model for text.
+        """Families with the file's general.architecture.
+
+        Raises UnsupportedArchitecture for an unknown architecture, and for a file with parts other than a text model.
         """
         name = self.metadata.text("general.architecture")
         found = gguf_families(name)
@@ -163,12 +158,12 @@ class GgufFile:
     def open(cls, path: Path) -> GgufFile:
         """Map the file and check that every tensor is within it, overlaps no other and is of a supported type.
 
-        Of a model in parts, `path` is the first and the others are in the same folder.
+        If the model has several parts, `path` is the first and the others are in the same folder.
 
         Raises:
             ModelNotFound: there is no such file.
-            WeightsInvalid: it is not a whole GGUF file, or it holds weights in a format that is not supported; a part
-                is missing, doubled, or of another model.
+            WeightsInvalid: it is not a whole GGUF file, or has weights in an unsupported format; a part is missing,
+                doubled, or of another model.
         """
         stamps = tuple(map(_stamp, sibling_paths(path)))
         file = _open_files.get(stamps)
@@ -193,7 +188,7 @@ class GgufFile:
         return self._places[name].shape
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises WeightsInvalid where there is no such tensor, ConfigInvalid where it has another shape."""
+        """Raise WeightsInvalid if there is no such tensor, ConfigInvalid if it has another shape."""
         if name not in self._places:
             raise WeightsInvalid(f"{self.path}: {name} is missing; the file is not a whole model")
         if self.shape(name) != shape:
@@ -210,28 +205,26 @@ class GgufFile:
         return replace(stored, data=self._in_order(name, stored.data))
 
     def _in_order(self, name: str, data: Bytes) -> Bytes:
-        """Rows of q and k as transformers has them, the first halves of all rotated pairs before the second halves.
+        """Rows in transformers' order: in q and k, the first elements of all rotated pairs before the second elements.
 
-        In an interleaved family's files each pair stands together, for an interleaved rotation.
+        Files of interleaved families have the two rows of a pair next to each other.
         """
         module, family = ".".join(name.split(".")[3:5]), self.metadata.text("general.architecture")
         if module not in _INTERLEAVED or not any(each.gguf_interleaved for each in gguf_families(family)):
             return data
-        heads = self.metadata.of_all(f"{family}.attention.head_count", self.layers)
-        counts = self.metadata.of_each(f"{family}.attention.{_INTERLEAVED[module]}", self.layers, heads, least=0)
+        heads = self.metadata.same_for_all(f"{family}.attention.head_count", self.layers)
+        counts = self.metadata.per_layer(f"{family}.attention.{_INTERLEAVED[module]}", self.layers, heads, least=0)
         heads = max(counts, default=0)
         rows = self._places[name].shape[0]
         if heads == 0 or rows % (2 * heads):
-            raise WeightsInvalid(f"{self.path}: {name} has {rows} rows, which {heads} heads do not share in pairs")
+            raise WeightsInvalid(f"{self.path}: {name} has {rows} rows; expected pairs for each of {heads} heads")
         pairs = data.reshape(heads, rows // heads // 2, 2, -1)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
 
 
 def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorPlace]]:
-    """A tensor of all experts [experts, out, in] or [experts, out] as one for each, of gate and up together as two;
-    others as they are.
-    """
-    if name.endswith((".A_log.weight", ".mamba.D.weight", ".mamba.norm.weight")):  # of Mamba-2 in columns, or by group
+    """Split a tensor of all experts, [experts, out, in] or [experts, out], by expert, and fused gate and up in two."""
+    if name.endswith((".A_log.weight", ".mamba.D.weight", ".mamba.norm.weight")):  # Mamba-2's are columns or groups
         return [(name, replace(place, shape=(prod(place.shape),)))]
     if name.endswith("shared_expert_gate.weight") and len(place.shape) == 1:  # a matrix of one row
         return [(name, replace(place, shape=(1, *place.shape)))]
@@ -239,11 +232,11 @@ def _parts(path: Path, name: str, place: TensorPlace) -> list[tuple[str, TensorP
         return [(name, place)]
     count, *shape = place.shape
     if count > MOST_EXPERTS:
-        raise WeightsInvalid(f"{path}: {name.format('*')} are {count} experts; supported: at most {MOST_EXPERTS}")
+        raise WeightsInvalid(f"{path}: {name.format('*')} has {count} experts; supported: at most {MOST_EXPERTS}")
     size = (_end(path, name, place) - place.offset) // count
     modules = ("gate_proj", "up_proj") if ".gate_up_proj." in name else ("gate_up_proj",)
     if shape[0] % len(modules) or size % len(modules):
-        raise WeightsInvalid(f"{path}: {name.format('*')} has {shape[0]} rows; expected as many of gate as of up")
+        raise WeightsInvalid(f"{path}: {name.format('*')} has {shape[0]} rows; expected equally many of gate and of up")
     shape[0], size = shape[0] // len(modules), size // len(modules)
     places = (replace(place, shape=tuple(shape), offset=place.offset + at * size) for at in range(count * len(modules)))
     names = (name.format(n).replace("gate_up_proj", module) for n in range(count) for module in modules)
@@ -267,8 +260,8 @@ def _check_text_alone(path: Path, names: Iterable[str]) -> None:
     if found:
         parts = " and ".join(f"{part} ({name})" for part, name in sorted(found.items()))
         raise UnsupportedArchitecture(
-            f"{path}: holds {parts} beside the model for text, as Ollama's converters write it; supported: a model for "
-            "text alone: take a file that llama.cpp's converter made, for example with hf:OWNER/REPOSITORY"
+            f"{path}: contains {parts}, as Ollama's converters write it; supported: a text model alone: use a file "
+            "from llama.cpp's converter, for example hf:OWNER/REPOSITORY"
         )
 
 
@@ -286,7 +279,7 @@ def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> N
 
 
 def _end(path: Path, name: str, place: TensorPlace) -> int:
-    """The byte after its last one. Raises WeightsInvalid for a type that is not supported or does not fit its shape."""
+    """The end of a tensor in the file. Raises WeightsInvalid if its type is unsupported or does not fit its shape."""
     layout = _layout(path, name, place.ggml)
     if layout.weights > 1 and len(place.shape) == 1:
         raise WeightsInvalid(f"{path}: tensor {name} is a vector stored as {layout.storage}; expected plain numbers")

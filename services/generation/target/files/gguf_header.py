@@ -1,7 +1,7 @@
-"""The head of a GGUF file: metadata and where each tensor lies, checked against the file's size before it is believed.
+"""The header of a GGUF file: metadata and tensors' places, checked against the file's size.
 
 The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little endian. The `gguf`
-package's reader believes every count and offset, so it is not used on files that anybody may have written.
+package's reader does not check counts and offsets, so it is not used on untrusted files.
 """
 
 from __future__ import annotations
@@ -20,24 +20,47 @@ from numpy.typing import NDArray
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 
 Value = int | float | bool | str | list[str] | NDArray[np.generic]
-"""An array of strings is a list, one of numbers a numpy array."""
+"""An array of strings is a list, an array of numbers a numpy array."""
 
-_MOST = 2**53 - 1  # what JSON carries exactly
+_MOST = 2**53 - 1  # integers up to this are exact in JSON
 _LARGEST = float(np.finfo(np.float32).max)
 _SHOWN_OF_VALUE = 80  # characters of a value in a message
+_SHOWN = 100  # characters of a name in a message
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_ALIGNMENT = 32  # bytes, the default of general.alignment
+_DIMENSIONS = 4  # ggml's most
+_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _ARRAY = 8, 9
+
+_NAMES_OF_OLLAMA = {
+    "rope.global.freq_base": "rope.freq_base",
+    "rope.local.freq_base": "rope.freq_base_swa",
+    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope.scaling.extrapolation_factor": "rope.scaling.yarn_ext_factor",
+    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling_beta": "attention.temperature_scale",
+    "norm_top_k_prob": "expert_weights_norm",
+}
+"""Fields of an architecture under the names of Ollama's converters, and llama.cpp's names of them."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufField:
-    """A value, and its type and value as they are written in the file."""
+    """A value, and the bytes of its type and value in the file."""
 
     value: Value
     written: memoryview
 
 
 class GgufMetadata(Mapping[str, Value]):
-    """The fields of one file, under llama.cpp's names where a converter of Ollama has others. The typed readers raise
-    ConfigInvalid naming file and field.
+    """The fields of one file, under llama.cpp's names.
+
+    The typed readers raise ConfigInvalid, which names the file and the field.
     """
 
     def __init__(self, path: Path, fields: Mapping[str, GgufField]) -> None:
@@ -51,7 +74,7 @@ class GgufMetadata(Mapping[str, Value]):
         return value
 
     def unread(self, *prefixes: str) -> list[str]:
-        """Names of fields that begin with one of these and were never asked for, in order."""
+        """Sorted names with one of these prefixes that were never read."""
         return sorted(key for key in self._fields.keys() - self._read if key.startswith(prefixes))
 
     def __iter__(self) -> Iterator[str]:
@@ -61,9 +84,9 @@ class GgufMetadata(Mapping[str, Value]):
         return len(self._fields)
 
     def digest(self, prefix: str) -> str:
-        """`sha256:<hex>` over the names and written values of all fields whose names begin so, in order of names.
+        """`sha256:<hex>` over the names and written values of all fields with this prefix, sorted by name.
 
-        Each name and each value stands behind its length, eight bytes, little endian.
+        Each name and each value is preceded by its length: eight bytes, little endian.
         """
         sha256 = hashlib.sha256()
         for key in sorted(key for key in self._fields if key.startswith(prefix)):
@@ -79,7 +102,7 @@ class GgufMetadata(Mapping[str, Value]):
         return value
 
     def real(self, key: str, default: float | None = None, *, above: float = -math.inf) -> float:
-        """GGUF keeps float32; config.json would have the shortest decimal that rounds to it."""
+        """A number as config.json has it: the shortest decimal that rounds to the file's float32."""
         value = self._given(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not above < value or abs(value) > _LARGEST:
             raise self.refused(key, f"a number above {above}")
@@ -103,8 +126,8 @@ class GgufMetadata(Mapping[str, Value]):
             raise self.refused(key, "a list of texts")
         return value
 
-    def of_each(self, key: str, layers: int, default: int | None = None, *, least: int = 1) -> list[int]:
-        """A field with one number for all layers, or one for each."""
+    def per_layer(self, key: str, layers: int, default: int | None = None, *, least: int = 1) -> list[int]:
+        """A field with one number for all layers, or a number for each."""
         if not isinstance(self.get(key, default), np.ndarray):
             return [self.whole(key, default, least=least)] * layers
         found = self.numbers(key).tolist()
@@ -112,11 +135,11 @@ class GgufMetadata(Mapping[str, Value]):
             raise self.refused(key, f"a whole number of at least {least}, or one for each of {layers} layers")
         return list(map(int, found[:layers]))
 
-    def of_all(self, key: str, layers: int, default: int | None = None, *, least: int = 1) -> int:
-        """A field with one number for all layers, which some converters write once for each."""
+    def same_for_all(self, key: str, layers: int, default: int | None = None, *, least: int = 1) -> int:
+        """A field with one number for all layers, which some converters repeat for each layer."""
         if not isinstance(self.get(key, default), np.ndarray):
             return self.whole(key, default, least=least)
-        found = set(self.of_each(key, layers, default, least=least))
+        found = set(self.per_layer(key, layers, default, least=least))
         if len(found) != 1:
             raise self.refused(key, f"one number for all {layers} layers")
         return found.pop()
@@ -134,27 +157,14 @@ class GgufMetadata(Mapping[str, Value]):
         return value
 
     def refused(self, key: str, expected: str) -> ConfigInvalid:
-        """The error that says what is in a field, and what was expected there."""
+        """The error for an invalid field, with its value."""
         value = self.get(key)
         shown = f"a list of {len(value)}" if isinstance(value, list | np.ndarray) else repr(value)[:_SHOWN_OF_VALUE]
         return ConfigInvalid(f"{self.path}: {key} is {shown}; expected {expected}")
 
 
-_NAMES_OF_OLLAMA = {
-    "rope.global.freq_base": "rope.freq_base",
-    "rope.local.freq_base": "rope.freq_base_swa",
-    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
-    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
-    "rope.scaling.extrapolation_factor": "rope.scaling.yarn_ext_factor",
-    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
-    "rope.scaling_beta": "attention.temperature_scale",
-    "norm_top_k_prob": "expert_weights_norm",
-}
-"""Names that Ollama's converters give fields of an architecture, and llama.cpp's names of the same."""
-
-
 def _renamed(fields: Mapping[str, GgufField]) -> dict[str, GgufField]:
-    """Fields under llama.cpp's names. Where a file has both names of a field, llama.cpp's wins."""
+    """Fields under llama.cpp's names. If a file has both names of a field, llama.cpp's wins."""
     own = fields.get("general.architecture")
     usual = {f"{own.value}.{theirs}": f"{own.value}.{ours}" for theirs, ours in _NAMES_OF_OLLAMA.items()} if own else {}
     moved = {key: usual[key] for key in fields if key in usual and usual[key] not in fields}
@@ -162,9 +172,9 @@ def _renamed(fields: Mapping[str, GgufField]) -> dict[str, GgufField]:
 
 
 def gguf_sizes(metadata: GgufMetadata) -> dict[str, int]:
-    """hidden_size, num_hidden_layers and vocab_size. Base identifiers rest on these names: never add one.
+    """hidden_size, num_hidden_layers and vocab_size. Base identifiers depend on these names: never add one.
 
-    Raises ConfigInvalid where the file does not say.
+    Raises ConfigInvalid if the file has no such field.
     """
     family = metadata.text("general.architecture")
     return {
@@ -175,25 +185,14 @@ def gguf_sizes(metadata: GgufMetadata) -> dict[str, int]:
 
 
 def _vocabulary(metadata: GgufMetadata, family: str) -> int:
-    """Not every converter writes the size beside the tokens."""
+    """The size of the vocabulary; some converters write its tokens alone."""
     key = f"{family}.vocab_size"
     return metadata.whole(key, least=1) if key in metadata else len(metadata.texts("tokenizer.ggml.tokens"))
 
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_ALIGNMENT = 32  # bytes, where general.alignment does not say otherwise
-_DIMENSIONS = 4  # ggml has no more
-_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_TEXT, _ARRAY = 8, 9
-_SHOWN = 100  # characters of a name in a message
-
-_T = TypeVar("_T")
-
-
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor's extent, outermost first, the number of its ggml type, and the offset of its first byte in the file.
+    """A tensor's shape, outermost dimension first, the number of its ggml type, and its offset in the file.
 
     `part` counts the files of a model in several parts, from 0.
     """
@@ -206,23 +205,23 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """`tensors` by the names in the file. Their extent is checked where the size of a type is known."""
+    """Metadata, and tensors by the names in the file. The reader of tensors checks their extent."""
 
     metadata: GgufMetadata
     tensors: Mapping[str, TensorPlace]
 
 
 def read_gguf_header(path: Path, data: memoryview) -> GgufHeader:
-    """Read the head of the file whose bytes are `data`, in memory proportional to it; `path` is for messages.
+    """Read the header of the file whose bytes are `data`, in memory proportional to it. `path` is for messages.
 
     Raises:
-        WeightsInvalid: it is not a GGUF file of a known version, it ends early, or it contradicts itself.
+        WeightsInvalid: it is not a GGUF file of a known version, ends early, or contradicts itself.
     """
     cursor = _Cursor(path, data)
     _check_version(cursor)
     tensors, fields = cursor.number("<Q"), cursor.number("<Q")
-    metadata = GgufMetadata(path, _collected(cursor, fields, "the metadata field", _field))
-    places = _collected(cursor, tensors, "the tensor", _place)
+    metadata = GgufMetadata(path, _collected(cursor, fields, "metadata field", _field))
+    places = _collected(cursor, tensors, "tensor", _place)
     alignment = _alignment(metadata)
     start = -(-cursor.position // alignment) * alignment
     for name, place in places.items():
@@ -233,7 +232,7 @@ def read_gguf_header(path: Path, data: memoryview) -> GgufHeader:
 
 
 class _Cursor:
-    """Reads on from a position. It checks that bytes are there before it takes memory for them."""
+    """A position in the file. It checks that bytes exist before memory is allocated for them."""
 
     def __init__(self, path: Path, data: memoryview) -> None:
         self.path, self._data = path, data
@@ -242,7 +241,7 @@ class _Cursor:
     def take(self, size: int) -> memoryview:
         if size > len(self._data) - self.position:
             raise self.damaged(
-                f"the file ends at byte {len(self._data)}, inside of its header: {size} more bytes were to follow byte "
+                f"the file ends at byte {len(self._data)}, within its header: expected {size} more bytes after byte "
                 f"{self.position}"
             )
         self.position += size
@@ -273,12 +272,12 @@ def _check_version(cursor: _Cursor) -> None:
     if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
         raise WeightsInvalid(
             f"{cursor.path}: big endian; expected little endian: convert it with gguf-convert-endian of the package "
-            "gguf, or take another file"
+            "gguf, or use another file"
         )
     if version not in _VERSIONS:
         raise WeightsInvalid(
             f"{cursor.path}: GGUF version {version} is not supported; supported: {known}: convert the model with a "
-            "llama.cpp of today, or take another file"
+            "recent llama.cpp, or use another file"
         )
 
 
@@ -287,7 +286,7 @@ def _collected(cursor: _Cursor, count: int, what: str, read: Callable[[_Cursor],
     for _ in range(count):
         name = cursor.text()
         if name in found:
-            raise cursor.damaged(f"{what} {name[:_SHOWN]!r} is there twice")
+            raise cursor.damaged(f"duplicate {what} {name[:_SHOWN]!r}")
         found[name] = read(cursor)
     return found
 
@@ -303,7 +302,7 @@ def _scalar(cursor: _Cursor, kind: int) -> Value:
     if kind == _TEXT:
         return cursor.text()
     if kind not in _NUMBERS:
-        raise cursor.damaged(f"the metadata before byte {cursor.position} is of type {kind}, which GGUF does not have")
+        raise cursor.damaged(f"the metadata before byte {cursor.position} is of the unknown type {kind}")
     value: Value = cursor.number(_NUMBERS[kind])
     return value
 

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files under the names that a family's layers have them by, experts each by itself."""
+"""Tensors of safetensors files under the names of `config.layer_specs`, split by expert."""
 
 from __future__ import annotations
 
@@ -21,11 +21,44 @@ from services.generation.target.files.stored_tensor import StoredTensor, map_fil
 from services.generation.target.sizes import MOST_EXPERTS
 
 FLOATS = ("F32", "BF16", "F16")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors", re.ASCII)
 _STORAGES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "MXFP4": "mxfp4"}
+_WRITTEN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64", "BOOL": "bool"}
+"""Safetensors' dtypes, and its writer's names of them."""
+_DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}
+"""Safetensors' dtypes by numpy's."""
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+_BARE = (
+    ".sinks",
+    ".layer_scalar",
+    ".router.scale",
+    ".router.per_expert_scale",
+    ".expert_bias",
+    ".dt_bias",
+    ".A_log",
+    ".D",
+)
+"""Ends of names of vectors that belong to no module."""
+_CONVOLVED = f".{CONVOLUTION}.weight", ".conv1d.weight"
+_GROUP, _PACKED = 32, 16
+"""Weights of an MXFP4 block, and its bytes."""
+_STACKED = r"(.*\.{0.module})\.({0.gate_up}|{0.down})(?:\.weight)?(_\w+)?"
+"""Names of tensors of all experts of a layer, with a `StackedExperts` for {0}."""
+_TEXT = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""Prefixes of the text part in multimodal checkpoints, and in a text model."""
+_OTHERS = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*|mtp\..*"
+)
+"""Names of tensors that are not read: of other modalities, and of layers for multi-token prediction."""
 
 
 class SafetensorsFiles:
-    """The open files of one model, as `weights.Weights`."""
+    """The open files of one model (a `weights.Weights`)."""
 
     def __init__(self, path: Path, parts: Mapping[str, Part]) -> None:
         self.path = path
@@ -33,8 +66,10 @@ class SafetensorsFiles:
 
     @classmethod
     def open(cls, directory: Path, family: Family | None = None) -> SafetensorsFiles:
-        """`family`: whose names tensors get. Raises WeightsInvalid: a file is missing, or is not a whole safetensors
-        file, or not what the index says, or there are two sets of weights, or experts in a form that is not known.
+        """Open the weights of a model. Tensors get the names of `family`.
+
+        Raises WeightsInvalid: a file is missing, damaged or disagrees with the index, there are two sets of weights, or
+        experts in an unknown form.
         """
         return cls(directory, parts_of(family, _entries(directory)))
 
@@ -62,14 +97,14 @@ def read_parts(path: Path) -> dict[str, Part]:
 
     Raises:
         ModelNotFound: there is no such file.
-        WeightsInvalid: it is not whole, or something other than safetensors.
+        WeightsInvalid: it is damaged, or something other than safetensors.
     """
     data = map_file(path)
     if data[:4].tobytes() == b"GGUF":
         raise WeightsInvalid(f"{path}: a GGUF file, expected safetensors; name it {path.stem}.gguf")
     try:
         with safe_open(path, framework="numpy"):
-            pass  # it has checked the header: sizes fit dtypes and shapes, and tensors fill the file without a gap
+            pass  # this checks the header: sizes fit dtypes and shapes, and tensors fill the file without a gap
         begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
         header: dict[str, Any] = json.loads(data[8:begin].tobytes())
         return {name: _entry(field, data[begin:]) for name, field in header.items() if name != "__metadata__"}
@@ -77,13 +112,9 @@ def read_parts(path: Path) -> dict[str, Part]:
         raise WeightsInvalid(f"{path}: not a whole safetensors file ({error}); download or copy it again") from error
 
 
-_WRITTEN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "I64": "int64", "BOOL": "bool"}
-"""Safetensors' dtypes, as its writer takes them."""
-
-
 def write_parts(path: Path, parts: Mapping[str, Part]) -> None:
-    """Write one file, which `read_parts` reads. Raises OSError; KeyError for a dtype that is not written here."""
-    held = {name: np.ascontiguousarray(part.read()) for name, part in parts.items()}  # until all of it is written
+    """Write one file, which `read_parts` reads. Raises OSError, or KeyError for a dtype outside of `_WRITTEN`."""
+    held = {name: np.ascontiguousarray(part.read()) for name, part in parts.items()}  # alive while they are written
     specs = {
         name: TensorSpec(
             dtype=_WRITTEN[part.dtype], shape=part.shape, data_ptr=address(held[name]), data_len=held[name].nbytes
@@ -103,16 +134,12 @@ def floats(name: str, part: Part) -> Float32:
     return StoredTensor.of_bytes(name, _STORAGES[part.dtype], part.shape, part.read()).values().copy()
 
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors", re.ASCII)
-
-
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model: the one file, or the shards that the index names, in order.
 
     Raises:
         WeightsInvalid: there are no files, the index is not readable or names a file outside the directory, or the
-            directory holds files of a second set of weights.
+            directory contains a second set of weights.
     """
     weight_map = _weight_map(directory)
     names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
@@ -133,13 +160,13 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def other_weights(directory: Path, read: Collection[str]) -> list[str]:
-    """Names of weight files of a model in a directory that are not among those `read`."""
+    """Sorted names of a directory's weight files that are not in `read`."""
     present = (path.name for path in directory.iterdir())
     return sorted(name for name in present if (name == SINGLE or _SHARD.fullmatch(name)) and name not in read)
 
 
 def _weight_map(directory: Path) -> dict[str, str] | None:
-    """The file of each tensor, as the index has it; None without an index. Raises WeightsInvalid."""
+    """The index, the file of each tensor, or None. Raises WeightsInvalid."""
     path = directory / INDEX
     if not path.exists():
         return None
@@ -153,7 +180,7 @@ def _weight_map(directory: Path) -> dict[str, str] | None:
 
 
 def _entries(directory: Path) -> dict[str, Part]:
-    """The tensors of all files of a model, by their names in them. Raises WeightsInvalid."""
+    """The tensors of all files of a model, by their names in the files. Raises WeightsInvalid."""
     weight_map, entries = _weight_map(directory), dict[str, Part]()
     for path in weight_files(directory):
         parts = read_parts(path)
@@ -164,37 +191,20 @@ def _entries(directory: Path) -> dict[str, Part]:
 
 
 def _check_listed(index: Path, weight_map: Mapping[str, str], file: str, found: Collection[str]) -> None:
-    """Hold the tensors of one file against the index. A tensor in two files is in one that the index does not name."""
+    """Compare the tensors of one file with the index. This finds tensors that are in two files, too."""
     for name in found:
         if weight_map.get(name) != file:
             listed = f"in {weight_map[name]}" if name in weight_map else "in no file"
             raise WeightsInvalid(
-                f"{index}: lists {name} {listed}, but {file} holds it: they are files of different sets of weights; "
+                f"{index}: lists {name} {listed}, but it is in {file}: the files are of different sets of weights; "
                 "download the model again into an empty folder"
             )
     missing = sorted(name for name, shard in weight_map.items() if shard == file and name not in found)
     if missing:
         raise WeightsInvalid(
-            f"{index}: lists {missing[0]} in {file}, which does not hold it: they are files of different sets of "
+            f"{index}: lists {missing[0]} in {file}, which does not have it: the files are of different sets of "
             "weights; download the model again into an empty folder"
         )
-
-
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-_BARE = (
-    ".sinks",
-    ".layer_scalar",
-    ".router.scale",
-    ".router.per_expert_scale",
-    ".expert_bias",
-    ".dt_bias",
-    ".A_log",
-    ".D",
-)
-"""Ends of names of vectors that belong to no module."""
-_CONVOLVED = f".{CONVOLUTION}.weight", ".conv1d.weight"
-_GROUP, _PACKED = 32, 16
-"""Weights of an MXFP4 block, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,18 +217,14 @@ class Part:
 
     @classmethod
     def of(cls, values: NDArray[np.float32 | np.int64 | np.bool_]) -> Part:
-        """An array's values, as it holds them. Raises KeyError for another dtype."""
+        """The values of an array. Raises KeyError for another dtype."""
         whole = np.ascontiguousarray(values)
         return cls(_DTYPES[whole.dtype.name], values.shape, lambda: whole.reshape(-1).view(np.uint8))
 
 
-_DTYPES = {"float32": "F32", "int64": "I64", "bool": "BOOL"}
-"""Safetensors' dtypes by numpy's."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stack:
-    """All experts' tensors [count, outputs] or [count, outputs, inputs]; `rows` gives outputs of one, each's bytes."""
+    """All experts' tensors [count, outputs] or [count, outputs, inputs]; `rows` reads the bytes of an expert's rows."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -226,8 +232,9 @@ class _Stack:
 
 
 def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Part]:
-    """Parts by names of `config.layer_specs`. Raises WeightsInvalid for stacked experts whose shapes fit nothing, and
-    for a tensor that is there under two names.
+    """Tensors under the names of `config.layer_specs`.
+
+    Raises WeightsInvalid for stacked experts of unknown shapes, and for a tensor with two names.
     """
     if family and (family.multimodal or family.delta):
         named = ((in_text_part(name), part) for name, part in entries.items())
@@ -238,7 +245,7 @@ def parts_of(family: Family | None, entries: Mapping[str, Part]) -> dict[str, Pa
 
 
 def _by_module(stacked: StackedExperts | None, entries: Mapping[str, Part]) -> Iterator[tuple[str, Part]]:
-    place = re.compile(_PLACES.format(stacked) if stacked else "(?!)")
+    place = re.compile(_STACKED.format(stacked) if stacked else "(?!)")
     for name, part in entries.items():
         match = place.fullmatch(name)
         if name.endswith(_CONVOLVED) and len(part.shape) == 3:  # [channels, 1, taps]
@@ -246,8 +253,8 @@ def _by_module(stacked: StackedExperts | None, entries: Mapping[str, Part]) -> I
         elif stacked is None or match is None:
             yield f"{name}.weight" if name.endswith(_BARE) else name, part
         elif match[3] != "_scales":
-            yield from _each(match, _stack(stacked, entries, match), stacked)
-        elif f"{name.removesuffix('_scales')}_blocks" not in entries:  # with them they are read
+            yield from _experts(match, _stack(stacked, entries, match), stacked)
+        elif f"{name.removesuffix('_scales')}_blocks" not in entries:  # scales are read together with their blocks
             yield name, part
 
 
@@ -255,29 +262,16 @@ def _once(named: Iterable[tuple[str, Part]]) -> dict[str, Part]:
     found: dict[str, Part] = {}
     for name, part in named:
         if name in found:
-            raise WeightsInvalid(f"{name} is there under two names; expected each tensor once: use the original model")
+            raise WeightsInvalid(f"{name} has two names in the checkpoint; expected each tensor once: use the original")
         found[name] = part
     return found
 
 
-_PLACES = r"(.*\.{0.module})\.({0.gate_up}|{0.down})(?:\.weight)?(_\w+)?"
-
-_TEXT = (
-    ("language_model.model.", "model."),
-    ("model.language_model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-)
-_OTHERS = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*|mtp\..*"
-)
-"""Parts of checkpoints: that for text, and those that are left alone, as layers that predict further tokens are."""
-
-
 def in_text_part(name: str) -> str | None:
-    """A tensor's name in the model for text, None for a tensor of another part."""
-    for prefix, stands_for in _TEXT:
+    """A tensor's name in a text model, or None for a tensor of another part."""
+    for prefix, replacement in _TEXT:
         if name.startswith(prefix):
-            return stands_for + name.removeprefix(prefix)
+            return replacement + name.removeprefix(prefix)
     return None if _OTHERS.fullmatch(name) else name
 
 
@@ -295,14 +289,15 @@ def _stack(stacked: StackedExperts, entries: Mapping[str, Part], match: re.Match
         )
     raise WeightsInvalid(
         f"{match[0]} has dtype {part.dtype} and shape {list(part.shape)}; expected all experts' matrices, biases, or "
-        "MXFP4 blocks beside their scales: use the original model"
+        "MXFP4 blocks with their scales: use the original model"
     )
 
 
-def _each(match: re.Match[str], stack: _Stack, stacked: StackedExperts) -> Iterator[tuple[str, Part]]:
+def _experts(match: re.Match[str], stack: _Stack, stacked: StackedExperts) -> Iterator[tuple[str, Part]]:
+    """The tensors of each expert in a stack, by name."""
     count, outputs, *inputs = stack.shape
     if count > MOST_EXPERTS:
-        raise WeightsInvalid(f"{match[0]} holds {count} experts; supported: at most {MOST_EXPERTS}")
+        raise WeightsInvalid(f"{match[0]} has {count} experts; supported: at most {MOST_EXPERTS}")
     kind = "bias" if match[3] == "_bias" else "weight"
     for module, rows in _modules(stacked, match[2], outputs).items():
         shape = (len(range(outputs)[rows]), *inputs)
@@ -311,7 +306,7 @@ def _each(match: re.Match[str], stack: _Stack, stacked: StackedExperts) -> Itera
 
 
 def _modules(stacked: StackedExperts, name: str, outputs: int) -> dict[str, slice]:
-    """The slice of outputs that belongs to each module."""
+    """The slice of outputs of each module."""
     if name == stacked.down:
         return {"down_proj": slice(None)}
     if stacked.interleaved:
@@ -325,7 +320,7 @@ def _plain_rows(part: Part, transposed: bool, number: int, rows: slice) -> Bytes
 
 
 def _mxfp4_rows(blocks: Part, scales: Part, number: int, rows: slice) -> Bytes:
-    """A byte holds two neighbours there; in GGUF, behind the exponent, a value and the one half a block on."""
+    """Rows in GGUF's blocks: the exponent, then bytes of values i and i + 16. In `blocks` a byte has neighbours."""
     packed, exponents = (part.read().reshape(part.shape)[number, rows] for part in (blocks, scales))
     values = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*exponents.shape, _GROUP)
     whole = [exponents[..., None], values[..., :_PACKED] | values[..., _PACKED:] << 4]

@@ -1,4 +1,4 @@
-"""One tensor of a model as its publisher wrote it, and the float32 values that these bytes stand for."""
+"""A tensor of a model in its published storage, and its float32 values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from gguf.quants import dequantize, quantize
 from services.generation.target.arrays import Bytes, Float32, Int64
 from services.generation.target.errors import ModelNotFound, WeightsInvalid
 
+_BEGINNING = 256  # bytes of a file that are inspected
+_CHECKED_BYTES = 1 << 20  # per step, so that intermediate results stay in the cache
+_LARGEST_EXPONENT = 252  # of mxfp4: 6 * 2^(252 - 127) is the largest value below 2^128
+
 
 def map_file(path: Path) -> Bytes:
-    """Read-only; given back when nothing refers to it any more.
+    """Map a file, read-only; it is unmapped once nothing refers to it.
 
     Raises:
         ModelNotFound: there is no such file.
-        WeightsInvalid: it is empty, a directory, not to be read, or obviously something other than weights.
+        WeightsInvalid: it is empty, a directory, unreadable, or clearly something other than weights.
     """
     try:
         with path.open("rb") as file:
             data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        if instead := _something_else(data[:_BEGINNING].tobytes()):
-            raise WeightsInvalid(f"{path}: {instead}")
+        if other := _something_else(data[:_BEGINNING].tobytes()):
+            raise WeightsInvalid(f"{path}: {other}")
         return data
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path}: no such file") from error
@@ -33,23 +37,20 @@ def map_file(path: Path) -> Bytes:
         raise WeightsInvalid(f"{path}: cannot be read: {error}; download or copy it again") from error
 
 
-_BEGINNING = 256  # bytes of a file that are looked at
-
-
 def _something_else(beginning: bytes) -> str:
-    """A description of a file that is often found in place of one with weights, and what to do; empty for others."""
+    """A message about a file that is often found in place of weights; empty for others."""
     if beginning.startswith(b"version https://git-lfs.github.com/spec/"):
-        return "a pointer of Git LFS, expected the weights; fetch them: git lfs pull"
+        return "a Git LFS pointer, expected the weights; fetch them: git lfs pull"
     if beginning.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "a page of HTML, expected weights; download the file itself, not the page about it"
+        return "an HTML page, expected weights; download the file itself"
     if beginning.startswith(b"PK\x03\x04"):
-        return "a ZIP archive, as torch.save writes, expected safetensors or GGUF; pickle is not read"
+        return "a ZIP archive, as torch.save writes it, expected safetensors or GGUF; pickle is not read"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How a block lies in a file: `halves` bytes from byte `halves_at` on are float16 scales and minima.
+    """A block's layout in a file: `halves` bytes at byte `halves_at` are float16 scales and minima.
 
     Plain numbers are blocks of one weight without scales.
     """
@@ -70,9 +71,9 @@ class BlockLayout:
         return int(GGML_QUANT_SIZES[self.ggml][1])
 
     def row_bytes(self, weights: int) -> int:
-        """Raises ValueError where a row of `weights` weights does not end with a block."""
+        """Bytes of a row of `weights` weights. Raises ValueError unless these are whole blocks."""
         if weights % self.weights:
-            raise ValueError(f"a row of {weights} weights is no whole number of {self.storage}'s {self.weights}")
+            raise ValueError(f"a row has {weights} weights; expected a multiple of {self.storage}'s {self.weights}")
         return weights // self.weights * self.size
 
 
@@ -97,16 +98,10 @@ LAYOUTS = {
 """Layouts by `StoredTensor.storage`."""
 
 
-_CHECKED_BYTES = 1 << 20
-"""How much is looked at in one go, so that what is computed on the way stays in the cache."""
-
-_LARGEST_EXPONENT = 252  # of mxfp4: 6 * 2^(252 - 127) is the largest value below 2^128
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A matrix [out, in] or a vector [size]; `data` is [out, bytes of a row] or [bytes], little endian, read-only
-    where it is mapped from disk. GGUF's blocks are as in the file.
+    """A matrix [out, in] or a vector [size]. `data` is [out, bytes of a row] or [bytes], little endian, read-only if it
+    is mapped from disk. GGUF's blocks are as in the file.
     """
 
     name: str
@@ -118,20 +113,20 @@ class StoredTensor:
 
     @classmethod
     def of_bytes(cls, name: str, storage: str, shape: tuple[int, ...], data: Bytes) -> StoredTensor:
-        """`data` [bytes] as rows. Raises ValueError where that is not what the shape takes."""
+        """`data` [bytes] as rows. Raises ValueError if it does not fit the shape."""
         *outer, inner = shape or (1,)
         return cls(name, storage, shape, data.reshape(*outer, LAYOUTS[storage].row_bytes(inner)))
 
     @classmethod
     def of_values(cls, name: str, values: Float32) -> StoredTensor:
-        """Plain numbers, in two bytes each where bfloat16 holds all of them without loss."""
+        """Plain numbers: bfloat16 if it represents all of them exactly, else float32."""
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         if (bits & 0xFFFF).any():
             return cls(name, "float32", values.shape, bits.view(np.uint8))
         return cls(name, "bfloat16", values.shape, (bits >> 16).astype(np.uint16).view(np.uint8))
 
     def values(self) -> Float32:
-        """The weights in float32, [shape]. Every use of this tensor computes with these, whatever its storage.
+        """The weights in float32, [shape]: the values with which every pass computes.
 
         Exact for plain numbers. Blocks are dequantised as in GGUF: q8_0 d·q; q4_0 d·(q − 8); q5_0 d·(q − 16); q4_1 and
         q5_1 d·q + m; iq4_nl d·v, v one of sixteen whole numbers from −127 to 113; q4_k and q5_k (d·scale)·q −
@@ -147,13 +142,13 @@ class StoredTensor:
             return self.data.view("<f2").astype(np.float32)
         if self.storage == "bfloat16":
             return (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        with np.errstate(invalid="ignore"):  # scales that are not finite are for check_finite to find
+        with np.errstate(invalid="ignore"):  # check_finite reports scales that are not finite
             found: Float32 = dequantize(self.data, LAYOUTS[self.storage].ggml)
         return found
 
     def rounded(self) -> StoredTensor:
-        """A matrix with its values rounded to q4_1; itself where rows are no whole number of blocks, or a scale or a
-        minimum would not be finite in float16.
+        """A matrix with its values rounded to q4_1; unchanged if rows are not whole blocks, or a scale or a minimum
+        would not be finite in float16.
         """
         layout = LAYOUTS["q4_1"]
         if len(self.shape) < 2 or self.shape[1] % layout.weights:
@@ -169,10 +164,10 @@ class StoredTensor:
         return replace(self, shape=(len(chosen), *self.shape[1:]), data=chosen).values()
 
     def check_finite(self) -> None:
-        """Reads every value that is stored, of quantised weights every scale.
+        """Check every stored value; of quantised weights, every scale.
 
         Raises:
-            WeightsInvalid: one is infinite or not a number.
+            WeightsInvalid: a value is infinite or not a number.
         """
         layout = LAYOUTS[self.storage]
         blocks = self.data.reshape(-1, layout.size)
@@ -180,7 +175,7 @@ class StoredTensor:
         for start in range(0, len(blocks), step):
             if not _finite(blocks[start : start + step], layout):
                 raise WeightsInvalid(
-                    f"weights: {self.name} ({self.storage}) holds a value that is infinite or not a number; "
+                    f"weights: {self.name} ({self.storage}) has a value that is infinite or not a number; "
                     "download the file again or use another model"
                 )
 
@@ -192,5 +187,5 @@ def _finite(blocks: Bytes, layout: BlockLayout) -> bool:
         return bool((blocks[:, 0] <= _LARGEST_EXPONENT).all())
     if layout.halves:
         blocks = np.ascontiguousarray(blocks[:, layout.halves_at : layout.halves_at + layout.halves])
-    exponent = 0x7F80 if layout.storage == "bfloat16" else 0x7C00  # all set in what is infinite or not a number
+    exponent = 0x7F80 if layout.storage == "bfloat16" else 0x7C00  # all ones for infinity and NaN
     return not bool(((blocks.view("<u2") & exponent) == exponent).any())

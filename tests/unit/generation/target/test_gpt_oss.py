@@ -56,7 +56,7 @@ def test_storage_changes_no_bit(directories: tuple[Path, Path], tmp_path: Path) 
 
 
 FAULTS = {
-    "an exponent that is no number": (f"{EXPERTS}.down_proj_scales", 255, "holds a value that is infinite"),
+    "an exponent that is no number": (f"{EXPERTS}.down_proj_scales", 255, "has a value that is infinite"),
     "scales that are missing": (f"{EXPERTS}.down_proj_scales", None, r"down_proj_blocks has .*; expected all experts'"),
     "blocks that are missing": (f"{EXPERTS}.down_proj_blocks", None, r"experts\.0\.down_proj\.weight.* missing"),
 }

@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a number with a leading zero": (lambda t: t.update({"blk.00.attn_q.weight": t[Q]}), r"blk\.00\.attn_q"),
     "a tensor under both names": (
-        lambda t: t.update({"model.norm.weight": t["output_norm.weight"]}), "there under two names",
+        lambda t: t.update({"model.norm.weight": t["output_norm.weight"]}), "has two names",
     ),
     "a tensor of another shape": (
         lambda t: t.update({"blk.0.ffn_up.weight": t["blk.0.attn_k.weight"]}),
@@ -130,7 +130,7 @@ def test_other_beginnings_are_refused_with_their_names(tmp_path: Path, whole: by
         (whole[:4] + struct.pack(">I", 3) + whole[8:], "big endian"),
         (whole[:8] + struct.pack("<Q", 2**63) + whole[16:], "damaged"),
         (whole[:16] + struct.pack("<Q", 2**63) + whole[24:], "damaged"),
-        (whole[:24] + struct.pack("<Q", 2**63) + whole[32:], "9223372036854775808 more bytes were to follow byte 32"),
+        (whole[:24] + struct.pack("<Q", 2**63) + whole[32:], "9223372036854775808 more bytes after byte 32"),
     ):
         path.write_bytes(data)
         with pytest.raises(WeightsInvalid, match=words):

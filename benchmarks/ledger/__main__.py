@@ -33,8 +33,8 @@ _SHORT_WARM_UP = 200
 _SMALL = 10_000
 """The largest log that is made anew for each round; earlier rounds would change its size."""
 
-_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a", "folder": "#2e8540"}
-_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "folder": "folder, SQLite as index"}
+_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a"}
+_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 Row = dict[str, Any]
 
 
@@ -44,17 +44,11 @@ def main() -> None:
     results: dict[str, Any] = dict(known_figures("ledger", arguments.out) or {})
     for store in arguments.only:
         most = arguments.most if store != "postgresql" else min(arguments.most, arguments.most_postgresql)
-        with opened(store, arguments.keep, arguments.log) as locations:
+        with opened(store, arguments.keep) as locations:
             results[store] = _measure(locations, arguments.appends, most, arguments.rounds)
     written = Measurement.now("ledger", results, Subject()).write(arguments.out)
     _draw(results, written.with_suffix(".png"))
     print(json.dumps({store: results[store] for store in arguments.only}, indent=1))
-
-
-def _folder(url: str) -> Path:
-    if not url.startswith("file:///"):
-        raise argparse.ArgumentTypeError("expected file:/// and the absolute path of a folder")
-    return Path(url.removeprefix("file://"))
 
 
 def _arguments() -> argparse.Namespace:
@@ -65,9 +59,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--most-postgresql", type=int, default=100_000, help="the same on PostgreSQL (100000)")
     parser.add_argument(
         "--keep", type=Path, help="folder where filled SQLite logs are, or are left, to be used again (none: removed)"
-    )
-    parser.add_argument(
-        "--log", type=_folder, help="file:///FOLDER for logs that lie in a folder (with the other temporary files)"
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
     parser.add_argument("--only", nargs="+", choices=STORES, default=STORES, help="stores to measure (all)")

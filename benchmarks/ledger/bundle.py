@@ -41,7 +41,7 @@ def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
     fill(location, receipts)
     path = location.folder / "bundle.tar.gz"
     started = time.perf_counter()
-    with closing(SqlEntryStore.open_for_reading(location.database, log=location.log)) as store, path.open("wb") as file:
+    with closing(SqlEntryStore.open_for_reading(location.database)) as store, path.open("wb") as file:
         note = store.latest_checkpoint()
         assert note is not None
         file.writelines(archive(export_bundle(store, Export(note, 0, receipts, timestamp(datetime.now(UTC))))))

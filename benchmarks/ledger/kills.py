@@ -144,7 +144,7 @@ def killed_and_counted(location: LedgerLocation, kills: int, appenders: int) -> 
 
 def _accounted(location: LedgerLocation, kills: int, answers: list[tuple[str, int]]) -> Account:
     keys = location.folder / "content-keys/keys.sqlite3"
-    with closing(SqlEntryStore.open_for_reading(location.database, keys, log=location.log)) as store:
+    with closing(SqlEntryStore.open_for_reading(location.database, keys)) as store:
         entries = list(entries_from(store))
         report = verify_log(entries, store.latest_checkpoint(), location.trusted())
         places: dict[str, list[int]] = {}
@@ -175,9 +175,7 @@ def _accounted(location: LedgerLocation, kills: int, answers: list[tuple[str, in
 
 
 def _checked(location: LedgerLocation, keys: Path) -> list[object]:
-    """The findings of the deep check, where the log is in the database."""
-    if location.log is not None:
-        return []
+    """The findings of the deep check."""
     with closing(SqlGuard.open_for_reading(location.folder / "guard.sqlite3")) as guard:
         guarded = guard.heads()
     with closing(SqlInspection.open(location.database, keys)) as inspection:
@@ -190,7 +188,7 @@ def main() -> None:
     parser.add_argument("--appenders", type=int, default=4, help="callers at once (4)")
     parser.add_argument("--store", choices=STORES, default=STORES[0], help=f"where the log is ({STORES[0]})")
     arguments = parser.parse_args()
-    with opened(arguments.store, None, None) as locations:
+    with opened(arguments.store, None) as locations:
         account = killed_and_counted(locations.location("kills"), arguments.kills, arguments.appenders)
     print(json.dumps(asdict(account) | {"ok": account.ok}, indent=1))
     sys.exit(0 if account.ok else 1)

@@ -167,7 +167,7 @@ def prove(location: LedgerLocation, service: Service, size: int) -> dict[str, An
 
 def verify(location: LedgerLocation, entries: int) -> dict[str, Any]:
     """Offline verification of the first entries: every hash, link, signature and rule. One process."""
-    with closing(SqlEntryStore.open_for_reading(location.database, log=location.log)) as store:
+    with closing(SqlEntryStore.open_for_reading(location.database)) as store:
         taken = list(islice(entries_from(store), entries))
     started = time.perf_counter()
     report = verify_log(taken, None, location.trusted())

@@ -39,7 +39,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 212, 128
 
 ORIGIN = "benchmark.local/ledger"
 _FILL = 1000  # entries of one transaction while filling
-STORES = ("sqlite", "postgresql", "folder")
+STORES = ("sqlite", "postgresql")
 
 
 def signed_receipts(key: SigningKey) -> Iterator[tuple[Receipt, bytes, Content]]:
@@ -89,11 +89,10 @@ def _receipt(number: int, content: Content, stream: str) -> Receipt:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLocation:
-    """The folder of one ledger; the URLs of its database and of its log, where they are elsewhere."""
+    """The folder of one ledger; the URL of its database, if that is elsewhere."""
 
     folder: Path
     url: str | None = None
-    log: str | None = None
 
     @property
     def database(self) -> Path | str:
@@ -122,8 +121,6 @@ def running(location: LedgerLocation) -> Iterator[Service]:
         "services.ledger", "--data-dir", str(location.folder), "--listen", "127.0.0.1:0", "--origin", ORIGIN,
         "--ready-file", str(ready), "--principals", str(principals), "--log-level", "warning",
     ]  # fmt: skip
-    if location.log is not None:
-        command.append(f"--log={location.log}")
     with serving("ledger", command, ready, {"KOLM_LEDGER_DATABASE_URL": location.url} if location.url else {}) as found:
         yield found
 
@@ -132,12 +129,10 @@ def fill(location: LedgerLocation, size: int) -> float:
     """Bring a stopped ledger to `size` entries, signed and with content; returns the seconds that writing took."""
     receipts, log, seconds = signed_receipts(location.key("receipts")), location.key("log"), 0.0
     with (
-        closing(
-            SqlEntryStore.open(location.database, location.folder / "content-keys/keys.sqlite3", log=location.log)
-        ) as store,
+        closing(SqlEntryStore.open(location.database, location.folder / "content-keys/keys.sqlite3")) as store,
         closing(SqlGuard.open(location.folder / "guard.sqlite3")) as guard,
     ):
-        writer = recover(store, log, location.trusted(), ORIGIN, None if location.log else guard)
+        writer = recover(store, log, location.trusted(), ORIGIN, guard)
         while (missing := size - writer.head.size) > 0:
             batch = [_admitted(*made) for made in islice(receipts, min(missing, _FILL))]
             started = time.perf_counter()
@@ -157,13 +152,10 @@ class LedgerLocations:
     folder: Path
     cluster: Path | None = None
     keep: Path | None = None
-    logs: Path | None = None
 
     def location(self, name: str) -> LedgerLocation:
         """The log of that name, empty where it is new."""
         folder = self.folder / name
-        if self.logs is not None:
-            return LedgerLocation(folder, log=(self.logs / name).absolute().as_uri())
         if self.cluster is None:
             return LedgerLocation(folder)
         if not folder.exists():
@@ -173,25 +165,14 @@ class LedgerLocations:
 
     def kept(self, name: str) -> LedgerLocation:
         """The same, for a log that takes long to fill: out of `keep`, where that is given."""
-        return self.location(name) if self.keep is None or self.logs else LedgerLocation(self.keep / name)
+        return self.location(name) if self.keep is None else LedgerLocation(self.keep / name)
 
 
 @contextmanager
-def _scratch(folder: Path) -> Iterator[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="kolm-benchmark-", dir=folder) as scratch:
-        yield scratch
-
-
-@contextmanager
-def opened(store: str, keep: Path | None, logs: Path | None = None) -> Iterator[LedgerLocations]:
+def opened(store: str, keep: Path | None) -> Iterator[LedgerLocations]:
     """The locations of one of STORES; gone at the end, except those in the folder `keep` (SQLite)."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kolm-benchmark-")))
-        if store == "folder":
-            logs = logs or folder / "logs"
-            yield LedgerLocations(folder, logs=Path(stack.enter_context(_scratch(logs))))
-            return
         if store == "sqlite":
             yield LedgerLocations(folder, keep=keep)
             return

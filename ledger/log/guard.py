@@ -64,7 +64,7 @@ def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, sig
 
 def check_continuity(
     store: EntryStore,
-    guard: Guard | None,
+    guard: Guard,
     trusted: TrustedKeys,
     origin: str,
     witnessed: Path,
@@ -73,7 +73,7 @@ def check_continuity(
 ) -> None:
     """Refuse a log whose guard is gone, and one that contradicts the newest cosigned checkpoint in `witnessed`.
 
-    `guard` is None where the index of a log elsewhere takes its place. `trusted` holds the log's replaced keys as well.
+    `trusted` holds the log's replaced keys as well.
     `new_guard`: the operator knows that the guard is a new one.
 
     Raises GuardMissing, RolledBack, ChainError, StoreError.
@@ -82,7 +82,7 @@ def check_continuity(
     seen = newest_signed(witnessed, trusted.keys("log"), origin)
     if seen is not None:
         check_extends(seen, size, TileHashes(store), f"a checkpoint in {witnessed}")
-    if size and guard is not None and not new_guard and guard.read(origin) is None:
+    if size and not new_guard and guard.read(origin) is None:
         raise GuardMissing(size)
 
 

@@ -1,17 +1,14 @@
-"""A database, or a log that lies elsewhere, opened by its path or URL."""
+"""A database, opened by its path or URL."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import URL, Table, inspect, make_url
 from sqlalchemy.exc import ArgumentError
 
 from ledger.errors import StoreError
-from ledger.log.folder import Folder
-from ledger.log.tiled_log import Place, TiledLog
 from ledger.sql.database import Database
 from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.sqlite import SqliteDatabase
@@ -65,26 +62,6 @@ def connect_for_reading_with(target: Path | str, version: Table, table: Table, o
         database.close()
         raise
     return database
-
-
-def open_log(location: str, *, reading: bool = False) -> TiledLog:
-    """A log in file:///FOLDER or s3://bucket/prefix, for the one writer or up to its newest checkpoint.
-
-    Raises StoreLocked, StoreDamaged, StoreError, NotFound for a folder to read that is not there.
-    """
-    place: Place
-    if location.startswith("file:///"):
-        folder = Path(unquote(urlsplit(location).path))
-        place = Folder.open_for_reading(folder) if reading else Folder.open(folder)
-    elif location.startswith("s3://"):
-        try:
-            from ledger.log.bucket import Bucket
-        except ModuleNotFoundError:
-            raise StoreError("a log in a bucket needs obstore: install kolm-serve's extra s3") from None
-        place = Bucket.open(location)
-    else:
-        raise StoreError("expected a log in file:///FOLDER or s3://bucket/prefix")
-    return TiledLog.open_for_reading(place) if reading else TiledLog.open(place)
 
 
 def _url(target: Path | str) -> URL:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, inspect, select
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry
-from ledger.errors import FormatError, NotFound, StoreError
+from ledger.errors import FormatError, NotFound
 from ledger.log.content_seal import unseal
 from ledger.log.store import Row
 from ledger.sql.connect import connect_for_reading
@@ -131,9 +131,5 @@ class SqlInspection:
 def _check_is_ledger(connection: Connection, name: str) -> None:
     """Raises StoreError where it is not a ledger of this version; a ledger that lost its table of versions passes."""
     there = inspect(connection)
-    if there.has_table(leaves.name):
-        first = connection.execute(select(leaves.c.entry).where(leaves.c.index == 0)).scalar()
-        if first == b"":
-            raise StoreError(f"{name} is the index of a log in a folder; verify that log through its service")
     if there.has_table(version.name) or not there.has_table(leaves.name):
         check_revision(connection, name)

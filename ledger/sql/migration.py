@@ -21,16 +21,13 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, StoreError
 from ledger.log.store import receipt_counts
-from ledger.sql.connect import connect, connect_for_reading, open_log
+from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.database import Database, run
 from ledger.sql.queries import entry_bytes
 from ledger.sql.schema import AUDITED_RECEIPTS, check_nothing_missing, fence, revision_of, version
 from ledger.tree.entry import Entry
 
 _PAGE = 1000
-
-ReadEntry = Callable[[int, object], bytes]
-"""Index and the column `entry` of a row → the bytes of the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class Step:
     kolm: str
     words: str
     change: Callable[[Operations], None]
-    fill: Callable[[Connection, ReadEntry], None]
+    fill: Callable[[Connection], None]
 
 
 def _add_counts(ops: Operations) -> None:
@@ -61,11 +58,11 @@ _PUT_COUNTS = (
 )
 
 
-def _fill_counts(connection: Connection, read: ReadEntry) -> None:
+def _fill_counts(connection: Connection) -> None:
     last = -1
     while rows := run(connection, _RECEIPTS_AFTER, last, _PAGE).fetchall():
         for index, column in rows:
-            receipt = read_document(Entry.from_bytes(read(index, column)).envelope)
+            receipt = read_document(Entry.from_bytes(entry_bytes(index, column)).envelope)
             if not isinstance(receipt, Receipt):
                 raise ChainError(index, "is indexed as a receipt and is not one")
             run(connection, _PUT_COUNTS, *receipt_counts(receipt).values(), index)
@@ -104,9 +101,8 @@ def planned(target: Path | str) -> Plan:
         return _plan(database, connection)
 
 
-def migrate(target: Path | str, *, log: str | None = None, backup: Path | None = None) -> Plan:
-    """Take the steps, all or none. `log` is where the log lies, if not in the database. With `backup`, an SQLite file
-    is copied there first.
+def migrate(target: Path | str, *, backup: Path | None = None) -> Plan:
+    """Take the steps, all or none. With `backup`, an SQLite file is copied there first.
 
     Raises StoreLocked while a ledger runs on the database, StoreError, ChainError for an entry that is damaged.
     """
@@ -118,7 +114,7 @@ def migrate(target: Path | str, *, log: str | None = None, backup: Path | None =
         if backup is not None:
             _copy(Path(database.name), backup)
         with database.writing() as connection:
-            _take(connection, plan, log)
+            _take(connection, plan)
             check_nothing_missing(connection, database.name)
     return plan
 
@@ -137,26 +133,13 @@ def _sql(step: Step, dialect: str) -> str:
     return written.getvalue()
 
 
-def _take(connection: Connection, plan: Plan, log: str | None) -> None:
+def _take(connection: Connection, plan: Plan) -> None:
     operations = Operations(MigrationContext.configure(connection))
-    tiled = None if log is None else open_log(log, reading=True)
-
-    def read(index: int, column: object) -> bytes:
-        if tiled is not None:
-            return tiled.entry(index)
-        if column == b"":
-            raise StoreError(f"{plan.database} is the index of a log elsewhere: name that with --log")
-        return entry_bytes(index, column)
-
-    try:
-        for step in plan.steps:
-            step.change(operations)
-            step.fill(connection, read)
-            connection.execute(update(version).values(revision=step.to, kolm=step.kolm))
-        connection.execute(update(fence).values(epoch=fence.c.epoch + 1))  # a writer of before never writes again
-    finally:
-        if tiled is not None:
-            tiled.close()
+    for step in plan.steps:
+        step.change(operations)
+        step.fill(connection)
+        connection.execute(update(version).values(revision=step.to, kolm=step.kolm))
+    connection.execute(update(fence).values(epoch=fence.c.epoch + 1))  # a writer of before never writes again
 
 
 def _copy(database: Path, backup: Path) -> None:

@@ -209,18 +209,6 @@ def make_tables(connection: Connection, name: str) -> None:
     connection.execute(insert(fence), {"id": 0, "epoch": 0})
 
 
-def clear_index(connection: Connection) -> None:
-    """Empty the tables that can be filled again from a log elsewhere. The triggers that refuse it are made again."""
-    index = [verdicts, receipts, leaves]
-    connection.execute(text(f"DROP VIEW IF EXISTS {_VIEW}"))
-    metadata.drop_all(connection, tables=index)
-    metadata.create_all(connection, tables=index)
-    for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
-        if " ON leaves " in statement:
-            connection.execute(text(statement))
-    connection.execute(text(AUDITED_RECEIPTS))
-
-
 def revision_of(connection: Connection, name: str) -> int:
     """The revision of a database's tables, from OLDEST to REVISION. Raises StoreError for any other."""
     found = found_revision(connection, version, REVISION, name)

@@ -1,21 +1,12 @@
-"""EntryStore on SQL (SQLAlchemy Core), on any `database.Database`: index and contents, and the log itself, or all but
-that, where the log lies in a folder or a bucket.
-
-With those, the transaction of a batch is open while the batch is appended there, which is when it is in the log. The
-database follows: it may lose its newest batches in a crash or a power cut, and takes them over again from the log, with
-what the journal has of their contents, before anything else is written. What the database has seen of the log, it has
-to show again: an old copy of it is refused.
-"""
+"""EntryStore on SQL (SQLAlchemy Core), on any `database.Database`: log, index and contents."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 from sqlalchemy import Connection, Select, Table, func, select, update
 
 from ledger.documents.content import Content
@@ -23,13 +14,10 @@ from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import read_document
-from ledger.errors import ChainError, FormatError, LedgerError, NotFound, RolledBack, StoreError, StoreLocked
-from ledger.keys.note import Note
-from ledger.log.guard import check_extends
+from ledger.errors import ChainError, LedgerError, NotFound, StoreError, StoreLocked
 from ledger.log.receipt_filter import ReceiptFilter
-from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, retentions_of
-from ledger.log.tiled_log import TiledLog
-from ledger.sql.connect import connect, connect_for_reading, open_log
+from ledger.log.store import Batch, ReceiptRow, VerdictRow, retentions_of
+from ledger.sql.connect import connect, connect_for_reading
 from ledger.sql.contents import SealedContents, SqlContentKeys
 from ledger.sql.database import Database, run
 from ledger.sql.queries import (
@@ -46,7 +34,6 @@ from ledger.sql.schema import (
     OLDEST,
     check_nothing_missing,
     check_revision,
-    clear_index,
     contents,
     fence,
     leaves,
@@ -54,10 +41,7 @@ from ledger.sql.schema import (
     metadata,
     receipts,
 )
-from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import CHAIN_START, Entry
-from ledger.tree.merkle import leaf_hash
-from ledger.tree.tile import TILE_WIDTH, TileHashes
 
 _LAST = 'SELECT "index", chain FROM leaves ORDER BY "index" DESC LIMIT 1'
 _ENTRY = 'SELECT entry FROM leaves WHERE "index" = ?'
@@ -111,83 +95,54 @@ class Fence:
 class SqlEntryStore:
     """A ledger in an SQL database, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
 
-    def __init__(
-        self, database: Database, fence: Fence | None, contents: SealedContents, size: int, log: TiledLog | None = None
-    ) -> None:
-        """`size`: the number of entries there are. `log`: None where it is in the database."""
+    def __init__(self, database: Database, fence: Fence | None, contents: SealedContents) -> None:
+        """`fence` is None if the database was opened for reading."""
         self._database = database
-        self._log = log
         self._fence = fence
         self._contents = contents
 
     @classmethod
-    def open(
-        cls,
-        target: Path | str,
-        content_keys: Path | str | None = None,
-        *,
-        log: str | None = None,
-        new_keys: bool = False,
-        new_index: bool = False,
-    ) -> Self:
-        """Open for writing: an SQLite file (a path, `sqlite:///…`; created where missing) or `postgresql+psycopg://…`.
+    def open(cls, target: Path | str, content_keys: Path | str | None = None, *, new_keys: bool = False) -> Self:
+        """Open for writing: an SQLite file (a path or `sqlite:///…`, created if missing) or `postgresql+psycopg://…`.
 
-        `content_keys` is the database of the keys (`SqlContentKeys`), which seal contents; without it, none can be
-        written, read or erased. `log` is where the log lies (`connect.open_log`), if not in the database, which then
-        follows it; `new_index` has the index made again from the log. Tables are made in one transaction. Raises
-        StoreLocked where another process writes to this ledger, StoreError for a database of another schema and, unless
-        `new_keys`, where contents are sealed and the keys are gone, StoreDamaged where a table, a column, an index or a
-        trigger is missing, RolledBack for a log that holds less than the database has seen.
+        `content_keys` is the database of the keys that seal contents (`SqlContentKeys`); without it, no content can be
+        written, read or erased. Tables are made in one transaction. Raises StoreLocked if another process writes to
+        this ledger, StoreDamaged if a table, a column, an index or a trigger is missing, and StoreError for a database
+        of another schema and, unless `new_keys`, if contents are sealed and the keys are gone.
         """
         database = connect(target, "ledger")
-        keys = tiled = None
+        keys = None
         try:
             keys = None if content_keys is None else SqlContentKeys.open(content_keys)
-            tiled = None if log is None else open_log(log)
             sealed = SealedContents(database, keys)
             with database.writing() as connection:
                 make_tables(connection, database.name)
                 check_nothing_missing(connection, database.name)
-                if tiled is not None and new_index:
-                    clear_index(connection)
                 fence = Fence(connection)
-                _check_log(connection, database.name, tiled)
-                size = _next_index(connection)
             if not new_keys:
                 sealed.check_keys()
-            store = cls(database, fence, sealed, size, tiled)
-            store._catch_up()
             sealed.settle()
         except LedgerError:
-            for opened in (keys, tiled, database):
-                if opened is not None:
-                    opened.close()
+            if keys is not None:
+                keys.close()
+            database.close()
             raise
-        return store
+        return cls(database, fence, sealed)
 
     @classmethod
-    def open_for_reading(
-        cls, target: Path | str, content_keys: Path | str | None = None, *, log: str | None = None
-    ) -> Self:
-        """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
+    def open_for_reading(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
+        """Open without the right to write, also while a ledger runs. Raises NotFound if there is no such file."""
         database = connect_for_reading(target)
         try:
             with database.reading() as connection:
                 check_revision(connection, database.name, OLDEST)
-                size = _next_index(connection)
-                tiled = None if log is None else open_log(log, reading=True)
-                _check_log(connection, database.name, tiled)
             keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
         except LedgerError:
             database.close()
             raise
-        return cls(database, None, SealedContents(database, keys), size, tiled)
+        return cls(database, None, SealedContents(database, keys))
 
     def size(self) -> int:
-        if self._fence is not None:
-            self._catch_up()
-        elif self._log is not None:
-            return self._log.size
         with self._database.reading() as connection:
             count, last = connection.execute(select(func.count(), func.max(leaves.c.index)).select_from(leaves)).one()
         if count and last != count - 1:
@@ -195,95 +150,25 @@ class SqlEntryStore:
         return int(count)
 
     def commit(self, batch: Batch) -> None:
-        if self._log is not None and self._log.is_full:
-            self._flush()
-            self._log.turn()
         self._contents.settle()
-        self._write(batch, self._contents.rows(batch.records))
-
-    def _write(self, batch: Batch, sealed: Sequence[Mapping[str, Any]], *, follows: bool = False) -> None:
-        """The transaction of a batch. `follows`: the log has it."""
-        erased = self._erased(batch)
-        log, gone = self._log, [*erased]
-        with (
-            self._contents.erasing(gone),
-            self._database.writing(durable=log is None or not log.keeps_batches) as connection,
-        ):
+        sealed, erased = self._contents.rows(batch.records), self._erased(batch)
+        with self._contents.erasing([*erased]), self._database.writing() as connection:
             self._check_fence(connection)
             rows: dict[str, Sequence[Mapping[str, Any]]] = {
                 **rows_of(batch.records, _chain_before(connection, batch)),
                 contents.name: sealed,
             }
-            if log is not None:
-                rows[leaves.name] = [{**row, "entry": b""} for row in rows[leaves.name]]
             for table, some in rows.items():
                 insert_rows(connection, metadata.tables[table], some)
             if erased:
-                self._contents.empty(connection, gone)
+                self._contents.empty(connection, [*erased])
                 for receipt_index, entry_index in erased.items():
                     run(connection, _PUT_ERASURE, receipt_index, entry_index)
-            if log is None:
-                for tile in batch.tiles:
-                    run(connection, _PUT_TILE, tile.level, tile.number, tile.hashes)
-            elif not follows:
-                beside = msgspec.msgpack.encode([[*row.values()] for row in sealed])
-                entries = [record.entry for record in batch.records]
-                log.append(batch.records[0].index, entries, batch.tiles, beside)
-
-    def _catch_up(self) -> None:
-        """Take over what the log has and the database does not: all of a crash, or of a batch that failed half way."""
-        log = self._log
-        if log is None:
-            return
-        with self._database.reading() as connection:
-            size = _next_index(connection)
-        if log.behind or (log.is_open and size < log.size):  # a batch that failed half way: the journal has all of it
-            log.replay()
-        if size > log.size:
-            raise RolledBack(
-                f"the log in {log.name} holds {log.size} entries, and the index {self._database.name} has seen "
-                f"{size}: an old copy of the log was restored. Bring back the one that holds entry {size - 1}"
-            )
-        if size == log.size and log.is_open:
-            return
-        seen = self.latest_checkpoint()
-        if seen is not None and (head := _head(seen)) is not None:
-            check_extends(head, log.size, TileHashes(log), f"the index {self._database.name}")
-        journalled = {each.start: each for each in log.journalled}
-        while size < log.size:
-            if size in journalled:
-                entries, beside = journalled[size].entries, journalled[size].beside
-            else:  # before the journal, so that the database once had them; in steps that meet its batches
-                following = min((start for start in journalled if start > size), default=log.size)
-                entries, beside = tuple(log.entries(size, min(TILE_WIDTH, following - size))), b""
-            records = tuple(_record(index, data) for index, data in enumerate(entries, size))
-            columns = [column.name for column in contents.columns]
-            sealed = [dict(zip(columns, row, strict=True)) for row in msgspec.msgpack.decode(beside or b"\x90")]
-            self._write(Batch(records, ()), sealed, follows=True)
-            size += len(records)
-        note = log.checkpoint()
-        if note is not None and (head := _head(note)) is not None and head.size <= size:
-            self._remember(head.size, note)
-        newest = self.latest_checkpoint()
-        if newest is not None and (head := _head(newest)) is not None:  # a power cut may have taken its files
-            log.publish(head.size, newest)
-        self._flush()
-        log.settle()
-
-    def _flush(self) -> None:
-        """What has been committed so far survives a power cut."""
-        with self._database.writing() as connection:
-            self._check_fence(connection)
-            if self._fence is not None:
-                self._fence.touch(connection)
+            for tile in batch.tiles:
+                run(connection, _PUT_TILE, tile.level, tile.number, tile.hashes)
 
     def record_checkpoint(self, size: int, note: bytes) -> None:
         self._contents.check_held()
-        self._remember(size, note)
-        if self._log is not None and self.latest_checkpoint() == note:
-            self._log.publish(size, note)
-
-    def _remember(self, size: int, note: bytes) -> None:
         with self._database.writing(durable=False) as connection:
             self._check_fence(connection)
             self._contents.forget(connection)
@@ -297,8 +182,6 @@ class SqlEntryStore:
     def check_held(self) -> None:
         self._database.check_held()
         self._contents.check_held()
-        if self._log is not None:
-            self._log.check_held()
 
     @property
     def lock_losses(self) -> int:
@@ -306,38 +189,31 @@ class SqlEntryStore:
         return self._database.lock_losses
 
     def probe(self) -> None:
-        self._flush()
-        if self._log is not None:
-            self._log.append(self._log.size, (), ())
+        with self._database.writing() as connection:
+            self._check_fence(connection)
+            if self._fence is not None:
+                self._fence.touch(connection)
         self._contents.settle()
 
     def latest_checkpoint(self) -> bytes | None:
-        if self._log is not None and self._fence is None:
-            return self._log.checkpoint()
         note = self._value(_LATEST_CHECKPOINT)
         return None if note is None else blob(note, "the latest checkpoint")
 
     def entry(self, index: int) -> bytes:
-        if self._log is not None:
-            return self._log.entry(index)
         data = self._value(_ENTRY, index)
         if data is None:
             raise NotFound(f"the ledger holds no entry {index}")
         return entry_bytes(index, data)
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]:
-        if self._log is not None:
-            return self._log.entries(start, limit)
         return [entry_bytes(index, entry) for index, entry in self._database.rows(_ENTRIES, start, limit)]
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
         wanted = leaves.c.kind.in_(tuple(kinds)), leaves.c.index >= start
         statement = select(leaves.c.index, leaves.c.entry).where(*wanted).order_by(leaves.c.index)
-        return [(index, self._bytes(index, entry)) for index, entry in self._all(statement)]
+        return [(index, entry_bytes(index, entry)) for index, entry in self._all(statement)]
 
     def tile(self, level: int, number: int) -> bytes:
-        if self._log is not None:
-            return self._log.tile(level, number)
         hashes = self._value(_TILE, level, number)
         if hashes is None:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
@@ -378,22 +254,16 @@ class SqlEntryStore:
         with self._database.reading() as connection:
             size = _next_index(connection)
             found: Sequence[Any] = connection.execute(select_receipts(narrow, after, limit, size)).all()
-        return [ReceiptRow(**{**row._mapping, "entry": self._bytes(row.index, row.entry)}) for row in found]
+        return [ReceiptRow(**{**row._mapping, "entry": entry_bytes(row.index, row.entry)}) for row in found]
 
     def verdicts(
         self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
     ) -> Sequence[VerdictRow]:
         wanted = select_verdicts(receipt_id, outcome, after, limit, newest_first=newest_first)
         found = self._all(wanted)
-        return [VerdictRow(**{**row._mapping, "entry": self._bytes(row.index, row.entry)}) for row in found]
+        return [VerdictRow(**{**row._mapping, "entry": entry_bytes(row.index, row.entry)}) for row in found]
 
     def close(self) -> None:
-        if self._log is not None:
-            with suppress(StoreError):  # the journal stays then, and the next start goes on from it
-                if self._log.is_open and not self._log.behind:
-                    self._flush()
-                    self._log.settle()
-            self._log.close()
         if self._fence is not None:
             with suppress(LedgerError), self._database.writing(durable=False) as connection:
                 self._check_fence(connection)
@@ -413,10 +283,6 @@ class SqlEntryStore:
                 for receipt_index in self.expired(record.document, None):
                     erased.setdefault(receipt_index, record.index)
         return erased
-
-    def _bytes(self, index: int, entry: object) -> bytes:
-        """The bytes of an entry, by the column of the index that has them where the log is in the database."""
-        return entry_bytes(index, entry) if self._log is None else self._log.entry(index)
 
     def _indexes(self, table: Table, name: str, values: Sequence[Any], where: str = "true") -> dict[Any, int]:
         if not values:
@@ -451,29 +317,3 @@ def _chain_before(connection: Connection, batch: Batch) -> bytes:
     if indexes != list(range(expected, expected + len(indexes))):
         raise StoreError(f"expected a batch from index {expected} on, got {indexes[:1]}")
     return blob(chain, f"the running hash of entry {expected - 1}")
-
-
-def _check_log(connection: Connection, name: str, log: TiledLog | None) -> None:
-    """Raises StoreError where the database is the index of a log elsewhere, and where it is a log itself."""
-    first = run(connection, _ENTRY, 0).fetchone()
-    if first is not None and (first[0] == b"") != (log is not None):
-        there = "holds a log of its own" if log is not None else "is the index of a log elsewhere: name that, too"
-        raise StoreError(f"{name} {there}")
-
-
-def _record(index: int, data: bytes) -> Record:
-    """The record of an entry that the log has. Raises ChainError."""
-    try:
-        envelope = Entry.from_bytes(data).envelope
-        digest = hashlib.sha256(envelope.to_bytes()).digest()
-        return Record(index, data, leaf_hash(data), digest, read_document(envelope))
-    except FormatError as error:
-        raise ChainError(index, str(error)) from error
-
-
-def _head(note: bytes) -> Checkpoint | None:
-    """None for bytes that are not a checkpoint: the folder's file is made anew, and recovery refuses the database's."""
-    try:
-        return Checkpoint.from_text(Note.from_bytes(note).text)
-    except FormatError:
-        return None

@@ -77,12 +77,9 @@ def opened_servicer(
     metrics = LedgerMetrics(registry)
     with ExitStack() as opened:
         try:
-            store = SqlEntryStore.open(
-                settings.database, settings.content_keys, log=settings.log, new_keys=settings.new_content_keys,
-                new_index=settings.new_index,
-            )  # fmt: skip
+            store = SqlEntryStore.open(settings.database, settings.content_keys, new_keys=settings.new_content_keys)
             opened.enter_context(closing(store))
-            guard = None if settings.guard is None else opened.enter_context(closing(SqlGuard.open(settings.guard)))
+            guard = opened.enter_context(closing(SqlGuard.open(settings.guard)))
         except LedgerError as error:
             raise CannotStart(f"cannot open the ledger: {error}") from error
         _refuse_replaced(store, key)
@@ -105,7 +102,7 @@ def _refuse_replaced(store: SqlEntryStore, key: Signer) -> None:
 
 
 def _sequencer(
-    settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard | None, key: Signer, trusted: TrustedKeys,
+    settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: Signer, trusted: TrustedKeys,
     metrics: LedgerMetrics,
 ) -> Sequencer:  # fmt: skip
     try:

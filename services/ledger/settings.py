@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr
 
 from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
 
@@ -23,20 +22,10 @@ class LedgerSettings(RpcServerSettings):
         "Default: <data-dir>/ledger.sqlite3.",
         examples=["postgresql+psycopg://kolm:change-me@postgres/kolm"],
     )
-    log: str | None = Field(
-        None,
-        description="Where the log itself lies, if not in the database, which then is its index and keeps contents: "
-        "file:///FOLDER or s3://BUCKET/PREFIX[?endpoint=URL&region=NAME], of static files (C2SP tlog-tiles) that any "
-        "web server can show.",
-        examples=["file:///srv/log", "s3://receipts/log?region=eu-central-1"],
-    )
-    new_index: bool = Field(
-        False, description="Make the index of a log that lies elsewhere again, from the log: for one start."
-    )
     guard_url: SecretStr | None = Field(
         None,
         description="Where the newest head is kept, against restored backups: another disk or host than the log's own. "
-        "Default: <data-dir>/guard.sqlite3; with --log, none: the index does not follow an old log.",
+        "Default: <data-dir>/guard.sqlite3.",
         examples=["sqlite:////mnt/other/guard.sqlite3"],
     )
     content_keys_url: SecretStr | None = Field(
@@ -83,23 +72,14 @@ class LedgerSettings(RpcServerSettings):
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
 
-    @field_validator("log")
-    @classmethod
-    def _a_folder_or_bucket(cls, value: str | None) -> str | None:
-        if value is not None and re.fullmatch(r"file:///[^?#]*|s3://[^/?#@]+(/[^?#]*)?(\?[^#]*)?", value) is None:
-            raise ValueError("expected file:/// and the absolute path of a folder, or s3://BUCKET/PREFIX")
-        return value
-
     @property
     def database(self) -> Path | str:
         """The database of `SqlEntryStore`."""
         return self.database_url.get_secret_value() if self.database_url else self.data_dir / "ledger.sqlite3"
 
     @property
-    def guard(self) -> Path | str | None:
-        """The database of `SqlGuard`; None without a database."""
-        if self.guard_url is None and self.log is not None:
-            return None
+    def guard(self) -> Path | str:
+        """The database of `SqlGuard`."""
         return self.guard_url.get_secret_value() if self.guard_url else self.data_dir / "guard.sqlite3"
 
     @property

@@ -16,7 +16,7 @@ from obstore.store import LocalStore, ObjectStore
 
 from ledger.durable_file import sync_path
 from ledger.encoding.text_forms import parse_digest
-from ledger.object_store import open_bucket, public, said
+from services.registry.buckets import error_line, open_bucket, public
 from services.registry.errors import DiskFull
 from services.runtime.errors import DataLoss, NotFound, Unavailable
 
@@ -67,7 +67,7 @@ class BlobStore:
             store = open_bucket(location)
             next(iter(obstore.list(store, "sha256")), None)
         except (BaseError, ValueError) as error:
-            raise ValueError(f"{public(location)}: {said(error)}") from None
+            raise ValueError(f"{public(location)}: {error_line(error)}") from None
         return cls(store)
 
     def size(self, digest: str) -> int | None:
@@ -196,5 +196,5 @@ def _key(digest: str) -> str:
 
 
 def _away(error: Exception) -> Unavailable:
-    _log.error("the store of blobs failed: %s", said(error))
+    _log.error("the store of blobs failed: %s", error_line(error))
     return Unavailable("the registry's store of blobs failed; try again", reason="BLOBS_UNAVAILABLE")

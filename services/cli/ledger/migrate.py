@@ -16,10 +16,6 @@ from services.cli.frame.views import Styled, View
 
 def migrate(
     database: options.Database = None,
-    log: Annotated[
-        str | None,
-        Option("--log", metavar="URL", help="Where the log lies, if not in the database, as the service takes it."),
-    ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only show the steps and their SQL. The ledger may run meanwhile.")
     ] = False,
@@ -44,7 +40,7 @@ def migrate(
     done, copy = False, None
     if plan.steps and not dry_run:
         copy = _backup(place, plan.before, backup, backed_up=backed_up)
-        plan, done = migrated(place, log=log, backup=copy), True
+        plan, done = migrated(place, backup=copy), True
     document: dict[str, Any] = {
         "database": plan.database,
         "before": plan.before,

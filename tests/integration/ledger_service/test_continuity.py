@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from ledger.errors import LogOfAnotherKey, StoreError
+from ledger.errors import LogOfAnotherKey
 from ledger.keys.note import Note
-from ledger.sql.inspection import SqlInspection
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.witness.cosignature_store import CosignatureStore
 from services.cli.main import app
@@ -140,58 +138,3 @@ def test_a_damaged_guard_is_a_finding(data: Path) -> None:
     (data / "guard.sqlite3").write_bytes(b"\0" * 4096)
     code, out, _ = fsck(data)
     assert (code, "guard: the database failed" in out) == (3, True)
-
-
-@pytest.fixture
-def empty(tmp_path: Path) -> Path:
-    empty = tmp_path / "data"
-    empty.mkdir()
-    return empty
-
-
-def test_a_service_goes_on_with_the_log_in_its_folder(empty: Path, tmp_path: Path) -> None:
-    log = (tmp_path / "log").as_uri()
-    assert run(empty, 0, 1, log=log).size == 2
-    assert run(empty, 1, 2, log=log, new_index=True).size == 3
-    assert (tmp_path / "log/checkpoint").read_text().splitlines()[1] == "3"
-    assert not (empty / "guard.sqlite3").exists()
-    with pytest.raises(CannotStart):
-        run(empty)
-
-
-def test_old_copies_of_folder_and_index_are_refused_for_what_witnesses_have_cosigned(
-    empty: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    run(empty, 0, 1, log=log.as_uri())
-    shutil.copytree(log, tmp_path / "old")
-    shutil.copy(empty / "ledger.sqlite3", tmp_path)
-    run(empty, 2, log=log.as_uri())
-    shutil.rmtree(log)
-    shutil.copytree(tmp_path / "old", log)
-    shutil.copy(tmp_path / "ledger.sqlite3", empty)
-    with pytest.raises(CannotStart):
-        run(empty, log=log.as_uri())
-
-
-def test_an_index_alone_is_not_judged_as_a_log(empty: Path, tmp_path: Path) -> None:
-    run(empty, 0, log=(tmp_path / "log").as_uri())
-    with pytest.raises(StoreError):
-        SqlInspection.open(empty / "ledger.sqlite3")
-
-
-def test_a_service_goes_on_with_the_log_in_its_bucket(empty: Path, s3_url: str) -> None:
-    assert run(empty, 0, 1, log=s3_url).size == 2
-    assert run(empty, 1, 2, log=s3_url, new_index=True).size == 3
-    assert not (empty / "guard.sqlite3").exists()
-    with pytest.raises(CannotStart, match="NoSuchBucket"):
-        run(empty, log=s3_url.replace("s3://test", "s3://no-test"))
-
-
-BUCKETS = ("s3:///log", "s3://key:secret@bucket/log", "s3://bucket/log#here", "gs://bucket/log")
-
-
-@pytest.mark.parametrize("log", ["/srv/log", "file://host/log", "file:///log?here", *BUCKETS])
-def test_a_place_that_is_no_folder_or_bucket_is_refused(empty: Path, log: str) -> None:
-    with pytest.raises(ValidationError):
-        LedgerSettings.model_validate({"data_dir": empty, "log": log})

@@ -2,11 +2,10 @@
 
     python -m tests.integration.ledger_store.crashing_writer DATABASE GUARD FIRST [STEP]
 
-DATABASE is an SQLite file or the URL of a PostgreSQL database; behind a ` + ` may follow the URL of a log elsewhere.
-GUARD is an SQLite file.
+DATABASE is an SQLite file or the URL of a PostgreSQL database, GUARD an SQLite file.
 
 Writes one line for each acknowledged append: receipt number, index, checkpoint (base64). With STEP (one of
-`faulty_store.FAULTS`, or of FOLDER_FAULTS) it kills itself with SIGKILL when, after three acknowledged appends, a write
+`faulty_store.FAULTS`) it kills itself with SIGKILL when, after three acknowledged appends, a write
 reaches that step.
 """
 
@@ -15,19 +14,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from ledger.log.bucket import Bucket
-from ledger.log.folder import Folder
 from ledger.log.guard import Guard
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
-from ledger.log.tiled_log import TiledLog
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from ledger.tree.tile import Tile
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FaultyGuard, FaultyStore
 
@@ -35,38 +29,8 @@ CALLERS = 4
 MOST_APPENDS = 5_000
 
 
-BEFORE_JOURNAL, AFTER_JOURNAL, AFTER_FILES = "before journal", "after journal", "after files"
-TILED_FAULTS = (BEFORE_JOURNAL, AFTER_JOURNAL, AFTER_FILES)
-
-
 def open_store(database: str, keys: Path) -> SqlEntryStore:
-    index, _, log = database.partition(" + ")
-    return SqlEntryStore.open(index if "://" in index else Path(index), keys, log=log or None)
-
-
-def strike_in_tiled_log(strike: Callable[[str], None]) -> None:
-    """Have `strike` called at the steps of an append to a folder or a bucket."""
-    take = TiledLog._take
-
-    def taking(self: TiledLog, entries: Sequence[bytes], tiles: Sequence[Tile]) -> None:
-        take(self, entries, tiles)
-        strike(AFTER_FILES)
-
-    TiledLog._take = taking  # type: ignore[method-assign]
-    for place in (Folder, Bucket):
-        _strike_at_record(place, strike)
-
-
-def _strike_at_record(place: type[Folder | Bucket], strike: Callable[[str], None]) -> None:
-    record = place.record
-
-    def recording(self: Any, batch: bytes) -> bytes:
-        strike(BEFORE_JOURNAL)
-        there = record(self, batch)
-        strike(AFTER_JOURNAL)
-        return there
-
-    place.record = recording  # type: ignore[method-assign]
+    return SqlEntryStore.open(database if "://" in database else Path(database), keys)
 
 
 def main() -> None:
@@ -78,7 +42,6 @@ def main() -> None:
         if reached == step and armed.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    strike_in_tiled_log(strike)
     store = cast(EntryStore, FaultyStore(open_store(database, guard_file.with_name("keys.db")), strike))
     guard = cast(Guard, FaultyGuard(SqlGuard.open(guard_file), strike))
     sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)

@@ -16,7 +16,6 @@ from ledger.audit.log_verification import verify_log
 from ledger.documents.erasure import Erasure
 from ledger.errors import FormatError, StoreError
 from ledger.fsck import Depth, fsck
-from ledger.log.folder import Folder
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import Batch, EntryStore, Record
@@ -209,16 +208,14 @@ class Beside:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("kind", ["sqlite", "folder"])
 def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
-    kind: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live, copies = tmp_path / "live", list[Path]()
-    writing, scrub, record = SqliteDatabase.writing, SqliteDatabase.scrub, Folder.record
+    writing, scrub = SqliteDatabase.writing, SqliteDatabase.scrub
 
     def opened(folder: Path) -> SqlEntryStore:
-        log = (folder / "log").as_uri() if kind == "folder" else None
-        return SqlEntryStore.open(folder / "ledger.db", folder / "keys.db", log=log)
+        return SqlEntryStore.open(folder / "ledger.db", folder / "keys.db")
 
     def crash() -> None:
         """Whatever is done later, it is not done in the copy."""
@@ -235,11 +232,6 @@ def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
         scrub(database, table)
         crash()
 
-    def record_and_crash(folder: Folder, batch: bytes) -> bytes:
-        there = record(folder, batch)
-        crash()
-        return there
-
     store = opened(live)
     store._contents._threads = Beside(at_once=at_once)  # type: ignore[assignment]
     sequencer = append(store, signed_receipt(0), signed_receipt(1))
@@ -248,16 +240,14 @@ def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(SqliteDatabase, "writing", and_crash)
         patched.setattr(SqliteDatabase, "scrub", scrub_and_crash)
-        patched.setattr(Folder, "record", record_and_crash)
         crash()
         sequencer.append(signed(erasure(1, 1))).result(timeout=60)
     sequencer.close()
     store.close()
     sizes = list[int]()
     for folder in copies:
-        if kind == "sqlite":
-            with closing(SqlInspection.open(folder / "ledger.db", folder / "keys.db")) as inspection:
-                assert fsck(inspection, TRUSTED, Depth.DEEP, origin=ORIGIN).findings == ()
+        with closing(SqlInspection.open(folder / "ledger.db", folder / "keys.db")) as inspection:
+            assert fsck(inspection, TRUSTED, Depth.DEEP, origin=ORIGIN).findings == ()
         store = opened(folder)
         sizes.append(store.size())
         erased = sizes[-1] == 3

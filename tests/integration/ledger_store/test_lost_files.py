@@ -97,20 +97,6 @@ def test_what_was_deleted_is_copied_from_the_process_that_still_has_it(
         assert list(entries_from(saved)) == kept
 
 
-def test_a_journal_that_vanishes_stops_the_log_in_its_folder(tmp_path: Path) -> None:
-    log = f"file://{tmp_path}/log"
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(SqlEntryStore.open(tmp_path / "index.db", log=log)))
-        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=1000.0)
-        stack.callback(running.close)
-        running.append(signed_receipt(0)).result()
-        (journal,) = (tmp_path / "log").glob("journal-*")
-        journal.unlink()
-        with pytest.raises(StoreReplaced):
-            running.append(signed_receipt(1)).result()
-        assert isinstance(running.failure, StoreReplaced)
-
-
 def kill_lock(url: str) -> None:
     """End the session that holds the ledger's lock, as a restart of the server or a broken connection does."""
     engine = create_engine(url, isolation_level="AUTOCOMMIT")

@@ -41,10 +41,10 @@ import os, signal, sys
 from dataclasses import replace
 from ledger.sql import migration
 
-def end(connection, read):
+def end(connection):
     if sys.argv[2] == "within":
         (step,) = steps
-        step.fill(connection, read)
+        step.fill(connection)
     os.kill(os.getpid(), signal.SIGKILL)
 
 steps = migration.STEPS

@@ -1,5 +1,4 @@
-"""The contract of `ledger.log.store.EntryStore`, run on SQLite and PostgreSQL, on a folder and a bucket with each of
-them as their index, and on the unit tests' store in memory."""
+"""The contract of `ledger.log.store.EntryStore`, run on SQLite, PostgreSQL and the unit tests' store in memory."""
 
 import hashlib
 from collections.abc import Iterator
@@ -39,9 +38,7 @@ from tests.unit.ledger.builders import (
 from tests.unit.ledger.log.memory_store import MemoryEntryStore
 
 
-@pytest.fixture(
-    params=["sqlite", "postgres", "folder", "folder and postgres", "bucket", "bucket and postgres", "memory"]
-)
+@pytest.fixture(params=["sqlite", "postgres", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore]:
     store = _opened(request, tmp_path)
     yield store
@@ -52,14 +49,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EntryStore
 def _opened(request: pytest.FixtureRequest, tmp_path: Path) -> EntryStore:
     if request.param == "memory":
         return MemoryEntryStore()
-    log, index = None, tmp_path / "ledger.db"
-    if "folder" in request.param:
-        log = (tmp_path / "log").as_uri()
-    if "bucket" in request.param:
-        log = request.getfixturevalue("s3_url")
-    if "postgres" in request.param:
-        index = request.getfixturevalue("postgres_url")
-    return SqlEntryStore.open(index, tmp_path / "keys.db", log=log)
+    target = request.getfixturevalue("postgres_url") if request.param == "postgres" else tmp_path / "ledger.db"
+    return SqlEntryStore.open(target, tmp_path / "keys.db")
 
 
 def record(index: int, document: Document) -> Record:

@@ -23,7 +23,7 @@ from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 from tests.forked import Forked
-from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, TILED_FAULTS, open_store
+from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, open_store
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FAULTS
 
@@ -193,31 +193,9 @@ class Acknowledged:
     checkpoint: bytes
 
 
-STORES = {
-    "sqlite": "{folder}/ledger.db",
-    "postgres": "{postgres}",
-    "folder": "{folder}/index.db + file://{folder}/log",
-    "bucket": "{folder}/index.db + {s3}",
-    "folder and postgres": "{postgres} + file://{folder}/log",
-    "bucket and postgres": "{postgres} + {s3}",
-}
-"""What `crashing_writer.open_store` opens."""
-
-
-def named(store: str, request: pytest.FixtureRequest, folder: Path) -> str:
-    places = {"postgres": "postgres_url", "s3": "s3_url"}
-    needed = {name: request.getfixturevalue(fixture) for name, fixture in places.items() if name in STORES[store]}
-    return STORES[store].format(folder=folder, **needed)
-
-
-@pytest.fixture(params=["sqlite", "postgres", "folder", "bucket and postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return named(request.param, request, tmp_path)
-
-
-@pytest.fixture(params=["folder", "bucket", "folder and postgres"])
-def tiled(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return named(request.param, request, tmp_path)
+@pytest.fixture
+def database(target: Path | str) -> str:
+    return str(target)
 
 
 @pytest.fixture
@@ -278,11 +256,6 @@ def test_a_process_killed_at_any_step_of_a_write_loses_nothing(database: str, gu
     assert writer.returncode == -signal.SIGKILL
     assert len(acknowledged) >= 3
     check_nothing_was_lost(database, guard, acknowledged)
-
-
-@pytest.mark.parametrize("step", TILED_FAULTS)
-def test_a_process_killed_while_it_writes_files_loses_nothing(tiled: str, guard: Path, step: str) -> None:
-    test_a_process_killed_at_any_step_of_a_write_loses_nothing(tiled, guard, step)
 
 
 def live(database: str, guard: Path, life: int, lines: int) -> list[Acknowledged]:

@@ -21,8 +21,6 @@ OPTIONAL = {
     "migration.py": {"alembic"},
     "cose.py": {"cbor2"},
     "pkcs11_signer.py": {"pkcs11"},
-    "bucket.py": {"obstore"},
-    "object_store.py": {"obstore"},
 }
 
 
@@ -104,11 +102,11 @@ def test_a_file_that_could_not_be_written_whole_leaves_the_old_one_and_nothing_e
 
 
 def test_nobody_else_asks_the_disk_in_a_way_of_their_own() -> None:
-    """But the journals, which append to one file each."""
+    """But the journal of receipts, which appends to a file."""
     asking = {
         str(path.relative_to(ROOT))
         for folder in ("ledger", "services")
         for path in (ROOT / folder).rglob("*.py")
         if "os.fsync" in path.read_text(encoding="utf-8")
     }
-    assert asking == {"ledger/durable_file.py", "ledger/log/folder.py", "services/generation/receipts/journal.py"}
+    assert asking == {"ledger/durable_file.py", "services/generation/receipts/journal.py"}

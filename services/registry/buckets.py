@@ -1,4 +1,4 @@
-"""Buckets by their URLs (through obstore): options, patience, and what is wrong with one in a line."""
+"""Opens buckets by their URLs (through obstore), and puts the errors of one into a line."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OPTIONS: dict[str, dict[str, str]] = {
 }
 """The options after the `?` of a URL of each scheme, and their names in obstore."""
 
-# A request may carry 16 MiB over a slow line. One that fails is made again by the uploader, so that a store that is
-# away is soon said to be, within the minute that callers wait.
+# A request may carry 16 MiB over a slow line. The uploader repeats a failed one, so the retries of a
+# store that is away end within the minute that callers wait.
 _CLIENT: ClientConfig = {
     "allow_http": True,  # an endpoint that is written http:// is meant
     "connect_timeout": "5s",
@@ -35,10 +35,10 @@ _RETRIES: RetryConfig = {
 }
 
 _METADATA_SERVER = "169.254.169.254"
-"""Where machines in a cloud ask for credentials; obstore does so where the environment holds none."""
+"""The address at which machines in a cloud ask for credentials; obstore does so if the environment has none."""
 
 _CODE = re.compile(r"<Code>([^<]+)</Code>\s*(?:<Message>([^<]*)</Message>)?")
-"""How S3, GCS and Azure say what is wrong."""
+"""An error in an answer of S3, GCS or Azure."""
 
 
 def open_bucket(location: str) -> ObjectStore:
@@ -66,8 +66,8 @@ def public(location: str) -> str:
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
 
 
-def said(error: Exception) -> str:
-    """A store's error in one line: the server's own code and message where it sent some."""
+def error_line(error: Exception) -> str:
+    """A store's error in one line: the server's own code and message if it sent any."""
     text = str(error).split("\n\nDebug source", 1)[0]
     if _METADATA_SERVER in text:
         return "there are no credentials in the environment, and this machine has no role that brings any"

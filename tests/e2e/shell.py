@@ -32,7 +32,7 @@ _SHORTER = {
 """Answers, looks and trainings end sooner than on the pages: what is given last counts."""
 
 _SERVICES = {str(port): name for name, port in PORTS.items()}
-_ADDRESS = re.compile(rf"(?:HEAD|ledger(?:\.example)?|127\.0\.0\.1):({'|'.join(_SERVICES)})")
+_ADDRESS = re.compile(rf"(?:ledger(?:\.example)?|127\.0\.0\.1):({'|'.join(_SERVICES)})")
 
 
 @dataclass(slots=True)

@@ -106,8 +106,16 @@ def test_python_imports_what_there_is(code: str) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_within_the_repository_lead_somewhere(document: str) -> None:
     path = ROOT / document
-    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text())
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+    targets = re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", path.read_text())
+    assert [name for name, _ in targets if not (path.parent / name).exists()] == []
+    named = {(path.parent / name if name else path, section) for name, section in targets if section}
+    assert [(page.name, section) for page, section in named if section not in anchors(page)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("line", sorted({line for doc in DOCUMENTS for line in commands(doc, "python")}))
@@ -151,7 +159,7 @@ def test_every_lie_is_told_in_a_test_and_the_readme_has_some_of_them_word_for_wo
     assert set() != rows("README.md", SEEN).items() <= seen.items()
 
 
-ATTACKS = rows("docs/security.md", "| tried |")
+ATTACKS = rows("tests/attacks.md", "| tried |")
 
 
 @pytest.mark.parametrize("row", [*rows("docs/guarantees.md", TOLD).values(), *ATTACKS.values()])

@@ -24,6 +24,7 @@ from services.cli.frame.process import awaited, until_interrupted
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Styled
 from services.cli.generation.generate import receipt_document, speed, text_writer
+from services.cli.generation.hints import hint
 from services.cli.generation.request_options import RequestOptions
 from services.cli.ledger.export import BundleRequest, check_new, export_bundle_to
 from services.client import Chunk, LedgerClient, Message, Request, Runtime, SpecDecodeConfig
@@ -122,7 +123,7 @@ def _ask(question: str, conversation: Conversation, *, interactive: bool, as_jso
     if as_json:
         print_json(answer.document())
     else:
-        remark(Styled(answer_line(answer), "dim"))
+        remark(*(Styled(line, "dim") for line in (answer_line(answer), conversation.hint(answer)) if line is not None))
 
 
 def _save(conversation: Conversation, path: Path, places: tuple[str, str]) -> None:
@@ -198,6 +199,7 @@ class Conversation:
         self._info = runtime.model_info()
         self._name = uuid.uuid4().hex[:12]
         self._requests = 0
+        self._explained: set[str] = set()
 
     @property
     def model(self) -> str:
@@ -249,6 +251,14 @@ class Conversation:
         if shown or finished is not None:
             self.turns.append(turn)
         return Answer(turn, tokens, time.monotonic() - started, finished)
+
+    def hint(self, answer: Answer) -> str | None:
+        """The line that explains the answer's fallback; None without one, and once it was explained."""
+        reason = None if answer.finished is None else answer.finished.metrics.fallback_reason
+        if reason is None or reason in self._explained:
+            return None
+        self._explained.add(reason)
+        return hint(reason)
 
     def save(self, path: Path, ledger: str, registry: str) -> tuple[str, ...]:
         """Write a bundle with every turn; returns, in words, what it lacks.

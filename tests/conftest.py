@@ -33,6 +33,9 @@ os.environ.pop("KOLM_TOKEN_FILE", None)
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="kolm-test-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# Commands without --data-dir: not the folder of a `kolm up` that runs in this checkout.
+os.environ["KOLM_DATA_DIR"] = os.path.join(os.environ["XDG_STATE_HOME"], "data")
+
 # Auditors wait for servers that load: here for those of this worker alone, whatever runs beside it from this checkout.
 os.environ["KOLM_LOADING"] = os.path.join(os.environ["XDG_STATE_HOME"], "loading")
 

@@ -14,6 +14,7 @@ from services.auditor.held_folder import Share
 from services.generation.target.beside import MODEL, NAMED_ADAPTER
 from services.runtime.setting_kind import Adapter, KeyFile, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, settings_config
+from services.runtime.usage import checked_name
 
 
 def thresholds(text: str) -> ReferenceThresholds:
@@ -115,6 +116,8 @@ class AuditorSettings(RpcServerSettings):
     def _named(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
         if wrong := [each for each in adapters if not all(each.partition("="))]:
             raise ValueError(f"expected NAME=DIRECTORY, got {wrong[0]!r}")
+        for each in adapters:
+            checked_name(each.partition("=")[0])
         return adapters
 
     @field_validator("share")

@@ -14,7 +14,7 @@ from ledger.durable_file import write_durably
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.output import answer, members
-from services.cli.frame.values import age
+from services.cli.frame.values import age, expect_name
 from services.cli.frame.views import DASH, Column, Line, View, table
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def create(
     try:
         credential = Credential(
             name=name,
-            tenant=None if tenant == EVERY_TENANT else tenant,
+            tenant=None if tenant == EVERY_TENANT else expect_name("--tenant", tenant),
             roles=tuple(dict.fromkeys(cast(list[Role], role))),
             token_sha256=None if token is None else token_digest(token),
             certificate=certificate,
@@ -81,9 +81,7 @@ def create(
     except OverflowError:
         raise UsageError("--expires: reaches beyond the year 9999") from None
     except ValidationError as error:
-        field = str(error.errors()[0]["loc"][0])
-        expected = "1 to 128 characters" if field == "tenant" else "1 to 128 printable ASCII characters"
-        raise UsageError(f"{field}: expected {expected}") from None
+        raise UsageError(f"{error.errors()[0]['loc'][0]}: expected 1 to 128 printable ASCII characters") from None
     if out is not None:
         if token is None:
             raise UsageError("--out: no token is made; there is nothing to write")

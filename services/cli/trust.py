@@ -52,7 +52,7 @@ def add(
     try:
         scope = KeyScope.of(base_cid=base, profile_cid=profile, tenant=tenant)
     except FormatError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"--{error.field.removesuffix('_cid')}: {error.problem}") from None
     added = [_document(key) for key in add_files(keys, role, paths.trusted, scope)]
     answer(json, added, lambda keys: [_said(key) for key in keys])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from services.runtime.setting_kind import Target
+from services.runtime.setting_kind import Name, Target
 from services.runtime.settings import Address, ServerSettings, settings_config
 
 
@@ -20,7 +20,7 @@ class ExplorerSettings(ServerSettings):
     trusted_keys: Path = Field(
         Path(".kolm/trusted"), description="The public keys that proofs are checked against, <role>-<name>.pub."
     )
-    origin: str | None = Field(
+    origin: Name | None = Field(
         None,
         description="The log's name in its checkpoints. Default: the first one seen.",
         examples=["kolm.local/ledger"],

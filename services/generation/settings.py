@@ -12,8 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from services.generation.requests.quotas import Quota, read_quotas
 from services.generation.target.beside import IF_FOLDER_A_HEAD, MODEL, NAMED_ADAPTER, NAMED_STORE, STORE
 from services.generation.target.model_path import name_of
-from services.runtime.setting_kind import Adapter, KeyFile, Kind, Target, Url
+from services.runtime.setting_kind import Adapter, KeyFile, Kind, Name, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
+from services.runtime.usage import checked_name
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
 _Adapter = Annotated[Adapter, NAMED_ADAPTER]
@@ -63,7 +64,7 @@ class GenerationSettings(RpcServerSettings):
     engine_silence_seconds: float = Field(
         120.0, gt=0, description="How long an upstream may say nothing before its answer counts as broken off."
     )
-    model_name: str | None = Field(
+    model_name: Name | None = Field(
         None,
         description="Name that requests may use. Default: the package's, or the directory's or file's; the engine's.",
         examples=["house-model"],
@@ -233,7 +234,9 @@ class GenerationSettings(RpcServerSettings):
     @classmethod
     def _tenants(cls, datastores: tuple[str, ...]) -> tuple[str, ...]:
         if not all(tenant and folder for tenant, _, folder in (each.partition("=") for each in datastores)):
-            raise ValueError("expected TENANT=FOLDER; a datastore for everybody goes to shared_datastore")
+            raise ValueError("expected TENANT=FOLDER; a datastore for all tenants goes to shared_datastore")
+        for each in datastores:
+            checked_name(each.partition("=")[0])
         return datastores
 
     @field_validator("quota")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from services.runtime.setting_kind import Name
 from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
 
 
@@ -55,7 +56,7 @@ class LedgerSettings(RpcServerSettings):
     trusted_keys: Path | None = Field(
         None, description="Public keys that may sign, put there by `kolm trust add`. Default: <data-dir>/trusted."
     )
-    origin: str = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
+    origin: Name = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
     witness_policy: Path | None = Field(
         None,
         description="Witnesses to collect cosignatures from, each with its URL, and how many make a checkpoint count "

@@ -18,6 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from ledger.durable_file import write_durably
 from services.client.identity import token_of_port
+from services.runtime.setting_kind import Name
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class Credential(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: _Name
-    tenant: Annotated[str, Field(min_length=1, max_length=128)] | None
+    tenant: Name | None
     roles: tuple[Role, ...]
     token_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     certificate: _Name | None = None

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from services.runtime.usage import checked_name
+
 _BY_NAME = (  # of the settings whose names end like this, where the type is the one of the first column
     ("PATH", ("_dir", "_keys"), "DIR", "folder"),
     ("PATH", ("_file", "config"), "FILE", "file"),
@@ -43,6 +45,10 @@ Target = Annotated[str, Kind("HOST:PORT", "host:port, or any gRPC name", "kolm.i
 
 Adapter = Annotated[str, Kind("NAME=DIR", "name=folder", "courteous=adapters/courteous")]
 """A LoRA adapter with the name that requests use."""
+
+
+Name = Annotated[str, AfterValidator(checked_name)]
+"""A name that is shown and logged."""
 
 
 def reachable(url: str) -> str:

@@ -45,12 +45,24 @@ OF_COMMANDS = frozenset(
 """Variables of `kolm`'s options; a test compares them with the options."""
 
 _OF_TESTS = ("KOLM_TEST", "KOLM_BENCHMARK")
+_LONGEST_NAME = 128
 _NARROWEST, _WIDEST = 50, 80
 _NAMES = 24  # columns for names; longer ones have a line of their own
 
 
 class SettingsError(Exception):
     """Settings are wrong: one line for each problem, with the flag's name; a usage error (exit code 2)."""
+
+
+def checked_name(name: str) -> str:
+    """`name`, if it can be shown and logged: a tenant's, an adapter's, a model's, a publisher's, a log's.
+
+    Raises ValueError unless it has 1 to 128 characters, none of which controls a terminal or the direction of text.
+    """
+    if name.isprintable() and 0 < len(name) <= _LONGEST_NAME:
+        return name
+    shown = ascii(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…")
+    raise ValueError(f"expected 1 to {_LONGEST_NAME} letters, digits, punctuation and spaces, got {shown}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from services.cli.frame.exits import UsageError
 from services.generation.target.model_path import ADAPTER_FOLDER, FolderKind
+from services.runtime.usage import checked_name
 
 Number = TypeVar("Number", int, float)
 
@@ -22,6 +23,14 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 def database_place(text: str) -> Path | str:
     """A database's file, or its URL."""
     return text if "://" in text else Path(text)
+
+
+def expect_name(option: str, name: str) -> str:
+    """`name`, if it can be shown and logged."""
+    try:
+        return checked_name(name)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def expect_address(option: str, text: str | None) -> None:
@@ -111,7 +120,7 @@ def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
         if not (name and folder):
             raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {setting}")
         expect_folder("--adapter", Path(folder), ADAPTER_FOLDER)
-        found[name] = Path(folder)
+        found[expect_name("--adapter", name)] = Path(folder)
     return found
 
 

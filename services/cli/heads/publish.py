@@ -26,7 +26,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer, members, remark, stderr_console, steps, transfers
-from services.cli.frame.values import expect_folder, numbers
+from services.cli.frame.values import expect_folder, expect_name, numbers
 from services.cli.heads.fetch import Base, Reference, head_document
 from services.client.errors import InvalidArgument
 from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
@@ -61,11 +61,13 @@ def push(
     json: options.Json = False,
 ) -> None:
     """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
+    if publisher is not None:
+        expect_name("--publisher", publisher)
+    notes = _annotations(annotate or [])
     expect_folder("FOLDER", folder, HEAD_FOLDER)
     layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
 
     us = Publisher.load(paths.key("publisher", key), paths.trusted, passphrase_file=key_passphrase_file)
-    notes = _annotations(annotate or [])
     with registry_at(registry) as client, us.explaining(), in_own_layout(folder, model, layers) as own:
         pushed = push_head(client, Description(own, model, name, publisher, notes), us.key)
     document = head_document(pushed.head) | members(pushed, "created", "sent")
@@ -105,7 +107,7 @@ def _annotations(words: list[str]) -> dict[str, str]:
     pairs = [word.partition("=") for word in words]
     if not all(equals and key for key, equals, _ in pairs):
         raise UsageError("--annotate: expected KEY=TEXT")
-    return {key: text for key, _, text in pairs}
+    return {expect_name("--annotate", key): text for key, _, text in pairs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer
+from services.cli.frame.values import expect_name
 from services.cli.frame.views import Column, View, counted, table
 from services.cli.ledger.receipt_files import find
 from services.cli.trust import load_trusted
@@ -76,6 +77,8 @@ def retention(
     """
     if days is not None and forever:
         raise UsageError("--days and --forever: name one of them")
+    if tenant is not None:
+        expect_name("--tenant", tenant)
     keys = paths.trusted
     with ledger_at(ledger) as client:
         if days is None and not forever:

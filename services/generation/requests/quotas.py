@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from services.runtime.errors import ResourceExhausted
+from services.runtime.usage import checked_name
 
 ANY_TENANT = "*"
 """The tenant whose limits count for tenants that the settings do not name, and where others leave a limit out."""
@@ -39,6 +40,7 @@ def read_quotas(written: Sequence[str]) -> Mapping[str, Quota]:
         tenant, _, limits = each.rpartition("=")
         if not tenant or not limits:
             raise ValueError(f"{_FORM}, got {each!r}")
+        checked_name(tenant)
         if given.get(tenant):
             raise ValueError(f"expected one quota of the tenant {tenant!r}")
         given[tenant] = dict(_limit(limit, each) for limit in limits.split(","))

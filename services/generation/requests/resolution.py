@@ -36,6 +36,7 @@ from services.generation.requests.policy import Decision, PolicyContext, decide
 from services.generation.requests.prompt import CONTEXT_LENGTH_EXCEEDED, PromptReader, Tools
 from services.generation.target.adapters import AdapterIdentity
 from services.runtime.errors import InvalidArgument, KolmError, NotFound, ResourceExhausted, Unavailable
+from services.runtime.usage import checked_name
 
 _FULL_RETRY_SECONDS = 1.0
 _BUSY_RETRY_SECONDS = 30.0
@@ -114,7 +115,6 @@ class Identity:
 
 DEFAULT_TENANT = "default"
 _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
-_LONGEST_NAME = 128  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +286,10 @@ class Resolver:
             raise InvalidArgument("request_id", "expected 1 to 128 printable ASCII characters")
         if request.nonce and _REQUEST_ID.fullmatch(request.nonce) is None:
             raise InvalidArgument("nonce", "expected 1 to 128 printable ASCII characters")
-        if len(request.tenant) > _LONGEST_NAME:
-            raise InvalidArgument("tenant", f"expected at most {_LONGEST_NAME} characters")
-        if not request.tenant.isprintable():
-            problem = f"{request.tenant!a} has characters that control a terminal or the direction of text"
-            raise InvalidArgument("tenant", f"{problem}; expected letters, digits, punctuation and spaces")
+        try:
+            checked_name(request.tenant or DEFAULT_TENANT)
+        except ValueError as error:
+            raise InvalidArgument("tenant", str(error)) from None
 
 
 async def calls_held(

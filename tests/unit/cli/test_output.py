@@ -115,6 +115,14 @@ WRONG = [
     (("models", "list", "none"), "NAME"),
     (("retention", "--days", "0"), "--days"),
     (("tokens", "create", "a", "--role", "king"), "--role"),
+    (("tokens", "create", "a", "--role", "read", "--tenant", "red\x1b[31m"), "--tenant"),
+    (("tokens", "create", "a", "--role", "read", "--tenant", "a\nb"), "--tenant"),
+    (("tokens", "create", "a", "--role", "read", "--tenant", ""), "--tenant"),
+    (("retention", "--days", "1", "--tenant", "\u202eevil"), "--tenant"),
+    (("trust", "add", "a.gguf", "--role", "receipts", "--tenant", "a\x07"), "--tenant"),
+    (("heads", "push", "none", "--name", "a", "--publisher", "a\x9b2J"), "--publisher"),
+    (("heads", "push", "none", "--name", "a", "--annotate", "a\tb=c"), "--annotate"),
+    (("up", "--model", "a.gguf", "--adapter", "a\x1b=adapter"), "--adapter"),
     (("doctor", "--model", "none"), "--model"),
     (("doctor", "--threads", "0"), "--threads"),
     (("audit", "run", "--model", "none"), "--model"),
@@ -133,6 +141,8 @@ WRONG = [
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
     (tmp_path / "a.gguf").touch()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for name in [name for name in os.environ if name.startswith("KOLM_")]:
         monkeypatch.delenv(name)
     for name in ASKED:
@@ -144,7 +154,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_value_is_named_with_its_option(words: tuple[str, ...], option: str) -> None:
     done = kolm(*words)
     assert (done.code, done.err.startswith(f"kolm: {option}: ")) == (exits.USAGE, True), done.err
-    assert sorted(path.name for path in Path().iterdir()) == ["a.gguf", "latin1.txt"], "nothing is left behind"
+    assert sorted(path.name for path in Path().iterdir()) == ["a.gguf", "adapter", "latin1.txt"], (
+        "nothing is left behind"
+    )
 
 
 def test_a_view_can_be_drawn_of_a_document_that_no_command_has_answered() -> None:

@@ -1,5 +1,6 @@
 """The list of metrics, and those of HTTP servers."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,57 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
+from services.auditor.settings import AuditorSettings
 from services.client.identity import ClientTls
+from services.explorer.settings import ExplorerSettings
+from services.generation.settings import GenerationSettings
+from services.ledger.settings import LedgerSettings
+from services.runtime.credentials import PrincipalsError, read_principals
 from services.runtime.http.serving import MeasuredApp
 from services.runtime.listening import ServerTls
 from services.runtime.metrics import BY_NAME, Metrics
 from services.runtime.settings import ServerSettings, SettingsError, settings_config
+
+
+@pytest.mark.parametrize("name", ["red\x1b[31m", "a\nb", "a\tb", "\u202eevil", "\x9b2J", "x" * 129])
+@pytest.mark.parametrize(
+    ("settings", "flag", "value"),
+    [
+        (GenerationSettings, "--model-name", "{}"),
+        (GenerationSettings, "--datastore", "{}=folder"),
+        (GenerationSettings, "--quota", "{}=requests:1"),
+        (GenerationSettings, "--adapter", "{}=folder"),
+        (AuditorSettings, "--adapter", "{}=folder"),
+        (LedgerSettings, "--origin", "{}"),
+        (ExplorerSettings, "--origin", "{}"),
+    ],
+)
+def test_a_name_that_would_control_a_terminal_is_refused(
+    settings: type[ServerSettings], flag: str, value: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("manifest.json", "adapter_config.json"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / file).touch()
+    needed = ["--data-dir=data"] if "data_dir" in settings.model_fields else []
+    needed += ["--engine=vllm"] if settings is AuditorSettings else []
+    settings.load([*needed, flag, value.format("plain")], environment={})
+    with pytest.raises(SettingsError, match=flag):
+        settings.load([*needed, flag, value.format(name)], environment={})
+
+
+@pytest.mark.parametrize("tenant", ["red\x1b[31m", "a\nb", "\u202eevil", ""])
+def test_a_tenant_in_the_file_of_principals_is_a_name_that_can_be_shown(tmp_path: Path, tenant: str) -> None:
+    file, credential = tmp_path / "principals.json", {"name": "a", "roles": ["read"], "anybody": True}
+    for given in (tenant, "plain"):
+        dated = credential | {"tenant": given, "created_at": "2026-01-02T03:04:05Z"}
+        file.write_text(json.dumps({"type": "kolm.principals.v1", "credentials": [dated]}))
+        file.chmod(0o600)
+        if given == tenant:
+            with pytest.raises(PrincipalsError):
+                read_principals(file)
+        else:
+            assert read_principals(file)[0].tenant == "plain"
 
 
 class ExampleSettings(ServerSettings):

@@ -30,6 +30,7 @@
     ├── Stopped           the sequencer is not running any more
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
         ├── StoreDamaged  its file or schema is damaged
+        ├── OtherRevision its tables are of a revision that this version of kolm does not open
         ├── StoreReplaced a file of it was deleted or replaced while it was open
         └── StoreLocked   another process writes to this ledger
 
@@ -213,6 +214,20 @@ class NotWritten(StoreError):
 
 class StoreDamaged(StoreError):
     """The database's own file or schema is damaged: its answers are unreliable."""
+
+
+class OtherRevision(StoreError):
+    """The tables of a database are of a revision (`found`) that this version of kolm does not open.
+
+    `remedy` is a sentence for the operator. `needs` is the oldest version of kolm that knows the tables, if they are
+    newer than this one and name it.
+    """
+
+    def __init__(self, database: str, found: int, remedy: str, needs: str | None = None) -> None:
+        super().__init__(f"{database} has tables of revision {found}: {remedy}")
+        self.database = database
+        self.found = found
+        self.needs = needs
 
 
 class StoreReplaced(StoreError):

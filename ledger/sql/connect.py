@@ -12,7 +12,7 @@ from ledger.errors import StoreError
 from ledger.sql.database import Database
 from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.sqlite import SqliteDatabase
-from ledger.sql.versions import BESIDE, found_revision, keep_revision
+from ledger.sql.versions import check_guard_or_keys, make_guard_or_keys
 
 
 def connect(target: Path | str, purpose: str) -> Database:
@@ -41,7 +41,7 @@ def connect_with(target: Path | str, purpose: str, version: Table) -> Database:
     database = connect(target, purpose)
     try:
         with database.writing() as connection:
-            keep_revision(connection, version, database.name)
+            make_guard_or_keys(connection, version, database.name)
     except StoreError:
         database.close()
         raise
@@ -57,7 +57,7 @@ def connect_for_reading_with(target: Path | str, version: Table, table: Table, o
         with database.reading() as connection:
             if not inspect(connection).has_table(table.name):
                 raise StoreError(f"{database.name} {otherwise}")
-            found_revision(connection, version, BESIDE, database.name)
+            check_guard_or_keys(connection, version, database.name)
     except StoreError:
         database.close()
         raise

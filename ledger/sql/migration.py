@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sqlite3
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, String, update
 
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
+from ledger.durable_file import sync_path
 from ledger.errors import ChainError, StoreError
 from ledger.log.store import receipt_counts
 from ledger.sql.connect import connect, connect_for_reading
@@ -143,10 +145,18 @@ def _take(connection: Connection, plan: Plan) -> None:
 
 
 def _copy(database: Path, backup: Path) -> None:
-    """Raises StoreError where the copy is there already, or there is no room for it."""
+    """Copy an SQLite file: `backup` is complete and on the disk, or not there.
+
+    Raises StoreError if there is a file of that name, or no room.
+    """
     try:
-        os.close(os.open(backup, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(backup)) as copy:
-            source.backup(copy)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=backup.parent) as folder:
+            draft = Path(folder, backup.name)
+            os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(draft)) as copy:
+                source.backup(copy)
+            sync_path(draft)
+            os.link(draft, backup)
+        sync_path(backup.parent)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"cannot copy {database} to {backup}: {error}") from None

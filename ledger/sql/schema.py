@@ -23,7 +23,7 @@ from sqlalchemy import (
     text,
 )
 
-from ledger.errors import StoreDamaged, StoreError
+from ledger.errors import OtherRevision, StoreDamaged, StoreError
 from ledger.sql.database import store_errors
 from ledger.sql.versions import found_revision, version_table
 
@@ -196,7 +196,7 @@ _TRIGGERS = {
 def make_tables(connection: Connection, name: str) -> None:
     """Make the tables in a database that has none of them, in the connection's transaction: all of it or nothing.
 
-    Raises StoreError for a database of another version (`name` is for that message).
+    `name` is the database's, for messages. Raises OtherRevision, StoreError.
     """
     there = inspect(connection)
     if any(there.has_table(table) for table in metadata.tables):
@@ -210,24 +210,26 @@ def make_tables(connection: Connection, name: str) -> None:
 
 
 def revision_of(connection: Connection, name: str) -> int:
-    """The revision of a database's tables, from OLDEST to REVISION. Raises StoreError for any other."""
+    """The revision of a database's tables, from OLDEST to REVISION. Raises OtherRevision for any other one, StoreError
+    if there is none.
+    """
     found = found_revision(connection, version, REVISION, name)
     if found is None:
         raise StoreError(f"{name} is not a ledger: it has no revision of its tables")
     if found < OLDEST:
-        raise StoreError(
-            f"{name} has tables of revision {found}, from before kolm 0.1.0; those from {OLDEST} on can be migrated"
-        )
+        raise OtherRevision(name, found, f"from before kolm 0.1.0; those from {OLDEST} on can be migrated")
     return found
 
 
 def check_revision(connection: Connection, name: str, oldest: int = REVISION) -> None:
-    """Raises StoreError for tables of another revision; those from `oldest` on are taken."""
+    """Raises OtherRevision for tables of a revision that is not from `oldest` to REVISION, StoreError for none."""
     found = revision_of(connection, name)
     if found < oldest:
-        raise StoreError(
-            f"{name} has tables of revision {found}, this version writes {REVISION}. Stop the ledger, and convert them "
-            "with `kolm ledger migrate` (--dry-run shows the steps)"
+        raise OtherRevision(
+            name,
+            found,
+            f"this version writes {REVISION}. Stop the ledger, and convert them with `kolm ledger migrate` (--dry-run "
+            "shows the steps)",
         )
 
 

@@ -7,18 +7,19 @@ import subprocess
 import sys
 import tarfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import MetaData, Table, create_engine, inspect, text
 from typer.testing import CliRunner
 
 from ledger.audit.log_verification import verify_log
 from ledger.bundle.folder import opened_bundle
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
-from ledger.errors import LedgerError, StoreError, StoreLocked
+from ledger.errors import LedgerError, OtherRevision, StoreError, StoreLocked
 from ledger.fsck import Depth, fsck
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
@@ -90,15 +91,19 @@ class Released:
         return planned(self.target).before
 
 
+def unpacked(path: Path, into: Path) -> Path:
+    with tarfile.open(path) as archived:
+        archived.extractall(into / "released", filter="data")
+    return into / "released"
+
+
 @pytest.fixture(
     params=[(path, name) for path in RELEASES for name in ("sqlite", "postgres")],
     ids=lambda one: f"{one[0].name}-{one[1]}",
 )
 def released(request: pytest.FixtureRequest, tmp_path: Path) -> Released:
     path, name = request.param
-    with tarfile.open(path) as archived:
-        archived.extractall(tmp_path / "released", filter="data")
-    folder = tmp_path / "released"
+    folder = unpacked(path, tmp_path)
     if name == "sqlite":
         return Released(folder, folder / "ledger.sqlite3", folder / "content-keys/keys.sqlite3")
     url = str(request.getfixturevalue("postgres_url"))
@@ -118,7 +123,7 @@ def test_there_is_a_release_of_every_revision_that_can_be_migrated() -> None:
 def test_a_ledger_of_an_earlier_version_is_read_migrated_and_gone_on_with(released: Released) -> None:
     before = released.verified()
     assert released.revision() == released.expected["revision"]
-    with pytest.raises(StoreError, match="kolm ledger migrate"):
+    with pytest.raises(OtherRevision):
         SqlEntryStore.open(released.target, released.keys)
     plan = planned(released.target)
     assert (plan.after, "audited_receipts" in plan.sql) == (REVISION, True)
@@ -170,28 +175,50 @@ def test_newer_tables_are_left_alone_and_the_version_that_knows_them_is_named(re
         lambda: SqlInspection.open(released.target, released.keys),
         lambda: migrate(released.target),
     ):
-        with pytest.raises(StoreError, match=r"use kolm >= 9\.8\.7"):
+        with pytest.raises(OtherRevision) as caught:
             refused()
+        assert (caught.value.found, caught.value.needs) == (REVISION + 7, "9.8.7")
 
 
-@pytest.mark.parametrize(("store", "name"), [(SqlGuard, "guard"), (SqlContentKeys, "content_keys")])
-def test_guard_and_content_keys_without_a_number_get_one_and_later_ones_are_refused(
-    postgres_url: str, tmp_path: Path, store: type[SqlGuard | SqlContentKeys], name: str
+@pytest.mark.parametrize(
+    ("store", "name", "file"),
+    [(SqlGuard, "guard", "guard.sqlite3"), (SqlContentKeys, "content_keys", "content-keys/keys.sqlite3")],
+)
+@pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
+def test_a_released_guard_and_content_keys_are_opened_and_other_revisions_refused(
+    path: Path, store: type[SqlGuard | SqlContentKeys], name: str, file: str, postgres_url: str, tmp_path: Path
 ) -> None:
-    for url in (postgres_url, f"sqlite:///{tmp_path / 'beside.sqlite3'}"):
-        store.open(url).close()
+    released = unpacked(path, tmp_path)
+    store.open(postgres_url).close()
+    copied(released / file, postgres_url, name)
+    for url in (postgres_url, f"sqlite:///{released / file}"):
         engine = create_engine(url)
         with engine.begin() as connection:
-            connection.execute(text(f"DROP TABLE {name}_version"))  # as before 0.1.0
+            connection.execute(text(f"DROP TABLE IF EXISTS {name}_version"))  # 0.1.0 had none
+            rows = connection.execute(text(f"SELECT * FROM {name}")).all()
         store.open_for_reading(url).close()
         store.open(url).close()
         with engine.begin() as connection:
+            assert connection.execute(text(f"SELECT * FROM {name}")).all() == rows != []
             assert connection.execute(text(f"SELECT revision, kolm FROM {name}_version")).all() == [(1, "0.1.0")]
-            connection.execute(text(f"UPDATE {name}_version SET revision = 2, kolm = '9.8.7'"))
-        for opening in (store.open, store.open, store.open_for_reading):  # no lock is left
-            with pytest.raises(StoreError, match=r"use kolm >= 9\.8\.7"):
-                opening(url)
+        for revision, needs in ((2, "9.8.7"), (0, None)):
+            with engine.begin() as connection:
+                connection.execute(text(f"UPDATE {name}_version SET revision = {revision}, kolm = '9.8.7'"))
+            for opening in (store.open, store.open, store.open_for_reading):  # no lock is left
+                with pytest.raises(OtherRevision) as refused:
+                    opening(url)
+                assert (refused.value.found, refused.value.needs) == (revision, needs)
         engine.dispose()
+
+
+def copied(file: Path, url: str, table: str) -> None:
+    """Put the rows of an SQLite file's table into that of another database."""
+    source, target = create_engine(f"sqlite:///{file}"), create_engine(url)
+    reflected = Table(table, MetaData(), autoload_with=source)
+    with source.connect() as reading, target.begin() as writing:
+        writing.execute(reflected.insert(), [dict(row._mapping) for row in reading.execute(reflected.select())])
+    source.dispose()
+    target.dispose()
 
 
 @pytest.mark.parametrize("place", ["before", "within"])
@@ -204,10 +231,38 @@ def test_a_kill_during_a_migration_leaves_the_tables_as_they_were(released: Rele
     assert released.verified() == before
 
 
+class DiskFull(sqlite3.Connection):
+    """A disk that is full after the first page of a copy."""
+
+    def backup(self, target: sqlite3.Connection, **_: Any) -> None:  # type: ignore[override]
+        def full(*_: int) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        super().backup(target, pages=1, progress=full)
+
+
+@pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
+def test_a_copy_that_fails_leaves_no_copy_and_the_tables_as_they_were(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unpacked(path, tmp_path)
+    target, backup = folder / "ledger.sqlite3", folder / "backup.sqlite3"
+    before = sorted(folder.rglob("*"))
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=DiskFull))
+        with pytest.raises(StoreError):
+            migrate(target, backup=backup)
+    assert sorted(each for each in folder.rglob("*") if each.name != "ledger.sqlite3.lock") == before
+    assert planned(target).steps
+    migrate(target, backup=backup)
+    assert planned(backup).steps
+
+
 def test_tables_from_before_the_first_release_are_named(released: Released) -> None:
     released.execute(f"UPDATE ledger_version SET revision = {OLDEST - 1}")
-    with pytest.raises(StoreError, match=r"before kolm 0\.1\.0"):
+    with pytest.raises(OtherRevision) as refused:
         migrate(released.target)
+    assert refused.value.found == OLDEST - 1
 
 
 def objects(target: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def pull(
     json: options.Json = False,
 ) -> None:
     """Fetch a model from a hub, or what has changed of it, and check every file's digest; HF_TOKEN, HF_ENDPOINT."""
-    from services.generation.target.naming.catalogue import SHORT, HubName
+    from services.generation.target.naming.hub_names import SHORT, HubName
 
     try:
         wanted = HubName.of(name)

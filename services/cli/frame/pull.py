@@ -15,7 +15,7 @@ from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
 
 if TYPE_CHECKING:
-    from services.generation.target.naming.catalogue import HubName
+    from services.generation.target.naming.hub_names import HubName
 
 
 def pulled_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""The content identifiers of a model. Receipts state by them which model was served."""
+"""Content identifiers of a model, by which receipts state the served model."""
 
 from __future__ import annotations
 
@@ -26,15 +26,22 @@ from services.generation.target.kernels.compilation import user_cache
 
 _log = logging.getLogger(__name__)
 
-
 LARGE_BYTES = 64 * 1024 * 1024
-"""Smaller files are hashed each time; it takes them less than looking into the cache is worth."""
+"""Smaller files are hashed each time, which is fast enough."""
 
 _READ_BYTES = 4 * 1024 * 1024
 _LOG_SECONDS = 5.0
+_PUBLISHED = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
+
+_CONFIG = ("config.json", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+_GGUF = "model.gguf"  # the name in manifests
 
 Progress = Callable[[Path, int], None]
-"""Takes a file and how many of its bytes have been hashed by now."""
+"""Is called with a file and the number of its hashed bytes."""
 
 
 def default_cache() -> Path:
@@ -43,21 +50,21 @@ def default_cache() -> Path:
 
 
 def logged() -> Progress:
-    """A line in the log every few seconds."""
-    said = time.monotonic()
+    """Progress that is logged every few seconds."""
+    last_logged = time.monotonic()
 
-    def say(path: Path, position: int) -> None:
-        nonlocal said
-        if time.monotonic() - said >= _LOG_SECONDS:
-            said = time.monotonic()
+    def log(path: Path, position: int) -> None:
+        nonlocal last_logged
+        if time.monotonic() - last_logged >= _LOG_SECONDS:
+            last_logged = time.monotonic()
             _log.info("hashing %s: %.1f of %.1f GB", path.name, position / 1e9, path.stat().st_size / 1e9)
 
-    return say
+    return log
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigests:
-    """Digests of files, those of large ones from `cache` where they are there. A cache that fails is ignored."""
+    """Digests of files. Digests of large files are kept in `cache`, whose errors are ignored."""
 
     cache: Path = field(default_factory=default_cache)
     progress: Progress = field(default_factory=logged)
@@ -72,7 +79,7 @@ class FileDigests:
             self.progress(path, path.stat().st_size)
             return str(kept["digest"])
         found = self._hash(path)
-        if _stamp(path) == stamp:  # not written to meanwhile
+        if _stamp(path) == stamp:  # not modified meanwhile
             self._keep(known | {str(path.resolve()): {"stamp": stamp, "digest": found}})
         return found
 
@@ -96,7 +103,7 @@ class FileDigests:
         try:
             write_durably(self.cache, json.dumps(known).encode())
         except OSError as error:
-            _log.warning("cannot keep digests in %s: %s", self.cache, error)
+            _log.warning("cannot write digests to %s: %s", self.cache, error)
 
 
 def _stamp(path: Path) -> list[int]:
@@ -104,24 +111,16 @@ def _stamp(path: Path) -> list[int]:
     return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
-_CONFIG = ("config.json", "generation_config.json")
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "vocab.json", "merges.txt", "tokenizer.model",
-)  # fmt: skip
-_GGUF = "model.gguf"  # in manifests, whatever the file is called
-
-
 def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifest:
-    """Configuration, tokenizer and weights, each by name, size and SHA-256. Hashes everything that is not cached.
+    """Configuration, tokenizer and weights, each by name, size and SHA-256. Hashes all files without cached digests.
 
-    The weights of a GGUF file are the whole file under the name model.gguf, or its parts as model-00001-of-00003.gguf,
-    and its config.json is `model_config`.
+    The weights of a GGUF model are its files under the name model.gguf, or model-00001-of-00003.gguf and so on for
+    parts, and its config.json is `model_config`.
 
     Raises:
         ModelNotFound: there is no such file, or the directory has no tokenizer file.
         WeightsInvalid: the directory has no weights, or a file is damaged.
-        ConfigInvalid: the GGUF file does not say what the model's sizes are.
+        ConfigInvalid: the GGUF file lacks sizes of the model.
     """
     digests = digests or FileDigests()
     if is_gguf(path):
@@ -150,15 +149,15 @@ def base_cid(path: Path) -> str:
 
 
 def model_config(path: Path) -> bytes:
-    """The manifest's config.json, which a registry holds heads against: the directory's, or a GGUF file's sizes."""
+    """The manifest's config.json, with which a registry compares heads: the directory's, or a GGUF file's sizes."""
     if not is_gguf(path):
         return (path / _CONFIG[0]).read_bytes()
     return canonical(gguf_sizes(GgufFile.open(path).metadata))
 
 
 def tokenizer_cid(path: Path) -> str:
-    """Digest of the tokenizer's manifest; of a GGUF file, of all its metadata that begins with `tokenizer.`, so that
-    files of one family can draft for each other.
+    """Digest of the tokenizer's files, or of a GGUF file's `tokenizer.` metadata, so that files of one family can draft
+    for each other.
 
     Raises:
         ModelNotFound: there is no such file, or the directory has no tokenizer file.
@@ -181,15 +180,12 @@ def _part(path: Path, digests: FileDigests) -> NamedFile:
     return NamedFile(path.name, path.stat().st_size, _checked_digest(path, digests))
 
 
-_PUBLISHED = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
-
-
 def _checked_digest(path: Path, digests: FileDigests) -> str:
-    """The digest. The caches of huggingface_hub and Ollama keep a file under the one that was published with it: raises
-    WeightsInvalid where it has another by now.
+    """The digest. huggingface_hub and Ollama name a file by its published digest: raises WeightsInvalid if the file's
+    digest is another one.
     """
     digest, blob = digests.digest(path), path.resolve()
     published = _PUBLISHED.fullmatch(blob.name) if blob.parent.name == "blobs" else None
     if published and digest != f"sha256:{published[1]}":
-        raise WeightsInvalid(f"{path}: damaged, it is not the file that was published; pull the model again")
+        raise WeightsInvalid(f"{path}: damaged, its digest is not the published one; pull the model again")
     return digest

@@ -1,6 +1,6 @@
-"""Names of models and kinds of folders, told by files that they hold. Imports next to nothing.
+"""Paths of models, draft heads, datastores and adapters. Imports next to nothing.
 
-A model is a transformers directory, a GGUF file, a file that comes as a Python package, or one of `naming/`.
+A model is a transformers directory, a GGUF file, a file in a Python package, or a name of `naming/`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.files.part_names import PartName
-from services.generation.target.naming.catalogue import is_model_file
+from services.generation.target.naming.hub_names import is_model_file
 
 
 @dataclass(frozen=True, slots=True)
 class _Package:
-    """A GGUF file in a package, and how to install that: without what it depends on, which only runs the model."""
+    """A GGUF file in a package, and the command to install that without its dependencies, which only run models."""
 
     module: str
     file: str
@@ -34,17 +34,17 @@ _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def models_folder() -> Path:
-    """Where models lie that were imported by a name: $KOLM_MODELS, by default ~/.local/share/kolm/models."""
+    """The folder of imported models: $KOLM_MODELS, by default ~/.local/share/kolm/models."""
     return Path(os.environ.get("KOLM_MODELS") or os.path.expanduser("~/.local/share/kolm/models"))
 
 
 def packaged() -> dict[str, Path | None]:
-    """Models that come as packages: each one's file, None where the package is not installed."""
+    """Files of models in packages, by name; None if the package is not installed."""
     return {name: _file(package) for name, package in _PACKAGES.items()}
 
 
 def imported() -> dict[str, Path]:
-    """The models there, by name."""
+    """Imported models by name."""
     found = (path for path in sorted(models_folder().glob("[!.]*")))
     return {
         _name_of_file(path.name): path for path in found if is_model_file(path.name) or (path / "config.json").is_file()
@@ -53,7 +53,7 @@ def imported() -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A name that `--model` takes. `path` is None for a package that is not installed, and a model not fetched yet."""
+    """A name for `--model`. `path` is None if the package is not installed or the model not fetched yet."""
 
     name: str
     path: Path | None
@@ -61,7 +61,7 @@ class NamedModel:
 
 
 def named_models() -> list[NamedModel]:
-    """Models of packages first, then the imported ones by name, then those that other programs have, or fetched."""
+    """Models in packages, imported models by name, models of other programs, and short names, in this order."""
     from services.generation.target.naming.folders import found_here, short_names
 
     packages = [NamedModel(name, path, "package") for name, path in packaged().items()]
@@ -72,7 +72,7 @@ def named_models() -> list[NamedModel]:
 
 
 def name_of(path: Path) -> str:
-    """A model's name where nobody gives one: that of its package, or of its directory or file."""
+    """The default name of a model: its package's, directory's or file's."""
     from services.generation.target.naming.folders import published_name
 
     real = path.resolve()
@@ -86,11 +86,11 @@ def _name_of_file(name: str) -> str:
 
 
 def model_path(named: str | Path) -> Path:
-    """The directory or file of a model. A path with one wins, then the name of a package, then one that was imported,
-    then what was pulled from a hub, or lies in the folders of Ollama and LM Studio (`naming/`).
+    """The directory or file of a model: by path, or by the name of a package, an imported model, a model on a hub, or a
+    model of Ollama or LM Studio (`naming/`), in this order.
 
     Raises:
-        ModelNotFound: nothing of that kind is there, by its looks, or the package is not installed.
+        ModelNotFound: there is no such model, or its package is not installed.
     """
     path, package = Path(named), _PACKAGES.get(str(named))
     if _is_model(path):
@@ -108,13 +108,13 @@ def model_path(named: str | Path) -> Path:
             return elsewhere
         if (error := missing(str(named))) is not None:
             raise error
-        said = f"no model in {path}" if path.is_dir() else f"there is no model {path}"
-        raise ModelNotFound(f"{said}; {_expected(str(named))}")
+        problem = f"no model in {path}" if path.is_dir() else f"there is no model {path}"
+        raise ModelNotFound(f"{problem}; {_expected(str(named))}")
     return found
 
 
 def _expected(named: str) -> str:
-    """What an unknown name may have been meant for."""
+    """A hint for an unknown name."""
     if near := get_close_matches(named, {each.name for each in named_models()}, n=3):
         return f"is {' or '.join(sorted(near))} meant?"
     if _REPOSITORY.fullmatch(named):
@@ -127,20 +127,22 @@ def _is_model(path: Path) -> bool:
 
 
 def _file(package: _Package) -> Path | None:
-    found = find_spec(package.module)  # without importing it, and what it depends on
+    found = find_spec(package.module)  # without importing it and its dependencies
     places = (found and found.submodule_search_locations) or ()
     return next((file for place in places if (file := Path(place) / package.file).is_file()), None)
 
 
 @dataclass(frozen=True, slots=True)
 class FolderKind:
+    """A kind of folder, recognised by a file in it."""
+
     expected: str
-    holding: str
+    file: str
 
     def check(self, folder: Path) -> Path:
-        """The folder. Raises ValueError where it lacks the file."""
-        if not (folder / self.holding).is_file():
-            raise ValueError(f"{folder}: no {self.holding}; expected {self.expected}")
+        """The folder. Raises ValueError if it lacks the file."""
+        if not (folder / self.file).is_file():
+            raise ValueError(f"{folder}: no {self.file}; expected {self.expected}")
         return folder
 
 
@@ -150,17 +152,17 @@ ADAPTER_FOLDER = FolderKind("an adapter in peft's layout, as NAME=DIRECTORY", "a
 
 
 def default_head_for(model: Path) -> Path | None:
-    """A draft head's folder."""
+    """The folder of a draft head next to a model, if there is one."""
     return next((place / "head" for place in places(model) if (place / "head" / "config.json").is_file()), None)
 
 
 def default_store_for(model: Path) -> Path | None:
-    """A datastore's folder."""
+    """The folder of a datastore next to a model, if there is one."""
     return next((place / "store" for place in places(model) if (place / "store" / "manifest.json").is_file()), None)
 
 
 def places(model: Path) -> Iterator[Path]:
-    """Folders in which things may lie beside a model."""
+    """Folders that are searched for heads and datastores of a model."""
     for name, path in packaged().items():
         if path == model:
             yield models_folder() / name

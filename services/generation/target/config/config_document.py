@@ -58,7 +58,7 @@ def head_dim(config: PreTrainedConfig) -> int:
 
 
 def first_layer(config: PreTrainedConfig) -> Any:
-    """The configuration with the sizes of heads: that of the first layer if layers differ."""
+    """The configuration with the sizes of heads: the first layer's if layers differ."""
     return config if getattr(config, "per_layer_config", None) is None else config.per_layer_config[0]
 
 
@@ -344,7 +344,7 @@ def multipliers(config: PreTrainedConfig, place: str) -> dict[str, Any]:
 
 
 def inner_field(config: PreTrainedConfig) -> str:
-    """The member with the size of MLPs, or with that of experts if there is no other."""
+    """The member with the size of MLPs or, in models with experts alone, of experts."""
     known = "intermediate_size" in type(config).__dataclass_fields__
     return "intermediate_size" if known else "moe_intermediate_size"
 

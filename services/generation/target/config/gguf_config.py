@@ -274,7 +274,7 @@ def _kv_heads(metadata: GgufMetadata, name: str, heads: int, kinds: Sequence[str
 
 
 def _inner(metadata: GgufMetadata, family: Family, layers: int) -> int:
-    """The size of MLPs, or that of experts if the file has no MLPs."""
+    """The size of MLPs, or of experts if the file has no MLPs."""
     name = family.gguf_name
     size = metadata.whole(f"{name}.expert_feed_forward_length", 0) if family.shared_gate else 0
     return metadata.same_for_all(f"{name}.feed_forward_length", layers, size or None)

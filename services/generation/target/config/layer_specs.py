@@ -153,7 +153,7 @@ class LayerSpec:
 
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
-        """`linears`, and those of experts."""
+        """`linears`, and the modules of experts and of layer inputs."""
         inputs = ((self.inputs.gate,), (self.inputs.projection,)) if self.inputs else ()
         return *self.linears, *(self.experts.groups if self.experts else ()), *inputs
 
@@ -175,7 +175,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def layer_specs(config: TargetConfig) -> tuple[LayerSpec, ...]:
-    """The layers of a model. Its configuration tells families apart."""
+    """The layers of a model of any family."""
     return tuple(_target_layer(config, number) for number in range(config.layers))
 
 

@@ -97,7 +97,7 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a model's path is that of a GGUF file, which may be missing."""
+    """Whether a model's path names a GGUF file, which may be missing."""
     return path.suffix.lower() == ".gguf" or path.is_file()
 
 
@@ -269,7 +269,7 @@ def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> N
     end = 0
     for name, place in sorted(places.items(), key=lambda item: item[1].offset):
         if place.offset < end:
-            raise WeightsInvalid(f"{path}: tensor {name} overlaps the one before it; the file is damaged")
+            raise WeightsInvalid(f"{path}: tensor {name} overlaps another; the file is damaged")
         end = _end(path, name, place)
         if end > size:
             raise WeightsInvalid(

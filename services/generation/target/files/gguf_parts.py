@@ -40,7 +40,7 @@ def joined(paths: Sequence[Path], headers: Sequence[GgufHeader]) -> GgufHeader:
     """One header for all parts: the metadata of the first, and the tensors of all with the number of their part.
 
     Raises:
-        WeightsInvalid: a part is not the one that its name states, belongs to another model, or repeats a tensor.
+        WeightsInvalid: a part has another number than its name, belongs to another model, or repeats a tensor.
     """
     first, count = headers[0].metadata, len(paths)
     expected = first.whole(_TENSORS)

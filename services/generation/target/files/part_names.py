@@ -34,6 +34,6 @@ class PartName:
 
 
 def sibling_paths(path: Path) -> list[Path]:
-    """The paths of all parts by the name of one, or `path` alone if its name is not that of a part."""
+    """The paths of all parts of a model by the path of any part, or `path` alone if it is not in parts."""
     name = PartName.of(path.name)
     return [path.with_name(sibling) for sibling in name.siblings()] if name else [path]

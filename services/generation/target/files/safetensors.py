@@ -135,7 +135,7 @@ def floats(name: str, part: Part) -> Float32:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of the model: the one file, or the shards that the index names, in order.
+    """The safetensors files of the model: a single file, or the shards that the index names, in order.
 
     Raises:
         WeightsInvalid: there are no files, the index is not readable or names a file outside the directory, or the
@@ -153,7 +153,7 @@ def weight_files(directory: Path) -> list[Path]:
     if others := other_weights(directory, names):
         read = SINGLE if weight_map is None else f"the {len(names)} files that {INDEX} names"
         raise WeightsInvalid(
-            f"{directory}: two sets of weights: {', '.join(others)} beside {read}; keep the files of one set, and move "
+            f"{directory}: two sets of weights: {', '.join(others)}, and {read}; keep the files of one set, and move "
             "the others away"
         )
     return [directory / name for name in names]

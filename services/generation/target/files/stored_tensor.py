@@ -130,10 +130,10 @@ class StoredTensor:
 
         Exact for plain numbers. Blocks are dequantised as in GGUF: q8_0 d·q; q4_0 d·(q − 8); q5_0 d·(q − 16); q4_1 and
         q5_1 d·q + m; iq4_nl d·v, v one of sixteen whole numbers from −127 to 113; q4_k and q5_k (d·scale)·q −
-        (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and the integers beside it at most 12
+        (dmin·min); q6_k (d·scale)·(q − 32). A float16 has 11 significant bits and its integer factors at most 12
         together, so that every product is exact in float32, and only the sum of q4_1 and q5_1 and the difference of
-        q4_k and q5_k round, once: a fused multiply-add gives the same. Nothing overflows (at most 65504·128·32) or is
-        subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact where it is subnormal, too. May share memory with
+        q4_k and q5_k round, once: a fused multiply-add gives equal bits. Nothing overflows (at most 65504·128·32) or is
+        subnormal (at least 2^-24). mxfp4 is v·2^(e − 127), exact even if it is subnormal. May share memory with
         `data`.
         """
         if self.storage == "float32":

@@ -1,1 +1,1 @@
-"""Models by name: short names, repositories of a hub, and what other programs have left on this machine."""
+"""Models by name: short names, repositories of a hub, and models of other programs on this machine."""

@@ -1,7 +1,7 @@
-"""Models that are on this machine: in the cache of huggingface_hub, in Ollama's and in LM Studio's folder.
+"""Models on this machine: in the cache of huggingface_hub, and in the folders of Ollama and LM Studio.
 
-All are read and never written to. A file in the cache or in Ollama's folder lies under its own digest, against which
-`identity.py` holds it.
+The folders are never written to. A file in the cache or in Ollama's folder is named by its digest, which `identity.py`
+checks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.files.part_names import PartName
-from services.generation.target.naming.catalogue import (
+from services.generation.target.naming.hub_names import (
     SHORT,
     HubName,
     choose,
@@ -24,10 +24,15 @@ from services.generation.target.naming.catalogue import (
     quantisation,
 )
 
+_OLLAMA = ("~/.ollama/models", "/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models")
+_LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_MOST_BYTES = 1 << 20  # of a manifest
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model, by the name that `--model` takes for it."""
+    """A model, by its name for `--model`."""
 
     name: str
     origin: str  # hub, ollama or lmstudio
@@ -48,7 +53,7 @@ def repo_folder(repo: str) -> Path:
 
 
 def in_hub_cache(name: HubName) -> Path | None:
-    """The file or folder that was pulled under this name. Raises ModelNotFound where several may be meant."""
+    """The file or folder that was pulled under this name, or None. Raises ModelNotFound if several files match."""
     folder = repo_folder(name.repo)
     try:
         commit = (folder / "refs" / name.revision).read_text().strip()
@@ -60,7 +65,7 @@ def in_hub_cache(name: HubName) -> Path | None:
         return None
     if not any(is_model_file(file) for file in sizes):
         return snapshot if is_whole(snapshot) else None
-    if not any(_is_meant(file, name.wanted) for file in _whole_models(sizes)):  # a part is still to be fetched
+    if not any(_is_meant(file, name.wanted) for file in _whole_models(sizes)):  # a part is not fetched yet
         return None
     file = choose(sizes, name, memory=None)
     return snapshot / file if file else snapshot
@@ -71,12 +76,12 @@ def _is_meant(file: str, wanted: str) -> bool:
 
 
 def _whole_models(files: Collection[str]) -> list[str]:
-    """GGUF files of models that are here with all their parts; a model in parts is named by its first."""
+    """GGUF files of complete models. A model in parts is named by its first part."""
     return [file for file in files if is_model_file(file) and all(part in files for part in files_of(file))]
 
 
 def is_whole(snapshot: Path) -> bool:
-    """Whether a folder has configuration, tokenizer and all weights: other programs fetch some of them alone."""
+    """Whether a folder has configuration, tokenizer and all weights: other programs fetch only some of them."""
     try:
         index = json.loads((snapshot / "model.safetensors.index.json").read_bytes())
         weights = {str(name) for name in index["weight_map"].values()}
@@ -87,7 +92,7 @@ def is_whole(snapshot: Path) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """All below a folder, by their paths in it; links that lead nowhere are left out."""
+    """All files below a folder, by relative path. Broken links are left out."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -104,12 +109,6 @@ def _of_hub() -> Iterator[Found]:
                 yield Found(str(name), "hub", snapshot)
 
 
-_OLLAMA = ("~/.ollama/models", "/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models")
-_LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_MOST_BYTES = 1 << 20  # of a manifest
-
-
 def _existing(variable: str, usual: Iterable[str]) -> list[Path]:
     named = os.environ.get(variable)
     places = [Path(place).expanduser() for place in ([named] if named else usual)]
@@ -117,7 +116,7 @@ def _existing(variable: str, usual: Iterable[str]) -> list[Path]:
 
 
 def _of_ollama() -> Iterator[Found]:
-    """Models without adapters or projectors of their own; a manifest is JSON with the digests of layers."""
+    """Ollama's models without adapters. A manifest is JSON with the digests of layers."""
     for place in _existing("OLLAMA_MODELS", _OLLAMA):
         for named in _files(place / "manifests"):
             if (blob := _ollama_blob(place, named)) is not None:
@@ -140,7 +139,7 @@ def _ollama_blob(place: Path, manifest: str) -> Path | None:
 
 
 def _of_lm_studio() -> Iterator[Found]:
-    """Files as publisher/repository/file; a repository with one file is named without it."""
+    """Models in publisher/repository/file. The file is left out of the name if its repository has no other."""
     for place in _existing("LMSTUDIO_MODELS", _LM_STUDIO):
         for repository in sorted(place.glob("*/*")):
             models = _whole_models(_files(repository))
@@ -151,32 +150,32 @@ def _of_lm_studio() -> Iterator[Found]:
 
 
 def found_here() -> list[Found]:
-    """All of them, by their names."""
+    """All models on this machine. Unreadable folders are skipped."""
     found: list[Found] = []
     for source in (_of_hub, _of_ollama, _of_lm_studio):
         try:
             found += source()
-        except OSError:  # somebody else's folder, which we may not read
+        except OSError:  # a folder of another user
             continue
     return found
 
 
 def short_names() -> dict[str, Path | None]:
-    """The short names, each with its model where one is here."""
+    """The short names, with the path of their model if it is on this machine."""
     found: dict[str, Path | None] = {}
     for name in SHORT:
         try:
             found[name] = here(name)
-        except ModelNotFound:  # several files of its repository are
+        except ModelNotFound:  # several files of its repository match
             found[name] = None
     return found
 
 
 def here(named: str) -> Path | None:
-    """The model of this name, if it is on this machine; None for other names, too.
+    """The path of the model with this name, or None if it is not on this machine.
 
-    A short name is looked for in the cache of the hub, then in Ollama's folder. Raises ModelNotFound for a name that
-    is malformed, or may mean several files.
+    A short name is searched in the cache of the hub, then in Ollama's folder. Raises ModelNotFound for a malformed name
+    and if several files match.
     """
     if (name := HubName.of(named)) is not None and (path := in_hub_cache(name)) is not None:
         return path
@@ -189,7 +188,7 @@ def here(named: str) -> Path | None:
 
 
 def to_pull(named: str) -> HubName | None:
-    """The name, if it is one of a model on a hub that is not here; None for every other, also for a wrong one."""
+    """The name of a model on a hub that is not on this machine, or None, also for a malformed name."""
     try:
         return HubName.of(named) if here(named) is None else None
     except ModelNotFound:
@@ -197,16 +196,16 @@ def to_pull(named: str) -> HubName | None:
 
 
 def missing(named: str) -> ModelNotFound | None:
-    """The error for a name of one of these kinds, of a model that is not here; None for other names."""
+    """The error for a hub's, Ollama's or LM Studio's model that is not on this machine; None for other names."""
     if named.startswith(("ollama:", "lmstudio:")):
-        return ModelNotFound(f"{named}: not in the folders of Ollama and LM Studio; `kolm models list` shows what is")
+        return ModelNotFound(f"{named}: not in the folders of Ollama and LM Studio; see `kolm models list`")
     if HubName.of(named) is None:
         return None
-    return ModelNotFound(f"{named}: not on this machine; `kolm models pull {named}` brings it")
+    return ModelNotFound(f"{named}: not on this machine; `kolm models pull {named}` fetches it")
 
 
 def published_name(path: Path) -> str | None:
-    """The name of what lies in one of these folders under a digest; None elsewhere."""
+    """The published name of a file or folder that one of these folders stores under a digest; None elsewhere."""
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         return path.parent.parent.name.rpartition("--")[2]
     if path.resolve().parent.name != "blobs":

@@ -1,14 +1,14 @@
-"""Fetching a model from a hub (huggingface.co, or what HF_ENDPOINT names) into the cache of huggingface_hub.
+"""Download of models from a hub (huggingface.co, or HF_ENDPOINT) into the cache of huggingface_hub.
 
-Of that library are the protocol, credentials (HF_TOKEN), proxies, offline mode and repeated attempts. It throws away
-what a killed process had fetched and believes every byte, so files are written here: into a partial file of their
-digest, which a later call continues, and they get their place in the cache once the digest is right.
+The library provides the protocol, credentials (HF_TOKEN), proxies, offline mode and retries. It restarts interrupted
+downloads and checks no digest, so files are written here: into a partial file, which a later call continues, and which
+is moved into the cache once its digest is right.
 
     HubError
-    ├── HubAway        it cannot be asked, or stopped answering; what was fetched is kept
-    ├── HubRefused     it wants a token, or one that may read this repository
+    ├── HubAway        it does not answer; downloaded bytes are kept
+    ├── HubRefused     it requires a token with access to this repository
     ├── NotOnHub       no such repository, revision or file
-    └── DigestWrong    a file is not what the hub says it is; it was removed
+    └── DigestWrong    a file has another digest than announced; it was removed
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from typing import BinaryIO
 from ledger.durable_file import move_durably
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.identity import TOKENIZER_FILES, FileDigests
-from services.generation.target.naming.catalogue import HubName, choose, files_of, memory_at_hand
 from services.generation.target.naming.folders import repo_folder
+from services.generation.target.naming.hub_names import HubName, choose, files_of, memory_at_hand
+
+_CONFIGURATION = {"config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER_FILES}
+_TOKEN = "set HF_TOKEN to a token with access to it, after you have accepted the conditions on the repository's page"
 
 
 class HubError(Exception):
-    """A model that cannot be fetched; the message says from where and why."""
+    """A model that cannot be fetched; the message has the source and the reason."""
 
 
 class HubAway(HubError):
-    """The hub cannot be asked, or stopped answering."""
+    """The hub does not answer, or stopped answering."""
 
 
 class HubRefused(HubError):
-    """The hub does not let this caller read the repository."""
+    """The hub does not allow this caller to read the repository."""
 
 
 class NotOnHub(HubError):
@@ -47,12 +50,12 @@ class NotOnHub(HubError):
 
 
 class DigestWrong(HubError):
-    """A file's bytes are not those that the hub announced."""
+    """A file's digest differs from the announced one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file. `blob` is its SHA-256, or, of small ones that git holds itself, git's digest: its name in the cache."""
+    """A file. `blob`, its name in the cache, is its SHA-256, or git's digest for a small file outside of git LFS."""
 
     name: str
     size: int
@@ -61,7 +64,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model as a hub has it, pinned to a commit. `file` is the name of a GGUF file, or of its first part."""
+    """A model on a hub, pinned to a commit. `file` is the name of a GGUF file, or of its first part."""
 
     name: HubName
     commit: str
@@ -75,7 +78,7 @@ class HubModel:
 
     @property
     def missing(self) -> int:
-        """Bytes that are still to be fetched."""
+        """Bytes that are not fetched yet."""
         blobs = repo_folder(self.name.repo) / "blobs"
         return sum(file.size - _length(blobs / file.blob, _partial(blobs / file.blob)) for file in self.files)
 
@@ -88,13 +91,10 @@ def _partial(blob: Path) -> Path:
     return blob.with_name(f"{blob.name}.kolm-partial")
 
 
-_CONFIGURATION = {"config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER_FILES}
-
-
 def look_up(name: HubName, memory: int | None = None) -> HubModel:
-    """Ask the hub for a model's commit, files and licence; of GGUF files the one that suits `memory` is chosen.
+    """Ask the hub for a model's commit, files and licence, and choose a GGUF file that suits `memory`.
 
-    Raises HubError, and ModelNotFound where the repository has no file that is meant, or fits.
+    Raises HubError, and ModelNotFound if no file of the repository matches or fits.
     """
     from huggingface_hub import HfApi
 
@@ -119,15 +119,15 @@ def _is_weights(file: str) -> bool:
 
 
 def fetch(model: HubModel) -> Path:
-    """All of its files, checked; the file or folder that is the model. Shows progress on a terminal.
+    """Fetch and check all files of a model; return its file or folder. Shows progress on a terminal.
 
-    Raises HubError. What another process fetches at the same time is waited for.
+    Waits for another process that fetches the same file. Raises HubError.
     """
     folder = repo_folder(model.name.repo)
     snapshot = folder / "snapshots" / model.commit
     free, need = shutil.disk_usage(_existing(folder)).free, model.missing
     if need > free:
-        raise HubError(f"{model.name}: needs {need / 1e9:.1f} GB in {folder}, where {free / 1e9:.1f} GB are free")
+        raise HubError(f"{model.name}: needs {need / 1e9:.1f} GB in {folder}; {free / 1e9:.1f} GB are free")
     for file in model.files:
         with _explained(f"{model.name}: {file.name}"):
             _fetch_file(model, file, folder / "blobs" / file.blob)
@@ -159,7 +159,7 @@ def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
     blob.parent.mkdir(parents=True, exist_ok=True)
     url = hf_hub_url(model.name.repo, file.name, revision=model.commit)
     with _alone(_partial(blob)) as partial:
-        if blob.exists():  # another process was quicker
+        if blob.exists():  # another process has fetched it
             return
         done = min(partial.seek(0, os.SEEK_END), file.size)
         partial.truncate(done)
@@ -168,38 +168,35 @@ def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
         try:
             http_get(url, partial, resume_size=done, expected_size=file.size, headers=headers, displayed_filename=shown)
         except HfHubHTTPError as error:
-            if error.response.status_code == 416:  # the rest does not exist: what is here is of another file
+            if error.response.status_code == 416:  # there is no rest: the partial file is of another file
                 _partial(blob).unlink()
             raise
         partial.flush()
         move_durably(_partial(blob), blob)
     if not _is_intact(blob):
         blob.unlink()
-        raise DigestWrong(f"{model.name}: {file.name} has another digest than the hub says, {blob.name}; removed")
+        raise DigestWrong(f"{model.name}: {file.name} has another digest than announced, {blob.name}; removed")
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[BinaryIO]:
-    """The file, opened for writing behind its end, while no other process has it."""
+    """A file open for reading and writing, under an exclusive lock."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 
 def _is_intact(blob: Path) -> bool:
-    """Whether a file's digest is its name. That of a large one is remembered for the base's identity."""
+    """Whether a file's digest is its name. Digests of large files are cached for the base's identity."""
     if len(blob.name) == 64:
         return FileDigests().digest(blob) == f"sha256:{blob.name}"
     content = blob.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == blob.name
 
 
-_TOKEN = "set HF_TOKEN to a token that may read it, after you have accepted its conditions on the repository's page"
-
-
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Errors of the library and of its connection as HubError."""
+    """Raise errors of the library and of its connection as HubError."""
     import httpx2
     from huggingface_hub import constants, errors
 
@@ -207,14 +204,14 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise HubRefused(f"{what}: the repository is gated; {_TOKEN}") from error
-    except errors.RepositoryNotFoundError as error:  # an answer 401 looks the same as that to a missing one
+    except errors.RepositoryNotFoundError as error:  # also for a 401
         raise NotOnHub(f"{what}: no such repository, or a private one; {_TOKEN}") from error
     except errors.RevisionNotFoundError as error:
         raise NotOnHub(f"{what}: no such revision") from error
     except errors.RemoteEntryNotFoundError as error:
-        raise NotOnHub(f"{what}: the file is gone; ask again, the repository has changed") from error
+        raise NotOnHub(f"{what}: the file is gone, the repository has changed; try again") from error
     except errors.OfflineModeIsEnabled as error:
-        raise HubAway(f"{what}: HF_HUB_OFFLINE is set, and it is not on this machine") from error
+        raise HubAway(f"{what}: not on this machine, and HF_HUB_OFFLINE is set") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         kind = HubRefused if status in (401, 403) else HubAway
@@ -223,8 +220,8 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
     except (httpx2.HTTPError, ConnectionError) as error:
         raise HubAway(
-            f"{what}: {constants.ENDPOINT} does not answer ({error}); what was fetched is kept: ask again, or serve "
-            "what is on this machine (kolm models list)"
+            f"{what}: {constants.ENDPOINT} does not answer ({error}); downloaded bytes are kept: try again, or serve a "
+            "model of this machine (kolm models list)"
         ) from error
     except OSError as error:
         if error.errno is not None:  # of the disk

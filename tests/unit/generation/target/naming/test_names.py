@@ -6,8 +6,8 @@ import pytest
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path, name_of, named_models
-from services.generation.target.naming.catalogue import HubName, choose
 from services.generation.target.naming.folders import found_here
+from services.generation.target.naming.hub_names import HubName, choose
 from tests.fakes.hub import ollama_model
 
 GB = 10**9

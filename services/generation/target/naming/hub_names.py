@@ -1,4 +1,4 @@
-"""Names of models that are not paths: `hf:owner/repo[@REVISION][:FILE or quantisation]`, and ten short ones.
+"""Names of models on a hub: `hf:owner/repo[@REVISION][:FILE or quantisation]`, and ten short names.
 
 Imports next to nothing.
 """
@@ -26,14 +26,23 @@ SHORT: Mapping[str, str] = {
     "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
     "smollm3:3b": "ggml-org/SmolLM3-3B-GGUF",
 }
-"""Repositories of huggingface.co by their short names, which are Ollama's. Qwen, HuggingFaceTB and ggml-org publish
-the models or what runs them; Meta has no GGUF files of Llama, bartowski's are the most used.
+"""Repositories of huggingface.co by Ollama's short names. Qwen, HuggingFaceTB and ggml-org publish the models or
+llama.cpp; Meta publishes no GGUF files of Llama, bartowski's are the most used.
 """
 
+MAIN = "main"
 _NAME = re.compile(
     r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?(?::(?P<wanted>[^:]+))?"
 )
-MAIN = "main"
+_QUANTISATION = re.compile(r"(?:^|[-._/])(F32|BF16|F16|MXFP4|I?Q\d(?:_[A-Z0-9]+)*)\.gguf$", re.IGNORECASE)
+_EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0")
+_FOUR_BITS = ("Q4_K_M", "MXFP4", "Q4_K_S", "IQ4_NL", "Q4_1", "Q4_0")
+_UNROUNDED = ("BF16", "F16", "F32")
+_COMFORT = 8
+"""A file of more than four bits is chosen if it takes at most this part of the memory: it is closer to the trained
+weights, but slower to read for every token."""
+_COPIES, _CACHE = 2, 1 << 30
+"""`kolm up` loads the weights in two processes, server and auditor, which also need a cache of a gibibyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class HubName:
 
     @classmethod
     def of(cls, named: str) -> HubName | None:
-        """None for what is not a name of a hub's. Raises ModelNotFound for one that begins as such and is malformed."""
+        """A hub's name, or None for any other string. Raises ModelNotFound for a malformed name after `hf:`."""
         if (repo := SHORT.get(named)) is not None:
             return cls(repo)
         if not named.startswith("hf:"):
@@ -60,26 +69,15 @@ class HubName:
         return f"hf:{self.repo}{revision}{':' if self.wanted else ''}{self.wanted}"
 
 
-_QUANTISATION = re.compile(r"(?:^|[-._/])(F32|BF16|F16|MXFP4|I?Q\d(?:_[A-Z0-9]+)*)\.gguf$", re.IGNORECASE)
-_EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0")
-_FOUR_BITS = ("Q4_K_M", "MXFP4", "Q4_K_S", "IQ4_NL", "Q4_1", "Q4_0")
-_UNROUNDED = ("BF16", "F16", "F32")
-_COMFORT = 8
-"""A file of more than four bits is taken where it needs no more than this part of the memory: it is nearer to what was
-trained, and reading it for every token takes longer."""
-_COPIES, _BESIDE = 2, 1 << 30
-"""`kolm up` has the weights in two processes, server and auditor, and a cache of a gibibyte beside them."""
-
-
 def quantisation(file: str) -> str:
-    """The quantisation in a GGUF file's name, in capitals; empty if there is none."""
+    """The quantisation in a GGUF file's name, in capitals, or nothing."""
     part = PartName.of(file)
     found = _QUANTISATION.search(f"{part.stem}.gguf" if part else file)
     return found[1].upper() if found else ""
 
 
 def is_model_file(name: str) -> bool:
-    """Whether it is a GGUF file with a model, or the first part of one, by its name: no projector for images."""
+    """Whether a name belongs to a GGUF model or its first part. A projector for images is no model."""
     part = PartName.of(name)
     return name.lower().endswith(".gguf") and (part is None or part.number == 1) and "mmproj" not in name.lower()
 
@@ -104,7 +102,7 @@ def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str |
         ]
         if len(meant) == 1:
             return meant[0]
-        raise ModelNotFound(f"{name}: {'several files are' if meant else 'no file is'} called so; {_shown(sizes)}")
+        raise ModelNotFound(f"{name}: {'several files have' if meant else 'no file has'} this name; {_shown(sizes)}")
     if not files:
         if any(file.endswith(".safetensors") for file in sizes):
             return None
@@ -112,15 +110,15 @@ def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str |
     if len(files) == 1:
         return next(iter(files))
     if memory is None:
-        raise ModelNotFound(f"{name}: say which one, such as {name}:Q4_K_M; {_shown(sizes)}")
+        raise ModelNotFound(f"{name}: several files; name one, such as {name}:Q4_K_M; {_shown(sizes)}")
     by_kind = {quantisation(file): file for file in sorted(files, reverse=True)}
-    fitting = {kind: file for kind, file in by_kind.items() if _COPIES * files[file] + _BESIDE <= memory}
+    fitting = {kind: file for kind, file in by_kind.items() if _COPIES * files[file] + _CACHE <= memory}
     small = {kind: file for kind, file in fitting.items() if _COMFORT * files[file] <= memory}
     for kinds, among in ((_EIGHT_BITS, small), (_FOUR_BITS, fitting), (_EIGHT_BITS + _UNROUNDED, fitting)):
         if found := next((among[kind] for kind in kinds if kind in among), None):
             return found
     known = {*_EIGHT_BITS, *_FOUR_BITS, *_UNROUNDED}.intersection(by_kind)
-    why = f"none fits {memory / 1e9:.1f} GB of memory, twice beside a cache" if known else "none has a known storage"
+    why = f"none fits {memory / 1e9:.1f} GB of memory twice, with a cache" if known else "none has a known storage"
     raise ModelNotFound(f"{name}: {why}; {_shown(sizes)}")
 
 
@@ -130,7 +128,7 @@ def _shown(sizes: Mapping[str, int]) -> str:
 
 
 def memory_at_hand() -> int | None:
-    """Bytes that may be taken without swapping: the machine's and its control group's; None where nothing says."""
+    """Bytes that can be allocated without swapping, on the machine and in its control group; None if unknown."""
     found = []
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

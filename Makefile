@@ -91,10 +91,11 @@ format: $(DEV) ## apply ruff's fixes and formatting
 proto: $(DEV) ## regenerate protos/gen from protos/kolm
 	@$(BIN)/python protos/generate.py
 
-docs: $(DEV) ## write docs/configuration.md from the settings
+docs: $(DEV) ## write docs/configuration.md from the settings, and README's table of lies from docs/guarantees.md
 	@$(BIN)/python -m docs.configuration
+	@$(BIN)/python -m docs.lies
 
-outputs: $(DEV) ## run the commands whose output README and docs show, and write that output anew: a minute
+outputs: $(DEV) ## run the commands whose output README and docs show, and write that output: a minute
 	@$(BIN)/python -m docs.outputs
 
 wheels: $(SERVING) ## build kolm-serve, and kolm-verify for those who only verify, into dist/

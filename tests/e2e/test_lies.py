@@ -1,6 +1,6 @@
 """Lies of an operator, each told once through the real processes, and the commands that show it to others.
 
-docs/guarantees.md names a test for each lie; those that are not here stand beside it.
+tests/attacks.md names a test for each lie of docs/guarantees.md.
 """
 
 import json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
@@ -18,27 +19,36 @@ from services.runtime.process import CannotStart, run_service
 from services.runtime.trusted_directory import TrustedDirectory
 
 _CONNECTIONS = 4  # for each request that may run: clients keep some open
-_LATER = 5.0  # seconds
+_LATER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Front:
+    """The arguments of the HTTP server."""
+
+    app: ASGIApp
+    registry: CollectorRegistry
+    connections: Connections
 
 
 async def main(settings: HttpSettings) -> None:
-    """Serve until a signal. The generation server may be away: answers say so. Raises CannotStart."""
+    """Serve until a signal, also while the generation server is away. Raises CannotStart."""
     async with AsyncRuntime.connect(settings.generation) as runtime:
-        app, registry, connections = _front(settings, runtime)
-        await serve_http("http", app, settings, registry=registry, connections=connections)
+        front = _front(settings, runtime)
+        await serve_http("http", front.app, settings, registry=front.registry, connections=front.connections)
 
 
 def serving(settings: HttpSettings, runtime: AsyncRuntime) -> AbstractAsyncContextManager[object]:
-    """A block in which the front serves, in the process of others. Entering it raises CannotStart, CannotListen."""
-    app, registry, connections = _front(settings, runtime)
-    return serving_http("http", app, settings, registry, connections)
+    """A block in which the front serves within another process. Entering it raises CannotStart, CannotListen."""
+    front = _front(settings, runtime)
+    return serving_http("http", front.app, settings, front.registry, front.connections)
 
 
-def _front(settings: HttpSettings, runtime: AsyncRuntime) -> tuple[ASGIApp, CollectorRegistry, Connections]:
+def _front(settings: HttpSettings, runtime: AsyncRuntime) -> _Front:
     registry = CollectorRegistry()
-    body_seconds = settings.body_seconds + _LATER  # the front itself has an answer for a slow body
+    body_seconds = settings.body_seconds + _LATER_SECONDS  # the front itself answers a slow body before
     connections = Connections(_CONNECTIONS * settings.max_requests, body_seconds=body_seconds)
-    return http_app(runtime, settings, _trusted(settings), registry), registry, connections
+    return _Front(http_app(runtime, settings, _trusted(settings), registry), registry, connections)
 
 
 def _trusted(settings: HttpSettings) -> TrustedKeys:

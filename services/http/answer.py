@@ -30,8 +30,8 @@ _ACCEPTANCE = (
 def finish_reason(ended: Choice | Finished, calls: int, *, cut_off: bool) -> str:
     """Why an output with `calls` calls of tools ended, in the words of OpenAI's chats: stop, length or tool_calls.
 
-    An output of whole calls has `tool_calls`, also if a stop string ended it behind them. If it is `cut_off`, within a
-    call, by a stop string, it has `stop`: the arguments of its last call may be no JSON.
+    An output of whole calls has `tool_calls`, also if a stop string ended it after them. If it is `cut_off` within a
+    call by a stop string, it has `stop`: the arguments of its last call may be no JSON.
     """
     return "tool_calls" if calls and not cut_off and ended.finish_reason == "stop" else ended.finish_reason
 
@@ -59,13 +59,13 @@ class TextLogprobs:
         self._waiting: list[tuple[PositionLogprobs, int]] = []  # with their places in the text
 
     def add(self, added: Choice | Chunk) -> dict[str, Any]:
-        """Those of the next tokens whose places have come."""
+        """The log-probabilities of the next tokens whose places in the text are known."""
         self._written += len(added.text)
         self._waiting += [(each, self._offsets.next(_bytes(each.chosen))) for each in added.logprobs]
         return self._next(sum(place <= self._written for _, place in self._waiting))
 
     def end(self) -> dict[str, Any]:
-        """Those of the tokens that still wait."""
+        """The log-probabilities of the tokens that still wait."""
         return self._next(len(self._waiting))
 
     def _next(self, count: int) -> dict[str, Any]:
@@ -79,8 +79,8 @@ class TextLogprobs:
 
 
 class TextOffsets:
-    """The places of tokens in their text, in characters. A token's is that of the character that its first byte is in;
-    bytes that are part of no character count as the decoded text shows them, as U+FFFD.
+    """The places of tokens in their text, in characters. A token's place is the place of the character that contains
+    its first byte; bytes outside of characters count as U+FFFD, as in the decoded text.
     """
 
     def __init__(self) -> None:
@@ -110,9 +110,9 @@ def _name(token: TokenLogprob) -> str:
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    """`bytes` is null for a token that adds none, and if the engine does not tell them."""
-    is_told = token.token_bytes or _UNKNOWN not in token.text
-    return {"token": _name(token), "logprob": token.logprob, "bytes": list(_bytes(token)) or None if is_told else None}
+    """`bytes` is null for a token without bytes, and if the engine does not report them."""
+    is_known = token.token_bytes or _UNKNOWN not in token.text
+    return {"token": _name(token), "logprob": token.logprob, "bytes": list(_bytes(token)) or None if is_known else None}
 
 
 def _by_name(position: PositionLogprobs) -> dict[str, float]:
@@ -124,7 +124,7 @@ def _by_name(position: PositionLogprobs) -> dict[str, float]:
 
 
 def receipts_json(choices: Sequence[Choice | Finished], asked: Request, *, files: bool) -> list[dict[str, Any]]:
-    """One for each choice. `files` adds `file`, a receipt file without a proof: prompt, output and salts."""
+    """One object for each choice. `files` adds `file`, a receipt file without a proof: prompt, output and salts."""
     return [
         {
             "index": each.index,

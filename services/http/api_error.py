@@ -14,11 +14,12 @@ from starlette.responses import JSONResponse
 from services.client import Finished
 from services.client import errors as client
 from services.client.generation.completion import Choice
+from services.http.fields import WrongMember
 
 RECEIPTS = "x-receipt-id"
 """The header with the receipts' ids."""
 CLOSED = 499
-"""nginx's status for a caller that has left; nobody reads it."""
+"""nginx's status for a caller that has left, for logs and metrics."""
 
 _STATUS: dict[type[client.KolmError], int] = {
     client.InvalidArgument: 400,
@@ -42,13 +43,13 @@ MESSAGES = "/v1/messages"
 _ANTHROPIC = {404: "not_found_error", 408: "timeout_error", 413: "request_too_large", 503: "overloaded_error"}
 _TURN = re.compile(r"messages\[\d+\]")
 _TOOL = re.compile(r"tools(\[\d+\])((?:\.\w+)?)")
-_RETRY_SECONDS = 1  # where the generation server does not say
+_RETRY_SECONDS = 1  # if the generation server names no time
 _LONGEST_VALUE = 80  # characters of a wrong value, or of an unknown member's name, that are shown again
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` is the path of the request's field, None where no single one is at fault;
-    `receipt_ids` are those of the output that exists all the same.
+    """An error as an answer. `param` is the path of the wrong field of the request, or None if no single field is
+    wrong; `receipt_ids` name the receipts of output that was generated nevertheless.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class ApiError(Exception):
 
 
 def of_kolm(error: client.KolmError, names: Mapping[str, str]) -> ApiError:
-    """The error that the generation server's becomes. `names` are the caller's names of fields, by their gRPC paths."""
+    """The answer for an error of the generation server. `names` are the caller's names of fields, by gRPC path."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
     field = error.fields[0] if error.fields else error.resource
     if isinstance(error, client.NotFound) and error.resource:
@@ -130,8 +131,8 @@ def of_ending(ended: Choice | Finished, tokens: int) -> ApiError | None:
 
 
 def _named(path: str, names: Mapping[str, str]) -> str:
-    """The caller's name of a field. The name of a turn, `messages[0]`, and that of any tool, `tools[]`, are also those
-    of their parts that have none.
+    """The caller's name of a field. A part without a name of its own has the name of its turn, `messages[0]`, or of
+    any tool, `tools[]`, before its own path.
     """
     path = path.removeprefix("messages.") if path.startswith(("messages.messages[", "messages.tools[")) else path
     if path in names:
@@ -165,8 +166,10 @@ def of_body(error: ValidationError) -> ApiError:
         return ApiError(400, f"{param}: {first['msg']}", first["type"], param=param)
     if first["type"] == "missing":
         return ApiError(400, f"{param}: is missing", "missing_required_parameter", param=param)
-    problem = first["msg"].removeprefix("Value error, ")
-    message = f"{param or 'the body'}: {problem}; got {_shown(first['input'])}"
+    problem, value = first["msg"].removeprefix("Value error, "), first["input"]
+    if isinstance(wrong := first.get("ctx", {}).get("error"), WrongMember):
+        param, value = f"{param or ''}{wrong.path}".removeprefix("."), wrong.value
+    message = f"{param or 'the body'}: {problem}; got {_shown(value)}"
     return ApiError(400, message, "invalid_value", param=param)
 
 
@@ -175,8 +178,8 @@ def _shown(value: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content` of ("messages", 0, "content"). Pydantic marks what is wrong with a key by `[key]`; kinds of
-    a value (`by_type`) begin with "~".
+    """`messages[0].content` for ("messages", 0, "content"). Pydantic marks a wrong key by `[key]`; the tags of a union
+    (`by_type`) begin with "~".
     """
     location = tuple(part for part in location if part != "[key]" and not str(part).startswith("~"))
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)

@@ -59,7 +59,7 @@ _LOOKUPS = {"/v1/models": "The model that is served", "/health": "Whether the ge
 _ASK_SECONDS = 2.0
 
 _OPEN = ("/health", "/metrics", *PAGE_PATHS)
-"""Open to everybody: they show nothing that is served. The page asks for a token itself."""
+"""Paths without access control: they show no served data. The page asks for a token itself."""
 
 
 def _page_routes(trusted: TrustedKeys, explorer_url: str | None) -> list[BaseRoute]:
@@ -70,16 +70,16 @@ def _page_routes(trusted: TrustedKeys, explorer_url: str | None) -> list[BaseRou
 
     async def known(_: Request) -> Response:
         keys = [b64encode(key.raw).decode() for key in trusted.keys("receipts")]
-        told = {"keys": keys, "scopes": trusted.scopes("receipts"), "explorer": explorer_url}
-        return JSONResponse(told, headers={"cache-control": "no-store"})
+        page_settings = {"keys": keys, "scopes": trusted.scopes("receipts"), "explorer": explorer_url}
+        return JSONResponse(page_settings, headers={"cache-control": "no-store"})
 
     return [Route("/", page), Route("/page.json", known), Mount("/page", SecurityHeaders(static_files(_FILES)))]
 
 
 async def _models(runtime: AsyncRuntime, request: Request) -> Response:
-    """The model, alone or in a list of one, with OpenAI's members and Anthropic's. The generation server is asked each
-    time; it may have been started again with another. Its time of creation is not known to kolm, whose models have
-    digests: it is the beginning of Unix time, as Anthropic's API has it then. Raises ApiError for another model.
+    """The model, alone or in a list of one, with OpenAI's members and Anthropic's. Asks the generation server each
+    time, which may have been restarted with another model. The time of creation is unknown, and so the beginning of
+    Unix time, as in Anthropic's API. Raises ApiError for another model.
     """
     info, asked = await runtime.with_token(token(request)).model_info(), request.path_params.get("model")
     if asked not in (None, info.model, info.base_cid):
@@ -202,8 +202,8 @@ def _responses(*errors: int) -> dict[str, Any]:
 
 
 async def _load(runtime: AsyncRuntime) -> bytes:
-    """What routers ask a server of OpenAI's API for, as metrics of the generation server; nothing where it is away, or
-    does not tell a caller with the front's own token.
+    """The metrics by which routers choose a server of OpenAI's API; empty if the generation server is away, or refuses
+    the front's own token.
     """
     try:
         load, info = await asyncio.gather(runtime.load(_ASK_SECONDS), runtime.model_info(_ASK_SECONDS))
@@ -224,7 +224,7 @@ def http_app(
     trusted: TrustedKeys | None = None,
     registry: CollectorRegistry | None = None,
 ) -> ASGIApp:
-    """A client of the generation server behind `runtime`; keeps nothing. The chat page holds receipts against
+    """A client of the generation server of `runtime`, without state. The chat page checks receipts by the keys
     `trusted`, /metrics shows `registry`.
     """
     registry = registry or CollectorRegistry()
@@ -296,5 +296,5 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 def _bug(request: Request, error: Exception) -> Response:
-    """Starlette raises it again once this has been sent, and it comes into the log."""
+    """The answer to an unexpected error. Starlette raises the error again after it, so that it is logged."""
     return ApiError(500, "internal error; the front's log has it", "internal_error").response(request.url.path)

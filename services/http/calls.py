@@ -55,7 +55,7 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends events as they come, for at most `seconds`. Calls `close` at the end, also where the caller has left."""
+    """Sends events as they come, for at most `seconds`. Calls `close` at the end, also if the caller has left."""
 
     def __init__(self, events: AsyncGenerator[bytes], seconds: float, close: Callable[[], None]) -> None:
         super().__init__(events, headers={"cache-control": "no-store"}, media_type="text/event-stream")
@@ -88,7 +88,7 @@ class Answering(Protocol):
         """After the last choice."""
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """Instead of all that would follow."""
+        """The last event of a stream that fails."""
 
 
 class Dialect(Protocol):
@@ -99,7 +99,7 @@ class Dialect(Protocol):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The caller's names of the generation server's fields, where they are not the last part of its path."""
+        """The caller's names of the generation server's fields, if they differ from the last part of the path."""
 
     def request(self) -> GenerationRequest: ...
 
@@ -107,9 +107,9 @@ class Dialect(Protocol):
 
 
 class ChoiceDialect(Dialect, Protocol):
-    """One whose answers have choices.
+    """A dialect whose answers have choices.
 
-    `prefix` is that of answers' ids; `whole_object` and `piece_object` are the member `object` of an answer, and of one
+    `prefix` begins the ids of answers; `whole_object` and `piece_object` are the member `object` of an answer and of an
     event of a stream.
     """
 
@@ -131,9 +131,9 @@ class ChoiceDialect(Dialect, Protocol):
 
 
 def token(request: Request) -> str:
-    """The caller's token, or none: the generation server decides upon both.
+    """The caller's token, or an empty text: the generation server decides on both.
 
-    OpenAI's clients always send a key; one that kolm does not know counts as none.
+    OpenAI's clients always send a key; a key of another form than kolm's is ignored.
     """
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and sent.startswith(_TOKEN_PREFIX):
@@ -144,10 +144,10 @@ def token(request: Request) -> str:
 
 
 class Callers:
-    """Who may call, as the generation server says: the front has no file of principals and trusts no address.
+    """Access by the generation server's decision: the front has no file of principals and trusts no address.
 
-    A caller who was let in is remembered for a while, so that the answer costs a call now and then. Each request's own
-    call is decided upon again, by the server. On one event loop.
+    A permitted caller is remembered for a while, which saves most of these calls. The server decides again on each
+    request's own call. For one event loop.
     """
 
     def __init__(self, runtime: AsyncRuntime, clock: Callable[[], float] = time.monotonic) -> None:
@@ -156,7 +156,7 @@ class Callers:
         self._until: OrderedDict[str, float] = OrderedDict()
 
     async def admit(self, token: str) -> None:
-        """Returns for one who may call. Raises ApiError, also where the generation server cannot be asked."""
+        """Returns if the caller may call. Raises ApiError, also if the generation server cannot be asked."""
         if self._until.get(token, 0.0) > self._clock():
             return
         try:
@@ -172,7 +172,7 @@ class Callers:
 
 
 class Gate:
-    """Turns away callers who may not call, before any endpoint reads a body; `open_` are paths for everybody."""
+    """Refuses callers without access before any endpoint reads a body; the paths `open_` need no access."""
 
     def __init__(self, app: ASGIApp, callers: Callers, open_: Container[str]) -> None:
         self._app = app
@@ -206,7 +206,7 @@ class Body:
         self._most, self._bytes, self._came = most, bytearray(), 0
         self._expander = None
         if (coding := coding.strip().lower()) in ("gzip", "x-gzip", "deflate"):
-            self._expander = zlib.decompressobj(zlib.MAX_WBITS | 32)  # the header tells gzip from zlib
+            self._expander = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: detects gzip or zlib by the header
         elif coding not in ("", "identity"):
             expected = "expected content-encoding: gzip or deflate, or none"
             raise ApiError(415, f"content-encoding: is {coding[:80]!r}; {expected}", "unsupported_content_encoding")
@@ -235,7 +235,7 @@ class Body:
 async def read_fields(request: Request, kind: type[_Fields], settings: HttpSettings) -> _Fields:
     """The whole body, checked. Raises ApiError if it is not JSON, too large, too slow, or has wrong members.
 
-    A body may be compressed by gzip or deflate; its size is that of what comes out.
+    A body may be compressed by gzip or deflate; the limit is on its decompressed size.
     """
     most, seconds = settings.max_body, settings.body_seconds
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -256,7 +256,7 @@ async def read_fields(request: Request, kind: type[_Fields], settings: HttpSetti
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
-    """The result of `work`, which is cancelled where the caller leaves first. After the body has been read."""
+    """The result of `work`, which is cancelled if the caller leaves first. To be called after the body was read."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

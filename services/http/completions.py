@@ -14,7 +14,7 @@ from services.client.generation.output_reader import OutputReader, Part, Thought
 from services.client.generation.request import call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
 from services.http.answer import Answer, TextLogprobs, chat_logprobs, finish_reason
-from services.http.fields import NAMES, CommonFields, Placed, Strict, joined, only, turn_names, unsupported
+from services.http.fields import NAMES, CommonFields, Placed, Strict, WrongMember, joined, only, turn_names, unsupported
 from services.http.tool_fields import Called, NestedFunction, NestedToolChoice, tools_of
 
 CHAT_TOOLS = {"tools[]": "tools[].function"}
@@ -86,7 +86,7 @@ class ChatMessage(Strict):
     @field_validator("name")
     @classmethod
     def _of_a_function(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """A result's may stand beside the id of its call; chat templates know no other names."""
+        """Takes the name of a result's function; chat templates know no other names."""
         if value is not None and info.data.get("role") != "tool":
             raise unsupported()
         return value
@@ -94,11 +94,12 @@ class ChatMessage(Strict):
     @model_validator(mode="after")
     def _of_its_role(self) -> ChatMessage:
         if self.content is None and not self.tool_calls:
-            raise ValueError("expected content")
+            raise WrongMember(".content", "expected text, or tool_calls", None)
         if self.tool_calls and self.role != "assistant":
-            raise ValueError("tool_calls belong to the assistant")
+            raise WrongMember(".tool_calls", f"belong to the role assistant; the role is {self.role}", "calls")
         if (self.tool_call_id is None) == (self.role == "tool"):
-            raise ValueError("tool_call_id belongs to the role tool, which needs it")
+            problem = f"belongs to the role tool, which needs it; the role is {self.role}"
+            raise WrongMember(".tool_call_id", problem, self.tool_call_id)
         return self
 
     def turn(self) -> Message:
@@ -108,7 +109,7 @@ class ChatMessage(Strict):
         return Message(role, self.content or "", calls, self.tool_call_id or "")
 
     def paths(self, place: int) -> dict[str, str]:
-        """Where names and arguments of its calls are."""
+        """The paths of names and arguments of its calls."""
         parts = [f"tool_calls[{number}]" for number in range(len(self.tool_calls or ()))]
         members = [(part, member) for part in parts for member in ("name", "arguments")]
         return {f"{part}.{member}": f"messages[{place}].{part}.function.{member}" for part, member in members}
@@ -153,11 +154,9 @@ class Continuation(Strict):
     def _instead_of_a_turn(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         begins = info.data.get("add_generation_prompt")
         if value and begins:
-            raise ValueError("is true beside add_generation_prompt; set that to false, or leave it out")
+            raise ValueError("cannot be true if add_generation_prompt is; set one of them to false, or leave it out")
         if begins is False and not value:
-            raise ValueError(
-                "expected true where add_generation_prompt is false: an answer begins a turn, or continues one"
-            )
+            raise ValueError("expected true if add_generation_prompt is false: an answer begins or continues a turn")
         return value
 
 
@@ -194,9 +193,9 @@ class ChatFields(CommonFields, Continuation):
         if value is None or value.type == "text":
             return value
         if info.data.get("structured_outputs"):
-            raise ValueError("stands beside structured_outputs; send one of them")
+            raise ValueError("cannot be combined with structured_outputs; send one of them")
         if value.type == "json_schema" and value.json_schema is None:
-            raise ValueError("is of type json_schema and has no json_schema")
+            raise WrongMember(".json_schema", "expected a schema, which the type json_schema needs", None)
         return value
 
     @field_validator("messages")
@@ -205,7 +204,8 @@ class ChatFields(CommonFields, Continuation):
         called = {call.id: call.function.name for message in value for call in message.tool_calls or ()}
         for place, message in enumerate(value):
             if message.name is not None and message.name != (name := called.get(message.tool_call_id or "")):
-                raise ValueError(f"message {place} has the name {message.name!r}, but its call is of {name!r}")
+                problem = f"expected {name!r}, the function of its call, or no name"
+                raise WrongMember(f"[{place}].name", problem, message.name)
         return value
 
     def constraint(self) -> StructuredOutputs | None:
@@ -225,7 +225,7 @@ class ChatFields(CommonFields, Continuation):
     @classmethod
     def _one_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
         if None not in (value, limit := info.data.get("max_tokens")) and value != limit:
-            raise ValueError("is another number than max_tokens; send one of them")
+            raise ValueError(f"differs from max_tokens, {limit}; send one of them")
         return value
 
 
@@ -238,7 +238,7 @@ class ChatDialect:
 
     def __init__(self, fields: ChatFields) -> None:
         self.fields = fields
-        self._calls: dict[int, ToolCallDeltas] = {}  # of a stream, by choice, where there are tools
+        self._calls: dict[int, ToolCallDeltas] = {}  # of a stream with tools, by choice
 
     @property
     def names(self) -> Mapping[str, str]:

@@ -41,10 +41,18 @@ _Key = Annotated[int, Field(strict=False)]
 """A whole number as the name of a member, which JSON has as text."""
 
 
+class WrongMember(ValueError):
+    """A validator's error about a part of the value that it checks; `path` is that part's, relative to the value."""
+
+    def __init__(self, path: str, problem: str, value: object) -> None:
+        super().__init__(problem)
+        self.path, self.value = path, value
+
+
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A turn of a chat, and where the caller wrote it: `path` of the turn, and `paths` of parts of the turn which are
-    members of another name or place.
+    """A turn of a chat with its `path` in the caller's body. `paths` has the paths of those parts of the turn that have
+    another name or place there.
     """
 
     message: Message
@@ -88,7 +96,7 @@ def _bounded(value: Any, most: int) -> Any:
     return value
 
 
-def _said(value: Any) -> Any:
+def _without_nulls(value: Any) -> Any:
     """An object without its null members."""
     return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
 
@@ -98,30 +106,32 @@ def _as_list(value: Any) -> Any:
 
 
 def _unsigned(seed: int | None) -> int | None:
-    """OpenAI's seeds have a sign: a negative one stands for the seed of 64 bits that is spelt the same."""
+    """An unsigned seed. OpenAI's seeds are signed: a negative seed is the 64-bit seed with the same bits."""
     return seed + 2**64 if seed is not None and -(2**63) <= seed < 0 else seed
 
 
-def joined(*types: str, beside: Collection[str] = ()) -> BeforeValidator:
-    """Takes parts of text as one text: chat templates know no parts. They are of `types`, and may have `beside`."""
+def joined(*types: str, also: Collection[str] = ()) -> BeforeValidator:
+    """A validator that joins parts of text, which chat templates do not know, into one text. Parts have one of `types`,
+    and may have the members `also`.
+    """
 
     def join(content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        for place, part in enumerate(map(_said, content)):
-            if not isinstance(part, dict) or part.get("type") not in types or part.keys() - {"type", "text", *beside}:
+        for place, part in enumerate(map(_without_nulls, content)):
+            if not isinstance(part, dict) or part.get("type") not in types or part.keys() - {"type", "text", *also}:
                 expected = f'{{"type": "{types[0]}", "text": …}}'
-                raise ValueError(f"part {place}: expected {expected}, other parts are not supported")
+                raise WrongMember(f"[{place}]", f"expected {expected}, other parts are not supported", part)
             if not isinstance(part.get("text"), str):
-                raise ValueError(f"part {place}: expected a string as its text")
+                raise WrongMember(f"[{place}].text", "expected a string", part.get("text"))
         return "".join(part["text"] for part in content)
 
     return BeforeValidator(join)
 
 
 class Strict(BaseModel):
-    """Takes JSON's own types only, and no member that it does not name. A null is an absent member, whatever its name:
-    clients send back all members of what they were sent, and those of later versions of their API.
+    """An object of JSON's own types without unknown members. A null counts as an absent member, whatever its name:
+    clients send back all members of an answer, among them members of later versions of their API.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -129,26 +139,26 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _few(cls, value: Any) -> Any:
-        return _said(_bounded(value, _MOST_MEMBERS))
+        return _without_nulls(_bounded(value, _MOST_MEMBERS))
 
 
 def by_type(*types: str, default: str = "", other: str = "other") -> Discriminator:
-    """Tells the members of a union apart, each tagged `~type`, by the member `type`, which is `default` where it is
-    absent. Everything but objects is tagged as `other`.
+    """A discriminator of unions by the member `type`, or by `default` if it is absent. The members of the union are
+    tagged `~type`, and every value but an object is tagged as `other`.
     """
 
     def tag(value: Any) -> str:
         if not isinstance(value, dict):
             return "~" + other
         named = value.get("type") or default
-        return "~" + named if named in types else "~"  # which is nobody's tag
+        return "~" + named if named in types else "~"  # no member has this tag
 
     return Discriminator(tag)
 
 
 class StreamOptions(Strict):
-    """`include_usage`: a last chunk with the usage of the whole request; with `continuous_usage_stats`, vLLM's, every
-    chunk has it as far as it has come.
+    """`include_usage` adds a last chunk with the usage of the whole request; with vLLM's `continuous_usage_stats`,
+    every chunk has the usage so far.
     """
 
     include_usage: bool | None = None
@@ -171,7 +181,7 @@ class Prediction(Strict):
 
 
 class StructuredFields(Strict):
-    """vLLM's structured_outputs: what the output has to look like, exactly one."""
+    """vLLM's structured_outputs: exactly one constraint on the form of the output."""
 
     json_: Annotated[dict[str, Any] | str | bool | None, Field(alias="json")] = None
     regex: str | None = None
@@ -184,8 +194,8 @@ class StructuredFields(Strict):
 
 
 class KolmFields(Strict):
-    """Parameters that only kolm has, as the member `kolm` of a body: how to speculate, what goes into the receipt, and
-    whether the answer has it as a file.
+    """The member `kolm` of a body, with parameters of kolm alone: the method of speculation, members of the receipt,
+    and whether the answer contains the receipt as a file.
     """
 
     method: str | None = None
@@ -202,7 +212,7 @@ class KolmFields(Strict):
 
 
 class CommonFields(Strict):
-    """OpenAI's members with OpenAI's defaults, and vLLM's names for what OpenAI does not have."""
+    """OpenAI's members with OpenAI's defaults, and vLLM's members for further parameters."""
 
     model: str | None = None
     stream: bool | None = None

@@ -28,7 +28,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class MessageAnswer:
-    """The answer to one request, once the server has resolved it. The whole one has the blocks that the events tell."""
+    """The answer to one request, once the server has resolved it. The whole answer has the blocks of the events."""
 
     def __init__(self, fields: MessageFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
         self._kolm = KolmMember(asked, resolved, promise, files=fields.wants_files)
@@ -54,7 +54,7 @@ class MessageAnswer:
         return self._read(chunk.text)
 
     def closing(self, finished: Finished) -> list[dict[str, Any]]:
-        """The receipt is in the event that says why the answer ended."""
+        """The receipt is in the event with the stop reason."""
         events = [*self._held(), *self._stopped()]
         kolm = self._kolm.ended(finished.metrics, [finished])
         ended = {"usage": _usage(finished.usage), "metrics": speculative_decoding(finished.metrics), "kolm": kolm}
@@ -94,7 +94,7 @@ class MessageAnswer:
         return self._added(self._reader.feed(text))
 
     def _held(self) -> list[dict[str, Any]]:
-        """What the reader held back; with no block at all an empty one of text."""
+        """The parts that the reader held back; an empty block of text if the answer has no block."""
         events = [] if self._reader is None else self._added(self._reader.end())
         return events if self._blocks else [*events, *self._begun({"type": "text", "text": ""})]
 
@@ -145,7 +145,7 @@ def _filled(block: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Anthropic's input_tokens are those that had to be computed."""
+    """Anthropic's `usage`; its input_tokens count the computed tokens of the prompt."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_prompt_tokens,
         "cache_creation_input_tokens": 0,

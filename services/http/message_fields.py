@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from services.client import Message, Request, StructuredOutputs, Tool, ToolCall, Tools
 from services.http.api_error import NO_THREADS
-from services.http.fields import CommonFields, Placed, Strict, by_type, only, turn_names
+from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, only, turn_names
 
-Cached = Annotated[dict[str, Any] | None, Field(description="Says what to keep computed; kolm finds that by itself.")]
+Cached = Annotated[dict[str, Any] | None, Field(description="Ignored: kolm caches every prefix by itself.")]
 
 
 class TextBlock(Strict):
@@ -69,7 +69,7 @@ def _text(given: str | list[TextBlock], between: str = "") -> str:
 
 
 class ToolResultBlock(Strict):
-    """The result of a call; of a call that failed it begins with "Error: "."""
+    """The result of a call; the result of a failed call begins with "Error: "."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -79,8 +79,8 @@ class ToolResultBlock(Strict):
     toolset_name: Annotated[Any, only()] = None
 
     def turn(self) -> Message:
-        said = _text(self.content or "")
-        return Message("tool", f"Error: {said}" if self.is_error else said, (), self.tool_use_id)
+        text = _text(self.content or "")
+        return Message("tool", f"Error: {text}" if self.is_error else text, (), self.tool_use_id)
 
 
 Block = Annotated[
@@ -98,8 +98,8 @@ _Blocks = Annotated[
 
 
 class Turn(Strict):
-    """One turn; results of calls stand in the user's, calls in the assistant's. An earlier answer may come back whole,
-    with members that say nothing of the turn.
+    """One turn: the user's has the results of calls, the assistant's has calls. An earlier answer may be sent back
+    whole, with its members that do not concern the turn.
     """
 
     role: Literal["user", "assistant", "system"]
@@ -120,7 +120,8 @@ class Turn(Strict):
         own = {"user": (TextBlock, ToolResultBlock), "assistant": (TextBlock, *thoughts, ToolUseBlock)}
         for place, block in enumerate(value if isinstance(value, list) else ()):
             if not isinstance(block, own.get(info.data.get("role", ""), (TextBlock,))):
-                raise ValueError(f"block {place} of type {block.type} does not belong to this role")
+                problem = f"blocks of this type do not belong to the role {info.data.get('role')}"
+                raise WrongMember(f"[{place}].type", problem, block.type)
         return value
 
     def blocks(self) -> list[Block]:
@@ -128,8 +129,8 @@ class Turn(Strict):
 
 
 def _joined(turns: Sequence[Turn], first: int) -> Iterator[Placed]:
-    """The turns of a chat for consecutive ones of one role, of which the first is at the place `first`: one for each
-    result, and one for the text beside. Anthropic's API joins consecutive turns.
+    """The turns of a chat for consecutive `turns` of one role, of which the first has the index `first`: one turn for
+    each result, and one for the text. Anthropic's API joins consecutive turns.
     """
     places = [
         (f"messages[{first + place}].content[{number}]", block)
@@ -187,7 +188,7 @@ class MessageChoice(Strict):
 
 
 class Thinking(Strict):
-    """`thinking`: whether an answer shows the thoughts of a model that has some. How long it thinks, it says itself."""
+    """`thinking`: whether an answer shows the model's thoughts. Their length is the model's choice."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -228,7 +229,7 @@ class Metadata(Strict):
 
 
 class PromptFields(Strict):
-    """What a prompt is made of, as `/v1/messages/count_tokens` takes it."""
+    """The members of a prompt, which are the body of `/v1/messages/count_tokens`."""
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(fail_fast=True)]
@@ -243,10 +244,15 @@ class PromptFields(Strict):
     @field_validator("messages")
     @classmethod
     def _continued(cls, value: list[Turn]) -> list[Turn]:
-        """As Anthropic has it: blanks at the end are tokens that no word begins with."""
-        texts = [block for block in value[-1].blocks() if isinstance(block, TextBlock)] if value else []
-        if texts and value[-1].role == "assistant" and texts[-1].text != texts[-1].text.rstrip():
-            raise ValueError("the last turn, which the assistant's answer continues, ends with blanks; leave them out")
+        """Refuses blanks at the end of a turn to continue, as Anthropic does: no word begins with their tokens."""
+        last = value[-1] if value else None
+        if last is None or last.role != "assistant":
+            return value
+        texts = [(place, block) for place, block in enumerate(last.blocks()) if isinstance(block, TextBlock)]
+        if texts and texts[-1][1].text != texts[-1][1].text.rstrip():
+            part = "" if isinstance(last.content, str) else f"[{texts[-1][0]}].text"
+            problem = "the answer continues this turn, which ends with blanks; leave them out"
+            raise WrongMember(f"[{len(value) - 1}].content{part}", problem, texts[-1][1].text[-20:])
         return value
 
     @property
@@ -270,7 +276,8 @@ class PromptFields(Strict):
 
     def names(self) -> dict[str, str]:
         """The caller's names of turns and tools, by the generation server's."""
-        named = {"tools[].parameters": "tools[].input_schema", "messages.continue_final_message": "messages"}
+        last = f"messages[{len(self.messages) - 1}]" if self.messages else "messages"
+        named = {"tools[].parameters": "tools[].input_schema", "messages.continue_final_message": last}
         return turn_names(self.turns()) | named
 
     def callable(self) -> Tools | None:
@@ -295,7 +302,7 @@ def _threadless(_: object) -> NoReturn:
 
 
 class MessageFields(PromptFields, CommonFields):
-    """The body: Anthropic's members, and those that the other endpoints have."""
+    """The body: Anthropic's members, and the members of the other endpoints."""
 
     max_tokens: int
     temperature: Annotated[float, Field(le=1)] | None = None

@@ -17,7 +17,7 @@ from services.http.fields import NAMES, turn_names
 from services.http.response_fields import ResponseFields
 
 Event = tuple[str, dict[str, Any]]
-"""Its name, and its members but for its number."""
+"""An event's name, and its members without its number."""
 
 
 class MessageItem:
@@ -89,7 +89,7 @@ class CallItem:
 class ResponseAnswer:
     """The answer to one request, once the server has resolved it. One message, unless there are calls of tools.
 
-    Thoughts are left out, but beside log-probabilities, which are of all tokens.
+    Thoughts are left out, unless log-probabilities are asked for, which are of all tokens.
     """
 
     def __init__(self, fields: ResponseFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
@@ -108,8 +108,8 @@ class ResponseAnswer:
             "temperature": sampling.get("temperature"),
             "top_p": sampling.get("top_p"),
             "top_logprobs": fields.top_logprobs or 0,
-            "text": fields.said_of_text(),
-            **fields.said_of_tools(),
+            "text": fields.text_settings(),
+            **fields.tool_settings(),
             "previous_response_id": None,
             "truncation": "disabled",
             "store": False,
@@ -156,7 +156,7 @@ class ResponseAnswer:
         return self._event("response.failed", response=response | {"error": {"code": code, "message": error.message}})
 
     def _opened(self) -> list[Event]:
-        """Where there can be calls, the first item waits for what it is."""
+        """The events of the first item. If calls are possible, the first item opens once its kind is known."""
         return self._begun(MessageItem(self._item_id("msg"), 0)) if self._reader is None else []
 
     def _read(self, text: str, positions: Sequence[PositionLogprobs]) -> list[Event]:
@@ -183,8 +183,8 @@ class ResponseAnswer:
                     of_call = call_id(self._request_id, 0, calls)
                     events += self._begun(CallItem(self._item_id("fc"), len(self._items), of_call, part.name))
             if isinstance(part, Text | Arguments):
-                is_behind = isinstance(part, Text) and isinstance(last, CallItem)
-                events += self._items[-1].add(part.text.lstrip() if is_behind else part.text)
+                follows_call = isinstance(part, Text) and isinstance(last, CallItem)
+                events += self._items[-1].add(part.text.lstrip() if follows_call else part.text)
         return events
 
     def _begun(self, item: MessageItem | CallItem) -> list[Event]:
@@ -197,7 +197,7 @@ class ResponseAnswer:
         return f"{kind}_{self._request_id}{number}"
 
     def _ended(self, ended: Choice | Finished, usage: Usage, metrics: Metrics, kolm: dict[str, Any]) -> dict[str, Any]:
-        """The response after its last item. One that a stop string cut off within a call is incomplete, for none of
+        """The response after its last item. If a stop string cut it off within a call, it is incomplete, for none of
         OpenAI's reasons.
         """
         cut_off = self._reader is not None and self._reader.cut_off

@@ -9,10 +9,10 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from services.client import Message, StructuredOutputs, ToolCall, Tools
 from services.http.completions import JsonSchema
-from services.http.fields import CommonFields, Placed, Strict, by_type, joined, only
+from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, joined, only
 from services.http.tool_fields import ASYNC, CallArguments, FlatFunction, FlatToolChoice, tools_of
 
-_TEXT = joined("input_text", "output_text", "text", beside=("annotations", "logprobs", "parsed"))
+_TEXT = joined("input_text", "output_text", "text", also=("annotations", "logprobs", "parsed"))
 """Parts of earlier answers may come back as they were sent; `parsed` is the client's reading of the text."""
 
 DIRECT = {"type": "direct"}
@@ -24,7 +24,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class InputMessage(Strict):
-    """One turn; `id`, `status` and `phase` are those of an earlier answer's message, and say nothing."""
+    """One turn. An earlier answer's message may have `id`, `status` and `phase`, which are ignored."""
 
     type: Literal["message"] | None = None
     role: Literal["system", "developer", "user", "assistant"]
@@ -110,7 +110,8 @@ class TextFormat(JsonSchema):
     @model_validator(mode="after")
     def _one_schema(self) -> TextFormat:
         if (self.schema_ is not None) != (self.type == "json_schema"):
-            raise ValueError("the type json_schema needs a schema, and no other type has one")
+            problem = f"belongs to the type json_schema, which needs it; the type is {self.type}"
+            raise WrongMember(".schema", problem, self.schema_)
         return self
 
 
@@ -138,7 +139,7 @@ class Reasoning(Strict):
 
 
 class ResponseFields(CommonFields):
-    """The body: OpenAI's members, and those that the other endpoints have."""
+    """The body: OpenAI's members, and the members of the other endpoints."""
 
     input: Annotated[Annotated[str, Tag("~text")] | Annotated[list[Item], Tag("~items")], Discriminator(_text_or_items)]
     instructions: str | None = None
@@ -179,7 +180,8 @@ class ResponseFields(CommonFields):
     @classmethod
     def _of_text_alone(cls, value: list[str] | None, info: ValidationInfo) -> list[str] | None:
         if value and _LOGPROBS in value and info.data.get("tools"):
-            raise ValueError("logprobs beside tools are not supported; /v1/chat/completions has them")
+            problem = "is not supported with tools; /v1/chat/completions has log-probabilities of calls"
+            raise WrongMember(f"[{value.index(_LOGPROBS)}]", problem, _LOGPROBS)
         return value
 
     @field_validator("top_logprobs")
@@ -193,7 +195,9 @@ class ResponseFields(CommonFields):
     @classmethod
     def _one_constraint(cls, value: TextSettings | None, info: ValidationInfo) -> TextSettings | None:
         if value and value.format and value.format.type != "text" and info.data.get("structured_outputs"):
-            raise ValueError("its format stands beside structured_outputs; send one of them")
+            raise WrongMember(
+                ".format", "cannot be combined with structured_outputs; send one of them", value.format.type
+            )
         return value
 
     def constraint(self) -> StructuredOutputs | None:
@@ -205,7 +209,7 @@ class ResponseFields(CommonFields):
                 return StructuredOutputs(json_object=True)
         return super().constraint()
 
-    def said_of_text(self) -> dict[str, Any]:
+    def text_settings(self) -> dict[str, Any]:
         """The settings of text that a response repeats."""
         wanted = self.text and self.text.format
         return {"format": wanted.model_dump(by_alias=True, exclude_none=True) if wanted else {"type": "text"}}
@@ -214,7 +218,7 @@ class ResponseFields(CommonFields):
         """The tools that the model may call."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    def said_of_tools(self) -> dict[str, Any]:
+    def tool_settings(self) -> dict[str, Any]:
         """The settings of tools that a response repeats."""
         choice, absent = self.tool_choice or ("auto" if self.tools else "none"), {"parameters": None, "strict": True}
         return {

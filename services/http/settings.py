@@ -17,27 +17,31 @@ class HttpSettings(ServerSettings):
 
     listen: Address = Field("127.0.0.1:50057", description="host:port to serve HTTP on; port 0 takes a free one.")
     generation: Target = Field(
-        "127.0.0.1:50051", description="The generation server behind it, host:port or a gRPC name."
+        "127.0.0.1:50051", description="Address of the generation server, host:port or a gRPC name."
     )
     max_requests: int = Field(
-        64, ge=1, le=100_000, description="Requests at once; one more gets 429. Four times as many may connect."
+        64,
+        ge=1,
+        le=100_000,
+        description="Most concurrent requests; a further one gets 429. Four times as many may connect.",
     )
     max_body: Size = Field(8 << 20, validate_default=True, description="Largest body of a request, such as 8MiB.")
-    body_seconds: float = Field(30.0, gt=0, le=3600, description="How long a request's body may take to come.")
+    body_seconds: float = Field(30.0, gt=0, le=3600, description="Time limit for receiving a request's body.")
     request_seconds: float = Field(
-        600.0, gt=0, le=86_400, description="How long one request may take, with its queueing and its sending."
+        600.0, gt=0, le=86_400, description="Time limit for one request, including the queue and the sending."
     )
     allowed_origin: tuple[str, ...] = Field(
         (),
-        description="Sites whose pages may call this from a browser, may be repeated. * is every site: any website may "
-        "then use the model, with a token that it was given, or without one where --anybody was given a credential.",
+        description="Sites whose pages may call this server from a browser; may be repeated. With *, any website may "
+        "use the model, with a token that it was given, or without a token if a credential was made with --anybody.",
         examples=["https://chat.example"],
     )
     trusted_keys: Path | None = Field(
-        None, description="Public keys, <role>-<name>.pub, against which the chat page holds signatures of receipts."
+        None,
+        description="Folder of public keys, <role>-<name>.pub, by which the chat page checks receipts' signatures.",
     )
     explorer_url: str | None = Field(
         None,
-        description="The auditor's page, where the chat page sends who wants to see a receipt's verdict.",
+        description="Address of the explorer, to which the chat page links for a receipt's verdict.",
         examples=["http://127.0.0.1:50056"],
     )

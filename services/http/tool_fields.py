@@ -1,4 +1,4 @@
-"""Tools as both of OpenAI's APIs write them: what may be called, whether it has to be, and calls made before."""
+"""Tools in both of OpenAI's APIs: functions, the choice among them, and earlier calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DISCRIMINATOR = by_type("function", "allowed_tools")
 
 
 class FlatFunction(Strict):
-    """A function with its members beside `type`, as `/v1/responses` has it, where `strict` is true if it is absent."""
+    """A function of `/v1/responses`: its members are on one level with `type`, and an absent `strict` is true."""
 
     type: Literal["function"]
     name: str
@@ -122,8 +122,8 @@ FlatToolChoice = Annotated[
 
 
 def _json_object(arguments: str) -> str:
-    """Chat templates write arguments as an object; the last call of an answer that was cut off has none. Clients write
-    no arguments as an empty text.
+    """The text of a JSON object: chat templates write arguments as an object. An empty text, which clients send for no
+    arguments, is an empty object. Raises ValueError, as for the last call of an answer that was cut off.
     """
     if not arguments or arguments.isspace():
         return "{}"

@@ -26,7 +26,7 @@ def loader() -> Loader:
 async def deployment(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loader: Loader
 ) -> AsyncIterator[Deployment]:
-    """With the module's CHAT_TEMPLATE, where it has one. Drafts pay, however busy this machine is."""
+    """A deployment with the module's CHAT_TEMPLATE, if it has one. Drafts pay, however busy this machine is."""
     model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     if template := getattr(request.module, "CHAT_TEMPLATE", None):
         (model / "chat_template.jinja").write_text(template)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Front:
-    """Where it listens, and a client that tries nothing twice."""
+    """Its address, and a client without retries."""
 
     port: int
     client: openai.AsyncOpenAI

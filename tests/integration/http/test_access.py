@@ -28,7 +28,7 @@ from tests.serving import serving, started
 
 @asynccontextmanager
 async def forwarded(port: int) -> AsyncIterator[int]:
-    """The port of a proxy that adds nothing to what it forwards, as nginx with a plain proxy_pass or grpc_pass."""
+    """The port of a proxy that adds nothing to requests, as nginx with a plain proxy_pass or grpc_pass."""
 
     answering: set[asyncio.Task[None]] = set()
 
@@ -192,8 +192,8 @@ def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> 
         status, answer = get(address, "/v1/models")
         assert (status, set(json.loads(answer))) == (503, {"error"})
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-        assert (process.returncode, "http stopped" in said) == (0, True), said
+        _, output = process.communicate(timeout=60)
+        assert (process.returncode, "http stopped" in output) == (0, True), output
 
 
 def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Limits of the front: bodies, requests at once, connections, slow callers."""
+"""Limits of the front: bodies, concurrent requests, connections, slow callers."""
 
 import asyncio
 import json
@@ -172,7 +172,7 @@ async def honest(front: Front) -> int:
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
-    """Returns once the server has closed a connection, whatever it said before."""
+    """Return once the server has closed a connection, whatever it sent before."""
     with suppress(ConnectionError):
         await reader.read()
     return True

@@ -74,17 +74,24 @@ async def test_a_last_turn_of_the_assistant_is_continued(
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["It is ", "It is\n", [{"type": "tool_use", "id": "call00001", "name": "get_weather", "input": {}}]],
-    ids=["a blank", "a newline", "a call"],
+    ("content", "part"),
+    [
+        ("It is ", ".content"),
+        ("It is\n", ".content"),
+        ([{"type": "text", "text": "It is "}], ".content[0].text"),
+        ([{"type": "tool_use", "id": "call00001", "name": "get_weather", "input": {}}], ""),
+    ],
+    ids=["a blank", "a newline", "a blank in a block", "a call"],
 )
-async def test_a_turn_that_cannot_be_continued_is_refused(claude: anthropic.AsyncAnthropic, content: Any) -> None:
+async def test_a_turn_that_cannot_be_continued_is_refused(
+    claude: anthropic.AsyncAnthropic, content: Any, part: str
+) -> None:
     import anthropic
 
     turns = [*ASKED["messages"], {"role": "assistant", "content": content}]
     with pytest.raises(anthropic.BadRequestError) as refused:
         await claude.messages.create(**ASKED | {"messages": turns})
-    assert refused.value.body["error"]["param"] == "messages"
+    assert refused.value.body["error"]["param"] == f"messages[{len(ASKED['messages'])}]{part}"
 
 
 async def test_events_add_up_to_the_whole_message(claude: anthropic.AsyncAnthropic) -> None:
@@ -120,17 +127,17 @@ async def test_thoughts_stand_apart_from_the_answer(
 ) -> None:
     held = {"structured_outputs": {"regex": "<think>(see|look)</think>(yes|no)"}}
     asked = ASKED | {"extra_body": {"temperature": 0, **held}}
-    thought, said = (await claude.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 1024})).content
-    assert (thought.type, said.type) == ("thinking", "text")
+    thought, text = (await claude.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 1024})).content
+    assert (thought.type, text.type) == ("thinking", "text")
     assert thought.thinking in {"see", "look"}
-    assert said.text in {"yes", "no"}
+    assert text.text in {"yes", "no"}
     (alone,) = (await claude.messages.create(**asked)).content
-    assert alone.text == said.text
+    assert alone.text == text.text
     async with claude.messages.stream(**asked, thinking={"type": "adaptive"}) as stream:
         assert (await stream.get_final_message()).content[0].thinking == thought.thinking
     chatted: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Sun?"}], "temperature": 0}
     message = (await client.chat.completions.create(**chatted, extra_body=held)).choices[0].message
-    assert (message.reasoning_content, message.content) == (thought.thinking, said.text)
+    assert (message.reasoning_content, message.content) == (thought.thinking, text.text)
     deltas = [
         each.choices[0].delta
         async for each in await client.chat.completions.create(**chatted, stream=True, extra_body=held)

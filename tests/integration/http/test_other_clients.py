@@ -22,14 +22,14 @@ ROOT = Path(__file__).parents[3]
 CACHE = ROOT / ".cache"
 PROGRAMS = Path(__file__).parent / "programs"
 REQUIRED = "KOLM_TESTS_NEED_CLIENTS"
-"""Set where a missing package is a failure and not a reason to skip (continuous integration)."""
+"""Set if a missing package is a failure and not a reason to skip (continuous integration)."""
 WORDS = {"sun", "rain"}
 
 
 def need(*found: object) -> None:
     if not all(found):
         if os.environ.get(REQUIRED):
-            raise AssertionError(f"{REQUIRED} asks for what is not here; .ci/run installs it")
+            raise AssertionError(f"{REQUIRED} needs a package that is missing; .ci/run installs it")
         pytest.skip("the package is not installed; .ci/run installs it")
 
 
@@ -42,7 +42,7 @@ async def run(command: list[str], cwd: Path | None = None) -> subprocess.Complet
     return await asyncio.to_thread(asking, command)
 
 
-async def said(front: Front, command: list[str]) -> Any:
+async def answer_of(front: Front, command: list[str]) -> Any:
     """The last line of a program's output, as JSON."""
     done = await run([*command, f"http://127.0.0.1:{front.port}/v1"])
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ async def node(front: Front, program: str, package: str, folder: Path) -> Any:
     need(shutil.which("node"), (modules / package).is_dir())
     (folder / "node_modules").symlink_to(modules)
     (folder / "ask.mjs").write_bytes((PROGRAMS / program).read_bytes())
-    return await said(front, ["node", str(folder / "ask.mjs")])
+    return await answer_of(front, ["node", str(folder / "ask.mjs")])
 
 
 async def test_the_npm_package_of_anthropic(front: Front, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_the_npm_package_openai(front: Front, tmp_path: Path) -> None:
 async def python(front: Front, program: str, place: str) -> Any:
     interpreter = shutil.which(CACHE / place / "bin" / "python")
     need(interpreter)
-    return await said(front, [str(interpreter), str(PROGRAMS / program)])
+    return await answer_of(front, [str(interpreter), str(PROGRAMS / program)])
 
 
 async def test_instructor(front: Front) -> None:

@@ -1,4 +1,4 @@
-"""The chat page in a real browser: it streams, names method and speed, checks the receipt and shows what it says."""
+"""The chat page in a real browser: it streams, shows method and speed, and checks and shows the receipt."""
 
 import asyncio
 import base64
@@ -45,14 +45,14 @@ async def page(browser: Browser, front: Front, request: pytest.FixtureRequest) -
     page = await context.new_page()
     page.set_default_timeout(PATIENCE)
     expect.set_options(timeout=PATIENCE)
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
+    output: list[str] = []
+    page.on("console", lambda message: output.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: output.append(str(error)))
     await page.goto("/")
     await page.get_by_text("Settings").click()  # they are folded away at first
     yield page
     refused = re.compile("the server responded with a status of 40[01]")  # what a test asked for
-    assert [each for each in said if not refused.search(each)] == [], (
+    assert [each for each in output if not refused.search(each)] == [], (
         "nothing is missing, thrown, or against the policy"
     )
     await context.close()
@@ -74,8 +74,8 @@ async def test_an_answer_is_shown_with_its_speed_and_its_receipt(page: Page, tmp
     checked, identical = facts.locator(".badge.ok").nth(0), facts.locator(".badge.ok").nth(1)
     await expect(checked).to_have_text("receipt checked here: this question, this answer, signed")
     await expect(identical).to_contain_text("identical without speculation")
-    for said in ("40 tokens", "tokens/s", "tokens a pass", "lookahead", "receipt, entry"):
-        await expect(facts).to_contain_text(said)
+    for output in ("40 tokens", "tokens/s", "tokens a pass", "lookahead", "receipt, entry"):
+        await expect(facts).to_contain_text(output)
     assert (await answer.locator(".text").inner_text()).strip()
     async with page.expect_download() as download:
         await facts.get_by_role("link", name="save").click()
@@ -120,7 +120,7 @@ async def test_while_an_answer_comes_its_speed_and_acceptance_are_shown_and_it_c
 
 
 async def passed(gate: GatedTarget, facts: Locator) -> str:
-    """What the facts say of three tokens or more; passes go on until then."""
+    """The page's facts once there are three tokens or more."""
     while not re.match(r"([3-9]|\d\d+) tokens", seen := " ".join(await facts.locator("span").all_inner_texts())):
         gate.let_pass()
         await asyncio.sleep(0.01)
@@ -136,7 +136,7 @@ UNTRUE: list[tuple[list[str] | str | None, str | None, str]] = [
     ("for globex", None, "this receipt does not hold: its key is trusted for another tenant"),
     (None, "another", "this receipt does not hold: its file holds another answer"),
 ]
-"""Keys that the front names, a text in the place of the answer's first words, and what the page says of it."""
+"""Keys that the front names, a text in place of the answer's first words, and the result that the page shows."""
 
 
 async def front_knows(keys: list[str] | str | None, route: Route) -> None:
@@ -154,7 +154,7 @@ async def begins_with(text: str, route: Route) -> None:
 
 
 async def test_a_receipt_that_does_not_hold_is_said_not_to(page: Page) -> None:
-    for keys, text, said in UNTRUE:
+    for keys, text, output in UNTRUE:
         await page.unroute_all()
         if text is None:
             await page.route("**/page.json", partial(front_knows, keys))
@@ -163,8 +163,8 @@ async def test_a_receipt_that_does_not_hold_is_said_not_to(page: Page) -> None:
         await page.reload()
         await ask(page, "Is it so?")
         facts = page.locator(".assistant .facts")
-        await expect(facts).to_contain_text(said)
-        assert await facts.locator(".badge.ok").count() == (1 if "not checked" in said else 0)
+        await expect(facts).to_contain_text(output)
+        assert await facts.locator(".badge.ok").count() == (1 if "not checked" in output else 0)
         if keys is not None:
             id_ = await facts.locator("a.id").inner_text()
             assert await facts.locator("a.id").get_attribute("href") == f"https://explorer.example/receipts/{id_}"

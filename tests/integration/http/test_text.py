@@ -201,7 +201,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
         ({"functions": [{"name": "look_up"}]}, "functions", "unsupported_value"),
         ({"tool_choice": "required"}, "tool_choice", "invalid_argument"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
         ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format.json_schema", "invalid_value"),
         (
             {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
@@ -220,7 +220,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
         ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_value"),
         ({"extra_body": {"temprature": 1}}, "temprature", "unsupported_parameter"),
         ({"extra_body": {"kolm": {"metod": "off"}}}, "kolm.metod", "unsupported_parameter"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "invalid_value"),
         ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name", "unsupported_value"),
         ({"messages": []}, "messages", "invalid_argument"),

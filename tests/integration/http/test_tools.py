@@ -262,8 +262,8 @@ LISTED = {"id": "1"} | named(arguments="[]")
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "another"}}}, "tool_choice"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": EAN}}}, SCHEMA_PATH),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "tool_calls": [LISTED]}]}, "messages[0].tool_calls[0].function.arguments"),
     ],
 )

@@ -111,7 +111,7 @@ def chatted(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def responded(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The response of the last event, once its items are those that the events have told."""
+    """The response of the last event, after a check that its items are the items of the events."""
     response, items = events[-1]["response"], dict[int, dict[str, Any]]()
     written: dict[int, str] = {}
     for event in events:
@@ -122,8 +122,8 @@ def responded(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
             items[place] = event["item"]
     assert list(items.values()) == response["output"]
     for place, item in items.items():
-        said = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-        assert said == written.get(place, "")
+        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert text == written.get(place, "")
     assert events[-1]["type"] == f"response.{response['status']}"
     return {name: response[name] for name in ("output", "status", "incomplete_details", "usage")}
 
@@ -134,10 +134,10 @@ def messaged(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for event in events:
         match event["type"]:
             case "content_block_start":
-                blocks.append({**event["content_block"], "said": ""})
+                blocks.append({**event["content_block"], "text": ""})
             case "content_block_delta":
                 delta = event["delta"]
-                blocks[event["index"]]["said"] += next(value for name, value in delta.items() if name != "type")
+                blocks[event["index"]]["text"] += next(value for name, value in delta.items() if name != "type")
             case "message_delta":
                 ended = event["delta"]
     return {"blocks": blocks, **ended}
@@ -145,7 +145,7 @@ def messaged(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def whole_message(answer: dict[str, Any]) -> dict[str, Any]:
     """The same of a whole message, but for inputs."""
-    blocks = [{**block, "said": block.get("text", block.get("thinking"))} for block in answer["content"]]
+    blocks = [{**block, "text": block.get("text", block.get("thinking"))} for block in answer["content"]]
     return {"blocks": blocks, "stop_reason": answer["stop_reason"], "stop_sequence": answer["stop_sequence"]}
 
 
@@ -214,12 +214,12 @@ def test_a_stream_adds_up_to_the_whole_answer_wherever_it_ends(syntax: ToolCallS
     events, whole = streamed_and_whole(lambda: messages(choice), pieces, syntax, why, stop)
     message, at_once = messaged(events), whole_message(whole)
     inputs = [block for block in message["blocks"] if block["type"] == "tool_use"]
-    assert [block["said"] for block in inputs] == arguments
+    assert [block["text"] for block in inputs] == arguments
     assert message["stop_reason"] == at_once["stop_reason"]
     assert message["stop_sequence"] == at_once["stop_sequence"] == stop
     for block, same in zip(message["blocks"], at_once["blocks"], strict=True):
         assert (block["type"], block.get("id")) == (same["type"], same.get("id"))
-        assert block["type"] == "tool_use" or block["said"] == same["said"]
+        assert block["type"] == "tool_use" or block["text"] == same["text"]
     ended = "tool_use" if is_whole else "stop_sequence" if stop else {"stop": "end_turn", "length": "max_tokens"}[why]
     assert message["stop_reason"] == ended
 

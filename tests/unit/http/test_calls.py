@@ -234,7 +234,7 @@ _OTHERS = {"/", "/page.json", "/openapi.json", "/metrics", "/v1/models/{model:pa
 async def test_every_endpoint_is_described() -> None:
     async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
         app: Any = http_app(runtime, HttpSettings())
-    while not isinstance(app, Starlette):  # what lies around it
+    while not isinstance(app, Starlette):  # the middleware around it
         app = app._app
     routes = {route.path: route for route in app.routes if isinstance(route, Route)}
     described = openapi()["paths"]

@@ -1,4 +1,4 @@
-"""Members of bodies: those that ask for nothing are taken, the others are refused by name."""
+"""Members of bodies: neutral values are taken, others are refused by the path of the member."""
 
 import json
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from services.http.response_answer import ResponseDialect
 from services.http.response_fields import ResponseFields
 
 TURN = {"role": "user", "content": "x"}
+TEXT = {"type": "text", "text": "x"}
 CALL = {"id": "1", "type": "function", "function": {"name": "a", "arguments": "{}"}}
 ITEM = {"type": "function_call", "call_id": "1", "name": "a", "arguments": "{}"}
 USE = {"type": "tool_use", "id": "1", "name": "a", "input": {"b": None}}
@@ -82,7 +83,24 @@ def test_what_asks_for_nothing_is_taken(asked: tuple[type[BaseModel], dict[str, 
         (chat(made_up=0), "made_up"),
         (chat(calling(made_up=False)), "messages[1].tool_calls[0].made_up"),
         (chat(calling(index="0")), "messages[1].tool_calls[0].index"),
-        (chat({"role": "assistant", "content": [{"type": "text", "text": "x", "made_up": 1}]}), "messages[1].content"),
+        (
+            chat({"role": "assistant", "content": [{"type": "text", "text": "x", "made_up": 1}]}),
+            "messages[1].content[0]",
+        ),
+        (chat({"role": "user", "content": [TEXT, {"type": "text", "text": 1}]}), "messages[1].content[1].text"),
+        (chat({"role": "user"}), "messages[1].content"),
+        (chat({"role": "tool", "content": "x"}), "messages[1].tool_call_id"),
+        (chat(calling() | {"role": "user", "content": "x"}), "messages[1].tool_calls"),
+        (chat({"role": "tool", "content": "x", "tool_call_id": "1", "name": "b"}), "messages[1].name"),
+        (chat(response_format={"type": "json_schema"}), "response_format.json_schema"),
+        (chat(prediction={"type": "content", "content": [{"type": "image"}]}), "prediction.content[0]"),
+        (responses({"role": "user", "content": [{"type": "input_image"}]}), "input[1].content[0]"),
+        (responses(text={"format": {"type": "json_schema"}}), "text.format.schema"),
+        (responses(include=["message.output_text.logprobs"], tools=[FLAT]), "include[0]"),
+        (responses(structured_outputs={"regex": "a"}, text={"format": {"type": "json_object"}}), "text.format"),
+        (messages(USE, messages=[{"role": "user", "content": [TEXT, USE]}]), "messages[0].content[1].type"),
+        (messages(TEXT | {"text": "x "}), "messages[1].content[0].text"),
+        (messages(messages=[TURN, {"role": "assistant", "content": "x\n"}]), "messages[1].content"),
         (chat(with_arguments('{"a": NaN}')), "messages[1].tool_calls[0].function.arguments"),
         (chat(with_arguments('{"a": ')), "messages[1].tool_calls[0].function.arguments"),
         (responses(ITEM | {"async": True}), "input[1].async"),
@@ -153,6 +171,7 @@ def test_what_the_server_finds_wrong_has_the_caller_s_name() -> None:
     assert named("messages[4].content", names) == "messages[3].content"
     assert named("messages.tools[0].parameters", names) == "tools[0].input_schema"
     assert named("messages.tools[0].name", names) == "tools[0].name"
+    assert named("messages.continue_final_message", names) == "messages[4]"
 
 
 def test_anthropic_s_consecutive_turns_of_a_role_are_one() -> None:
@@ -162,5 +181,5 @@ def test_anthropic_s_consecutive_turns_of_a_role_are_one() -> None:
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]}, TURN, TURN,
     ]  # fmt: skip
     fields = read((MessageFields, {"max_tokens": 1, "messages": turns}))
-    said = [(each.message.role, each.message.content, len(each.message.calls)) for each in fields.turns()]
-    assert said == [("user", "x\ny", 0), ("assistant", "a", 1), ("tool", "r", 0), ("user", "x\nx", 0)]
+    turns = [(each.message.role, each.message.content, len(each.message.calls)) for each in fields.turns()]
+    assert turns == [("user", "x\ny", 0), ("assistant", "a", 1), ("tool", "r", 0), ("user", "x\nx", 0)]

@@ -23,6 +23,6 @@ calls = router.completion(**asked, tools=[tool], tool_choice="required").choices
 named = [json.loads(call.function.arguments)["verdict"] for call in calls]
 try:
     refused = router.completion(**asked | {"messages": [{"role": "user", "content": "word " * 999}]}) and ""
-except Exception as error:  # a router asks a model with a longer context where it knows this one
+except Exception as error:  # by this error a router asks a model with a longer context
     refused = type(error).__name__
 print(json.dumps([whole == pieces, held["verdict"], named, refused]))

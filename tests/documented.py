@@ -152,7 +152,7 @@ ON_POSTGRESQL = (
 )
 GENERATIONS = (
     "kolm serve generation --model smollm2 --head demo/smollm2/head",
-    "kolm serve generation --quota '*=requests:64,tokens:200000' --quota 'acme=requests:8,tokens:60000'",
+    "kolm serve generation --quota '*=requests:64,grammar_seconds:20' --quota 'acme=requests:8,tokens:60000'",
     "kolm serve generation --datastore acme=acme.store --shared-datastore docs.store",
 )
 """Each is started, answers, and ends."""

@@ -27,6 +27,7 @@ from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.engine.request import Grammar, StructuredOutputs
 from services.generation.engine.text.grammar import check_size
+from services.generation.engine.text.grammar_compiler import GrammarBudget
 from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
 from services.generation.preparation import trusted_keys
 from services.generation.remote.dialects import DIALECTS, About, UpstreamError
@@ -61,10 +62,12 @@ def _no_kind(*_: object) -> Any:
 
 
 class PassedOn:
-    """Constraints that the other engine compiles itself."""
+    """Passes constraints on to the other engine, which compiles them."""
 
-    async def compiled(self, source: StructuredOutputs, tenant: str | None = None) -> Grammar:
-        """Raises InvalidRequest for one that is too large."""
+    async def compiled(
+        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
+    ) -> Grammar:
+        """Raises InvalidRequest for a constraint that is too large. Costs no CPU seconds here."""
         check_size(source)
         return Grammar(source, 0, 0, fresh=None)  # type: ignore[arg-type]  # only our own sequences read that
 

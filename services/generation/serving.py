@@ -123,11 +123,9 @@ async def opened_servicer(
             generation = Generation(
                 engine, identity, issuer, outbox, halts, erasures, metrics, quotas, settings.append_seconds
             )
+            resolver = _resolver(settings, served, halts, heads, quotas)
             try:
-                yield GenerationServicer(
-                    identity, served.tokenizer, _resolver(settings, served, halts, heads), generation, engine, outbox,
-                    halts, heads,
-                )  # fmt: skip
+                yield GenerationServicer(identity, served.tokenizer, resolver, generation, engine, outbox, halts, heads)
             finally:
                 await generation.close()
 
@@ -166,12 +164,14 @@ def _taken(folder: Path, replicas: int, flag: str) -> Iterator[Path]:
         yield own
 
 
-def _resolver(settings: GenerationSettings, served: _Served, halts: HaltBoard, heads: HeadBoard) -> Resolver:
+def _resolver(
+    settings: GenerationSettings, served: _Served, halts: HaltBoard, heads: HeadBoard, quotas: TenantQuotas
+) -> Resolver:
     identity = served.identity
     prompts = PromptReader(served.tokenizer, identity.context_length, _PROMPT_BYTES)
     on_halt = settings.on_halt or ("refuse" if identity.engine is None else "off")
     rules = Rules(settings.speculation_max_temperature, on_halt == "off", settings.verify == "inline")
-    return Resolver(identity, prompts, served.grammars, halts, heads, rules)
+    return Resolver(identity, prompts, served.grammars, halts, heads, rules, quotas)
 
 
 def _receipts_key(settings: GenerationSettings) -> Signer:

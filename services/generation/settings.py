@@ -156,9 +156,9 @@ class GenerationSettings(RpcServerSettings):
     )
     quota: tuple[_Quota, ...] = Field(
         (),
-        description="Quota of a tenant, may be repeated: requests in flight (one of n choices counts n), tokens "
-        "of prompts and outputs a minute; a number each, or unlimited. The tenant * is every one, but for what its own "
-        "quota says. Default: unlimited.",
+        description="Quota of a tenant, may be repeated: requests in flight (a request of n choices counts n), tokens "
+        "of prompts and outputs a minute, grammar_seconds (CPU seconds of compiling grammars) a minute; each a whole "
+        "number, or unlimited. The tenant * gives the limits that a tenant's own quota leaves out. Default: unlimited.",
     )
     quota_servers: int = Field(
         1, ge=1, le=256,

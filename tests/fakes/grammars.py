@@ -32,6 +32,8 @@ CONSTRAINTS = (
     StructuredOutputs("grammar", 'start: sum\nsum: sum "+" NUMBER | NUMBER\nNUMBER: /[0-9]{1,3}/'),
     StructuredOutputs("grammar", 'root ::= "(" root ")" | "guess" | "decide and tell"'),
 )
+SLOW = json.dumps({"anyOf": [{"multipleOf": 99_991 - n} for n in range(16)]})
+"""A schema that takes longer to compile than a server allows, on any machine."""
 
 
 @cache

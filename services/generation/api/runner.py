@@ -114,7 +114,7 @@ class Generation:
         """
         run, taken = self._begun(resolved)
         try:
-            with self._counting_refusals():
+            with self.counting_refusals():
                 await asyncio.shield(taken)
             yield run
         finally:
@@ -122,7 +122,7 @@ class Generation:
 
     def _begun(self, resolved: Resolved) -> tuple[Run, asyncio.Future[None]]:
         """A run on its way to the engine, and when that has taken it."""
-        with self._counting_refusals():
+        with self.counting_refusals():
             self._reserve(resolved)
             try:
                 grant = self._quotas.let_in(resolved.tenant, resolved.choices, resolved.most_tokens)
@@ -139,7 +139,8 @@ class Generation:
         run.grant.end(run.used_tokens)
 
     @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
+    def counting_refusals(self) -> Iterator[None]:
+        """Counts a refusal that is raised inside by its reason."""
         try:
             yield
         except (KolmError, EngineError) as error:

@@ -77,7 +77,7 @@ class GenerationServicer(GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         """Sends the promise as metadata at once."""
         request.tenant = tenant_of_call(request.tenant)
-        resolved = await self._resolver.resolve(request, _deadline(context))
+        resolved = await self._resolve(request, context)
         completed: dict[int, Completed] = {}
         logprobs: list[list[TokenLogprobs]] = [[] for _ in range(resolved.choices)]
         with engine_errors(_input_field(request)):
@@ -98,7 +98,7 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: pb.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         request.request.tenant = tenant_of_call(request.request.tenant, "request.tenant")
-        resolved = await self._resolver.resolve(request.request, _deadline(context))
+        resolved = await self._resolve(request.request, context)
         completed: list[Completed] = []
         with engine_errors(_input_field(request.request)):
             async with self._generation.run(resolved) as run:
@@ -112,6 +112,10 @@ class GenerationServicer(GenerationServiceServicer):
                             yield messages.finished_event(resolved, event)
         _refuse_late(resolved, completed)
         _refuse_deviations(resolved, completed)
+
+    async def _resolve(self, request: pb.GenerateRequest, context: Context) -> Resolved:
+        with self._generation.counting_refusals():
+            return await self._resolver.resolve(request, _deadline(context))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         halts = self._halts

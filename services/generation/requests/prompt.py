@@ -16,10 +16,10 @@ from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.conversation import MarkupInText
 from services.generation.engine.text.grammar import lark_rule
-from services.generation.engine.text.json_schema import read_schema, schema_rule
+from services.generation.engine.text.json_schema import SchemaRefused, read_json, read_schema, schema_rule
 from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tokenizer import TextCodec
-from services.generation.engine.text.tool_calls import ToolCallSyntax, read_json
+from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.runtime.errors import InvalidArgument
 
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
@@ -159,6 +159,8 @@ def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
     names.add(tool.name)
     try:
         schema = _schema(tool)
+    except SchemaRefused as error:
+        raise InvalidArgument(f"{path}.parameters", str(error)) from None
     except ValueError as error:
         raise InvalidArgument(f"{path}.parameters", f"is not JSON: {error}") from None
     if schema is not None and (not isinstance(schema, dict) or schema.get("type", "object") != "object"):

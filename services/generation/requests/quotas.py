@@ -1,4 +1,4 @@
-"""Quotas of tenants, as settings write them (`acme=requests:8,tokens:60000`), and what is left of each."""
+"""Quotas of tenants, as in `--quota acme=requests:8,tokens:60000`, and the counters that enforce them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,43 @@ from services.runtime.errors import ResourceExhausted
 from services.runtime.usage import checked_name
 
 ANY_TENANT = "*"
-"""The tenant whose limits count for tenants that the settings do not name, and where others leave a limit out."""
+"""The tenant whose limits apply to tenants without a quota, and to limits that a tenant's quota leaves out."""
 
 NO_LIMIT = "unlimited"
 
-_FORM = "expected TENANT=NAME:LIMIT,…, with the names requests and tokens, and * for every other tenant"
+_FORM = (
+    "expected TENANT=NAME:LIMIT,…, with the names requests, tokens and grammar_seconds, and * for every other tenant"
+)
+_MINUTE = 60.0
+_SOON = 1.0  # seconds: until one of the requests in flight may have ended
+_MOST_IDLE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """`requests`: in flight, one of n choices counts n. `tokens`: of prompts and outputs, a minute. None: no limit."""
+    """Limits of one tenant; None is no limit.
+
+    Attributes:
+        requests: in flight; a request of n choices counts n.
+        tokens: of prompts and outputs, a minute.
+        grammar_seconds: CPU seconds of compiling grammars, a minute.
+    """
 
     requests: int | None = None
     tokens: int | None = None
+    grammar_seconds: int | None = None
 
     def part(self, servers: int) -> Quota:
         """The share of one of `servers`, rounded up."""
-        requests, tokens = (None if whole is None else -(-whole // servers) for whole in (self.requests, self.tokens))
-        return Quota(requests, tokens)
+        limits = (self.requests, self.tokens, self.grammar_seconds)
+        return Quota(*(None if limit is None else -(-limit // servers) for limit in limits))
 
 
 NAMES = tuple(field.name for field in fields(Quota))
 
 
 def read_quotas(written: Sequence[str]) -> Mapping[str, Quota]:
-    """Quotas by tenant, always with one for `*`. Raises ValueError that says what was expected."""
+    """Quotas by tenant, always with a quota for `*`. Raises ValueError with the expected form."""
     given: dict[str, dict[str, int | None]] = {ANY_TENANT: {}}
     for each in written:
         tenant, _, limits = each.rpartition("=")
@@ -62,12 +74,11 @@ def _limit(written: str, whole: str) -> tuple[str, int | None]:
     return name, value
 
 
-_MINUTE = 60.0
-
-
 @dataclass(slots=True)
-class TokenBucket:
-    """Holds `a_minute` tokens, which flow in each minute. Times are seconds of one clock, and do not fall."""
+class Bucket:
+    """A bucket that holds `a_minute` units and is filled with as many each minute. Times are seconds of one monotonic
+    clock.
+    """
 
     a_minute: int
     level: float = field(init=False)
@@ -76,40 +87,47 @@ class TokenBucket:
     def __post_init__(self) -> None:
         self.level = self.a_minute
 
-    def wait(self, tokens: int, now: float) -> float:
-        """Seconds until `tokens` may be taken; 0 is now. More than it holds may be taken when it is full."""
+    def wait(self, units: float, now: float) -> float:
+        """Seconds until `units` may be taken; 0 is now. A full bucket allows more units than it holds."""
         self._flow(now)
-        missing = min(tokens, self.a_minute) - self.level
+        missing = min(units, self.a_minute) - self.level
         return max(missing, 0.0) * _MINUTE / self.a_minute
 
-    def take(self, tokens: int) -> None:
-        """Takes tokens that `wait` has allowed; the level may fall below 0."""
-        self.level -= tokens
+    def take(self, units: float, now: float) -> None:
+        """Take units; the level may fall below 0."""
+        self._flow(now)
+        self.level -= units
 
-    def give_back(self, tokens: int) -> None:
-        """Gives back tokens that were taken and not used."""
-        self.level = min(self.level + tokens, self.a_minute)
+    def give_back(self, units: float) -> None:
+        """Give back units that were taken and not used."""
+        self.level = min(self.level + units, self.a_minute)
 
     def _flow(self, now: float) -> None:
         self.level = min(self.level + (now - self._at) * self.a_minute / _MINUTE, self.a_minute)
         self._at = now
 
 
-_SOON = 1.0  # seconds: until one of the requests in flight may have ended
-_MOST_IDLE = 4096
-
-
 @dataclass(slots=True)
 class _Tenant:
     quota: Quota
-    bucket: TokenBucket | None
     in_flight: int = 0
-    used_at: float = 0.0
+    tokens: Bucket | None = field(init=False)
+    grammars: Bucket | None = field(init=False)  # CPU seconds
+
+    def __post_init__(self) -> None:
+        self.tokens, self.grammars = (
+            None if limit is None else Bucket(limit) for limit in (self.quota.tokens, self.quota.grammar_seconds)
+        )
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing is in flight and all buckets are full, as for a new tenant."""
+        buckets = (bucket for bucket in (self.tokens, self.grammars) if bucket is not None)
+        return not self.in_flight and all(bucket.wait(bucket.a_minute, now) == 0 for bucket in buckets)
 
 
 @dataclass(slots=True)
 class Grant:
-    """A request that was let in. `end` it once."""
+    """A request that was let in. Call `end` once."""
 
     _tenant: _Tenant
     _choices: int
@@ -118,20 +136,20 @@ class Grant:
     def end(self, used: int) -> None:
         """`used`: tokens of its prompt and its outputs."""
         self._tenant.in_flight -= self._choices
-        if self._tenant.bucket is not None:
-            self._tenant.bucket.give_back(self._tokens - used)
+        if self._tenant.tokens is not None:
+            self._tenant.tokens.give_back(self._tokens - used)
 
 
 @dataclass(slots=True)
 class TenantQuotas:
-    """What each tenant has taken of its quota. On one event loop."""
+    """Counters of what each tenant has taken of its quota, also a `GrammarBudget`. Used on one event loop."""
 
     quotas: Mapping[str, Quota]
     clock: Callable[[], float] = time.monotonic
     _tenants: dict[str, _Tenant] = field(default_factory=dict)
 
     def let_in(self, name: str, choices: int, tokens: int) -> Grant:
-        """`tokens` is the most that the request may take; what it does not use comes back when it ends.
+        """`tokens` is the most that the request may take; unused tokens are given back when it ends.
 
         Raises ResourceExhausted, reason QUOTA_EXCEEDED.
         """
@@ -140,29 +158,41 @@ class TenantQuotas:
         if quota.requests is not None and tenant.in_flight + choices > quota.requests:
             found = f"{tenant.in_flight} in flight"
             raise _exceeded(name, "requests", f"{quota.requests} requests at once", found, _SOON)
-        if tenant.bucket is not None:
-            if seconds := tenant.bucket.wait(tokens, now):
-                found = f"this request may take {tokens}, and {max(tenant.bucket.level, 0):.0f} are left"
+        if tenant.tokens is not None:
+            if seconds := tenant.tokens.wait(tokens, now):
+                found = f"this request may take {tokens}, and {max(tenant.tokens.level, 0):.0f} are left"
                 raise _exceeded(name, "tokens", f"{quota.tokens} tokens a minute", found, seconds)
-            tenant.bucket.take(tokens)
+            tenant.tokens.take(tokens, now)
         tenant.in_flight += choices
-        tenant.used_at = now
         return Grant(tenant, choices, tokens)
+
+    def check_grammars(self, name: str) -> None:
+        """Raises ResourceExhausted, reason QUOTA_EXCEEDED, while the tenant's grammars have taken more than its quota.
+
+        A grammar's cost is known only afterwards, so that the last grammar of a minute may exceed the quota.
+        """
+        tenant = self._tenant(name)
+        if tenant.grammars is not None and (seconds := tenant.grammars.wait(0, self.clock())):
+            found = f"{-tenant.grammars.level:.1f} more were used"
+            limit = f"{tenant.quota.grammar_seconds} CPU seconds of grammars a minute"
+            raise _exceeded(name, "grammar_seconds", limit, found, seconds)
+
+    def charge_grammar(self, name: str, seconds: float) -> None:
+        """Count the CPU seconds of a grammar, which was compiled, refused or too slow."""
+        if (bucket := self._tenant(name).grammars) is not None:
+            bucket.take(seconds, self.clock())
 
     def _tenant(self, name: str) -> _Tenant:
         if name not in self._tenants:
             if len(self._tenants) >= _MOST_IDLE:
                 self._forget()
             quota = self.quotas.get(name, self.quotas[ANY_TENANT])
-            self._tenants[name] = _Tenant(quota, None if quota.tokens is None else TokenBucket(quota.tokens))
+            self._tenants[name] = _Tenant(quota)
         return self._tenants[name]
 
     def _forget(self) -> None:
-        """Tenants that have been idle for a minute, so that their buckets are full again."""
         now = self.clock()
-        self._tenants = {
-            name: each for name, each in self._tenants.items() if each.in_flight or now - each.used_at < _MINUTE
-        }
+        self._tenants = {name: each for name, each in self._tenants.items() if not each.is_idle(now)}
 
 
 def _exceeded(tenant: str, name: str, limit: str, found: str, seconds: float) -> ResourceExhausted:

@@ -26,7 +26,7 @@ from services.generation.engine.request import (
     SamplingParams,
     StructuredOutputs,
 )
-from services.generation.engine.text.grammar_compiler import Grammars
+from services.generation.engine.text.grammar_compiler import GrammarBudget, Grammars
 from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
@@ -35,7 +35,14 @@ from services.generation.requests.parameters import SpeculationRequest, read_cho
 from services.generation.requests.policy import Decision, PolicyContext, decide
 from services.generation.requests.prompt import CONTEXT_LENGTH_EXCEEDED, PromptReader, Tools
 from services.generation.target.adapters import AdapterIdentity
-from services.runtime.errors import InvalidArgument, KolmError, NotFound, ResourceExhausted, Unavailable
+from services.runtime.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    KolmError,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from services.runtime.usage import checked_name
 
 _FULL_RETRY_SECONDS = 1.0
@@ -43,8 +50,8 @@ _BUSY_RETRY_SECONDS = 30.0
 
 
 def refusal(error: KolmError | EngineError) -> str | None:
-    """What was missing for a request that was refused, as metrics name it; None for a request that is invalid."""
-    if isinstance(error, InvalidRequest):
+    """The reason of a refusal, as metrics name it; None for a request that is invalid or halted."""
+    if isinstance(error, InvalidRequest | InvalidArgument | NotFound | FailedPrecondition):
         return None
     if isinstance(error, EngineError):
         return {EngineFull: "queue_full", EngineBusy: "grammar_timeout"}.get(type(error), "engine_stopped")
@@ -185,9 +192,11 @@ class Resolver:
         halts: HaltBoard,
         heads: HeadBoard,
         rules: Rules,
+        budget: GrammarBudget | None = None,
     ) -> None:
+        """`budget`: what tenants may spend on grammars; None is no limit."""
         self._identity = identity
-        self._prompts, self._grammars = prompts, grammars
+        self._prompts, self._grammars, self._budget = prompts, grammars, budget
         self._halts = halts
         self._heads = heads
         self._rules = rules
@@ -195,7 +204,8 @@ class Resolver:
     async def resolve(self, request: pb.GenerateRequest, deadline: float = math.inf) -> Resolved:
         """`deadline`: of `time.perf_counter`.
 
-        Raises InvalidArgument naming the field, NotFound, FailedPrecondition for a halted method.
+        Raises InvalidArgument naming the field, NotFound, FailedPrecondition for a halted method, and as
+        `TenantGrammars.compiled` does.
         """
         self._check_names(request)
         adapter_cid = self._adapter(request)
@@ -209,10 +219,10 @@ class Resolver:
             stops = dict.fromkeys((*sampling.stop_token_ids, *prompt.ends))
             sampling = replace(sampling, stop_token_ids=tuple(stops))
         tools, asked = prompt.tools, sampling.structured_outputs
+        grammars = TenantGrammars(self._grammars, request.tenant or DEFAULT_TENANT, self._budget)
         if tools is not None and (tools.held or asked is not None):
-            source = await calls_held(tools, asked, self._prompts, self._grammars, request.tenant or DEFAULT_TENANT)
-            sampling = replace(sampling, structured_outputs=source)
-        grammar = await compiled(sampling.structured_outputs, self._grammars, request.tenant or DEFAULT_TENANT)
+            sampling = replace(sampling, structured_outputs=await calls_held(tools, asked, self._prompts, grammars))
+        grammar = await grammars.compiled(sampling.structured_outputs)
         with engine_errors(prompt.field):
             checked = EngineRequest("-", prompt.token_ids, sampling, grammar=grammar)
             checked.check(self._identity.vocab_size, self._identity.context_length)
@@ -292,17 +302,37 @@ class Resolver:
             raise InvalidArgument("tenant", str(error)) from None
 
 
+@dataclass(frozen=True, slots=True)
+class TenantGrammars:
+    """The grammar compiler for the requests of one tenant."""
+
+    grammars: Grammars
+    tenant: str
+    budget: GrammarBudget | None
+
+    async def compiled(self, source: StructuredOutputs | None) -> Grammar | None:
+        """None without a constraint.
+
+        Raises InvalidArgument naming the field and the place, ResourceExhausted if too many grammars of the tenant wait
+        or its quota is used up, Unavailable if the grammar takes too long.
+        """
+        if source is None:
+            return None
+        with engine_errors("prompt"):
+            return await self.grammars.compiled(source, self.tenant, self.budget)
+
+
 async def calls_held(
-    tools: Tools, text: StructuredOutputs | None, prompts: PromptReader, grammars: Grammars, tenant: str
+    tools: Tools, text: StructuredOutputs | None, prompts: PromptReader, grammars: TenantGrammars
 ) -> StructuredOutputs:
     """The constraint of an output that calls these tools, or is text that keeps to `text`.
 
     Raises InvalidArgument naming the tool, or the constraint, and the place in it.
     """
-    await compiled(text, grammars, tenant)
+    await grammars.compiled(text)
     for path, schema in tools.schemas():  # each alone: errors name the place in it
         try:
-            await compiled(StructuredOutputs("json", schema), grammars, tenant)
+            await grammars.compiled(StructuredOutputs("json", schema))
         except InvalidArgument as error:
             raise InvalidArgument(path, _cause(error)) from error
     try:
@@ -311,7 +341,7 @@ async def calls_held(
         raise InvalidArgument("messages.tools", str(error)) from error
     source = StructuredOutputs("grammar", written)
     try:
-        await compiled(source, grammars, tenant)
+        await grammars.compiled(source)
     except InvalidArgument as error:
         raise InvalidArgument("messages.tools", f"their grammar {_cause(error)}") from error
     return source
@@ -319,15 +349,3 @@ async def calls_held(
 
 def _cause(error: InvalidArgument) -> str:
     return error.__cause__.message if isinstance(error.__cause__, EngineError) else str(error)
-
-
-async def compiled(source: StructuredOutputs | None, grammars: Grammars, tenant: str) -> Grammar | None:
-    """Compiled on a thread, unless it is kept from before.
-
-    Raises InvalidArgument naming the field and the place, ResourceExhausted where too many of the tenant's wait,
-    Unavailable where the time did not suffice.
-    """
-    if source is None:
-        return None
-    with engine_errors("prompt"):
-        return await grammars.compiled(source, tenant)

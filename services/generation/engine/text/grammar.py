@@ -35,6 +35,8 @@ _MOST_GBNF_RULES = 1_000  # converting them takes time by their square
 _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _JSON = re.compile(r"%json\s*")
+_LARK_PLACE = re.compile(r"\Aat \d+\(\d+\): (failed to compile JSON schema: )?")
+_EXCERPT = re.compile(r"\n *\d+ \| ")
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 
 
@@ -135,6 +137,8 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
         return None
     try:
         schema = read_schema(source.text)
+    except SchemaRefused as error:
+        raise InvalidRequest(field, plain(str(error))) from None
     except ValueError as error:
         raise InvalidRequest(field, f"is not JSON: {plain(str(error))}") from None
     if not isinstance(schema, dict | bool):
@@ -216,8 +220,16 @@ def _depth(value: Any) -> int:
 
 
 def plain(message: str) -> str:
+    """A message in one line of bounded length."""
     message = " ".join(message.replace("<non-verbose/>", "").split())
     return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "…"
+
+
+def compile_error(source: StructuredOutputs, error: str) -> str:
+    """An error of the library in one line. Lark that kolm has generated, and places in it, are left out."""
+    if source.kind != "grammar":
+        error = _EXCERPT.split(_LARK_PLACE.sub("", error), maxsplit=1)[0]
+    return f"does not compile: {plain(error)}"
 
 
 def lark_rule(source: StructuredOutputs) -> str:

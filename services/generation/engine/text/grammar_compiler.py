@@ -1,4 +1,4 @@
-"""Grammars, compiled within bounds of size, time and memory."""
+"""Compiler of grammars within bounds of size, CPU time and memory."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.generation.engine.request import EngineBusy, EngineError, Grammar, InvalidRequest, StructuredOutputs
-from services.generation.engine.text.grammar import check_size, field_of, grammar_text, plain
+from services.generation.engine.text.grammar import check_size, compile_error, field_of, grammar_text, plain
 from services.generation.engine.text.grammar_tokens import grammar_tokenizer
 from services.generation.engine.text.grammar_turns import GrammarTurns
 
-SERVED_SECONDS = 3  # that a trial may compute
-REPLAY_SECONDS = 60  # the same where nobody else waits: what was served on a faster machine compiles here too
-_PATIENCE = 10 / 3  # seconds by the clock for each of them, where the machine has other things to do
-_MOST_FORCED = 4096  # tokens at the beginning that a trial writes
-_REMEMBERED_SECONDS = 300.0  # that a refusal is
-_BUSY_SECONDS = 30.0  # that a constraint is which took too long
+SERVED_SECONDS = 3  # CPU seconds of a trial
+REPLAY_SECONDS = 60  # CPU seconds of a trial in a replay: a grammar served on a faster machine compiles here too
+KEPT = 64  # grammars
+_PATIENCE = 10 / 3  # seconds by the clock for each CPU second, on a machine with other work
+_MOST_FORCED = 4096  # forced tokens that a trial writes at the beginning
+_REMEMBERED_SECONDS = 300.0  # of a refusal
+_BUSY_SECONDS = 30.0  # of a refusal for its time
 _MOST_REMEMBERED = 1024
-_MEMORY = 1 << 30  # bytes that a trial may take beside the tokenizer
+_MEMORY = 1 << 30  # bytes that a trial may take besides the tokenizer
 _STACK = 1 << 20  # bytes: a grammar of about 300 rules in a chain
 
 _LIMITS = LLParserLimits(
@@ -46,24 +48,24 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""A lexer state takes 1 to 2 kB, fuel for a mask about 14 ms at most. What reads an output in many ways at once
-(`e: e e | "x"`) has more items with each token: 1,000 in a row take the engine's thread 35 ms, 2,000 ten times that. An
-object takes 4 for a member of three types that may be left out.
+"""A lexer state takes 1 to 2 kB, fuel for a mask about 14 ms at most. An ambiguous grammar (`e: e e | "x"`) has more
+items with each token: 1,000 in a row take the engine's thread 35 ms, 2,000 ten times that. An optional member of three
+types takes 4.
 """
 
 
 def matcher_of(tokenizer: LLTokenizer, source: StructuredOutputs) -> LLMatcher:
-    """A matcher at the beginning of the grammar. Raises InvalidRequest where it does not compile."""
+    """A matcher at the beginning of the grammar. Raises InvalidRequest if it does not compile."""
     matcher = LLMatcher(tokenizer, grammar_text(source), log_level=0, limits=_LIMITS)
     if error := matcher.get_error():
-        raise InvalidRequest(field_of(source), f"does not compile: {plain(error)}")
+        raise InvalidRequest(field_of(source), compile_error(source, error))
     return matcher
 
 
 def try_out(tokenizer: LLTokenizer, source: StructuredOutputs) -> None:
-    """Compile, write what is forced at the beginning, and compute the mask behind it.
+    """Compile, write the forced tokens at the beginning, and compute the mask after them.
 
-    Raises InvalidRequest where the grammar does not compile, or allows nothing.
+    Raises InvalidRequest if the grammar does not compile or allows no output.
 
     The library's own fuel bounds the time (`_LIMITS`), so that the answer is the same on every machine.
     """
@@ -80,33 +82,39 @@ def try_out(tokenizer: LLTokenizer, source: StructuredOutputs) -> None:
 
 
 class Trial:
-    """The process that tries grammars out, one at a time. It starts with the first, and again after one that ends it.
+    """The process that tries grammars out, one at a time. It starts with the first grammar, and again after a grammar
+    that ends it.
 
-    Used by one thread at a time.
+    Used by one thread at a time. `spent`: CPU seconds of the last grammar, whatever became of it.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, eos: int, seconds: int) -> None:
-        """`seconds`: that a grammar may compute."""
+        """`seconds`: CPU seconds that a grammar may take."""
         self._first, self._seconds = _line([tokenizer, vocab_size, eos]), seconds
+        self.spent = self._used = 0.0  # `_used`: of the process, before the next grammar
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, source: StructuredOutputs) -> None:
-        """Raises InvalidRequest as `try_out`, and where the grammar ends the process, EngineBusy where time does."""
+        """Raises InvalidRequest as `try_out` and if the grammar ends the process, EngineBusy if it takes too long."""
+        self.spent = 0.0
         process = self._started()
         answer = _asked(process, _line([source.kind, source.text, self._seconds]), _PATIENCE * self._seconds)
         if answer is None:
             self._process = None
-            if -_end(process) in (signal.SIGXCPU, signal.SIGKILL):
+            status, used = _end(process)
+            self.spent = self._seconds if used is None else used - self._used
+            if -status in (signal.SIGXCPU, signal.SIGKILL):
                 why = f"took longer than {self._seconds} s to compile; send it again later, or make it simpler"
                 raise EngineBusy(field_of(source), why)
             why = f"is too complex: it nests too deeply to be compiled, or takes more than {_MEMORY >> 20} MiB"
             raise InvalidRequest(field_of(source), why)
-        field, message = json.loads(answer)
+        field, message, used = json.loads(answer)
+        self.spent, self._used = used - self._used, used
         if message is not None:
             raise InvalidRequest(field, message)
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """The process, which has its tokenizer; a new one where it has ended since the last grammar."""
+        """The process with its tokenizer loaded; a new process if the last one has ended."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         command = [sys.executable, "-m", __name__]
@@ -115,14 +123,15 @@ class Trial:
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         weakref.finalize(self, _end, process)
-        if _asked(process, self._first, 120.0) is None:
-            raise EngineBusy("structured_outputs", f"cannot be compiled now: the process ended with {_end(process)}")
+        if (answer := _asked(process, self._first, 120.0)) is None:
+            raise EngineBusy("structured_outputs", f"cannot be compiled now: the process ended with {_end(process)[0]}")
+        *_, self._used = json.loads(answer)
         self._process = process
         return process
 
 
 def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:
-    """The line that it answers with; None where it ended, or was ended for its silence."""
+    """The line that the process answers with; None if it ended, or was killed for its silence."""
     assert process.stdin is not None
     assert process.stdout is not None
     patience = threading.Timer(seconds, process.kill)
@@ -139,16 +148,26 @@ def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> byt
     return answer if answer.endswith(b"\n") else None
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """Its exit status: it is killed unless it has ended by itself."""
+def _end(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
+    """End the process within a second; returns its exit status and the CPU seconds of its whole life, None if they are
+    not known.
+    """
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(1.0)
-    process.kill()
-    return process.wait()
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+        except ChildProcessError:  # waited for before
+            return process.wait(), None
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, used.ru_utime + used.ru_stime
+        if time.monotonic() > deadline:
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.005)
 
 
 def _line(content: Sequence[object]) -> bytes:
@@ -156,13 +175,16 @@ def _line(content: Sequence[object]) -> bytes:
 
 
 def main() -> None:
-    """Answer [field, message] to each line [kind, text, seconds]; a message is null where it may be compiled."""
+    """Answer [field, message, CPU seconds of this process] to each line [kind, text, seconds].
+
+    The message is null if the grammar may be compiled.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK)
     tokenizer = grammar_tokenizer(*json.loads(sys.stdin.buffer.readline()))
     answer: list[str | None] = [None, None]
     while True:
-        sys.stdout.buffer.write(_line(answer))
+        sys.stdout.buffer.write(_line([*answer, time.process_time()]))
         sys.stdout.buffer.flush()
         if not (line := sys.stdin.buffer.readline()):
             return
@@ -186,11 +208,11 @@ def _judge(tokenizer: LLTokenizer, source: StructuredOutputs, answer: list[str |
 
 
 def _limit(seconds: int) -> None:
-    """Limits count from now on, without what earlier grammars took."""
+    """Limit the CPU seconds and the memory from now on, without those of earlier grammars."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + seconds, hard))
-    with suppress(OSError, ValueError):  # where the system does not say, or has no such limit
+    with suppress(OSError, ValueError):  # a system without /proc or without such a limit
         held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
@@ -199,21 +221,39 @@ if __name__ == "__main__":
     main()
 
 
-KEPT = 64  # grammars
+@dataclass(slots=True)
+class Cost:
+    """CPU seconds that one grammar took, whatever became of it."""
+
+    seconds: float = 0.0
+
+
+class GrammarBudget(Protocol):
+    """CPU seconds that tenants may spend on grammars. Used on one event loop."""
+
+    def check_grammars(self, tenant: str) -> None:
+        """Raises the error for the caller if the tenant has none left."""
+        ...
+
+    def charge_grammar(self, tenant: str, seconds: float) -> None:
+        """Count the CPU seconds of a grammar that was compiled, refused or too slow."""
+        ...
 
 
 class Grammars(Protocol):
-    """Makes constraints ready for sequences that follow them."""
+    """Makes constraints ready for the sequences that follow them."""
 
-    async def compiled(self, source: StructuredOutputs, tenant: str | None = None) -> Grammar:
-        """Raises InvalidRequest naming the field and what is wrong, EngineFull where too many of the tenant's wait,
-        EngineBusy where the time did not suffice.
+    async def compiled(
+        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
+    ) -> Grammar:
+        """Raises InvalidRequest naming the field and what is wrong, EngineFull if too many grammars of the tenant wait,
+        EngineBusy if the grammar takes too long, and what `budget` raises.
         """
         ...
 
 
 class GrammarCompiler:
-    """The compiler for one tokenizer. Any thread may call it and waits for its grammar; the engine's never waits."""
+    """The compiler for one tokenizer. Any thread but the engine's may call it, and waits for its grammar."""
 
     def __init__(
         self,
@@ -224,9 +264,9 @@ class GrammarCompiler:
         seconds: int = SERVED_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tokenizer` gives tokenizer.json; it is asked for with the first grammar, which takes some seconds.
+        """`tokenizer` gives tokenizer.json; it is called for the first grammar, and takes some seconds.
 
-        `seconds`: of the processor, that a grammar may take.
+        `seconds`: CPU seconds that a grammar may take.
         """
         self._source, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, tuple(eos_token_ids)
         self._seconds, self._clock = seconds, clock
@@ -235,28 +275,49 @@ class GrammarCompiler:
         self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, EngineError]] = OrderedDict()  # until when, by digest
         self._compiling, self._keeping = threading.Lock(), threading.Lock()
-        self._turns = GrammarTurns(clock)
-        self._thread = ThreadPoolExecutor(1, "grammars")  # of its own: who waits for it takes no thread from others
+        self._turns = GrammarTurns()
+        self._thread = ThreadPoolExecutor(1, "grammars")  # its own: waiting for grammars takes no thread from others
 
-    async def compiled(self, source: StructuredOutputs, tenant: str | None = None) -> Grammar:
-        """`compile` on a thread when it is the tenant's turn, unless it is kept from before. Raises as `Grammars` has
-        it.
+    async def compiled(
+        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
+    ) -> Grammar:
+        """`compile` on a thread when it is the tenant's turn. A cached grammar, or a remembered refusal, costs nothing.
+
+        A caller that leaves pays for the grammar that it began. Raises as `Grammars.compiled` does.
         """
         if (kept := self._find(source)) is not None:
             return kept
-        async with self._turns.turn(tenant):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self.compile, source)
+        if budget is not None:
+            budget.check_grammars(tenant)
+        await self._turns.take(tenant)
+        cost = Cost()
 
-    def compile(self, source: StructuredOutputs) -> Grammar:
-        """The compiled grammar, perhaps kept from before. Raises InvalidRequest naming the field and what is wrong,
-        EngineBusy where the time did not suffice.
+        def settle(_: object = None) -> None:
+            self._turns.end(tenant, cost.seconds)
+            if budget is not None:
+                budget.charge_grammar(tenant, cost.seconds)
+
+        try:
+            if budget is not None:
+                budget.check_grammars(tenant)
+            work = asyncio.get_running_loop().run_in_executor(self._thread, self.compile, source, cost)
+        except BaseException:
+            settle()
+            raise
+        work.add_done_callback(settle)
+        return await asyncio.shield(work)
+
+    def compile(self, source: StructuredOutputs, cost: Cost | None = None) -> Grammar:
+        """The compiled grammar, perhaps cached. Adds what it took to `cost`.
+
+        Raises InvalidRequest naming the field and what is wrong, EngineBusy if it takes too long.
         """
         if (kept := self._find(source)) is not None:
             return kept
         with self._compiling:  # one at a time: a bad grammar costs its time once
             if (kept := self._find(source)) is None:
                 try:
-                    kept = self._compile(source)
+                    kept = self._compile(source, cost or Cost())
                 except (InvalidRequest, EngineBusy) as error:
                     self._remember(source, error)
                     raise
@@ -271,9 +332,7 @@ class GrammarCompiler:
                 self._refused.popitem(last=False)
 
     def _find(self, source: StructuredOutputs) -> Grammar | None:
-        """One that has failed is compiled again: the states of its lexer may have reached a limit. Raises what one was
-        refused with a short time ago.
-        """
+        """A cached grammar; None if there is none, or its lexer has reached a limit. Raises a remembered refusal."""
         check_size(source)
         with self._keeping:
             until, refused = self._refused.get(digest := _digest(source), (0.0, None))
@@ -291,10 +350,13 @@ class GrammarCompiler:
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
 
-    def _compile(self, source: StructuredOutputs) -> Grammar:
-        tokenizer = self._loaded()
-        self._trial.run(source)
-        return Grammar(source, tokenizer.eos_token, self._vocab_size, matcher_of(tokenizer, source))
+    def _compile(self, source: StructuredOutputs, cost: Cost) -> Grammar:
+        tokenizer, started = self._loaded(), time.thread_time()
+        try:
+            self._trial.run(source)
+            return Grammar(source, tokenizer.eos_token, self._vocab_size, matcher_of(tokenizer, source))
+        finally:
+            cost.seconds += self._trial.spent + time.thread_time() - started
 
     def _loaded(self) -> LLTokenizer:
         if not self._eos_token_ids:

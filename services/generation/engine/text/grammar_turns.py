@@ -1,46 +1,43 @@
-"""Whose grammar is compiled next: fair among tenants by the seconds that theirs have taken."""
+"""Turns of tenants at the grammar compiler: the tenant whose grammars have taken the fewest CPU seconds is next."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 from services.generation.engine.request import EngineFull
 
-MOST_WAITING = 16  # grammars of one tenant: those of a burst, where a server has one tenant
+MOST_WAITING = 16  # grammars of one tenant: a burst on a server with one tenant
 _MOST_COUNTERS = 4096
 
 
 class GrammarTurns:
-    """One grammar at a time. The tenant whose grammars have taken the fewest seconds comes next.
+    """Admits one grammar at a time, of the tenant whose grammars have taken the fewest CPU seconds.
 
-    As in `WaitingQueue`, one that had nothing waiting begins no lower than those that wait. On one event loop.
+    As in `WaitingQueue`, a tenant that had nothing waiting starts at the lowest count of those waiting. Used on one
+    event loop.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._is_taken = clock, False
-        self._lines: dict[str | None, deque[asyncio.Future[None]]] = {}  # by tenant; none is empty
-        self._seconds: dict[str | None, float] = {}
-        self._floor = 0.0  # the seconds of the tenant that last had a turn
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant; no line is empty
+        self._seconds: dict[str, float] = {}
+        self._floor = 0.0  # the count of the tenant that had the last turn
 
-    @asynccontextmanager
-    async def turn(self, tenant: str | None) -> AsyncIterator[None]:
-        """Waits for it. Raises EngineFull where too many of this tenant wait."""
+    async def take(self, tenant: str) -> None:
+        """Wait for a turn, which lasts until `end`. Raises EngineFull if too many grammars of this tenant wait."""
         if tenant not in self._lines:
             self._lift(tenant)
         if self._is_taken:
             await self._wait(tenant)
-        self._is_taken, self._floor, started = True, self._seconds[tenant], self._clock()
-        try:
-            yield
-        finally:
-            self._seconds[tenant] = self._seconds.get(tenant, self._floor) + self._clock() - started
-            self._pass_on()
+        self._is_taken, self._floor = True, self._seconds[tenant]
 
-    async def _wait(self, tenant: str | None) -> None:
+    def end(self, tenant: str, seconds: float) -> None:
+        """End the turn of `tenant`, whose grammar took `seconds` of CPU, and begin the next turn."""
+        self._seconds[tenant] = self._seconds.get(tenant, self._floor) + seconds
+        self._pass_on()
+
+    async def _wait(self, tenant: str) -> None:
         line = self._lines.setdefault(tenant, deque())
         if len(line) >= MOST_WAITING:
             waiting = f"{len(line)} constraints of yours wait to be compiled; send this one again later"
@@ -57,7 +54,7 @@ class GrammarTurns:
             raise
 
     def _pass_on(self) -> None:
-        """To the next one that waits, which keeps the place taken."""
+        """Give the turn to the next waiting grammar, if there is one."""
         self._is_taken = bool(self._lines)
         if self._lines:
             tenant = min(self._lines, key=lambda each: self._seconds[each])
@@ -65,12 +62,12 @@ class GrammarTurns:
             self._leave(tenant, place)
             place.set_result(None)
 
-    def _leave(self, tenant: str | None, place: asyncio.Future[None]) -> None:
+    def _leave(self, tenant: str, place: asyncio.Future[None]) -> None:
         self._lines[tenant].remove(place)
         if not self._lines[tenant]:
             del self._lines[tenant]
 
-    def _lift(self, tenant: str | None) -> None:
+    def _lift(self, tenant: str) -> None:
         if len(self._seconds) >= _MOST_COUNTERS:
             self._seconds = {each: self._seconds[each] for each in self._lines}
         lowest = min((self._seconds[each] for each in self._lines), default=self._floor)

@@ -7,7 +7,8 @@ it are simple, and is refused by its path if they are not.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -59,23 +60,38 @@ class SchemaRefused(ValueError):
 
 
 def read_schema(text: str) -> Any:
-    """The JSON value, its numbers as int, as float where `repr` gives back the decimal that was written, or as Decimal.
+    """The JSON value; a number is an int, a float if its `repr` is the decimal as written, or else a Decimal.
 
-    Raises ValueError, also for values that Python alone reads: NaN, numbers beyond float64, half surrogate pairs.
+    Raises ValueError, also for values that only Python reads: NaN, half surrogate pairs; SchemaRefused for numbers
+    beyond float64.
     """
+    return _read(text, _real)
+
+
+def read_json(text: str) -> Any:
+    """The JSON value; a number is an int or a float. Raises as `read_schema` does."""
+    return _read(text, float)
+
+
+def _read(text: str, parse_float: Callable[[str], Number]) -> Any:
     try:
-        value = json.loads(text, parse_int=whole_number, parse_float=_real)
+        value = json.loads(text, parse_int=_whole, parse_float=parse_float, parse_constant=_refuse_constant)
+        for path, number in _numbers(value):
+            if not math.isfinite(number):
+                raise SchemaRefused(path, "is a number beyond float64; expected a smaller number, or a string")
         dumped(value).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
     return value
 
 
-def whole_number(digits: str) -> int:
-    """Raises ValueError for numbers beyond float64."""
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits, at most {MOST_DIGITS} are taken")
-    return int(digits)
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a value of JSON")
+
+
+def _whole(digits: str) -> Number:
+    """Infinity for numbers beyond float64."""
+    return int(digits) if len(digits) <= MOST_DIGITS else Decimal("Infinity")
 
 
 def _real(digits: str) -> float | Decimal:
@@ -97,13 +113,16 @@ class SchemaDecoder(json.JSONDecoder):
     """Reads schemas with numbers as `read_schema` has them."""
 
     def __init__(self) -> None:
-        super().__init__(parse_int=whole_number, parse_float=_real)
+        super().__init__(parse_int=_whole, parse_float=_real)
 
 
 def check_schema(schema: Any) -> None:
-    """Raises SchemaRefused for a keyword that is not known."""
+    """Raises SchemaRefused for a keyword that is not known, and for a subschema that is not a schema."""
     for path, each in _reached(schema):
         _check_keywords(path, each)
+        for at, below in _applied(schema, path, each):
+            if not isinstance(below, dict | bool | None):
+                raise SchemaRefused(at, "expected a schema: an object, true or false")
 
 
 def check_numbers(schema: Any) -> None:
@@ -369,6 +388,9 @@ class _ExactGrammar:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if type(least) is not int or not (most is None or (type(most) is int and most >= max(least, 1))):
             self._refuse(path, schema)
+        if isinstance(schema.get("items"), list):
+            why = "is a list of schemas, with a number that is not one of a grammar (float64); expected one schema"
+            raise SchemaRefused(f"{path}/items", f"{why}, or the number as a string")
         item = self._rule(self._body(f"{path}/items", schema.get("items", True)))
         count = f"{max(least - 1, 0)},{'' if most is None else most - 1}"
         more = "" if most == 1 else f'(", " {item}){{{count}}}'

@@ -8,19 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.generation.engine.text.json_schema import whole_number
-
-
-def read_json(text: str) -> Any:
-    """Raises ValueError, also for values that Python alone reads: NaN, numbers beyond float64, lone surrogates."""
-    try:
-        value = json.loads(text, parse_int=whole_number)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-    return value
-
-
 Turns = list[dict[str, Any]]
 
 _NAMES = ("kolm_probe_first", "kolm_probe_second")

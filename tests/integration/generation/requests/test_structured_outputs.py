@@ -18,7 +18,7 @@ from services.auditor.examination import EnginePlan, Judge
 from services.auditor.own_engine import OwnEngine
 from services.client import Request, Runtime, SamplingParams, StructuredOutputs
 from services.client.errors import InvalidArgument
-from tests.fakes.grammars import CONSTRAINTS, PERSON
+from tests.fakes.grammars import CONSTRAINTS, PERSON, SLOW
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.mutations import replace
 
@@ -116,6 +116,26 @@ async def test_what_cannot_be_compiled_is_refused_by_its_field(deployment: Deplo
     assert receipt.spec_decode.verified_identical_to_off is True
     with Runtime.connect(deployment.generation_address) as runtime, pytest.raises(InvalidArgument):
         runtime.serve(Request(prompt="x", sampling=SamplingParams(structured_outputs=StructuredOutputs())))
+
+
+async def test_cpu_seconds_of_grammars_count_in_the_tenant_s_quota(deployment: Deployment) -> None:
+    stub = await deployment.start_generation(quota=("one=grammar_seconds:1",))
+
+    def asked(tenant: str, **constraint: Any) -> pb.GenerateRequest:
+        return asking(tenant=tenant, structured_outputs=sampling_pb2.StructuredOutputs(**constraint))
+
+    slow = await failure(stub.Generate(asked("one", json=SLOW)))
+    assert (slow.code.name, slow.reason) == ("UNAVAILABLE", "GRAMMAR_TIMEOUT")
+    refused = await failure(stub.Generate(asked("one", regex="yes")))
+    assert (refused.code.name, refused.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
+    assert refused.metadata["quota"] == "grammar_seconds"
+    assert 0 < refused.retry_seconds < 300
+    plain, other = await asyncio.gather(stub.Generate(asking(tenant="one")), stub.Generate(asked("two", regex="yes")))
+    assert plain.choices[0].text
+    assert other.choices[0].text == "yes"
+    counted = deployment.metrics["generation"].get_sample_value
+    for reason in ("grammar_timeout", "quota_grammar_seconds"):
+        assert counted("kolm_requests_refused_total", {"reason": reason}) == 1
 
 
 async def test_grammars_that_would_end_the_server_or_keep_it_busy_cost_their_own_requests(

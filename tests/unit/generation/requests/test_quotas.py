@@ -29,6 +29,7 @@ def test_a_tenant_has_its_own_limits_and_those_of_everybody_for_the_rest() -> No
     assert quotas["acme"] == Quota(8, 600)
     assert quotas["globex"] == Quota(16, None)
     assert read_quotas([]) == {"*": Quota()}
+    assert read_quotas(["acme=grammar_seconds:20"])["acme"] == Quota(None, None, 20)
     assert read_quotas(["a=b=requests:1"])["a=b"] == Quota(1)
 
 
@@ -85,6 +86,35 @@ def test_more_tokens_than_a_minute_holds_pass_when_the_bucket_is_full_and_are_pa
     quotas.refused("a", tokens=600)
 
 
+def test_grammars_are_charged_afterwards_and_their_seconds_flow_back_over_a_minute() -> None:
+    quotas = Quotas("a=grammar_seconds:6,tokens:10")
+    quotas.now = 1000.0
+    quotas.of.check_grammars("a")
+    quotas.of.charge_grammar("a", 6.0)
+    quotas.of.check_grammars("a")
+    quotas.of.charge_grammar("a", 3.0)
+    with pytest.raises(ResourceExhausted) as caught:
+        quotas.of.check_grammars("a")
+    assert (caught.value.reason, caught.value.metadata["quota"]) == ("QUOTA_EXCEEDED", "grammar_seconds")
+    assert caught.value.retry_after == pytest.approx(30.0)
+    quotas.of.let_in("a", 1, 10)
+    quotas.of.check_grammars("b")
+    quotas.now += 30.0
+    quotas.of.check_grammars("a")
+
+
+def test_a_tenant_that_owes_seconds_is_not_forgotten() -> None:
+    quotas = Quotas("*=grammar_seconds:1")
+    quotas.of.charge_grammar("debtor", 1000.0)
+    for number in range(10_000):
+        quotas.now += 0.1
+        quotas.of.charge_grammar(f"t{number}", 0.01)
+    assert len(quotas.of._tenants) <= 4096
+    with pytest.raises(ResourceExhausted):
+        quotas.of.check_grammars("debtor")
+    assert quotas.of._tenants["debtor"].grammars is not None
+
+
 def test_a_refused_request_takes_nothing() -> None:
     quotas = Quotas("a=requests:1,tokens:10")
     quotas.refused("a", choices=2)
@@ -117,7 +147,7 @@ def test_callers_get_the_quota_and_the_time_as_details() -> None:
 
 def test_servers_that_share_a_quota_give_out_a_part_each(model: Path) -> None:
     assert Quota(8, 60_000).part(1) == Quota(8, 60_000)
-    assert Quota(8, 100).part(3) == Quota(3, 34)
+    assert Quota(8, 100, 20).part(3) == Quota(3, 34, 7)
     assert Quota().part(3) == Quota()
     flags = ["--quota", "*=requests:4,tokens:600", "--quota", "acme=requests:1", "--quota-servers", "2"]
     shared = GenerationSettings.load(["--model", str(model), *flags]).quotas

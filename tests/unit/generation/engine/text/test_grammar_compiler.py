@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 import signal
 import subprocess
@@ -28,10 +29,11 @@ from services.generation.engine.request import (
 from services.generation.engine.sampling.processors import GrammarMask, forbid
 from services.generation.engine.text import grammar_compiler as module
 from services.generation.engine.text.grammar import grammar_text
-from services.generation.engine.text.grammar_compiler import GrammarCompiler
+from services.generation.engine.text.grammar_compiler import Cost, GrammarCompiler
 from services.generation.engine.text.grammar_turns import MOST_WAITING
+from services.runtime.errors import ResourceExhausted
 from tests.examples import examples
-from tests.fakes.grammars import CONSTRAINTS, VOCAB, compiler, decoded, encoded, grammar, ids
+from tests.fakes.grammars import CONSTRAINTS, SLOW, VOCAB, compiler, decoded, encoded, grammar, ids
 
 JOINED = json.dumps({"allOf": [{"pattern": f"a{n}z"} for n in range(17)]})
 
@@ -229,7 +231,7 @@ def test_a_model_without_an_end_or_with_a_tokenizer_that_cannot_be_read_takes_no
 
 async def test_who_waits_for_a_slow_grammar_takes_no_thread_from_others() -> None:
     class Slow(GrammarCompiler):
-        def _compile(self, source: StructuredOutputs) -> Grammar:
+        def _compile(self, source: StructuredOutputs, cost: Cost) -> Grammar:
             slow.wait(20)
             raise InvalidRequest("structured_outputs", "was slow")
 
@@ -246,17 +248,17 @@ async def test_who_waits_for_a_slow_grammar_takes_no_thread_from_others() -> Non
 
 
 class Scripted(GrammarCompiler):
-    """Compiles nothing: each grammar takes the seconds that its text is, on a clock of the test, and is refused or not
-    done in time as its kind tells.
+    """Compiles nothing: each grammar costs the seconds that its text is, and is refused or, of kind `grammar`, too
+    slow.
     """
 
     def __init__(self) -> None:
         self.now, self.tried = 100.0, list[str]()
         super().__init__(str, 8, (0,), clock=lambda: self.now)
 
-    def _compile(self, source: StructuredOutputs) -> Grammar:
+    def _compile(self, source: StructuredOutputs, cost: Cost) -> Grammar:
         self.tried.append(source.text)
-        self.now += float(source.text)
+        cost.seconds += float(source.text)
         raise (EngineBusy if source.kind == "grammar" else InvalidRequest)("structured_outputs", "is slow")
 
 
@@ -284,6 +286,76 @@ async def test_a_caller_that_leaves_gives_its_turn_away() -> None:
     assert grammars.tried == ["1", "3"]
     with pytest.raises(InvalidRequest):
         await grammars.compiled(StructuredOutputs("regex", "4"))
+
+
+class Ledger:
+    """A budget that notes what it is charged, and refuses a tenant that has spent `limit`."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self.limit, self.charged = limit, list[float]()
+
+    def check_grammars(self, tenant: str) -> None:
+        if sum(self.charged) > self.limit:
+            raise ResourceExhausted("spent", retry_after=1.0)
+
+    def charge_grammar(self, tenant: str, seconds: float) -> None:
+        self.charged.append(seconds)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("regex", InvalidRequest), ("grammar", EngineBusy)])
+async def test_a_refused_or_slow_grammar_is_charged_once(kind: Kind, error: type[EngineError]) -> None:
+    grammars, budget = Scripted(), Ledger()
+    for _ in range(2):
+        with pytest.raises(error):
+            await grammars.compiled(StructuredOutputs(kind, "2.5"), "a", budget)
+    assert budget.charged == [2.5]
+
+
+async def test_a_tenant_without_budget_waits_for_no_turn_and_compiles_nothing() -> None:
+    grammars, budget = Scripted(), Ledger(limit=1)
+    sources = [StructuredOutputs("regex", text) for text in ("2", "3", "4")]
+    asked = await asyncio.gather(*(grammars.compiled(each, "a", budget) for each in sources), return_exceptions=True)
+    assert [type(each) for each in asked] == [InvalidRequest, ResourceExhausted, ResourceExhausted]
+    assert grammars.tried == ["2"]
+
+
+async def test_a_caller_that_leaves_pays_for_the_grammar_that_it_began_and_keeps_the_turn_until_it_is_done() -> None:
+    class Held(Scripted):
+        def _compile(self, source: StructuredOutputs, cost: Cost) -> Grammar:
+            begun.set()
+            go_on.wait(20)
+            return super()._compile(source, cost)
+
+    begun, go_on = threading.Event(), threading.Event()
+    grammars, budget = Held(), Ledger()
+    leaving = asyncio.ensure_future(grammars.compiled(StructuredOutputs("regex", "2"), "a", budget))
+    try:
+        await asyncio.to_thread(begun.wait, 20)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        later = asyncio.ensure_future(grammars.compiled(StructuredOutputs("regex", "1"), "b", budget))
+        await asyncio.sleep(0)
+        assert grammars._turns._is_taken
+        assert budget.charged == []
+    finally:
+        go_on.set()
+    with pytest.raises(InvalidRequest):
+        await later
+    assert budget.charged == [2.0, 1.0]
+
+
+async def test_the_cost_of_a_grammar_is_the_cpu_time_of_its_trial_however_it_ends() -> None:
+    fresh, budget = GrammarCompiler(compiler()._source, VOCAB, (1,), seconds=1), Ledger()
+    await fresh.compiled(StructuredOutputs("regex", "[ab]{20}"), "a", budget)
+    with pytest.raises(InvalidRequest):
+        await fresh.compiled(StructuredOutputs("regex", "("), "a", budget)
+    with pytest.raises(EngineBusy):
+        await fresh.compiled(StructuredOutputs("json", SLOW), "a", budget)
+    compiled, refused, ended = budget.charged
+    assert 0 < compiled < 1
+    assert 0 < refused < 1
+    assert 0.5 < ended < 4
 
 
 @pytest.mark.parametrize(("kind", "error", "seconds"), [("regex", InvalidRequest, 300), ("grammar", EngineBusy, 30)])

@@ -15,7 +15,8 @@ from services.generation.engine.request import InvalidRequest, StructuredOutputs
 from services.generation.engine.text.grammar_compiler import matcher_of
 from services.generation.engine.text.json_schema import ANNOTATIONS, _decimals, _integers
 from services.generation.engine.text.tool_calls import PLAIN
-from services.generation.requests.prompt import Tools
+from services.generation.requests.prompt import Tools, read_tools
+from services.runtime.errors import InvalidArgument
 from tests.examples import examples
 from tests.fakes.grammars import compiler, encoded
 
@@ -173,12 +174,37 @@ def test_expressions_of_ranges_match_what_is_within(low: int | None, high: int |
         ({"type": "array", "prefixItems": [{"const": BIG}]}, "/prefixItems/0/const"),
         ({"$ref": "#/x-own/deep", "x-own": {"deep": {"allOf": [{"const": BIG}, {}]}}}, "/x-own/deep/allOf/0/const"),
         ('{"multipleOf": 0.10000000000000000555}', "/multipleOf"),
+        ('{"const": 1e400}', "/const"),
+        ('{"properties": {"a": {"enum": [1, -1e400]}}}', "/properties/a/enum/1"),
+        (f'{{"default": {"9" * 400}}}', "/default"),
+        ({"properties": {"a": {"items": [{"const": BIG}]}}}, "/properties/a/items"),
+        ({"type": "array", "minItems": 1, "items": [{"minimum": BIG}]}, "/items"),
         ('{"type": "number", "minimum": 0.10000000000000000555}', "/minimum"),
     ],
 )
 def test_a_number_that_cannot_be_kept_is_refused_by_its_path(schema: Any, path: str) -> None:
     message = refusal(schema)
     assert message.startswith(f"at {path}: ")
+
+
+def test_a_number_beyond_float64_in_a_tool_is_refused_by_its_path() -> None:
+    tool = pb.Tool(name="ban", parameters='{"properties": {"user": {"maximum": 1e400}}}')
+    with pytest.raises(InvalidArgument) as refused:
+        read_tools(pb.ChatMessages(tools=[tool]))
+    assert str(refused.value).startswith("messages.tools[0].parameters: at /properties/user/maximum: ")
+
+
+@pytest.mark.parametrize("other", [{"items": 5}, {"additionalProperties": "x"}, {"anyOf": [1]}])
+def test_a_subschema_that_is_no_schema_is_refused_by_its_path(other: dict[str, Any]) -> None:
+    (keyword,) = other
+    assert refusal(other).startswith(f"at /{keyword}")
+    assert refusal({"properties": {"a": {"const": BIG}, "b": other}}).startswith(f"at /properties/b/{keyword}")
+
+
+def test_an_error_of_the_library_shows_no_generated_lark() -> None:
+    message = refusal({"properties": {"a": {"const": BIG}, "b": {"format": "ean"}}})
+    assert "ean" in message
+    assert "%json" not in message
 
 
 def test_a_number_within_a_grammar_is_refused_by_its_path() -> None:

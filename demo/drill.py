@@ -130,9 +130,9 @@ def _expect(is_so: bool, what: str) -> None:
 def drill_services(data_dir: Path, model: Path, **changes: Any) -> LocalServices:
     """Services on free ports, of which the generation service has a fault that a file switches on."""
     free = dict.fromkeys(("generation_port", "ledger_port", "auditor_port", "registry_port"), 0)
-    flags = ("--halt-poll-seconds=0.1", "--no-auto-discover")
-    settings: dict[str, Any] = {**free, "generation_module": "demo.faulty_server", "generation_flags": flags}
-    return LocalServices(data_dir, model, **(settings | changes))
+    settings = {"halt_poll_seconds": 0.1, "no_auto_discover": True}
+    given: dict[str, Any] = {**free, "generation_module": "demo.faulty_server", "generation_settings": settings}
+    return LocalServices(data_dir, model, **(given | changes))
 
 
 def _kolm_of(services: LocalServices) -> Kolm:

@@ -44,7 +44,7 @@ def main() -> int:
     with _data_dir(options.data_dir) as data_dir:
         services = LocalServices(
             data_dir, options.model, generation_port=0, ledger_port=0, auditor_port=0, audit_rate=1.0,
-            generation_flags=_flags(options.head, options.store),
+            generation_settings=_settings(options.head, options.store),
         )  # fmt: skip
         code = _run(services, console, options)
     if code == _OK:
@@ -107,9 +107,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _flags(head: Path, store: Path) -> tuple[str, ...]:
-    heads = ("--head", f"{head.parent}/{head.name}") if (head / "config.json").is_file() else ()
-    return heads + (("--shared-datastore", str(store)) if (store / "manifest.json").is_file() else ())
+def _settings(head: Path, store: Path) -> dict[str, object]:
+    heads = {"head": f"{head.parent}/{head.name}"} if (head / "config.json").is_file() else {}
+    return heads | ({"shared_datastore": store} if (store / "manifest.json").is_file() else {})
 
 
 def _ignore_further_signals() -> None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.engines import KINDS, conversations
@@ -118,8 +118,7 @@ class Stack:
 def running(folder: Path, model: str, *flags: str) -> Iterator[Stack]:
     """Both, answering; stopped at the end. `flags` are the generation server's."""
     services = LocalServices(
-        folder / "data", Path(model), generation_port=0, ledger_port=0, generation_flags=flags,
-        shared_flags=("--log-level", "error"),
+        folder / "data", Path(model), generation_port=0, ledger_port=0, shared_settings={"log_level": "error"},
     )  # fmt: skip
     services.trust_own_keys()
     with ExitStack() as stack:
@@ -129,7 +128,7 @@ def running(folder: Path, model: str, *flags: str) -> Iterator[Stack]:
             return stack.enter_context(serving(plan.name, command, plan.ready_file, plan.environment))
 
         ledger = start(services.ledger())
-        generation = start(services.generation(ledger.address))
+        generation = start(replace(services.generation(ledger.address), more=flags))
         token = token_file(services.data_dir, OWNER).read_text().strip()
         processes = {"ledger": ledger.process, "generation": generation.process}
         yield Stack(generation.address, ledger.address, token, processes)

@@ -28,7 +28,7 @@ def kolm(tmp_path: Path, model: Path, fault: Path) -> Iterator[Kolm]:
         model,
         audit_rate=1.0,
         generation_module="tests.e2e.width_dependent",
-        generation_flags=("--halt-poll-seconds=0.05",),
+        generation_settings={"halt_poll_seconds": 0.05},
         environment={"KOLM_TEST_FAULT": str(fault)},
     )
     with running(services) as kolm:

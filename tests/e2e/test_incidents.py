@@ -17,7 +17,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note, VerifierKey, verify_note
 from ledger.tree.checkpoint import Checkpoint
 from services.cli.up.local_services import Addresses, LocalServices
-from services.cli.up.supervisor import Plan, words
+from services.cli.up.supervisor import Plan
 from services.client import LedgerClient
 from tests.e2e.command import ENVIRONMENT, PATIENCE, ForkingSupervisor, Kolm, local_services, say, until
 from tests.mutations import replace
@@ -69,7 +69,7 @@ def test_a_full_disk_loses_nothing_and_needs_nothing_but_room(tmp_path: Path, mo
     services.trust_own_keys()
     database, state = tmp_path / "database", services.data_dir / "generation"
     log = services.ledger()
-    log = replace(log, flags=(*log.flags, f"--database-url=sqlite:///{database}/ledger.sqlite3"))
+    log = replace(log, more=(f"--database-url=sqlite:///{database}/ledger.sqlite3",))
     with (
         on_a_small_disk(log, database) as (ledger, ledger_disk),
         on_a_small_disk(services.generation(ledger), state) as (generation, own_disk),
@@ -101,11 +101,9 @@ ORIGIN = "kolm.local/ledger"
 def witnessed(services: LocalServices, policy: Path) -> Iterator[Kolm]:
     """The ledger of these services, which asks the witness of a policy all the time."""
     supervisor, plan = ForkingSupervisor(say), services.ledger()
-    flags = (*plan.flags, f"--witness-policy={policy}", "--witness-seconds=0.05")
+    asking = replace(plan, more=(f"--witness-policy={policy}", "--witness-seconds=0.05"))
     try:
-        yield Kolm(
-            Addresses("127.0.0.1:1", supervisor.start(replace(plan, flags=flags), PATIENCE), ""), services.data_dir
-        )
+        yield Kolm(Addresses("127.0.0.1:1", supervisor.start(asking, PATIENCE), ""), services.data_dir)
     finally:
         supervisor.stop(10.0)
 
@@ -129,10 +127,10 @@ def test_a_log_whose_disk_was_restored_is_found_out_by_its_witness(tmp_path: Pat
     log, policy, ready = (tmp_path / name for name in ("log.vkey", "policy", "witness.address"))
     log.write_text(VerifierKey(ORIGIN, key.public).to_text() + "\n")
     free = "127.0.0.1:0"
-    flags = words(data_dir=tmp_path / "w", logs=log, listen=free, ready_file=ready)
+    settings = {"data_dir": tmp_path / "w", "logs": log, "listen": free, "ready_file": ready}
     witness = ForkingSupervisor(say)
     try:
-        address = witness.start(Plan("witness", "services.witness", flags, free, ready), PATIENCE)
+        address = witness.start(Plan("witness", "services.witness", settings, free, ready), PATIENCE)
         vkey = (tmp_path / "w/vkey").read_text()
         policy.write_text(f"log {log.read_text()}witness w {vkey.strip()} http://{address}/\nquorum w\n")
         with witnessed(services, policy) as kolm:

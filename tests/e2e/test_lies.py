@@ -74,7 +74,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         generation_port=0,
         ledger_port=0,
         generation_module="tests.e2e.lying",
-        generation_flags=("--promise-seconds=0.001", f"--append-seconds={PATIENCE}"),
+        generation_settings={"promise_seconds": 0.001, "append_seconds": PATIENCE},
         environment={"OMP_NUM_THREADS": "1", "KOLM_TEST_LIES": str(lies)},
     )
     keys = {role: SigningKey.load_or_create(data / f"keys/{role}.pem", role) for role in ("log", "receipts", "auditor")}

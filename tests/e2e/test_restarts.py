@@ -79,8 +79,8 @@ def test_no_receipt_is_lost_or_doubled_by_restarts_under_load(tmp_path: Path, mo
     services = replace(
         local_services(tmp_path / "data", model),
         generation_port=int(known_port()), ledger_port=int(known_port()),
-        shared_flags=("--log-level", "error"),
-        generation_flags=("--grace-seconds", "0.2", "--halt-poll-seconds", "0.2"),
+        shared_settings={"log_level": "error"},
+        generation_settings={"grace_seconds": 0.2, "halt_poll_seconds": 0.2},
     )  # fmt: skip
     services.trust_own_keys()
     token = token_file(services.data_dir, OWNER).read_text().strip()

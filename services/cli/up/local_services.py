@@ -15,11 +15,12 @@ from ledger.durable_file import write_durably
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import run_folder
 from services.cli.trust import TrustedKey, trust_own
-from services.cli.up.supervisor import Plan, Supervisor, words
+from services.cli.up.supervisor import Plan, Settings, Supervisor
 from services.generation.state_folder import LOADING
 from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
+    from services.cli.up.up_options import EngineOptions
     from services.runtime.credentials import Role
 
 
@@ -35,27 +36,28 @@ _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 class LocalServices:
     """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
 
-    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front. `shared_flags` go to all. Metrics
-    are served from `metrics_port` on, a port for each service in the order of `_NAMES`; from 0, on free ones.
+    `explorer_port` None serves no auditor's page, `http_port` None no OpenAI front. All services have the
+    `shared_settings`. Metrics are served from `metrics_port` on, a port for each service in the order of `_NAMES`; from
+    0, on free ones. With an `engine`, that one computes in place of kolm's own.
     """
 
     data_dir: Path
-    model: Path | None  # the weights of another engine, if they are at hand
+    model: Path | None  # the weights of the engine, if they are at hand
     host: str = "127.0.0.1"
     generation_port: int = 50051
     ledger_port: int = 50052
     auditor_port: int = 50053
     registry_port: int = 50054
     audit_rate: float = 1.0
-    auditor_flags: tuple[str, ...] = ()
+    auditor_settings: Settings = field(default_factory=dict)
     generation_module: str = "services.generation"
-    generation_flags: tuple[str, ...] = ()
+    generation_settings: Settings = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     explorer_port: int | None = None
     http_port: int | None = None
-    shared_flags: tuple[str, ...] = ()
+    shared_settings: Settings = field(default_factory=dict)
     metrics_port: int | None = None
-    engine_flags: tuple[str, ...] = ()  # of another engine, which computes instead of ours
+    engine: EngineOptions | None = None
 
     def check_model(self) -> None:
         """Before anything is made or started. Raises UsageError for what cannot be served, by its files' headers."""
@@ -66,12 +68,12 @@ class LocalServices:
         try:
             check_headers(self.model)
         except TargetError as error:
-            raise UsageError(f"{'--weights' if self.engine_flags else '--model'}: {error}") from error
+            raise UsageError(f"{'--weights' if self.engine else '--model'}: {error}") from error
 
     @property
     def named_model(self) -> str:
-        """What computes, in words."""
-        return f"{self.engine_flags[1]} at {self.engine_flags[3]}" if self.engine_flags else str(self.model)
+        """The engine and its address, or the model of kolm's own."""
+        return f"{self.engine.engine} at {self.engine.plain_url}" if self.engine else str(self.model)
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
         """The user of these services trusts their keys, and lets them call each other: keys and tokens are made and
@@ -91,7 +93,7 @@ class LocalServices:
     @property
     def front_is_within(self) -> bool:
         """Whether the front runs in the generation service's process (`services.cli.up.with_front`)."""
-        return self.http_port is not None and bool(self.engine_flags)
+        return self.http_port is not None and self.engine is not None
 
     @property
     def local_token(self) -> Path:
@@ -109,9 +111,9 @@ class LocalServices:
         return self._plan(
             "generation",
             self.generation_port,
-            (*self.generation_flags, *self.engine_flags),
+            self.generation_settings if self.engine is None else {**self.generation_settings, **self.engine.settings()},
             module=self.generation_module,
-            model=None if self.engine_flags else self.model,
+            model=None if self.engine else self.model,
             ledger=ledger,
             state_dir=self.data_dir / "generation",
             keys_dir=self.data_dir / "keys",
@@ -123,7 +125,7 @@ class LocalServices:
         return self._plan(
             "auditor",
             self.auditor_port,
-            self.auditor_flags,
+            self.auditor_settings,
             data_dir=self.data_dir,
             ledger=ledger,
             rate=self.audit_rate,
@@ -139,23 +141,22 @@ class LocalServices:
         return self._plan("http", self.http_port, generation=generation, trusted_keys=trusted, explorer_url=page)
 
     def _plan(
-        self, name: str, port: int | None, more: tuple[str, ...] = (), *, module: str | None = None, **flags: object
+        self, name: str, port: int | None, more: Settings | None = None, *, module: str | None = None, **own: object
     ) -> Plan:
         """The plan of a service, with its token, if it calls others, and the file of its permitted callers."""
         ready_file = run_folder(self.data_dir) / f"{name}.address"
         listens_at = f"{self.host}:{port}"
-        given = words(
-            **flags,
-            listen=listens_at,
-            ready_file=ready_file,
-            principals=principals_file(self.data_dir),
-            token_file=token_file(self.data_dir, name) if name in SERVICE_ROLES else None,
-            metrics_port=self.metrics_ports.get(name),
-        )
+        usual = {
+            "listen": listens_at,
+            "ready_file": ready_file,
+            "principals": principals_file(self.data_dir),
+            "token_file": token_file(self.data_dir, name) if name in SERVICE_ROLES else None,
+            "metrics_port": self.metrics_ports.get(name),
+        }
+        settings = {**own, **usual, **(more or {}), **self.shared_settings}
+        loading = {LOADING: str(ready_file.parent)}  # the auditor lets the server of this folder load first
         module = module or f"services.{name}"
-        flags_ = (*given, *more, *self.shared_flags)
-        own = {LOADING: str(ready_file.parent)}  # the auditor lets the server beside it load first, and no other
-        return Plan(name, module, flags_, listens_at, ready_file, {**own, **self.environment})
+        return Plan(name, module, settings, listens_at, ready_file, {**loading, **self.environment})
 
     @property
     def metrics_ports(self) -> dict[str, int]:
@@ -222,7 +223,7 @@ def bring_up(
 def _with_front(generation: Plan, front: Plan) -> Plan:
     """One process for both, which is ready when both are."""
     front.ready_file.unlink(missing_ok=True)
-    return replace(generation, module="services.cli.up.with_front", flags=(*generation.flags, "--", *front.flags))
+    return replace(generation, module="services.cli.up.with_front", more=("--", *front.flags))
 
 
 @contextmanager

@@ -9,11 +9,12 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledger.durable_file import write_durably
 from ledger.encoding.text_forms import moved, timestamp
 from ledger.errors import LedgerError
+from services.cli.up.supervisor import words
 from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
@@ -183,18 +184,14 @@ _SECONDS = 10.0
 
 def audit_flags(services: LocalServices) -> tuple[str, ...]:
     """The flags of `kolm audit run` with the model that these services have, but for its adapters."""
-    flags = [*services.auditor_flags]
-    while "--adapter" in flags:
-        at = flags.index("--adapter")
-        del flags[at : at + 2]
-    return (*(() if services.model is None else ("--model", _named(services.model))), *flags)
+    settings = {name: value for name, value in services.auditor_settings.items() if name != "adapter"}
+    return words(model=None if services.model is None else _named(services.model), **settings)
 
 
 def adapter_words(services: LocalServices) -> tuple[str, ...]:
     """NAME=DIR of each adapter, from any folder."""
-    flags = services.auditor_flags
-    words = (flags[at + 1].partition("=") for at, flag in enumerate(flags) if flag == "--adapter")
-    return tuple(f"{name}={Path(folder).resolve()}" for name, _, folder in words)
+    given: Any = services.auditor_settings.get("adapter") or ()
+    return tuple(f"{name}={Path(folder).resolve()}" for name, _, folder in (each.partition("=") for each in given))
 
 
 def _named(model: Path) -> str:
@@ -210,14 +207,14 @@ def _named(model: Path) -> str:
 
 def _line(waits: Waiting, model: ServedModel | None, data_dir: Path) -> str:
     """What waits, and the command that replays it; `model` is None where the folder does not remember it."""
-    words = [*(model.flags if model else ("--model", "MODEL"))]
+    flags = [*(model.flags if model else ("--model", "MODEL"))]
     adapter = waits.adapter_cid and (model.adapters.get(waits.adapter_cid, "NAME=DIR") if model else "NAME=DIR")
-    if adapter and adapter not in words:
-        words += ["--adapter", adapter]
+    if adapter and adapter not in flags:
+        flags += ["--adapter", adapter]
     whose = f"the adapter {adapter} ({waits.adapter_cid})" if adapter and model else "another model"
     named = f"{model.name}, {waits.base_cid}" if model else waits.base_cid
     plural = "receipt" if waits.count == 1 else "receipts"
-    command = shlex.join(["kolm", "audit", "run", *words, "--data-dir", str(data_dir)])
+    command = shlex.join(["kolm", "audit", "run", *flags, "--data-dir", str(data_dir)])
     return (
         f"{waits.count} {plural} of {whose} ({named}) await an audit, which this auditor leaves to one that has the "
         f"model until their time is up: `{command}`, beside these services, replays them"

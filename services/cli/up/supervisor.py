@@ -30,6 +30,9 @@ Line = Callable[[str, str], None]
 Quiet = Callable[[str, float, str | None], None]
 """Takes the name of a service that has said nothing for a while, the seconds since its start, and its last line."""
 
+Settings = Mapping[str, object]
+"""Settings of a service by name; None and False are not set."""
+
 _LAST_LINES = 20
 _POLL_SECONDS = 0.05
 _QUIET_SECONDS = 4.0
@@ -66,15 +69,21 @@ class NotReady(Exception):
 class Plan:
     """How to start one service: `python -m <module> <flags>`. It writes host:port into `ready_file` when it serves.
 
-    `listens_at` is host:port as it is told; port 0 is a free one.
+    `settings` by name, as `words` writes them. `listens_at` is the host:port that it is given; port 0 is a free one.
+    `more` are words after the flags.
     """
 
     name: str
     module: str
-    flags: tuple[str, ...]
+    settings: Settings
     listens_at: str
     ready_file: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    more: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*words(**self.settings), *self.more)
 
 
 def words(**flags: object) -> tuple[str, ...]:

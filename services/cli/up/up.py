@@ -22,7 +22,7 @@ from services.cli.frame.exits import FAILED, Failed
 from services.cli.frame.output import print_json, stderr_console
 from services.cli.frame.values import expect_writable
 from services.cli.up import data_folder
-from services.cli.up.supervisor import NotReady, ServiceDied, StopRequested, Supervisor, words
+from services.cli.up.supervisor import NotReady, ServiceDied, Settings, StopRequested, Supervisor
 from services.cli.up.up_options import (
     ENGINE,
     LISTEN,
@@ -72,9 +72,10 @@ class ServiceOptions:
     ] = None
     log_format: Annotated[Literal["text", "json"], Option(help="Lines as text or JSON.")] = "text"
 
-    def flags(self, *, insecure: bool) -> tuple[str, ...]:
+    def settings(self, *, insecure: bool) -> Settings:
+        """Settings of every service."""
         log_format = None if self.log_format == "text" else self.log_format
-        return words(insecure=insecure, config=self.config, log_level=self.log_level, log_format=log_format)
+        return {"insecure": insecure, "config": self.config, "log_level": self.log_level, "log_format": log_format}
 
 
 SERVICES = ServiceOptions()
@@ -93,9 +94,9 @@ def up(
     from services.cli.up.local_services import LocalServices
 
     data_folder.expect_unused(data_dir)
-    engine = other.flags()
-    own, found = served.server_flags(), {} if engine else served.adapters_beside()
-    same = served.auditor_flags(found)
+    engine = other.checked()
+    own, found = served.server_settings(), {} if engine else served.adapters_beside()
+    same = served.shared_settings(found)
     listen.check_host()
     services = LocalServices(
         data_dir,
@@ -108,11 +109,11 @@ def up(
         explorer_port=listen.page(),
         http_port=listen.front(),
         audit_rate=audit_rate,
-        auditor_flags=(*same, *other.auditor_flags()),
-        generation_flags=(*same, *own),
-        shared_flags=every.flags(insecure=listen.insecure),
+        auditor_settings={**same, **other.auditor_settings()},
+        generation_settings={**same, **own},
+        shared_settings=every.settings(insecure=listen.insecure),
         metrics_port=every.metrics_port,
-        engine_flags=engine,
+        engine=engine,
     )
     if every.config is not None:
         Configuration.read(every.config).refuse_what_up_sets(services.plans())
@@ -251,7 +252,7 @@ class UpReporter:
         some = f"the auditor replays {services.audit_rate:.0%} of the receipts, {rest}"
         replays = all_of_them if services.audit_rate >= 1.0 else some
         asked = "the auditor asks the engine again with speculation off, and passes along outputs if it has --weights"
-        self.log_line(asked if services.engine_flags else replays)
+        self.log_line(asked if services.engine else replays)
 
 
 def _first_request(services: LocalServices) -> str:

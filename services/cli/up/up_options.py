@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.pull import pulled_model
 from services.cli.frame.values import expect_folder, expect_no_hub, named_adapters
-from services.cli.up.supervisor import Plan, words
+from services.cli.up.supervisor import Plan, Settings, words
 from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER
 
 if TYPE_CHECKING:
@@ -181,17 +180,18 @@ class ServedOptions:
 
         return {} if self.adapter or not self.auto_discover else adapters_beside(self.model)
 
-    def auditor_flags(self, found: dict[str, Path]) -> tuple[str, ...]:
-        """Flags that the auditor and the server share; `found` are adapters that were not named."""
-        return words(
-            adapter=[f"{name}={folder}" for name, folder in (named_adapters(self.adapter or ()) or found).items()],
-            context_length=self.context_length,
-            cache_dtype=self.cache_dtype,
-            arithmetic=self.arithmetic,
-        )
+    def shared_settings(self, found: dict[str, Path]) -> Settings:
+        """Settings that the auditor and the server share; `found` are adapters that were not named."""
+        adapters = (named_adapters(self.adapter or ()) or found).items()
+        return {
+            "adapter": [f"{name}={folder}" for name, folder in adapters],
+            "context_length": self.context_length,
+            "cache_dtype": self.cache_dtype,
+            "arithmetic": self.arithmetic,
+        }
 
-    def server_flags(self) -> tuple[str, ...]:
-        """Flags of the generation service alone. Raises UsageError for folders that are missing."""
+    def server_settings(self) -> Settings:
+        """Settings of the generation service alone. Raises UsageError for folders that are missing."""
         for store in self.shared_datastore or ():
             expect_folder("--shared-datastore", store, STORE_FOLDER)
         for head in self.head or ():
@@ -199,7 +199,7 @@ class ServedOptions:
             if "/" in head:
                 expect_folder("--head", Path(head), HEAD_FOLDER)
         own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")
-        return words(no_auto_discover=not self.auto_discover, **{name: getattr(self, name) for name in own})
+        return {"no_auto_discover": not self.auto_discover} | {name: getattr(self, name) for name in own}
 
     def check_parts(self, found: dict[str, Path]) -> None:
         """Holds what goes with the model against it, by small files; `found` are adapters that were not named. Raises
@@ -253,20 +253,22 @@ class EngineOptions:
         Option(metavar="NAME=VALUE", help="A flag of it that changes numbers, for its profile; may be repeated."),
     ] = None
 
-    def flags(self) -> tuple[str, ...]:
-        """Flags of the generation service. Raises UsageError where one is missing."""
-        given = {field: value for field in self.__slots__ if (value := getattr(self, field)) is not None}
+    def checked(self) -> EngineOptions | None:
+        """These options, None if no engine is named. Raises UsageError if one of them is missing."""
+        given = self.settings()
         if self.engine is None and given:
             raise UsageError(f"--{next(iter(given)).replace('_', '-')} goes with --engine vllm, sglang or llama-server")
         if self.engine is not None and self.plain_url is None:
             raise UsageError(f"--engine {self.engine} needs --plain-url, that engine with speculation off")
-        return words(**given)
+        return None if self.engine is None else self
 
-    def auditor_flags(self) -> tuple[str, ...]:
-        """Flags of the auditor, which asks the plain one again."""
-        if self.engine is None:
-            return ()
-        return words(engine=self.engine, plain_url=self.plain_url, engine_key_file=self.engine_key_file)
+    def settings(self) -> dict[str, Any]:
+        """Settings of the generation service."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+
+    def auditor_settings(self) -> Settings:
+        """Settings of the auditor, which asks the plain engine again."""
+        return {name: getattr(self, name) for name in ("engine", "plain_url", "engine_key_file")}
 
 
 ENGINE = EngineOptions()
@@ -296,10 +298,9 @@ class Configuration:
     def read(cls, path: Path) -> Configuration:
         """Raises UsageError with file and line for a name that nothing reads."""
         from services.runtime.settings import SettingsError, TomlTable
-        from services.runtime.usage import SERVICES
 
         try:
-            return cls({name: TomlTable.read(path, name, _settings(name).model_fields) for name in SERVICES})
+            return cls({name: TomlTable.read(path, name, kind.model_fields) for name, kind in _settings().items()})
         except SettingsError as error:
             raise UsageError(str(error)) from error
 
@@ -308,11 +309,11 @@ class Configuration:
         return {name: value for name, value in self.tables["generation"].values.items() if name in _SHARED}
 
     def refuse_what_up_sets(self, plans: Iterable[Plan]) -> None:
-        """Raises UsageError for a setting that a flag of its service's plan would win over, and for TLS."""
+        """Raises UsageError for a setting that its service's plan sets as well, and for TLS."""
         for plan in plans:
             table = self.tables[plan.name]
-            flags = {word[2:].partition("=")[0].replace("-", "_") for word in plan.flags if word.startswith("--")}
-            taken = flags - set(_SHARED) if plan.name == "generation" else flags
+            given = {name for name, value in plan.settings.items() if words(**{name: value})}
+            taken = given - set(_SHARED) if plan.name == "generation" else given
             for name in table.values:
                 if name.startswith("tls_"):
                     raise UsageError(f"{table.place(name)}: `kolm up` speaks no TLS", "`kolm serve` does")
@@ -322,9 +323,22 @@ class Configuration:
                     raise UsageError(f"{table.place(name)}: `kolm up` sets this itself", hint)
 
 
-def _settings(service: str) -> type[ServerSettings]:
-    from services.runtime.settings import ServerSettings
+def _settings() -> dict[str, type[ServerSettings]]:
+    """The settings of each service, by the name of its table."""
+    from services.auditor.settings import AuditorSettings
+    from services.explorer.settings import ExplorerSettings
+    from services.generation.settings import GenerationSettings
+    from services.http.settings import HttpSettings
+    from services.ledger.settings import LedgerSettings
+    from services.registry.settings import RegistrySettings
+    from services.witness.settings import WitnessSettings
 
-    module = import_module(f"services.{service}.settings")
-    found = (each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__)
-    return next(each for each in found if issubclass(each, ServerSettings))
+    return {
+        "generation": GenerationSettings,
+        "ledger": LedgerSettings,
+        "auditor": AuditorSettings,
+        "registry": RegistrySettings,
+        "explorer": ExplorerSettings,
+        "http": HttpSettings,
+        "witness": WitnessSettings,
+    }

@@ -112,8 +112,8 @@ def supervisor(lines: Lines) -> Iterator[Supervisor]:
 
 
 def plan(directory: Path, name: str, *flags: str) -> Plan:
-    ready = directory / f"{name}.address"
-    return Plan(name, "tests.integration.cli.stub_service", (f"--ready-file={ready}", *flags), "127.0.0.1:0", ready)
+    ready, module = directory / f"{name}.address", "tests.integration.cli.stub_service"
+    return Plan(name, module, {}, "127.0.0.1:0", ready, more=(f"--ready-file={ready}", *flags))
 
 
 def test_a_service_is_started_once_it_says_where(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:

@@ -8,6 +8,7 @@ import pytest
 from services.auditor.settings import AuditorSettings
 from services.cli.up.local_services import LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
+from services.cli.up.up_options import EngineOptions
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import LOADING
@@ -41,7 +42,7 @@ def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
     imported(tmp_path, "base")
     sizes = ("--context-length", "1024", "--cache-bytes", "2GiB")
     assert kolm("up", *FREE, "--model", tmp_path / "base", *sizes).code == 0
-    assert ran[0].generation_flags == sizes
+    assert set(sizes) < set(ran[0].generation("127.0.0.1:1").flags)
     settings = GenerationSettings.load(ran[0].generation("127.0.0.1:1").flags, environment={})
     assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)
 
@@ -62,8 +63,9 @@ def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[Loc
     for flags in ((), ("--no-auto-discover",)):
         assert kolm("up", *FREE, "--model", tmp_path / "base", *flags).code == 0
     with_it, without = ran
-    assert with_it.auditor_flags == with_it.generation_flags == ("--adapter", f"kind={adapter}")
-    assert (without.auditor_flags, without.generation_flags) == ((), ("--no-auto-discover",))
+    given = [each.auditor_settings["adapter"] for each in (with_it, without)]
+    assert given == [each.generation_settings["adapter"] for each in (with_it, without)]
+    assert given == [[f"kind={adapter}"], []]
     settings = GenerationSettings.load(without.generation("127.0.0.1:1").flags, environment={})
     assert settings.auto_discover is False
 
@@ -87,7 +89,7 @@ def test_a_toml_file_reaches_every_service_and_what_server_and_auditor_share_rea
     assert ports == [19092, 19093]
     flagged = ["--config", str(config), "--context-length", "64"]
     assert kolm("up", *FREE, *flagged).code == 0
-    assert ran[1].auditor_flags == ("--context-length", "64")
+    assert ran[1].auditor_settings["context_length"] == 64
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,7 @@ def test_a_toml_file_reaches_every_service_and_what_server_and_auditor_share_rea
         ("[generation]\nmax_sequnces = 4\n", "line 2: [generation] max_sequnces: "),
         ('[ledger]\n\nlisten = "127.0.0.1:1"\n', "line 3: [ledger] listen: "),
         ('[auditor]\nmodel = "base"\n', "[generation]"),
+        ("[auditor]\nrate = 0.5\n", "use --audit-rate"),
     ],
 )
 def test_what_a_toml_file_may_not_say_is_named_with_its_line(
@@ -200,9 +203,9 @@ def test_before_another_engine_the_front_is_within_the_generation_service(tmp_pa
                 place.write_text("127.0.0.1:50057\n")
             return super().address(plan, seconds)
 
-    engine = ("--engine", "vllm", "--plain-url", "http://127.0.0.1:8000")
+    engine = EngineOptions("vllm", "http://127.0.0.1:8000")
     supervisor = Starting()
-    services = LocalServices(tmp_path, None, explorer_port=50056, http_port=50057, engine_flags=engine)
+    services = LocalServices(tmp_path, None, explorer_port=50056, http_port=50057, engine=engine)
     addresses = bring_up(services, cast(Supervisor, supervisor))
     assert [plan.name for plan in supervisor.plans] == ["ledger", "registry", "generation", "auditor", "explorer"]
     generation = supervisor.plans[2]

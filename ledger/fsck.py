@@ -26,7 +26,7 @@ from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, LedgerError, ProofError, StoreDamaged
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.guard import check_extends, check_not_rolled_back
+from ledger.log.continuity import check_extends, check_not_rolled_back
 from ledger.log.store import Row, index_rows, leaf_row
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint
 from ledger.tree.entry import CHAIN_START, Entry, chained

@@ -31,6 +31,8 @@ CHECKS = (
     "The checkpoint is over exactly these entries",
 )
 
+_PIECE = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -148,8 +150,6 @@ class Piece:
 
 Spread = Callable[[Callable[[Piece], list[CheckedEntry]], Iterable[Piece]], Iterable[list[CheckedEntry]]]
 """`map`, or one like it that uses several processes; results in the order of the pieces."""
-
-_PIECE = 128
 
 
 class _Pieces:

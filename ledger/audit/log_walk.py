@@ -31,6 +31,8 @@ T = TypeVar("T")
 NOT_KEPT = Envelope(b"", "", ())
 """Stands for the envelopes that no rule looks at."""
 
+_SAMPLING, _PROMPT = Sampling(), PromptPart(1, "")
+
 
 class CheckedEntry(Struct, frozen=True, gc=False):  # made twice of each entry; a dataclass takes three times as long
     """One entry as far as it can be judged alone, which is most of the work; travels from one process to another.
@@ -62,9 +64,6 @@ def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:
         return CheckedEntry(leaf, entry.index, signers, refused=str(error))
     kept = entry.envelope if isinstance(document, (Draw, KeyEntry)) else NOT_KEPT
     return CheckedEntry(leaf, entry.index, signers, document, kept)
-
-
-_SAMPLING, _PROMPT = Sampling(), PromptPart(1, "")
 
 
 def for_the_walk(entry: CheckedEntry) -> CheckedEntry:

@@ -50,6 +50,9 @@ from ledger.witness.freshness import Freshness, quorum_time
 
 _SHOWN = 5  # entries that a line names
 
+_LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
+_OUTSIDE = "verdicts, halts and replaced keys may have been left out"
+
 
 def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
     """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is not an answer."""
@@ -94,11 +97,6 @@ def owed_in_words(found: Completeness) -> str:
     others = sum(found.outcomes.get(name, 0) for name in (SAME, CONSISTENT))
     whose += f"; {others} of another engine, which nothing says is exact" if others else ""
     return f"{verdicts}{whose}; {found.owed} owed and in time; as of {found.as_of}"
-
-
-_LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
-
-_OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
 
 class BundleChecks:

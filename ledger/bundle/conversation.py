@@ -27,6 +27,10 @@ from ledger.tree.entry import Entry
 _Words = Annotated[str, Meta(max_length=16 * 2**20)]
 """Four times the characters that the generation service takes as a prompt."""
 
+EARLIER_PROMPT = "the prompt was read as older servers did: markup that its texts spell became markup tokens"
+Receipts = Mapping[str, tuple[Receipt, Content | None]]
+"""Receipts by their id, each with its content if the bundle has it."""
+
 
 class Turn(Part, frozen=True):
     """A question and its answer, of which only a beginning was shown if somebody `interrupted` it.
@@ -83,9 +87,6 @@ def is_earlier_prompt(content: Content, sent: str | Sequence[SentTurn], reader: 
     return tuple(reader.earlier_prompt(sent)) == content.prompt_token_ids
 
 
-EARLIER_PROMPT = "the prompt was read as older servers did: markup that its texts spell became markup tokens"
-
-
 def is_answer(
     receipt: Receipt, content: Content, answer: str, reader: TextReader, *, interrupted: bool = False
 ) -> bool:
@@ -97,10 +98,6 @@ def is_answer(
     if interrupted:
         return text.startswith(answer)
     return text.startswith(answer + stop) if isinstance(stop, str) else text == answer
-
-
-Receipts = Mapping[str, tuple[Receipt, Content | None]]
-"""Receipts by their id, each with its content if the bundle has it."""
 
 
 def receipts_in(bundle: BundleFiles, receipt_ids: Collection[str]) -> Receipts:

@@ -16,6 +16,8 @@ from ledger.tree.entry import Entry
 from ledger.tree.tlog_proof import TlogProof
 from ledger.witness.tlog_policy import Policy, Witnessed
 
+_COSE_BEGINS = b"\xd2\x84"  # tag 18, an array of four
+
 
 @dataclass(frozen=True, slots=True)
 class ProvenEntry:
@@ -45,9 +47,6 @@ def prove_entry(proof: TlogProof, trust: Trust, evidence: Evidence | None = None
     if entry.index != proof.index:
         raise FormatError("tlog-proof", f"says entry {proof.index}, the entry says {entry.index}")
     return ProvenEntry(entry.index, kind_of(document), witnessed)
-
-
-_COSE_BEGINS = b"\xd2\x84"  # tag 18, an array of four
 
 
 @dataclass(frozen=True, slots=True)

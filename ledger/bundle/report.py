@@ -26,6 +26,9 @@ from ledger.witness.tlog_policy import Policy
 NOT_REACHED = "not reached"
 """The words of a report for a check that did not run because another one failed."""
 
+State = Literal["KEPT", "OPEN", "OVERDUE", "BROKEN"]
+"""OPEN: not due yet. OVERDUE: due by the verifier's clock, but the bundle may end before. BROKEN: proof of omission."""
+
 
 class NothingToCheck(Exception):
     """The message says why."""
@@ -33,10 +36,6 @@ class NothingToCheck(Exception):
 
 class NotReached(Exception):
     """A check that this one needs has failed before."""
-
-
-State = Literal["KEPT", "OPEN", "OVERDUE", "BROKEN"]
-"""OPEN: not due yet. OVERDUE: due by the verifier's clock, but the bundle may end before. BROKEN: proof of omission."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _LARGEST_LEVEL = 63
 _MOST_TILES = 2**55
 """Tiles of level 0 in the largest log that there can be (2^63 entries)."""
 
+_NO_TIME = "1970-01-01T00:00:00.000Z"
+
 
 @dataclass(frozen=True, slots=True)
 class TilePath:
@@ -247,9 +249,6 @@ class TileFolder:
                     shutil.rmtree(self._folder / f"{file.path}.p", ignore_errors=True)
         except OSError as error:
             raise StoreError(f"cannot write tiles to {self._folder}: {error.strerror}") from None
-
-
-_NO_TIME = "1970-01-01T00:00:00.000Z"
 
 
 @dataclass(frozen=True, slots=True)

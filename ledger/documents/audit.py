@@ -79,6 +79,14 @@ ACCUSATIONS = (DEVIATION, INCONSISTENT)
 NO_ANSWERS = (UNREPLAYABLE, UNSTABLE, UNCHECKED)
 """Outcomes that accuse nobody and are not a pass."""
 
+SHORT = 64
+"""Tokens that an output counts as at least, where a mean is taken: a single near tie is much of a shorter one."""
+
+_MARGIN_RATE, _MARGIN_ALLOWED = 4.0, 0.007
+_SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
+_MISSED_RATE, _MISSED_ALLOWED = 8.0, 0.003
+"""Steps of `Drift`: so much for what is above this. Calibrated as the thresholds are (docs/benchmarks.md)."""
+
 
 class ReferenceThresholds(Part, frozen=True):
     """The most that an honest output of another engine may have, before a reference pass calls it INCONSISTENT. The
@@ -176,15 +184,6 @@ class Deviation(Part, frozen=True):
     actual_margin: NotNegative | None = written(None)
     expected_logprob: Number | None = None
     actual_logprob: Number | None = None
-
-
-SHORT = 64
-"""Tokens that an output counts as at least, where a mean is taken: a single near tie is much of a shorter one."""
-
-_MARGIN_RATE, _MARGIN_ALLOWED = 4.0, 0.007
-_SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
-_MISSED_RATE, _MISSED_ALLOWED = 8.0, 0.003
-"""Steps of `Drift`: so much for what is above this. Calibrated as the thresholds are (docs/benchmarks.md)."""
 
 
 class Drift(Part, frozen=True):

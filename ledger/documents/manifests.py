@@ -24,6 +24,8 @@ CONFIG_TYPES, WEIGHTS_TYPES = (
 _MOST_LAYERS = 1024
 _MOST_WORDS = 256
 
+_Layer = Annotated[int, Meta(ge=0, le=_MOST_LAYERS)]
+
 
 class NamedFile(Part, frozen=True):
     """One file. `digest` is `sha256:<hex>` of its bytes, `size` their number."""
@@ -40,7 +42,6 @@ class NamedFile(Part, frozen=True):
 
 _Files = Annotated[tuple[NamedFile, ...], Meta(min_length=1, max_length=4096)]
 _WeightFiles = Annotated[tuple[NamedFile, ...], Meta(min_length=1, max_length=64)]
-_Layer = Annotated[int, Meta(ge=0, le=_MOST_LAYERS)]
 
 
 def _check_names(path: str, files: Iterable[NamedFile]) -> None:

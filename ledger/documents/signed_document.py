@@ -35,14 +35,6 @@ UNKNOWN = "unknown"
 
 _PAYLOAD_TYPE = re.compile(r"application/vnd\.(kolm\.[a-z][a-z0-9_]{0,63}\.v[0-9]{1,4})\+json")
 
-
-@dataclass(frozen=True, slots=True)
-class UnknownDocument:
-    """A document of a kind that this version does not know; `type` is its name, as `kolm.receipt.v1`."""
-
-    type: str
-
-
 _Known = (
     Receipt
     | Verdict
@@ -59,6 +51,15 @@ _Known = (
     | Expiry
     | EngineProfile
 )
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownDocument:
+    """A document of a kind that this version does not know; `type` is its name, as `kolm.receipt.v1`."""
+
+    type: str
+
+
 Document = _Known | UnknownDocument
 
 

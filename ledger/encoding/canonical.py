@@ -20,6 +20,17 @@ _MAX_SAFE_INTEGER = 2**53 - 1
 
 _write_plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")).encode
 
+_ODD_NUMBER = re.compile(rb'[:\[,](?<![^"]:)-?[0-9]+(?:(?<=[0-9]{16})|[eE]|\.(?:[0-9]*[eE]|0[\],}]))')
+"""A number that Python and ECMAScript may print differently: 16 digits or more, an exponent, a whole one with ".0".
+
+It is an item of an array or the value of a member. Found inside text too, where it costs a detour and changes nothing.
+"""
+
+_ENDS_ODDLY = (b".0,", b".0}", b".0]")
+_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
+_IS_ODD = (b"0e", *(before + 16 * b"0" for before in (b":", b",", b"[", b"-")))
+"""Where all digits are zeros and every E is small."""
+
 
 def canonical(value: object) -> bytes:
     """The canonical bytes of a JSON value: None, bool, int within ±(2^53 − 1), finite float, str, list, tuple, dict.
@@ -61,18 +72,6 @@ def parse_json(data: bytes, field: str = "document") -> Any:
 
 class _NotPlainError(Exception):
     """The fast way has no answer for these bytes."""
-
-
-_ODD_NUMBER = re.compile(rb'[:\[,](?<![^"]:)-?[0-9]+(?:(?<=[0-9]{16})|[eE]|\.(?:[0-9]*[eE]|0[\],}]))')
-"""A number that Python and ECMAScript may print differently: 16 digits or more, an exponent, a whole one with ".0".
-
-It is an item of an array or the value of a member. Found inside text too, where it costs a detour and changes nothing.
-"""
-
-_ENDS_ODDLY = (b".0,", b".0}", b".0]")
-_ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
-_IS_ODD = (b"0e", *(before + 16 * b"0" for before in (b":", b",", b"[", b"-")))
-"""Where all digits are zeros and every E is small."""
 
 
 def _parse_plain(data: bytes) -> Any:

@@ -37,6 +37,27 @@ MAX_TOKEN_ID = 2**32 - 1
 MAX_SEED = 2**64 - 1
 _LARGEST = 1.7976931348623157e308  # of all finite numbers
 
+Text = Annotated[str, Meta(min_length=1, max_length=256)]
+Reason = Annotated[str, Meta(min_length=1, max_length=2048)]
+Nonce = Annotated[str, Meta(min_length=1, max_length=128)]
+Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+NotNegative = Annotated[float, Meta(ge=0.0, le=_LARGEST)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""32 bytes; all bytes are base64 in a document."""
+
+_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`\Z")
+_MEMBER = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`")
+_FORM = re.compile(r"`str` matching regex .*\(\?#(.*)\)['\"]\Z", re.DOTALL)
+_SEED = re.compile(r"[1-9][0-9]{15,19}")
+_WHOLE_FLOAT = re.compile(rb"\.0(?<!-0\.0)(?=[,}\]])")  # canonical JSON writes -0.0 as 0; a literal first is found fast
+_INTEGERS, _FLOATS, _ANY = range(3)
+_PUNCTUATION = bytes.maketrans(b":[]{}", b",,,,,")
+_REST = bytes(set(range(256)) - set(b'",:[]{}eul'))  # true and false keep a letter more than an exponent
+
 
 def form(pattern: str, words: str) -> Meta:
     """The range of a member that is text of a form; `words` say in errors which."""
@@ -58,23 +79,6 @@ FileName = Annotated[
     str, form("[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "a plain name: 1 to 128 of letters, digits, '.', '_' and '-'")
 ]
 """No slash, no leading dot, no character with a meaning to a file system, a shell or a terminal."""
-Text = Annotated[str, Meta(min_length=1, max_length=256)]
-Reason = Annotated[str, Meta(min_length=1, max_length=2048)]
-Nonce = Annotated[str, Meta(min_length=1, max_length=128)]
-
-Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
-Positive = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
-TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
-Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
-NotNegative = Annotated[float, Meta(ge=0.0, le=_LARGEST)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
-"""32 bytes; all bytes are base64 in a document."""
-
-_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`\Z")
-_MEMBER = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`")
-_FORM = re.compile(r"`str` matching regex .*\(\?#(.*)\)['\"]\Z", re.DOTALL)
-_SEED = re.compile(r"[1-9][0-9]{15,19}")
 
 
 class Seed(int):
@@ -203,7 +207,6 @@ def packing(kind: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     return msgspec.msgpack.Encoder(enc_hook=_write_value).encode, reader.decode
 
 
-_WHOLE_FLOAT = re.compile(rb"\.0(?<!-0\.0)(?=[,}\]])")  # canonical JSON writes -0.0 as 0; a literal first is found fast
 _encode_sorted = msgspec.json.Encoder(enc_hook=_write_value, order="sorted").encode
 
 
@@ -243,11 +246,6 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
     except (msgspec.MsgspecError, UnicodeEncodeError):
         return None
     return value if (again if numbers == _INTEGERS else _WHOLE_FLOAT.sub(b"", again)) == data else None
-
-
-_INTEGERS, _FLOATS, _ANY = range(3)
-_PUNCTUATION = bytes.maketrans(b":[]{}", b",,,,,")
-_REST = bytes(set(range(256)) - set(b'",:[]{}eul'))  # true and false keep a letter more than an exponent
 
 
 def _has_odd_float(data: bytes) -> bool:

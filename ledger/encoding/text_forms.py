@@ -27,6 +27,8 @@ TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z"
 
 _TIME = re.compile(TIME)
 
+_LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999; an id has room for 891 years more
+
 
 def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
@@ -88,9 +90,6 @@ def new_receipt_id(time: datetime, randomness: bytes | None = None) -> str:
     value = milliseconds << 80 | 0x7 << 76 | (drawn >> 62 & 0xFFF) << 64 | 0b10 << 62 | drawn & (2**62 - 1)
     digits = f"{value:032x}"
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-
-
-_LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999; an id has room for 891 years more
 
 
 def time_of(receipt_id: str) -> datetime:

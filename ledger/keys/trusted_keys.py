@@ -30,6 +30,12 @@ MOST_SIGNATURES = 16
 
 _LINE = re.compile(r"([0-9]{1,2})(?: from ([0-9]{1,15}))?")
 
+RETIRED = "retired"
+"""Folder among the trusted keys for those that another key has replaced."""
+
+SCOPED = ("receipts",)
+"""The roles whose keys may be trusted for a part alone: receipts and promises say what they are about."""
+
 
 class Threshold(Protocol):
     """How many signatures are needed, index by index."""
@@ -76,13 +82,6 @@ def _step(line: str, path: Path) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= MOST_SIGNATURES:
         raise KeyFileError(f"{path}: expected a number of operators from 1 to {MOST_SIGNATURES}, got {line!r}")
     return int(match[2] or 0), int(match[1])
-
-
-RETIRED = "retired"
-"""Folder among the trusted keys for those that another key has replaced."""
-
-SCOPED = ("receipts",)
-"""The roles whose keys may be trusted for a part alone: receipts and promises say what they are about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note, check_key_name, note_key_id
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.guard import Guard, check_not_rolled_back
+from ledger.log.continuity import Guard, check_not_rolled_back
 from ledger.log.store import EntryStore, entries_from
 from ledger.log.tree_head import TreeHead
 from ledger.log.writer import LogState, LogWriter, OnWritten, ignore_times

@@ -26,7 +26,7 @@ from ledger.errors import (
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted, admit
-from ledger.log.guard import Guard
+from ledger.log.continuity import Guard
 from ledger.log.recovery import recover
 from ledger.log.store import EntryStore
 from ledger.log.tree_head import TreeHeadBoard

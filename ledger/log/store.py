@@ -17,6 +17,10 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.entry import Entry
 from ledger.tree.tile import Tile
 
+Row = Mapping[str, Any]
+SEGMENT = 2048
+"""Receipts whose texts and digests share a part of an index."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -213,9 +217,6 @@ def retentions_of(store: EntryStore) -> list[tuple[int, Retention]]:
     return [(index, document) for index, document in read if isinstance(document, Retention)]
 
 
-Row = Mapping[str, Any]
-
-
 def leaf_row(index: int, entry: bytes, envelope_digest: bytes, document: Document, chain: bytes) -> dict[str, Any]:
     """The row of table `leaves`; `chain` is the running hash with this entry."""
     name = kind_of(document)
@@ -228,10 +229,6 @@ def index_rows(index: int, document: Document) -> Iterator[tuple[str, dict[str, 
         yield "receipts", _receipt_row(index, document)
     if isinstance(document, Verdict):
         yield "verdicts", _verdict_row(index, document)
-
-
-SEGMENT = 2048
-"""Receipts whose texts and digests share a part of an index."""
 
 
 def indexable(text: str) -> str:

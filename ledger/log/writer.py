@@ -27,7 +27,7 @@ from ledger.documents.reference_rules import JudgedOutput, follow
 from ledger.errors import ChainError, Conflict, FormatError, LedgerError
 from ledger.keys.signer import Signer
 from ledger.log.admission import Admitted
-from ledger.log.guard import Guard
+from ledger.log.continuity import Guard
 from ledger.log.store import Batch, EntryStore, Record
 from ledger.log.tree_head import TreeHead
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint

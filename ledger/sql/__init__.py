@@ -1,1 +1,1 @@
-"""The ledger's store in SQL. The one part of `ledger` that imports SQLAlchemy."""
+"""The ledger's store in SQL; no other part of `ledger` imports SQLAlchemy."""

@@ -16,9 +16,10 @@ from ledger.sql.versions import check_guard_or_keys, make_guard_or_keys
 
 
 def connect(target: Path | str, purpose: str) -> Database:
-    """The one writer of a database: an SQLite file (a path, `sqlite:///…`) or `postgresql+psycopg://…`.
+    """Open a database as its only writer: an SQLite file (a path or `sqlite:///…`) or `postgresql+psycopg://…`.
 
-    `purpose` names the writer's lock: ledger and guard may share a PostgreSQL database. Raises StoreLocked, StoreError.
+    `purpose` names the writer's lock, because ledger and guard may share a PostgreSQL database. Raises StoreLocked,
+    StoreError.
     """
     url = _url(target)
     if url.database and url.drivername == "sqlite":
@@ -27,7 +28,7 @@ def connect(target: Path | str, purpose: str) -> Database:
 
 
 def connect_for_reading(target: Path | str) -> Database:
-    """The same without the right to write. Raises NotFound where there is no such file, StoreError."""
+    """Open a database without the right to write. Raises NotFound if there is no such file, StoreError."""
     url = _url(target)
     if url.database and url.drivername == "sqlite":
         return SqliteDatabase.open_for_reading(Path(url.database))
@@ -35,8 +36,8 @@ def connect_for_reading(target: Path | str) -> Database:
 
 
 def connect_with(target: Path | str, purpose: str, version: Table) -> Database:
-    """`connect` to a database of the tables beside `version`, which are made where missing: of revision 1, as are those
-    that have no number yet. Raises StoreLocked, StoreError, also for tables of a later version.
+    """`connect` to the database of a guard or of content keys, whose tables are made if missing; `version` is their
+    table of versions. Raises StoreLocked, OtherRevision, StoreError.
     """
     database = connect(target, purpose)
     try:
@@ -49,8 +50,8 @@ def connect_with(target: Path | str, purpose: str, version: Table) -> Database:
 
 
 def connect_for_reading_with(target: Path | str, version: Table, table: Table, otherwise: str) -> Database:
-    """`connect_for_reading`. Raises NotFound, StoreError, also for tables of a later version; without the table, the
-    error says `otherwise`.
+    """`connect_for_reading` to the database of a guard or of content keys. Raises NotFound, OtherRevision, StoreError;
+    the message of a database without `table` ends with `otherwise`.
     """
     database = connect_for_reading(target)
     try:

@@ -1,6 +1,4 @@
-"""Contents in SQL: the table `contents`, the keys that open its rows, in a database of their own that no backup has to
-hold, and how many bytes each tenant has, as they are kept.
-"""
+"""Contents in SQL: the table `contents`, and the keys that open its rows, in a database that backups leave out."""
 
 from __future__ import annotations
 
@@ -42,16 +40,16 @@ _FORGET = "DELETE FROM contents WHERE receipt_index IN ({})"
 _EMPTIED = select(contents.c.key_id, contents.c.receipt_index).where(
     contents.c.receipt_index.in_(select(erasures.c.receipt_index)), func.length(contents.c.sealed) == 0
 )
-"""The emptied contents among the few that were erased: a search among all contents would read them all."""
+"""The emptied contents among the few erased ones: a search among all contents would read every row."""
 
 _RESERVE = 1024
-"""Keys made in one transaction, beside the batches of entries once half of them are taken. Those left at the end are
-never used.
+"""Keys made in one transaction. When half of them are taken, a thread makes the next ones; unused keys are abandoned at
+the end of the process.
 """
 
 
 class SqlContentKeys:
-    """Made by `open` or `open_for_reading`, from a path or URL as `SqlEntryStore` is."""
+    """`content_seal.ContentKeys` on SQLite or PostgreSQL; `open` and `open_for_reading` take a path or URL."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -61,12 +59,12 @@ class SqlContentKeys:
 
     @classmethod
     def open(cls, target: Path | str) -> Self:
-        """Open for writing; tables and file are created where missing. Raises StoreLocked, StoreError."""
+        """Open for writing; tables and file are created if missing. Raises StoreLocked, StoreError."""
         return cls(connect_with(target, "content-keys", _version))
 
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
-        """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
+        """Open without the right to write, also while a ledger runs. Raises NotFound, StoreError."""
         return cls(connect_for_reading_with(target, _version, _keys, "holds no content keys of a ledger"))
 
     def take(self, count: int) -> Sequence[ContentKey]:
@@ -93,7 +91,7 @@ class SqlContentKeys:
         return None if row is None else ContentKey(row.key_id, row.key)
 
     def destroy(self, key_ids: Sequence[bytes]) -> None:
-        """The bytes of the keys are overwritten too, as far as the database can."""
+        """Delete keys, and overwrite their bytes if the database can."""
         if key_ids:
             with self._database.writing() as connection:
                 run(connection, _DESTROY.format(marks(key_ids)), *key_ids)
@@ -112,15 +110,16 @@ class SqlContentKeys:
 
 
 class SealedContents:
-    """Seals and unseals contents, and destroys the keys of those that are erased.
+    """Seals and unseals contents, and destroys the keys of erased ones.
 
-    The transaction of an erasure empties the row of a content. The key dies after it, so that an erasure that fails
-    costs no content, and beside what else has to reach the disk before anybody is told. The emptied row names the key
-    until then: where a crash comes between, `settle` finishes at the next start, or before the next write.
+    The transaction of an erasure empties the row of a content. Its key is destroyed after the transaction, so that an
+    erasure that fails costs no content, in a thread while the guard and the checkpoint are written, and before callers
+    get their answer. Until then the emptied row names the key: after a crash between the two, `settle` destroys the key
+    at the next start or before the next write.
     """
 
     def __init__(self, database: Database, keys: ContentKeys | None) -> None:
-        """Without `keys`, contents can be neither written nor read nor erased."""
+        """Without `keys`, contents cannot be written, read or erased."""
         self._database = database
         self._keys = keys
         self._unsettled = keys is not None
@@ -129,7 +128,7 @@ class SealedContents:
         self._emptied: list[int] = []
 
     def rows(self, records: Sequence[Record]) -> list[dict[str, Any]]:
-        """The rows of `contents` that some records add. Raises StoreError."""
+        """The rows of `contents` for some records. Raises StoreError."""
         given = [
             (record.index, record.document.receipt_id, record.content)
             for record in records
@@ -144,8 +143,8 @@ class SealedContents:
 
     @contextmanager
     def erasing(self, receipt_indexes: Sequence[int]) -> Iterator[None]:
-        """Around the transaction that empties the rows of these receipts. Their keys are gone once `destroyed` has
-        returned. Raises StoreError.
+        """Enclose the transaction that empties the rows of these receipts. Their keys are destroyed when `destroyed`
+        returns. Raises StoreError.
         """
         if not receipt_indexes:
             yield
@@ -159,11 +158,11 @@ class SealedContents:
         self._destroy(key_ids, receipt_indexes)
 
     def empty(self, connection: Connection, receipt_indexes: Sequence[int]) -> None:
-        """Empties contents in the transaction of their erasure."""
+        """Empty the rows of contents, in the transaction of their erasure."""
         run(connection, _EMPTY.format(marks(receipt_indexes)), b"", *receipt_indexes)
 
     def forget(self, connection: Connection) -> None:
-        """Delete the emptied rows of keys that are destroyed, in any later transaction."""
+        """Delete the emptied rows whose keys are destroyed, in any later transaction."""
         if self._emptied:
             run(connection, _FORGET.format(marks(self._emptied)), *self._emptied)
             self._emptied = []
@@ -181,7 +180,7 @@ class SealedContents:
         self._unsettled = False
 
     def destroyed(self) -> None:
-        """Returns once the keys of an erasure are destroyed. Raises StoreError where they could not be."""
+        """Wait until the keys of an erasure are destroyed. Raises StoreError if that failed."""
         if self._destroying is not None:
             (done, receipt_indexes), self._destroying = self._destroying, None
             for each in done:
@@ -195,7 +194,9 @@ class SealedContents:
         self._destroying = (destroyed, scrubbed), receipt_indexes
 
     def content(self, receipt_index: int) -> Content | None:
-        """None if it is missing, or its key was destroyed. Raises StoreError where it is damaged."""
+        """The content of a receipt; None if it is missing or its key is destroyed. Raises StoreError if it is
+        damaged.
+        """
         statement = select(contents.c.key_id, contents.c.sealed, receipts.c.receipt_id)
         joined = statement.join(receipts, receipts.c.index == contents.c.receipt_index)
         with self._database.reading() as connection:
@@ -213,7 +214,9 @@ class SealedContents:
             self._keys.check_held()
 
     def check_keys(self) -> None:
-        """Raises StoreError where contents are sealed and there is not one key: those were lost, or are elsewhere."""
+        """Raises StoreError if contents are sealed and the database of keys is empty: the keys were lost, or are
+        elsewhere.
+        """
         if self._keys is None or not self._keys.is_empty():
             return
         with self._database.reading() as connection:
@@ -221,8 +224,8 @@ class SealedContents:
             sealed = connection.execute(statement.limit(1)).first()
         if sealed is not None:
             raise StoreError(
-                "the ledger holds sealed contents, and its store of content keys is empty: it was lost, or is another "
-                "one. Bring it back. Where it is lost for good, no content of before can be read again: start once "
+                "the ledger holds sealed contents, and its database of content keys is empty: lost, or another "
+                "one. Bring it back. If it is lost for good, earlier contents can never be read again: start once "
                 "with --new-content-keys"
             )
 

@@ -1,4 +1,4 @@
-"""The contract of a database engine under a store; SQLite and PostgreSQL each keep it in a file of their own."""
+"""The contract of a database engine under a store, implemented by `sqlite` and `postgres`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from ledger.errors import StoreDamaged, StoreError
 
 
 class Database(Protocol):
-    """Transactions on one database. Every failure in them is raised as a StoreError."""
+    """Transactions on one database. Every failure is raised as a StoreError."""
 
     name: str
-    """The database in messages: a path, or a URL without its password."""
+    """The database's name in messages: a path, or a URL without its password."""
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """Statements that cannot write; each sees the last commit before it began. From any thread, many at once."""
+        """A connection for statements that cannot write; each sees the last commit before it began. From any thread,
+        and from several at the same time.
+        """
         ...
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows of one statement of the driver's that cannot write, "?" for each value; without SQLAlchemy, which
-        takes longer than SQLite does. Otherwise as within `reading`.
+        """The rows of one reading statement in the driver's SQL, with "?" for each value. It bypasses SQLAlchemy, which
+        takes longer than SQLite; otherwise as in `reading`.
         """
         ...
 
@@ -34,11 +36,10 @@ class Database(Protocol):
         ...
 
     def writing(self, *, durable: bool = True) -> AbstractContextManager[Connection]:
-        """A transaction that commits where the block ends and rolls back where it raises. One at a time.
+        """A transaction that commits at the end of the block and rolls back if the block raises. One at a time.
 
-        When a durable one has returned, it survives a power cut. One that is not durable survives a crash of
-        the process; a power cut may take it, whole and with all later ones. Raises StoreError where the
-        database was opened for reading.
+        A durable transaction survives a power cut once it has returned. Another one survives a crash of the process; a
+        power cut may take all of it, with all later ones. Raises StoreError if the database was opened for reading.
         """
         ...
 
@@ -48,13 +49,13 @@ class Database(Protocol):
         ...
 
     def check_held(self) -> None:
-        """Raises StoreReplaced where a file is not the one that was opened, StoreLocked where another process has the
-        writer's lock by now, StoreError. Takes no longer than a question to the database.
+        """Raises StoreReplaced if a file is not the opened one any more, StoreLocked if another process has taken the
+        writer's lock, StoreError. Takes no longer than a query.
         """
         ...
 
     def scrub(self, table: str) -> None:
-        """Overwrite the bytes of rows deleted from a table, as far as the database can."""
+        """Overwrite the bytes of rows deleted from a table, if the database can."""
         ...
 
     def close(self) -> None:
@@ -63,7 +64,7 @@ class Database(Protocol):
 
 
 def run(connection: Connection, statement: str, *values: Any) -> Any:
-    """The driver's cursor after a statement of its own, "?" for each value, past SQLAlchemy where that is SQLite's."""
+    """The driver's cursor after a statement in its own SQL, with "?" for each value. Bypasses SQLAlchemy on SQLite."""
     if connection.dialect.name == "sqlite":
         return connection.connection.driver_connection.execute(statement, values)  # type: ignore[union-attr]
     return connection.exec_driver_sql(statement.replace("?", "%s"), values)
@@ -71,11 +72,11 @@ def run(connection: Connection, statement: str, *values: Any) -> Any:
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Raises the errors of the database as StoreError."""
+    """Raise the errors of the database as StoreError."""
     try:
         yield
-    # sqlite3.Error: of a pragma, which goes to the driver. OverflowError: an index beyond 64 bits. UnicodeDecodeError:
-    # SQLite's words about a damaged schema quote its bytes.
+    # sqlite3.Error: from a pragma, which goes to the driver. OverflowError: an index beyond 64 bits.
+    # UnicodeDecodeError: SQLite's message about a damaged schema quotes its bytes.
     except (SQLAlchemyError, sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
         damaged = isinstance(error, UnicodeDecodeError) or _names_damage(cause)
@@ -84,5 +85,5 @@ def store_errors() -> Iterator[None]:
 
 
 def _names_damage(cause: BaseException) -> bool:
-    """SQLITE_CORRUPT and SQLITE_NOTADB, whose extended codes hold more in their upper bytes."""
+    """Whether an error is SQLITE_CORRUPT or SQLITE_NOTADB; the upper bytes of extended codes are ignored."""
     return getattr(cause, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

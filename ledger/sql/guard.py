@@ -1,4 +1,4 @@
-"""The guard on SQL: one small table, in a database of its own."""
+"""The guard in SQL: one small table in a separate database."""
 
 from __future__ import annotations
 
@@ -42,21 +42,19 @@ _SWAP = "UPDATE guard SET size = ?, root = ? WHERE origin = ? AND size = ? AND r
 
 
 class SqlGuard:
-    """`guard.Guard` on SQLite or PostgreSQL. Made by `open` or `open_for_reading`, from a path or
-    URL as `SqlEntryStore` is.
-    """
+    """`continuity.Guard` on SQLite or PostgreSQL; `open` and `open_for_reading` take a path or URL."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @classmethod
     def open(cls, target: Path | str) -> Self:
-        """Open for writing; table and file are created where missing. Raises StoreLocked, StoreError."""
+        """Open for writing; table and file are created if missing. Raises StoreLocked, StoreError."""
         return cls(connect_with(target, "guard", _version))
 
     @classmethod
     def open_for_reading(cls, target: Path | str) -> Self:
-        """Open without the right to write, beside a running ledger too. Raises NotFound, StoreError."""
+        """Open without the right to write, also while a ledger runs. Raises NotFound, StoreError."""
         return cls(connect_for_reading_with(target, _version, _guard, "is not a guard of a ledger"))
 
     def read(self, origin: str) -> Checkpoint | None:
@@ -75,7 +73,7 @@ class SqlGuard:
             with self._database.writing() as connection:
                 swapped = _swap(connection, old, new)
         except StoreError as error:
-            if isinstance(error.__cause__, IntegrityError):  # somebody else inserted the first head
+            if isinstance(error.__cause__, IntegrityError):  # another process inserted the first head
                 swapped = 0
             else:
                 raise
@@ -93,7 +91,7 @@ class SqlGuard:
 
 
 def _swap(connection: Connection, old: Checkpoint | None, new: Checkpoint) -> int:
-    """How many rows have changed: 1, or 0 where `old` is not there."""
+    """The number of rows that changed: 1, or 0 if the guard does not hold `old`."""
     if old is None:
         return connection.execute(_FIRST, {"origin": new.origin, "size": new.size, "root": new.root}).rowcount
     return int(run(connection, _SWAP, new.size, new.root, old.origin, old.size, old.root).rowcount)

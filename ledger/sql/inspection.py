@@ -1,4 +1,4 @@
-"""A database row by row, as it stood at one moment, for fsck: beside a running ledger too, damaged rows included."""
+"""A snapshot of a database, row by row, for fsck: also of a running ledger, and with damaged rows."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ class SqlInspection:
 
     @classmethod
     def open(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
-        """Open the databases of `SqlEntryStore.open_for_reading`; also a ledger with missing tables.
+        """Open the databases that `SqlEntryStore.open_for_reading` opens, also if tables are missing.
 
-        Raises NotFound, StoreDamaged where not even the schema can be read, StoreError where it is not a ledger.
-        """
+        Raises NotFound, StoreDamaged if the schema cannot be read, StoreError if the database is not a ledger."""
         database = connect_for_reading(target)
         connection = keys = None
         try:
@@ -83,7 +82,7 @@ class SqlInspection:
             statement = statement.where(key[0] >= first)
         if last is not None:
             statement = statement.where(key[0] <= last)
-        # Closed where the reader stops early, too: PostgreSQL has a cursor for it.
+        # Closed even if the reader stops early: PostgreSQL keeps a cursor for it.
         with store_errors(), closing(self._connection.execute(statement)) as found:
             for row in found:
                 yield dict(row._mapping)
@@ -129,7 +128,9 @@ class SqlInspection:
 
 
 def _check_is_ledger(connection: Connection, name: str) -> None:
-    """Raises StoreError where it is not a ledger of this version; a ledger that lost its table of versions passes."""
+    """Raises StoreError if the database is not a ledger of this version; a ledger without its table of versions
+    passes.
+    """
     there = inspect(connection)
     if there.has_table(version.name) or not there.has_table(leaves.name):
         check_revision(connection, name)

@@ -1,7 +1,6 @@
-"""From the tables of an earlier version to those of this one: step by step, in one transaction, nothing lost.
+"""Migration of an earlier version's tables to this version: step by step, in one transaction.
 
-What is signed is never touched: steps change columns, indexes and views beside the entries, and fill them from these.
-"""
+Signed bytes are never changed: steps change columns, indexes and views, and fill them from the entries."""
 
 from __future__ import annotations
 
@@ -31,10 +30,18 @@ from ledger.tree.entry import Entry
 
 _PAGE = 1000
 
+_RECEIPTS_AFTER = 'SELECT "index", entry FROM leaves WHERE kind = \'receipt\' AND "index" > ? ORDER BY "index" LIMIT ?'
+_PUT_COUNTS = (
+    "UPDATE receipts SET prompt_tokens = ?, output_tokens = ?, tokens_proposed = ?, tokens_accepted = ?, "
+    'target_passes = ? WHERE "index" = ?'
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One revision to the next. `change` is about tables alone, and `fill` writes what follows from the entries."""
+    """The step from one revision to the next: `change` alters tables, `fill` writes rows that follow from the
+    entries.
+    """
 
     to: int
     kolm: str
@@ -51,13 +58,6 @@ def _add_counts(ops: Operations) -> None:
     for name in ("tokens_proposed", "tokens_accepted", "target_passes"):
         ops.add_column("receipts", Column(name, place))
     ops.execute(AUDITED_RECEIPTS)
-
-
-_RECEIPTS_AFTER = 'SELECT "index", entry FROM leaves WHERE kind = \'receipt\' AND "index" > ? ORDER BY "index" LIMIT ?'
-_PUT_COUNTS = (
-    "UPDATE receipts SET prompt_tokens = ?, output_tokens = ?, tokens_proposed = ?, tokens_accepted = ?, "
-    'target_passes = ? WHERE "index" = ?'
-)
 
 
 def _fill_counts(connection: Connection) -> None:
@@ -80,12 +80,12 @@ STEPS = (
         fill=_fill_counts,
     ),
 )
-"""Rising, without a gap from `schema.OLDEST` on. A step is never changed once it was released."""
+"""By rising revision, without a gap from `schema.OLDEST` on. A released step is never changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a migration does: the revisions before and after it, its steps, and their SQL up to what Python fills in."""
+    """A migration: the revision before it, its steps, and their SQL without the values that `fill` computes."""
 
     database: str
     before: int
@@ -98,13 +98,13 @@ class Plan:
 
 
 def planned(target: Path | str) -> Plan:
-    """The steps to this version's tables; nothing is written, and a ledger may run. Raises NotFound, StoreError."""
+    """The steps to this version's tables; writes nothing, and a ledger may run. Raises NotFound, StoreError."""
     with closing(connect_for_reading(target)) as database, database.reading() as connection:
         return _plan(database, connection)
 
 
 def migrate(target: Path | str, *, backup: Path | None = None) -> Plan:
-    """Take the steps, all or none. With `backup`, an SQLite file is copied there first.
+    """Take all steps or none. With `backup`, an SQLite file is copied there first.
 
     Raises StoreLocked while a ledger runs on the database, StoreError, ChainError for an entry that is damaged.
     """
@@ -141,7 +141,7 @@ def _take(connection: Connection, plan: Plan) -> None:
         step.change(operations)
         step.fill(connection)
         connection.execute(update(version).values(revision=step.to, kolm=step.kolm))
-    connection.execute(update(fence).values(epoch=fence.c.epoch + 1))  # a writer of before never writes again
+    connection.execute(update(fence).values(epoch=fence.c.epoch + 1))  # earlier writers can never write again
 
 
 def _copy(database: Path, backup: Path) -> None:

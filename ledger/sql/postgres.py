@@ -15,7 +15,7 @@ from ledger.sql.database import run, store_errors
 
 _log = logging.getLogger(__name__)
 
-# How long to wait for the lock: the server may not have noticed yet that its last holder was killed.
+# The time to wait for the lock: the server may not have noticed yet that its last holder was killed.
 _PATIENCE = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', '0', true)"
 _LOCK = "SELECT pg_advisory_lock(hashtext('kolm'), hashtext(%s))"
 _LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL, Appendix A
@@ -43,7 +43,7 @@ class PostgresDatabase:
 
     @classmethod
     def open(cls, url: URL, purpose: str) -> Self:
-        """Open for writing. Raises StoreLocked where another session writes for this purpose, StoreError."""
+        """Open for writing. Raises StoreLocked if another session writes for this purpose, StoreError."""
         writer = _engine(url, 1, f"kolm-{purpose}-writer")
         lock = _Lock(url.render_as_string(hide_password=True), purpose)
         event.listen(writer, "connect", _wait_for_the_disk)
@@ -58,9 +58,7 @@ class PostgresDatabase:
 
     @classmethod
     def open_for_reading(cls, url: URL) -> Self:
-        """Open without the right to write, beside a running writer too. A database that is wrong raises
-        at the first query.
-        """
+        """Open without the right to write, also while a ledger runs. A wrong database raises at the first query."""
         return cls(url, _reading_engine(url), None)
 
     @property
@@ -68,7 +66,9 @@ class PostgresDatabase:
         return 0 if self._lock is None else max(0, self._lock.taken - 1)
 
     def check_held(self) -> None:
-        """Asks by the session that holds the lock. Where that one is gone, the pool makes another, which takes it."""
+        """Sends a query in the session that holds the lock. If that session is gone, the pool makes another, which
+        takes the lock.
+        """
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:
                 connection.execute(_ASK)
@@ -95,7 +95,7 @@ class PostgresDatabase:
             yield connection
 
     def scrub(self, table: str) -> None:
-        """Dead rows are given up for overwriting at once. The operator's WAL archive is not touched."""
+        """Vacuum the table, so that dead rows may be overwritten. The operator's WAL archive is not touched."""
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:
                 connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(f"VACUUM {table}")
@@ -110,8 +110,8 @@ class PostgresDatabase:
 
 
 class _Lock:
-    """The advisory lock of one purpose, held by the one session that writes. The end of the session ends its
-    transaction, too, so nothing can be committed without the lock. The next session takes the lock first.
+    """The advisory lock of one purpose, held by the session that writes. The end of the session ends its transaction,
+    so nothing can be committed without the lock. The next session takes the lock first.
     """
 
     def __init__(self, database: str, purpose: str) -> None:
@@ -120,7 +120,9 @@ class _Lock:
         self.taken = 0
 
     def take(self, connection: Any, _record: object) -> None:
-        """For each new session, past the end of the transaction. Raises StoreLocked where another one has the lock."""
+        """Take the lock in each new session, beyond the end of a transaction. Raises StoreLocked if another session has
+        it.
+        """
         try:
             with connection.cursor() as cursor:
                 cursor.execute(_PATIENCE)
@@ -133,7 +135,7 @@ class _Lock:
         self.taken += 1
         if self.taken > 1:
             _log.warning(
-                "the session that held the writer's lock of %s (%s) was lost; another one holds it now",
+                "lost the session with the writer's lock of %s (%s); a new session holds it",
                 self._database, self._purpose,
             )  # fmt: skip
 
@@ -155,7 +157,8 @@ def _engine(url: URL, pool_size: int, name: str) -> Engine:
         connect_args={
             "application_name": name,
             "connect_timeout": 10,
-            # A server that vanished without a FIN is noticed within 20 s, also by who only waits for its answer.
+            # A server that vanished without a FIN is noticed within 20 s, also by a connection that only waits for an
+            # answer.
             "tcp_user_timeout": 10_000,
             "keepalives_idle": 10,
             "keepalives_interval": 5,
@@ -166,7 +169,7 @@ def _engine(url: URL, pool_size: int, name: str) -> Engine:
 
 
 def _wait_for_the_disk(connection: Any, _record: object) -> None:
-    """Commits of the ledger wait at least for the server's own disk, under every default of the server."""
+    """Make commits of the ledger wait at least for the server's own disk, under every default of the server."""
     with connection.cursor() as cursor:
         cursor.execute(_DURABLE)
     connection.commit()
@@ -177,8 +180,8 @@ def _reading_engine(url: URL) -> Engine:
 
 
 def _unlock(writer: Engine) -> None:
-    """Left to the end of the session, the lock would still be held for a moment after `close` has returned."""
-    # Of a session that is gone, the lock is gone as well.
+    """Release the lock now: at the end of the session, it would be held for a moment after `close` has returned."""
+    # If the session is gone, so is the lock.
     with suppress(SQLAlchemyError, StoreError), writer.connect() as connection:
         connection.execute(_UNLOCK)
         connection.commit()

@@ -1,4 +1,4 @@
-"""Records as rows, columns back as bytes, and the lists of receipts and verdicts, as SQL."""
+"""Rows of records, bytes of columns, and the lists of receipts and verdicts in SQL."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ from ledger.sql.database import run
 from ledger.sql.schema import contents, leaves, receipts, verdicts
 from ledger.tree.entry import chained
 
+_ROWS = 256
+"""Rows of one INSERT. Each statement releases the interpreter's lock and has to get it back, so a statement for each
+row is slow.
+"""
+
+_EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
+_SHOWN = [receipts.c[each.name] for each in fields(ReceiptRow) if each.name in receipts.c]
+
 
 def entry_bytes(index: int, value: object) -> bytes:
-    """The bytes of an entry. ChainError, which names it, where a flipped bit turned the blob into something else."""
+    """The bytes of an entry. Raises ChainError if a flipped bit turned the blob into another type."""
     if not isinstance(value, bytes):
         raise ChainError(index, f"is damaged: the database returns {type(value).__name__}, not bytes")
     return value
@@ -35,8 +43,8 @@ def blob(value: object, what: str) -> bytes:
 
 
 def rows_of(records: Sequence[Record], running: bytes) -> Mapping[str, list[dict[str, Any]]]:
-    """All rows that some records add, but their contents, by table, the leaves first; `running` is the running hash
-    before them.
+    """The rows of some records by table, leaves first, without their contents; `running` is the running hash before
+    them.
     """
     rows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
@@ -48,12 +56,8 @@ def rows_of(records: Sequence[Record], running: bytes) -> Mapping[str, list[dict
     return rows
 
 
-_ROWS = 256
-"""Rows of one INSERT. Each statement gives up the interpreter's lock and has to get it back, so one a row is slow."""
-
-
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """INSERT of rows that have the same columns in the same order."""
+    """Insert rows that have the same columns in the same order."""
     for at in range(0, len(rows), _ROWS):
         some = rows[at : at + _ROWS]
         columns, values = ", ".join(f'"{name}"' for name in some[0]), f"({marks(some[0])})"
@@ -62,12 +66,8 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
 
 
 def marks(values: Collection[Any]) -> str:
-    """The places of these values in a statement of the driver's."""
+    """A "?" for each of these values."""
     return ", ".join("?" * len(values))
-
-
-_EQUAL = ("tenant", "method", "base_cid", "head_cid", "adapter_cid", "profile_cid")
-_SHOWN = [receipts.c[each.name] for each in fields(ReceiptRow) if each.name in receipts.c]
 
 
 def select_receipts(narrow: ReceiptFilter, after: int, limit: int, size: int) -> Select[Any]:
@@ -96,7 +96,7 @@ def select_receipts(narrow: ReceiptFilter, after: int, limit: int, size: int) ->
 def select_verdicts(
     receipt_id: str | None, outcome: str | None, after: int, limit: int, *, newest_first: bool
 ) -> Select[Any]:
-    """The columns of `store.VerdictRow`, in index order: rising from `after`, or falling."""
+    """The columns of `store.VerdictRow`, in index order: rising from `after`, or falling below it."""
     index = verdicts.c.index
     statement = select(verdicts, leaves.c.entry).join(leaves, leaves.c.index == index).limit(limit)
     if newest_first:
@@ -125,8 +125,8 @@ def select_expired(expiry: Expiry, limit: int | None) -> Select[Any]:
 def _found(
     names: Sequence[str], value: object, narrow: ReceiptFilter, after: int, size: int
 ) -> ColumnElement[bool]:  # fmt: skip
-    """Whether a receipt has the value in one of these columns, by their indexes, segment by segment. Questions of their
-    own: in one with other columns a database would rather read all receipts of a tenant.
+    """Whether a receipt has the value in one of these columns, by their indexes, segment by segment. These are
+    subqueries: combined with other columns, a database would read all receipts of a tenant instead.
     """
     start = max(after + 1, narrow.min_index or 0)
     end = size if narrow.max_index is None else min(size, narrow.max_index + 1)

@@ -1,11 +1,11 @@
-"""Tables of the ledger: made in an empty database, recognised in another, looked for in a damaged one.
+"""Tables of the ledger: made in an empty database, recognised in a used one, searched for in a damaged one.
 
-All but the entry bytes, the contents and the rows of expiries can be derived again.
-"""
+All rows can be derived again, except entry bytes, contents and the rows of expiries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from sqlalchemy import (
     BigInteger,
@@ -28,8 +28,8 @@ from ledger.sql.database import store_errors
 from ledger.sql.versions import found_revision, version_table
 
 REVISION, KOLM = 10, "0.1.0"
-"""The number of these tables, counted up where they change, and the first version of kolm that knows them. Each change
-is a step of `migration.STEPS`, too: from OLDEST on, every database is migrated.
+"""The revision of these tables, incremented when they change, and the first version of kolm that knows it. Each change
+has a step in `migration.STEPS`, so that every database from OLDEST on can be migrated.
 """
 
 OLDEST = 9
@@ -40,23 +40,24 @@ metadata = MetaData()
 version = version_table("ledger_version", metadata)
 
 _Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
+_key = partial(Column[int], primary_key=True, autoincrement=False)
 
 leaves = Table(
     "leaves",
     metadata,
-    Column("index", _Place, primary_key=True, autoincrement=False),
+    _key("index", _Place),
     Column("kind", String, nullable=False),
     Column("entry", LargeBinary, nullable=False),
     Column("envelope_digest", LargeBinary, nullable=False),
     Column("chain", LargeBinary, nullable=False),  # the running hash: `entry.chained`
-    Index("leaves_by_kind", "kind", "index"),  # a poll for some kinds reads from where it left off
+    Index("leaves_by_kind", "kind", "index"),  # a poll for some kinds continues after the last index
     CheckConstraint('"index" >= 0', name="leaves_index_is_not_negative"),
 )
 
 receipts = Table(
     "receipts",
     metadata,
-    Column("index", _Place, primary_key=True, autoincrement=False),
+    _key("index", _Place),
     Column("receipt_id", String, nullable=False, unique=True),
     Column("tenant", String, nullable=False),
     Column("request_id", String, nullable=False),
@@ -71,28 +72,28 @@ receipts = Table(
     Column("segment", _Place, nullable=False),
     Column("prompt_tokens", _Place, nullable=False, server_default="0"),
     Column("output_tokens", _Place, nullable=False, server_default="0"),
-    Column("tokens_proposed", _Place),  # null, all three, where another engine does not count
+    Column("tokens_proposed", _Place),  # null, as the next two, if another engine does not count
     Column("tokens_accepted", _Place),
     Column("target_passes", _Place),
     Index("receipts_by_tenant", "tenant", "index"),
     Index("receipts_by_method", "method", "index"),
 )
-# These would fall all over an index. In that of a segment they fall on few pages, which a batch writes once each,
-# however large the log is; a search looks into every segment (`queries.select_receipts`).
+# Random values would be spread over a whole index. Within a segment they fall on few pages, and a batch writes each of
+# them once, however large the log is. A search looks into every segment (`queries.select_receipts`).
 for _name in ("request_id", "prompt_commitment", "output_commitment"):
     Index(f"receipts_by_{_name}", receipts.c.segment, receipts.c[_name])
-for _name in ("head_cid", "adapter_cid"):  # null for most receipts: an index of the others costs the rest nothing
+for _name in ("head_cid", "adapter_cid"):  # null for most receipts, which a partial index leaves out
     _given = receipts.c[_name].is_not(None)
     Index(f"receipts_by_{_name}", receipts.c[_name], receipts.c.index, sqlite_where=_given, postgresql_where=_given)
 
-# Receipts are told apart by their ids, which begin with a time: digests would fall all over an index of them.
+# Receipts are unique by their ids, which begin with a time: their digests would be spread over the whole index.
 _no_receipt = leaves.c.kind != "receipt"
 Index("leaves_by_digest", leaves.c.envelope_digest, unique=True, sqlite_where=_no_receipt, postgresql_where=_no_receipt)
 
 verdicts = Table(
     "verdicts",
     metadata,
-    Column("index", _Place, primary_key=True, autoincrement=False),
+    _key("index", _Place),
     Column("receipt_id", String, nullable=False),
     Column("receipt_index", _Place, nullable=False),
     Column("outcome", String, nullable=False),
@@ -104,7 +105,7 @@ verdicts = Table(
 contents = Table(
     "contents",
     metadata,
-    Column("receipt_index", _Place, primary_key=True, autoincrement=False),
+    _key("receipt_index", _Place),
     Column("key_id", LargeBinary, nullable=False),
     Column("sealed", LargeBinary, nullable=False),
 )
@@ -113,30 +114,30 @@ contents = Table(
 erasures = Table(
     "erasures",
     metadata,
-    Column("receipt_index", _Place, primary_key=True, autoincrement=False),
+    _key("receipt_index", _Place),
     Column("erasure_index", _Place, nullable=False),
 )
-"""The entry that has erased a receipt's content. An expiry has a row for each content that it found there."""
+"""The entry that erased a receipt's content. An expiry has a row for each content that it erased."""
 
 tiles = Table(
     "tiles",
     metadata,
-    Column("level", Integer, primary_key=True, autoincrement=False),
-    Column("number", _Place, primary_key=True, autoincrement=False),
+    _key("level", Integer),
+    _key("number", _Place),
     Column("hashes", LargeBinary, nullable=False),
 )
 
 checkpoints = Table(
     "checkpoints",
     metadata,
-    Column("size", _Place, primary_key=True, autoincrement=False),
+    _key("size", _Place),
     Column("note", LargeBinary, nullable=False),
 )
 
 fence = Table(
     "fence",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    _key("id", Integer),
     Column("epoch", _Place, nullable=False),
     CheckConstraint("id = 0", name="fence_is_one_row"),
 )
@@ -154,8 +155,8 @@ AUDITED_RECEIPTS = (
     'LEFT JOIN verdicts v ON v."index" = (SELECT max(n."index") FROM verdicts n WHERE n.receipt_index = r."index") '
     'LEFT JOIN erasures e ON e.receipt_index = r."index"'
 )
-"""Receipts for people who ask in SQL: with tokens, acceptance, the newest verdict and the entry that erased the
-content. No column needs quotation marks. The ledger itself does not read it.
+"""Receipts for auditors who query in SQL: tokens, acceptance, the newest verdict and the entry that erased the content.
+No column needs quotation marks. The ledger itself does not read this view.
 """
 _VIEW = "audited_receipts"
 
@@ -166,7 +167,7 @@ _SQLITE = (
         for table in ("leaves", "checkpoints")
         for action in ("UPDATE", "DELETE")
     ),
-    # REPLACE deletes without firing a DELETE trigger, so a row that is in the way has to be refused at the INSERT.
+    # REPLACE deletes without firing a DELETE trigger, so the INSERT of a row that exists is refused.
     "CREATE TRIGGER leaves_refuse_replace BEFORE INSERT ON leaves "
     'WHEN NEW."index" <> (SELECT coalesce(max("index"), -1) + 1 FROM leaves) '
     "OR NEW.kind <> 'receipt' "
@@ -194,7 +195,7 @@ _TRIGGERS = {
 
 
 def make_tables(connection: Connection, name: str) -> None:
-    """Make the tables in a database that has none of them, in the connection's transaction: all of it or nothing.
+    """Make the tables in a database that has none of them, in the connection's transaction.
 
     `name` is the database's, for messages. Raises OtherRevision, StoreError.
     """
@@ -234,10 +235,10 @@ def check_revision(connection: Connection, name: str, oldest: int = REVISION) ->
 
 
 def missing_objects(connection: Connection) -> Iterator[str]:
-    """Tables, columns, indexes, views and triggers that the ledger makes and that are not there; in words.
+    """Descriptions of the missing tables, columns, indexes, views and triggers.
 
-    Definitions are not compared: somebody who changes one can change rows as well, which the entries tell. This is for
-    a copy that lost something on its way. Raises what the database raises.
+    Definitions are not compared: an attacker who changes one can change rows as well, and the entries reveal that. This
+    check is for a copy that lost an object. Raises the errors of the database.
     """
     there = inspect(connection)
     for table in metadata.sorted_tables:
@@ -265,6 +266,6 @@ def check_nothing_missing(connection: Connection, name: str) -> None:
         missing = next(missing_objects(connection), None)
     if missing is not None:
         raise StoreDamaged(
-            f"{name}: {missing}; `kolm ledger verify --depth quick` lists what else is, and nothing is written until "
-            "all is there"
+            f"{name}: {missing}; `kolm ledger verify --depth quick` lists all missing objects. Nothing is written "
+            "until they are restored"
         )

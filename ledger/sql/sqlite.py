@@ -17,13 +17,17 @@ from ledger.log.writer_lock import WriterLock
 from ledger.sql.database import store_errors
 
 BUSY_SECONDS = 10
-"""How long a read waits where somebody else checkpoints the WAL. The writer never waits: it holds the writer lock."""
+"""The time that a read waits while another connection checkpoints the WAL. The writer never waits: it holds the writer
+lock.
+"""
 
 _CACHE_KIB = 32 * 1024
-"""Pages that the writer keeps in memory. Digests and ids fall all over their indexes; 32 MiB hold those of 10^6."""
+"""Pages that the writer keeps in memory. Digests and ids are spread over their indexes; 32 MiB hold the indexes of 10^6
+entries.
+"""
 
 _PAGE_BYTES = 16 * 1024
-"""The size of a new database's pages. An entry takes 2 to 3 KiB, so that pages of 4 KiB are half empty."""
+"""The size of a new database's pages. An entry takes 2 to 3 KiB, so pages of 4 KiB would be half empty."""
 
 _WAL_PAGES = 1000
 """Pages after which the WAL goes into the database: with fewer, pages are copied more often."""
@@ -45,7 +49,7 @@ class SqliteDatabase:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open for writing; the file is created where missing, for its owner alone. Raises StoreLocked, StoreError."""
+        """Open for writing; the file is created if missing, with mode 0600. Raises StoreLocked, StoreError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -56,7 +60,7 @@ class SqliteDatabase:
 
     @classmethod
     def open_for_reading(cls, path: Path) -> Self:
-        """Open without the right to write, beside a running writer too. Raises NotFound where there is no such file."""
+        """Open without the right to write, also while a ledger runs. Raises NotFound if there is no such file."""
         if not path.is_file():
             raise NotFound(f"there is no ledger at {path}")
         return cls(path, _engine(path, 8, _prepare_reader), None, None)
@@ -93,7 +97,9 @@ class SqliteDatabase:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """The writer's connection, one thread's at a time. It is kept, as the pool takes longer than a transaction."""
+        """The writer's connection, for one thread at a time. It is kept, because the pool takes longer than a
+        transaction.
+        """
         if self._writer is None:
             raise StoreError("this ledger was opened for reading")
         with store_errors(), self._turn:
@@ -110,7 +116,7 @@ class SqliteDatabase:
                 not self._opened
             ):  # SQLite makes -wal and -shm for the first transaction, and keeps them while it is open
                 self._opened = {path: place for path in self._paths() if (place := _place(path)) is not None}
-            self.check_held()  # what was written into a file that is gone must not be acknowledged
+            self.check_held()  # a write into a deleted file must not be acknowledged
 
     def check_held(self) -> None:
         for path, place in self._opened.items():
@@ -140,8 +146,8 @@ class SqliteDatabase:
 
 
 def _place(path: str | Path) -> tuple[int, int] | None:
-    """Device and inode of a file; None where there is none. No descriptor of ours is opened: closing one would drop the
-    locks that SQLite has on the file.
+    """Device and inode of a file, None if there is no file. Opens no descriptor: closing it would drop SQLite's locks
+    on the file.
     """
     try:
         found = os.stat(path)
@@ -151,7 +157,7 @@ def _place(path: str | Path) -> tuple[int, int] | None:
 
 
 def _copies(place: tuple[int, int]) -> list[str]:
-    """Where Linux shows a file that this process has open, whatever has become of its name."""
+    """The path under which Linux shows a file that this process has open, even if its name is gone."""
     try:
         descriptors = [Path(f"/proc/{os.getpid()}/fd/{number}") for number in os.listdir("/proc/self/fd")]
     except OSError:
@@ -160,7 +166,9 @@ def _copies(place: tuple[int, int]) -> list[str]:
 
 
 def _create_private(path: Path) -> None:
-    """Prompts and outputs are in it. SQLite gives its -wal and -shm the same mode; a file that exists keeps its own."""
+    """Create a file with mode 0600, because prompts and outputs are in it. SQLite gives -wal and -shm the same mode; an
+    existing file keeps its own.
+    """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:

@@ -69,31 +69,33 @@ _EPOCH = {"sqlite": "SELECT epoch FROM fence", "postgresql": "SELECT epoch FROM 
 
 
 class Fence:
-    """The epoch of one writer. A lock can be lost without anybody noticing (a broken connection, a file system without
-    locks); the epoch is looked at inside the transaction that writes, so a stale writer can never write.
+    """The epoch of one writer. A lock can be lost unnoticed (a broken connection, a file system without locks). The
+    epoch is checked inside the transaction that writes, so a stale writer can never write.
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Begin a new epoch, in the connection's transaction; it shuts all earlier writers out at its commit."""
+        """Begin a new epoch in the connection's transaction, whose commit locks out all earlier writers."""
         connection.execute(update(fence).values(epoch=fence.c.epoch + 1))
         self.epoch = int(connection.execute(select(fence.c.epoch)).scalar_one())
 
     def touch(self, connection: Connection) -> None:
-        """Write the epoch again: a change of nothing that a database without room refuses as it would an entry."""
+        """Write the epoch again: it changes nothing, and a database without room refuses it as it would refuse an
+        entry.
+        """
         connection.execute(update(fence).values(epoch=self.epoch))
 
     def check(self, connection: Connection) -> None:
-        """Raises StoreLocked where a later epoch has begun; else none can begin before this transaction ends."""
+        """Raises StoreLocked if a later epoch has begun; otherwise none can begin before this transaction ends."""
         (epoch,) = run(connection, _EPOCH[connection.dialect.name]).fetchone()
         if epoch != self.epoch:
             raise StoreLocked(
-                f"another process has taken this ledger over (epoch {epoch}, this one wrote in {self.epoch}); "
+                f"another process has taken this ledger over (epoch {epoch}, this process has {self.epoch}); "
                 "run one ledger service for a database"
             )
 
 
 class SqlEntryStore:
-    """A ledger in an SQL database, under the contract of `store.EntryStore`. Made by `open` or `open_for_reading`."""
+    """`store.EntryStore` in an SQL database. Made by `open` or `open_for_reading`."""
 
     def __init__(self, database: Database, fence: Fence | None, contents: SealedContents) -> None:
         """`fence` is None if the database was opened for reading."""
@@ -272,8 +274,8 @@ class SqlEntryStore:
         self._database.close()
 
     def _erased(self, batch: Batch) -> Mapping[int, int]:
-        """The receipts whose contents a batch erases, each with the first entry that does. Those of the batch itself
-        are not among an expiry's.
+        """The receipts whose contents a batch erases, each with the first entry that erases it. An expiry does not
+        cover receipts of its own batch.
         """
         erased: dict[int, int] = {}
         for record in batch.records:
@@ -291,7 +293,7 @@ class SqlEntryStore:
         return dict(self._database.rows(statement, *values))
 
     def _value(self, statement: str, *values: int) -> Any:
-        """The one column of the one row, None without one."""
+        """The column of a statement's only row, None if there is no row."""
         found = self._database.rows(statement, *values)
         return found[0][0] if found else None
 
@@ -310,7 +312,7 @@ def _next_index(connection: Connection) -> int:
 
 
 def _chain_before(connection: Connection, batch: Batch) -> bytes:
-    """The running hash before a batch. Raises StoreError where it is not the next one."""
+    """The running hash before a batch. Raises StoreError if the batch is not the next one."""
     last, chain = run(connection, _LAST).fetchone() or (-1, CHAIN_START)
     expected = int(last) + 1
     indexes = [record.index for record in batch.records]

@@ -7,7 +7,7 @@ from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, ins
 from ledger.errors import OtherRevision
 
 GUARD_AND_KEYS = 1
-"""The revision of the tables of guards and content keys. Those of kolm 0.1.0 have no number and are the same."""
+"""The revision of the tables of guards and content keys. Kolm 0.1.0 made the same tables without a number."""
 
 
 def version_table(name: str, metadata: MetaData) -> Table:
@@ -36,7 +36,7 @@ def found_revision(connection: Connection, version: Table, newest: int, name: st
 
 
 def check_guard_or_keys(connection: Connection, version: Table, name: str) -> int | None:
-    """The revision of a guard's or of content keys' tables, None for those of kolm 0.1.0.
+    """The revision of a guard's or of content keys' tables, None for the unnumbered ones of kolm 0.1.0.
 
     There is one revision, so nothing is migrated. Raises OtherRevision for every other one.
     """

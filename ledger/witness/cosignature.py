@@ -21,6 +21,18 @@ from ledger.tree.merkle import HASH_BYTES
 _LATEST = 2**63 - 1
 _BYTES = 8 + 64
 
+PATH = "add-checkpoint"
+SEEN_PATH = "seen"
+"""Kolm's own, beside C2SP tlog-witness: the newest checkpoint that the witness has cosigned, as the log signed it."""
+
+SIZE_TYPE = "text/x.tlog.size"
+"""Content type of the answer 409: the tree size that the witness knows, a decimal and a newline."""
+
+MAX_REQUEST_BYTES = MAX_NOTE_BYTES + 64 * 64
+_MOST_HASHES = 63
+_OLD = re.compile("old (0|[1-9][0-9]{0,18})")
+_SIZE = re.compile(rb"(0|[1-9][0-9]{0,18})\n")
+
 
 def cosign(text: str, name: str, key: Signer, seconds: int) -> NoteSignature:
     """The signature line over a checkpoint's note text, made at POSIX time `seconds`. Raises FormatError."""
@@ -60,18 +72,6 @@ def cosigners(note: Note, witnesses: Iterable[VerifierKey]) -> Mapping[VerifierK
 
 def _message(text: str, seconds: int) -> bytes:
     return f"cosignature/v1\ntime {seconds}\n{text}".encode()
-
-
-PATH = "add-checkpoint"
-SEEN_PATH = "seen"
-"""Kolm's own, beside C2SP tlog-witness: the newest checkpoint that the witness has cosigned, as the log signed it."""
-SIZE_TYPE = "text/x.tlog.size"
-"""Content type of the answer 409: the tree size that the witness knows, a decimal and a newline."""
-
-MAX_REQUEST_BYTES = MAX_NOTE_BYTES + 64 * 64
-_MOST_HASHES = 63
-_OLD = re.compile("old (0|[1-9][0-9]{0,18})")
-_SIZE = re.compile(rb"(0|[1-9][0-9]{0,18})\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ledger.errors import GuardMissing, LedgerError, LogOfAnotherKey, RolledBack
 from ledger.keys.note import VerifierKey
 from ledger.keys.signer import Signer, open_signer
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.log.guard import check_continuity
+from ledger.log.continuity import check_continuity
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.sql.guard import SqlGuard

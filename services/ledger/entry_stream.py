@@ -22,6 +22,13 @@ from services.runtime.errors import (
     to_status,
 )
 
+MOST_ENTRIES = 1024
+"""Most entries of one request, and in work at once."""
+
+_MOST_BYTES = 4 * 1024 * 1024
+_THE_ENTRY = (InvalidArgument, AlreadyExists, PermissionDenied, Unauthenticated)
+"""Errors about one entry, after which the stream goes on. After any other error the next entry would fail too."""
+
 
 class Window:
     """Room for a number of entries and of bytes; a request larger than that gets in alone. On one event loop."""
@@ -49,14 +56,6 @@ class Window:
 
     def _fits(self, entries: int, size: int) -> bool:
         return self._entries + entries <= self._most_entries and self._bytes + size <= self._most_bytes
-
-
-MOST_ENTRIES = 1024
-"""Most entries of one request, and in work at once."""
-
-_MOST_BYTES = 4 * 1024 * 1024
-_THE_ENTRY = (InvalidArgument, AlreadyExists, PermissionDenied, Unauthenticated)
-"""Errors about one entry, after which the stream goes on. After any other error the next entry would fail too."""
 
 
 @dataclass(frozen=True, slots=True)

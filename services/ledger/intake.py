@@ -23,6 +23,23 @@ from services.runtime.errors import KolmError, PermissionDenied, without_frames
 
 _Value = TypeVar("_Value")
 
+Answer = Appended | LedgerError | KolmError
+"""The place and proof of an entry, or why it has none."""
+
+Submit = Callable[[ledger_pb2.AppendEntriesRequest], asyncio.Future[list[Answer]]]
+"""Takes a request; there will be an answer for each entry."""
+
+_LARGE_BYTES = 64 * 1024
+_THREADS = 2
+"""Threads that check entries. Ed25519 releases the interpreter for a third of that time."""
+
+_FOR_PROCESS = 16
+"""Entries of a request, or calls at once, that are checked in a process of their own: fewer take as long to get there.
+"""
+
+_Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
+_Checked = Admitted | KolmError | LedgerError
+
 
 class FutureBridge:
     """Turns futures of other threads into awaitables of one event loop.
@@ -81,25 +98,6 @@ class Growth:
     def announce(self) -> None:
         event, self._event = self._event, asyncio.Event()
         event.set()
-
-
-Answer = Appended | LedgerError | KolmError
-"""The place and proof of an entry, or why it has none."""
-
-
-Submit = Callable[[ledger_pb2.AppendEntriesRequest], asyncio.Future[list[Answer]]]
-"""Takes a request; there will be an answer for each entry."""
-
-
-_LARGE_BYTES = 64 * 1024
-_THREADS = 2
-"""Threads that check entries. Ed25519 releases the interpreter for a third of that time."""
-_FOR_PROCESS = 16
-"""Entries of a request, or calls at once, that are checked in a process of their own: fewer take as long to get there.
-"""
-
-_Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
-_Checked = Admitted | KolmError | LedgerError
 
 
 class Intake:

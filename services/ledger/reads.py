@@ -25,6 +25,9 @@ from services.runtime.access import caller
 from services.runtime.credentials import Principal
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 
+_BATCH = 256
+"""Entries of a watch that are read at once."""
+
 
 def answer_promise(
     reader: LedgerReader, key: Signer, envelope: bytes, caller: Principal
@@ -54,10 +57,6 @@ def _kept(reader: LedgerReader, head: TreeHead, promise: Promise) -> tuple[int |
                 found[receipt.sampling.choice] = row.index
         after = rows[-1].index
     return tuple(found.get(choice) for choice in range(promise.choices))
-
-
-_BATCH = 256
-"""Entries of a watch that are read at once."""
 
 
 class LogReads:

@@ -31,22 +31,31 @@ from ledger.witness.cosignature import MAX_REQUEST_BYTES, PATH, SEEN_PATH, SIZE_
 from ledger.witness.witness import Accusation, SeenTree, Witness
 from services.runtime.metrics import Metrics
 
-
-def watch(registry: CollectorRegistry, memory: SqliteWitnessMemory, logs: Collection[str]) -> None:
-    """Ask the memory about these logs, by origin, at each scrape."""
-    read = Metrics(registry).read
-    read("kolm_witness_cosigned_entries", lambda: {(log,): memory.latest(log).size for log in logs})
-    read("kolm_witness_forks", lambda: len(memory.accusations()))
-
-
 _log = logging.getLogger(__name__)
-
 _STATUS: tuple[tuple[type[LedgerError], int], ...] = (
     (FormatError, 400),
     (UnsignedCheckpoint, 403),
     (UnknownLog, 404),
     (Inconsistent, 422),
 )
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS latest
+    (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL, note BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS forks
+    (number INTEGER PRIMARY KEY, origin TEXT NOT NULL, size INTEGER NOT NULL, root BLOB NOT NULL, note BLOB NOT NULL,
+     against BLOB NOT NULL, UNIQUE (origin, size, root));
+"""
+
+_BUSY_SECONDS = 10.0
+_MOST_FORKS = 16
+"""Forks kept of one log. Each alone is proof; the disk is not for a log to fill."""
+
+
+def watch(registry: CollectorRegistry, memory: SqliteWitnessMemory, logs: Collection[str]) -> None:
+    """Ask the memory about these logs, by origin, at each scrape."""
+    read = Metrics(registry).read
+    read("kolm_witness_cosigned_entries", lambda: {(log,): memory.latest(log).size for log in logs})
+    read("kolm_witness_forks", lambda: len(memory.accusations()))
 
 
 def witness_app(witness: Witness, verifier_key: VerifierKey) -> Starlette:
@@ -107,18 +116,6 @@ def _refusal(error: LedgerError) -> Response:
         _log.error("cannot answer", exc_info=error)
         return PlainTextResponse("the witness's memory failed; ask again\n", 503)
     return PlainTextResponse(f"{error}\n", status)
-
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS latest
-    (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL, note BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS forks
-    (number INTEGER PRIMARY KEY, origin TEXT NOT NULL, size INTEGER NOT NULL, root BLOB NOT NULL, note BLOB NOT NULL,
-     against BLOB NOT NULL, UNIQUE (origin, size, root));
-"""
-_BUSY_SECONDS = 10.0
-_MOST_FORKS = 16
-"""Forks kept of one log. Each alone is proof; the disk is not for a log to fill."""
 
 
 class SqliteWitnessMemory:

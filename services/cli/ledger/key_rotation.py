@@ -164,7 +164,7 @@ def _next_to(path: Path) -> Path:
 
 def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Signer]) -> int:
     """Append the rotation, unless an interrupted run has done it. Returns its index."""
-    from ledger.log.guard import check_continuity
+    from ledger.log.continuity import check_continuity
     from ledger.log.sequencer import Sequencer
     from ledger.sql.guard import SqlGuard
     from ledger.sql.store import SqlEntryStore

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import cast
 
-from ledger.log.guard import Guard
+from ledger.log.continuity import Guard
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
 from ledger.sql.guard import SqlGuard

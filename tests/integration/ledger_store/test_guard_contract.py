@@ -1,4 +1,4 @@
-"""The contract of `ledger.log.guard.Guard`, run on SQLite, PostgreSQL, and the guard in memory of the unit tests."""
+"""The contract of `ledger.log.continuity.Guard`, run on SQLite, PostgreSQL and the unit tests' guard in memory."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledger.errors import NotFound, StoreError, StoreLocked
-from ledger.log.guard import Guard
+from ledger.log.continuity import Guard
 from ledger.sql.guard import SqlGuard
 from ledger.tree.checkpoint import Checkpoint
 from tests.unit.ledger.builders import ORIGIN

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ledger.audit.log_verification import verify_log
 from ledger.errors import StoreError
-from ledger.log.guard import Guard
+from ledger.log.continuity import Guard
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import Batch, EntryStore
 from ledger.log.writer import Appended

@@ -185,7 +185,7 @@ def _matches(row: ReceiptRow, narrow: ReceiptFilter) -> bool:
 
 
 class MemoryGuard:
-    """Keeps the contract of `ledger.log.guard.Guard`, durability excepted."""
+    """Keeps the contract of `ledger.log.continuity.Guard`, durability excepted."""
 
     def __init__(self) -> None:
         self._heads: dict[str, Checkpoint] = {}

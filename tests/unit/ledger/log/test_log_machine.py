@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ledger.audit.log_verification import verify_appended, verify_log
 from ledger.documents.content import Content
 from ledger.errors import Conflict, LedgerError, StoreError
-from ledger.log.guard import Guard
+from ledger.log.continuity import Guard
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore, entries_from

@@ -1,4 +1,4 @@
-"""The `kolm` command: its groups and commands, none of them imported before it is asked for."""
+"""The `kolm` command: its groups and commands, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ _COMMANDS: dict[str, Member] = {
             "generation": Forwarded("The model: generates and signs receipts.", _serve),
             "ledger": Forwarded("The append-only log of receipts, verdicts, halts and resumes.", _serve),
             "auditor": Forwarded("Samples receipts, has them replayed, appends verdicts and halts.", _serve),
-            "registry": Forwarded("Draft heads: manifests, blobs, and what publishers have signed about them.", _serve),
+            "registry": Forwarded(
+                "Draft heads: manifests, blobs, and the signed documents of their publishers.", _serve
+            ),
             "witness": Forwarded(
-                "Cosigns checkpoints of logs that only ever grew (HTTP, C2SP tlog-witness); run it away from the log.",
+                "Cosigns checkpoints of append-only logs (HTTP, C2SP tlog-witness); run it away from the log.",
                 _serve,
             ),
             "http": Forwarded(
@@ -69,16 +71,16 @@ _COMMANDS: dict[str, Member] = {
             "rotate-key": "ledger.key_rotation:rotate_key",
         },
     ),
-    "audit": Group("Compute receipted requests again, now.", {"run": "audit:run"}),
+    "audit": Group("Recompute receipted requests now.", {"run": "audit:run"}),
     "trust": Group(
-        "Say whose keys count here: add, list, remove.",
+        "Keys that are trusted here: add, list, remove.",
         {"add": "trust:add", "list": "trust:list_", "remove": "trust:remove"},
     ),
     "tokens": Group(
-        "Who may call services: create, list, revoke.",
+        "Credentials of callers: create, list, revoke.",
         {"create": "tokens:create", "list": "tokens:list_", "revoke": "tokens:revoke"},
     ),
-    "halts": Group("List what audits have halted, resume it.", {"list": "halts:list_", "resume": "halts:resume"}),
+    "halts": Group("Scopes that audits have halted: list, resume.", {"list": "halts:list_", "resume": "halts:resume"}),
     "retention": "ledger.contents:retention",
     "models": Group("Models that --model can name: list, pull.", {"list": "models:list_", "pull": "models:pull"}),
     "heads": Group(
@@ -137,6 +139,6 @@ def _global(
     ] = False,
 ) -> None:
     """Options of `kolm` itself."""
-    if context.invoked_subcommand not in ("up", "serve"):  # which say it in their logs
+    if context.invoked_subcommand not in ("up", "serve"):  # which log these lines themselves
         for line in unread_variables():
             print(f"kolm: {line}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""What every command stands on: the tree of commands, options, errors, output."""
+"""Parts of every command: the tree of commands, options, errors, output."""

@@ -1,14 +1,14 @@
-"""The tree of commands: each is imported once it is asked for, and its errors end as readable lines on stderr."""
+"""The tree of commands: each is imported when it is called, and its errors end as readable lines on stderr."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,10 +25,13 @@ from services.cli.frame.process import discard_stdout, make_usable
 from services.cli.frame.values import expect_address
 from services.runtime.usage import Row, Section, help_page
 
+_METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
+_OPTIONS = "Options"
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A word with commands below it."""
+    """A command with subcommands."""
 
     summary: str
     commands: Mapping[str, Member]
@@ -36,18 +39,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A command that leaves all flags to another program, --help too."""
+    """A command that passes all flags to another program, --help too."""
 
     summary: str
     run: Callable[[typer.Context], None]
 
 
 Member = str | Group | Forwarded
-"""Where a command is, `module:function` in `services.cli`; commands below a word; or a command of another program."""
+"""The place of a command, `module:function` in `services.cli`; subcommands; or a command of another program."""
 
 
 class Commands(Mapping[str, Any]):
-    """The commands of a group, made as typer asks for them: forty that nobody asks for cost a tenth of a second."""
+    """The commands of a group, each made when typer reads it: to import all forty would take a tenth of a second."""
 
     def __init__(self, members: Mapping[str, Member]) -> None:
         self._members = members
@@ -89,7 +92,7 @@ def _command(name: str, member: Member) -> Any:
 
 
 def _left_out(name: str, member: str, missing: ModuleNotFoundError) -> Any:
-    """A command that needs what is not installed, as in kolm-verify. It has its summary, and says what it lacks."""
+    """A command whose modules are not installed, as in kolm-verify: it has its summary, and raises `missing`."""
 
     def run() -> None:
         raise missing
@@ -100,12 +103,11 @@ def _left_out(name: str, member: str, missing: ModuleNotFoundError) -> Any:
 
 
 def _summary(member: str) -> str:
-    """The first sentence of what a command says of itself. It is read in its source: nothing is imported for it."""
+    """The first sentence of a command's docstring, read from its source without importing it."""
     module, _, function = member.partition(":")
     source = Path(__file__).parents[1].joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
-    said = re.search(rf'^def {function}\(.*?\) -> None:\n    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
-    assert said is not None, f"{member} has no docstring"
-    first, stop, _ = " ".join(said[1].split()).partition(". ")
+    found = (each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef) and each.name == function)
+    first, stop, _ = " ".join((ast.get_docstring(next(found)) or "").split()).partition(". ")
     return first + "." if stop else first
 
 
@@ -134,11 +136,11 @@ def _write_help(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 class KolmGroup(_GroupCommand):
-    """The outermost group. Imports what explains an error only once there is one."""
+    """The outermost group. It imports the explanation of errors when there is one."""
 
     members: ClassVar[Mapping[str, Member]] = {}
     offline: ClassVar[frozenset[str]] = frozenset()
-    """The members that kolm-verify can run."""
+    """The members that can run if only kolm-verify is installed."""
 
     @property
     def lacking(self) -> frozenset[str]:
@@ -172,9 +174,9 @@ class KolmGroup(_GroupCommand):
 
 
 def with_option_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with a flag for each field in the place of parameters that are dataclasses.
+    """The command with a flag for each field of its parameters that are dataclasses.
 
-    Such a parameter gets its values as one object. It is made before the command runs, and may raise UsageError.
+    Such a parameter gets its values as one object, made before the command runs; that may raise UsageError.
     """
     signature = inspect.signature(command, eval_str=True)
     own = signature.parameters.values()
@@ -213,13 +215,13 @@ def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with `ServerOptions` more, and the data folder in which the addresses are found, where it has no such
-    option; itself where none of its parameters is the address of a server.
+    """The command with `ServerOptions`, and with the data folder that has the addresses, unless it has that option; the
+    command itself if none of its parameters is the address of a server.
     """
     signature = inspect.signature(command, eval_str=True)
     own = signature.parameters.values()
     addresses = [
-        each.name for each in own if any(getattr(said, "metavar", None) == SERVER for said in get_args(each.annotation))
+        each.name for each in own if any(getattr(part, "metavar", None) == SERVER for part in get_args(each.annotation))
     ]
     if not addresses:
         return command
@@ -246,20 +248,22 @@ def _has_data_dir(parameter: inspect.Parameter) -> bool:
 
 
 def _coerced_quickly(params: list[Any]) -> list[Any]:
-    """The parameters of one command, where typer has not coerced any yet."""
+    """The parameters of one command, each with `_Quick` before typer's own coercion."""
     for param in params:
-        if param._runtime_param is None:
-            param._runtime_param = _Quick()
+        if "get_runtime_param" not in vars(param):
+            param.get_runtime_param = partial(_Quick, param.get_runtime_param)
     return params
 
 
 class _Quick:
-    """Words as values without pydantic, which typer imports for that: a third of what a call costs. Stands where typer
-    keeps what coerces a parameter.
+    """Coerces words without pydantic, whose import takes a third of the time of a call.
 
-    Only what is certainly right is taken here: no value, one that has its type already (a default), text for text,
-    plain digits within bounds, a path. Everything else, and every refusal but that of a number, is typer's.
+    It takes the certain cases: no value, a value of the right type (a default), text for text, plain digits within
+    bounds, a path. Typer coerces all others, and words every refusal except that of a number.
     """
+
+    def __init__(self, typers_own: Callable[[], Any]) -> None:
+        self._typers_own = typers_own
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         several, kind = param.multiple or param.nargs == -1, param.type_descriptor
@@ -269,9 +273,8 @@ class _Quick:
             found = _list(value, kind) if several else _value(value, kind.annotation, kind.parameter_info)
             if found is not None:
                 return found
-        param._runtime_param = None
         try:
-            return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+            return self._typers_own().coerce(value, param=param, ctx=ctx)
         except BadParameter:
             if several or kind.annotation not in (int, float):
                 raise
@@ -279,7 +282,7 @@ class _Quick:
 
 
 def _expected(kind: Any) -> str:
-    """The numbers that a parameter takes, as servers say it of theirs."""
+    """The numbers that a parameter takes, worded as for settings of services."""
     least, most = kind.parameter_info.min, kind.parameter_info.max
     noun = "a whole number" if kind.annotation is int else "a number"
     if least is None:
@@ -295,7 +298,7 @@ def _list(values: Any, kind: Any) -> list[Any] | None:
 
 
 def _value(value: Any, annotation: Any, given: Any) -> Any:
-    """None for what typer has to look at."""
+    """The value; None if typer has to coerce it."""
     if annotation is Path:
         return _path(value, given)
     if annotation in (int, float):
@@ -321,10 +324,6 @@ def _path(value: Any, given: Any) -> Path | None:
     if path.exists() and not (os.access(path, os.R_OK) and (given.dir_okay or not path.is_dir())):
         return None
     return path
-
-
-_METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
-_OPTIONS = "Options"
 
 
 def _command_page(command: Any, context: Any) -> str:

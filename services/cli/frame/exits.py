@@ -30,7 +30,7 @@ def brought_by(extra: str) -> str:
 
 
 class CommandError(Exception):
-    """`message` says what went wrong, in one line; `hint` says what to do, if there is something to do."""
+    """`message` is one line about the problem; `hint`, if there is one, names a remedy."""
 
     exit_code = FAILED
 

@@ -1,4 +1,4 @@
-"""Errors as exit codes and as lines for people: what is wrong, with the flag's name, and what to do."""
+"""Errors as exit codes and as lines for people: the problem, with the flag's name, and a remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,70 @@ EXTRAS = {
 }
 """The extra that installs each optional package; kolm-verify has all others."""
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""The reason that stdout cannot be written, where it is a file or a terminal; an error in a named file has its name."""
+"""Errors of writing to stdout, a file or a terminal; an error in a named file has that name."""
+
+
+_SERVICES = tuple(
+    f"services.{name}"
+    for name in ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness", "training", "datastores")
+)
+"""Modules that commands do not need to call services."""
+
+FALLBACKS = {
+    "no_head": "no draft head is loaded for this model. kolm heads train makes one, for kolm up --head; a smaller "
+    "model (kolm up --draft-model) and a datastore (kolm datastore build, kolm up --shared-datastore) draft as well",
+    "no_datastore": "no datastore is loaded; kolm datastore build, then kolm up --shared-datastore DIR",
+    "no_draft_model": "no smaller model is loaded; kolm up --draft-model DIR",
+    "head_withdrawn": "its publisher has withdrawn the head; kolm heads list shows others",
+    "head_needs_retraining": "too few of the head's drafts hold with this adapter; kolm heads train; "
+    "--method eagle3 drafts with it anyway",
+    "temperature": "drafts hardly ever hold at this temperature; lower --temperature, or raise the server's "
+    "--speculation-max-temperature",
+    "profile_unproven": "this machine's numerics failed their probe, so nothing may draft; kolm doctor names what "
+    "differs",
+    "halt_state_unknown": "the server has no recent list of halts from the ledger; kolm status shows whether the "
+    "ledger answers",
+    "halted": "an audit has halted it, or a replay of the server's own, which reaches the ledger with the next audit; "
+    "kolm halts list shows why, kolm halts resume lifts it",
+    "not_loaded": "no method is loaded; kolm status shows which there are",
+}
+"""Explanation and remedy by reason, as receipts have it (`spec_decode.fallback_reason`)."""
+
+_HINTS = {
+    "SPEC_DECODE_HALTED": "`kolm halts list` shows why; `kolm halts resume` lifts it; --method off is served meanwhile",
+    "LOSSY_ACCEPTANCE": "leave accept_threshold out: kolm accepts only tokens that the target would have chosen",
+    "UNTRUSTED_SIGNATURE": (
+        "the ledger trusts the keys in its --trusted-keys folder; is that the folder in --data-dir? A running ledger "
+        "takes another key of a role at its next start"
+    ),
+    "CLOCK_AHEAD": "compare `date -u` here and on the ledger's machine, set the wrong clock, and run this again",
+}
+
+_NO_SERVER = (
+    re.compile(
+        r"last error: \w+: (?:ipv[46]:)?(?P<address>\S+:\d+): (?:Failed to connect to remote host: )?(?P<why>.+)"
+    ),
+    re.compile(r"address lookup failed for (?P<address>\S+): (?P<why>[^\]]+)"),
+)
+_NO_METHOD = "Method not found!"
+
+_SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n")
+_FIELDS = (
+    *(f"sampling.{name}" for name in _SAMPLING),
+    *(f"sampling.{name}_penalty" for name in ("presence", "frequency", "repetition")),
+    *("sampling.stop", "sampling.logprobs", "sampling.ignore_eos"),
+    *(f"spec_decode.{name}" for name in ("method", "k", "verify", "eagle_head")),
+    *("workload", "model", "tenant", "request_id", "outcome", "commitment", "older_than"),
+)
+_FLAGS = {field: f"--{field.rpartition('.')[2].replace('_', '-')}" for field in _FIELDS} | {
+    "spec_decode.parameters": "--parameter",
+    "sampling.structured_outputs.json": "--json-schema",
+    **{f"sampling.structured_outputs.{kind}": f"--{kind}" for kind in ("regex", "choice", "grammar")},
+    "base_cid": "--base",
+    "start_time": "--since",
+    "end_time": "--until",
+}
+"""The flag that sets a field of a request."""
 
 
 def explain(error: Exception) -> int:
@@ -79,15 +142,8 @@ def as_command_error(error: Exception) -> CommandError | None:
     return None
 
 
-_SERVICES = tuple(
-    f"services.{name}"
-    for name in ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness", "training", "datastores")
-)
-"""Modules that the commands which ask services do without."""
-
-
 def _not_installed(error: ImportError) -> CommandError | None:
-    """How to install an optional package, or a part of kolm where only kolm-verify is installed; None for neither."""
+    """The command that installs an optional package, or the part of kolm that kolm-verify lacks; None for neither."""
     module = error.name or ""
     package = module.partition(".")[0]
     if package in EXTRAS and isinstance(error, ModuleNotFoundError):
@@ -98,72 +154,14 @@ def _not_installed(error: ImportError) -> CommandError | None:
     return None
 
 
-FALLBACKS = {
-    "no_head": "no draft head is loaded for this model. kolm heads train makes one, for kolm up --head; a smaller "
-    "model (kolm up --draft-model) and a datastore (kolm datastore build, kolm up --shared-datastore) draft as well",
-    "no_datastore": "no datastore is loaded; kolm datastore build, then kolm up --shared-datastore DIR",
-    "no_draft_model": "no smaller model is loaded; kolm up --draft-model DIR",
-    "head_withdrawn": "its publisher has withdrawn the head; kolm heads list shows others",
-    "head_needs_retraining": "too few of the head's drafts hold with this adapter; kolm heads train; "
-    "--method eagle3 drafts with it anyway",
-    "temperature": "drafts hardly ever hold at this temperature; lower --temperature, or raise the server's "
-    "--speculation-max-temperature",
-    "profile_unproven": "this machine's numerics failed their probe, so nothing may draft; kolm doctor names what "
-    "differs",
-    "halt_state_unknown": "the ledger has not told the server lately what is halted; kolm status shows whether the "
-    "ledger answers",
-    "halted": "an audit has halted it, or a replay of the server's own, which reaches the ledger with the next audit; "
-    "kolm halts list shows why, kolm halts resume lifts it",
-    "not_loaded": "no method is loaded; kolm status shows which there are",
-}
-"""Reasons as receipts have them (`spec_decode.fallback_reason`), explained, and what to do."""
-
-
 def explained(reason: str | None) -> str | None:
-    """A line for people; None where there is no reason, or a server that is newer than this command has another."""
+    """A line for people; None without a reason, and for a reason that only a newer server has."""
     found = FALLBACKS.get(reason or "")
     return None if found is None else f"{reason}: {found}"
 
 
-_HINTS = {
-    "SPEC_DECODE_HALTED": "`kolm halts list` shows why; `kolm halts resume` lifts it; --method off is served meanwhile",
-    "LOSSY_ACCEPTANCE": "leave accept_threshold out: kolm accepts only tokens that the target would have chosen",
-    "UNTRUSTED_SIGNATURE": (
-        "the ledger trusts the keys in its --trusted-keys directory; is it the one of --data-dir? A ledger that runs "
-        "takes another key of a role at its next start"
-    ),
-    "CLOCK_AHEAD": "compare `date -u` here and on the ledger's machine, set the wrong clock, and run this again",
-}
-
-_NO_SERVER = (
-    re.compile(
-        r"last error: \w+: (?:ipv[46]:)?(?P<address>\S+:\d+): (?:Failed to connect to remote host: )?(?P<why>.+)"
-    ),
-    re.compile(r"address lookup failed for (?P<address>\S+): (?P<why>[^\]]+)"),
-)
-_NO_METHOD = "Method not found!"
-
-_SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n")
-_FIELDS = (
-    *(f"sampling.{name}" for name in _SAMPLING),
-    *(f"sampling.{name}_penalty" for name in ("presence", "frequency", "repetition")),
-    *("sampling.stop", "sampling.logprobs", "sampling.ignore_eos"),
-    *(f"spec_decode.{name}" for name in ("method", "k", "verify", "eagle_head")),
-    *("workload", "model", "tenant", "request_id", "outcome", "commitment", "older_than"),
-)
-_FLAGS = {field: f"--{field.rpartition('.')[2].replace('_', '-')}" for field in _FIELDS} | {
-    "spec_decode.parameters": "--parameter",
-    "sampling.structured_outputs.json": "--json-schema",
-    **{f"sampling.structured_outputs.{kind}": f"--{kind}" for kind in ("regex", "choice", "grammar")},
-    "base_cid": "--base",
-    "start_time": "--since",
-    "end_time": "--until",
-}
-"""The flag that sets a field of a request."""
-
-
 def of_server(error: KolmError) -> CommandError:
-    """The exit code is that of the error's kind."""
+    """The error for people, with the exit code of its kind."""
     from services.client import errors as client
 
     codes = {
@@ -181,7 +179,7 @@ def of_server(error: KolmError) -> CommandError:
 
 
 def _plain(message: str) -> str:
-    """Without gRPC's own words for a server that is not there, or is another one."""
+    """The message, without gRPC's words for a server that is missing or of another kind."""
     if message == _NO_METHOD:
         return "the server that was asked is of another kind, or older"
     found = next(filter(None, (pattern.search(message) for pattern in _NO_SERVER)), None)
@@ -204,7 +202,7 @@ def _hint(error: KolmError) -> str | None:
             return f"{file} names it: does that `kolm up` still run? `--{file.stem} HOST:PORT` names another server"
         return "is it running? `kolm up` starts all services, `kolm status` shows which answer"
     if error.message == _NO_METHOD:
-        return "is its address that of another service? `kolm status` shows which answers where"
+        return "is this the address of another service? `kolm status` shows the services by address"
     if isinstance(error, client.DeadlineExceeded):
         return "`kolm status` shows which services answer"
     if isinstance(error, client.Internal) and error.request_id:

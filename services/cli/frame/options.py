@@ -29,10 +29,19 @@ DATA_DIR = Path(".kolm")
 MODEL = Path("smollm2")
 
 
+FORMER_NAMES = {"--base": "--model"}
+"""Former names of options, accepted and not shown, each with its replacement."""
+
+ADDRESS_FILES: dict[str, Path] = {}
+"""The file of each address that this process found in a data folder."""
+
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # where to call what listens there
+
+
 def found_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
     """Callback of options that take a model: its directory or file, also if a package was named.
 
-    Where none was named and the default's package is not installed, the one that was imported, if there is one.
+    If the default's package is not installed, and none was named, the only imported model.
     """
     if named is None:
         return None
@@ -61,10 +70,6 @@ def engine_access(param: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-FORMER_NAMES = {"--base": "--model"}
-"""Names of options that are taken and not shown, each with the one that took its place."""
-
-
 def model(name: str, description: str, *former: str) -> Any:
     """An option that takes a model, by default from the environment; it had the `former` names before."""
     return Option(name, *former, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
@@ -81,18 +86,12 @@ Json = Annotated[bool, Option("--json", help="Print JSON to stdout instead of te
 
 
 def run_folder(data_dir: Path) -> Path:
-    """Where `kolm up` keeps the addresses of its services while they run: `<service>.address`, host:port each."""
+    """Folder of the addresses of `kolm up`'s running services: `<service>.address`, host:port each."""
     return data_dir / "run"
 
 
-ADDRESS_FILES: dict[str, Path] = {}
-"""Addresses that this process has found in a data folder, with the file that names each."""
-
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # where to call what listens there
-
-
 def _found_address(context: typer.Context, param: typer.CallbackParam, address: str) -> str:
-    """Callback of the addresses of services: where none is given, the one of the `kolm up` on this data folder."""
+    """Callback of the addresses of services: by default the address in this data folder's `kolm up`."""
     source = context.get_parameter_source(param.name or "")
     if context.resilient_parsing or source is None or source.name != "DEFAULT":
         return address
@@ -119,7 +118,7 @@ Auditor = Annotated[str, _server("auditor", "The auditor.")]
 Registry = Annotated[str, _server("registry", "The registry of heads.")]
 DataDir = Annotated[
     Path,
-    Option("--data-dir", envvar="KOLM_DATA_DIR", metavar="DIR", help="Where `kolm up` keeps keys, ledger and state."),
+    Option("--data-dir", envvar="KOLM_DATA_DIR", metavar="DIR", help="Folder of keys, ledger and state of `kolm up`."),
 ]
 Database = Annotated[
     str | None,
@@ -138,7 +137,7 @@ Trusted = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The data directory, and the folder of the keys that count."""
+    """The data directory, and the folder of trusted keys."""
 
     data_dir: DataDir = DATA_DIR
     trusted_keys: Trusted = None
@@ -148,12 +147,12 @@ class Paths:
         return self.trusted_keys or self.data_dir / "trusted"
 
     def trusted_beside(self, folder: Path) -> Path:
-        """The keys that were named, those in this folder where there are any, or those here."""
+        """The trusted keys that were named, or else those in `folder`, or else those of the data directory."""
         beside = folder / "trusted"
         return beside if self.trusted_keys is None and beside.is_dir() else self.trusted
 
     def key(self, role: str, named: Path | None = None) -> Path:
-        """The private key that was named, or the one of this role that is kept here."""
+        """The private key that was named, or this role's key in the data directory."""
         return named or self.data_dir / "keys" / f"{role}.pem"
 
 
@@ -162,7 +161,7 @@ PATHS = Paths()
 
 @dataclass(frozen=True, slots=True)
 class FolderOptions:
-    """The data folder, of a command that reads nothing else in it than the addresses of services."""
+    """The data folder, for commands that read only the addresses of services in it."""
 
     data_dir: DataDir = DATA_DIR
 
@@ -193,18 +192,18 @@ Receipt = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The values that the audited server has."""
+    """Settings that must equal those of the audited server."""
 
     adapter: Adapters = None
     context_length: Annotated[
-        int | None, Option(min=1, metavar="TOKENS", help="The server's, where it was given one.")
+        int | None, Option(min=1, metavar="TOKENS", help="Context length of the server, if it was set.")
     ] = None
     cache_dtype: Annotated[
-        str | None, Option(metavar="float32|bfloat16|int8", help="The server's, where it was given one.")
+        str | None, Option(metavar="float32|bfloat16|int8", help="Cache dtype of the server, if it was set.")
     ] = None
-    arithmetic: Annotated[str | None, Option(metavar="float32|int8", help="The server's, where it was given one.")] = (
-        None
-    )
+    arithmetic: Annotated[
+        str | None, Option(metavar="float32|int8", help="Arithmetic of the server, if it was set.")
+    ] = None
 
     def plan(self, model: Path) -> EnginePlan:
         """Raises UsageError for an adapter without a name."""
@@ -220,16 +219,24 @@ ENGINE = EngineOptions()
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How this process speaks with servers, and as whom."""
+    """TLS and credentials of this process as a client."""
 
     tls_ca: Annotated[
         Path | None,
-        Option("--tls-ca", envvar="KOLM_TLS_CA", metavar="FILE", help="The authority (PEM) of the servers: speak TLS."),
+        Option(
+            "--tls-ca",
+            envvar="KOLM_TLS_CA",
+            metavar="FILE",
+            help="Certificate authority (PEM) of the servers; enables TLS.",
+        ),
     ] = None
     tls_cert: Annotated[
         Path | None,
         Option(
-            "--tls-cert", envvar="KOLM_TLS_CERT", metavar="FILE", help="Your certificate (PEM), where they ask for one."
+            "--tls-cert",
+            envvar="KOLM_TLS_CERT",
+            metavar="FILE",
+            help="Your certificate (PEM), for servers that ask for one.",
         ),
     ] = None
     tls_key: Annotated[
@@ -241,11 +248,11 @@ class ServerOptions:
     ] = None
     token_file: Annotated[
         Path | None,
-        Option("--token-file", metavar="FILE", help="A file with the token. Default: what `kolm up` left you."),
+        Option("--token-file", metavar="FILE", help="A file with the token. Default: the token of `kolm up`."),
     ] = None
 
     def for_process(self) -> None:
-        """Makes them the files of all clients of this process. Raises UsageError for files that are not there."""
+        """Sets them for all clients of this process. Raises UsageError for missing files."""
         pem = "a file in PEM; `kolm init` makes them for development"
         for name, path in (("--tls-ca", self.tls_ca), ("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key)):
             expect_files(name, [path] if path else [], pem)
@@ -261,7 +268,7 @@ class ServerOptions:
 
 
 def ledger_at(address: str) -> LedgerClient:
-    """A client of the ledger service. gRPC is imported once a service is asked."""
+    """A client of the ledger service. gRPC is imported here, not at start."""
     from services.client import LedgerClient
 
     return LedgerClient.connect(address)

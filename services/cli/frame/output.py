@@ -1,6 +1,6 @@
-"""What a command says: its document to stdout, as JSON or as a view, remarks and progress to stderr.
+"""Output of a command: its document to stdout, as JSON or as a view, remarks and progress to stderr.
 
-rich is imported once something is shown.
+rich is imported when something is shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FileProgress = Callable[[str, int, int], None]
 
 
 def answer(as_json: bool, document: Any, view: Callable[[Any], View]) -> None:
-    """Print a command's document: as JSON for programs, or as a view of it for people. `plain` is what both get."""
+    """Print a command's document: as JSON for programs, or as a view for people, both of its `plain` value."""
     if as_json:
         print_json(document)
     else:
@@ -64,7 +64,7 @@ def show(view: View) -> None:
 
 
 def remark(*lines: View) -> None:
-    """Print lines to stderr: what was done beside the result."""
+    """Print lines to stderr: information besides the result."""
     from services.cli.frame.rendering import print_view
 
     print_view(list(lines), stderr_console())
@@ -94,7 +94,7 @@ def bars(*columns: ProgressColumn, quiet: bool = False) -> Progress:
 
 @contextmanager
 def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line of what is being done, and for how long by now: takes each next step."""
+    """A line with the current step and its duration; yields a function that takes the next step."""
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), quiet=quiet) as progress:
@@ -104,7 +104,7 @@ def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]
 
 @contextmanager
 def verifying_entries(total: int | None = None, verb: str = "verifying") -> Iterator[Callable[[int], None]]:
-    """Counts entries: takes how many more of them are done. With a `total`, says how much time is left."""
+    """A count of entries; yields a function that adds to it. With a `total`, shows the remaining time."""
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
     counted = TextColumn(f"{verb} entry {{task.completed:.0f}}")

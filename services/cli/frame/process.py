@@ -1,4 +1,4 @@
-"""The process that a command runs in: standard streams, what may be written to a terminal, signals, Ctrl-C."""
+"""The process of a command: standard streams, characters that a terminal may get, signals, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from services.client.channel import Stream
 
 
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters other than tab and newline, characters that reverse the direction of text, lone surrogates."""
+
+_Value = TypeVar("_Value")
+
+
 def make_usable() -> None:
-    """A closed stream leads nowhere from here on, or else the next file or socket would have its number. What an
-    encoding does not have is written as an escape.
+    """Open /dev/null in place of closed standard streams, whose numbers the next file or socket would get otherwise.
+    Characters that an encoding lacks are written as escapes.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -31,12 +37,8 @@ def make_usable() -> None:
 
 
 def discard_stdout() -> None:
-    """Stdout goes nowhere from here on: the interpreter writes what is left of it at exit."""
+    """Redirect stdout to /dev/null: the interpreter flushes the rest of it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters other than tab and newline, characters that reverse the direction of text, lone surrogates."""
 
 
 def printable(text: str) -> str:
@@ -57,11 +59,8 @@ def stop_signals(
             signal.signal(number, handler)
 
 
-_Value = TypeVar("_Value")
-
-
 def awaited(ask: Callable[[], _Value | None], seconds: float, pause: float = 0.1) -> _Value | None:
-    """What `ask` says once it says something; None if it has not after `seconds`."""
+    """The first result of `ask` that is not None; None after `seconds` without one."""
     deadline = time.monotonic() + seconds
     while (answer := ask()) is None and time.monotonic() < deadline:
         time.sleep(pause)
@@ -73,16 +72,17 @@ class _End(Exception):
 
 
 def until_interrupted(stream: Stream[_Value]) -> Generator[_Value, None, None]:
-    """The values of the stream, which is closed at the end. Raises KeyboardInterrupt after Ctrl-C, and what it raises.
+    """The values of the stream, which is closed at the end. Raises KeyboardInterrupt after Ctrl-C, and the stream's own
+    errors.
 
-    Another thread reads: a KeyboardInterrupt inside of gRPC would leave its locks held, and the next call would wait
-    for them without end. Only on the main thread.
+    Another thread reads: a KeyboardInterrupt inside gRPC would leave its locks held, and the next call would wait
+    forever. Only on the main thread.
     """
     return _interruptible(stream, stream.close)
 
 
 def unless_interrupted(call: Callable[[], _Value], cancel: Callable[[], None]) -> _Value:
-    """The call's result, in the same way; `cancel` ends it, and is called at the end in any case."""
+    """The call's result, interruptible like a stream; `cancel` ends the call, and is always called at the end."""
     (value,) = _interruptible((each() for each in (call,)), cancel)
     return value
 

@@ -1,4 +1,4 @@
-"""Models that are fetched from a hub before they are used: what comes is said before it comes."""
+"""Models that are fetched from a hub before they are used, after a line about source, size and licence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pulled_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
-    """Callback of options that take a model, and fetch it where it has the name of one on a hub and is not here."""
+    """Callback of options that take a model: it is fetched if it has the name of a model on a hub and is not here."""
     from services.generation.target.naming.folders import to_pull
 
     try:
@@ -30,7 +30,7 @@ def pulled_model(context: typer.Context, param: typer.CallbackParam, named: Path
 
 
 def pull(name: HubName) -> Path:
-    """Fetch a model, or what has changed of it. Raises CommandError."""
+    """Fetch a model, or the files of it that changed. Raises CommandError."""
     from huggingface_hub import constants
 
     from services.generation.target.naming import hub

@@ -1,4 +1,4 @@
-"""Views drawn by rich: the one place that knows how a table, a line or a style looks on a terminal."""
+"""Views drawn by rich: tables, lines and styles on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.cli.frame.process import STEERING
 from services.cli.frame.views import Styled, Table, View
 
 _NARROW, _SPACE = 10, 3
-"""Characters that are left to a column whose values may be broken, and those between two columns."""
+"""Least width of a column whose values may be broken, and the space between two columns, in characters."""
 _WIDEST = 10_000
 
 
@@ -58,7 +58,7 @@ class ShownTable(RichTable):
 
 
 def print_view(view: View, console: Console) -> None:
-    """Each part on its own: lines stay whole, tables fit the terminal where they can."""
+    """Print each part by itself: lines are not broken, tables fit the terminal if possible."""
     for part in view if isinstance(view, list) else [view]:
         if isinstance(part, list):
             print_view(part, console)
@@ -67,7 +67,7 @@ def print_view(view: View, console: Console) -> None:
 
 
 def drawn(view: View) -> RenderableType:
-    """What rich prints for a view."""
+    """The view as rich prints it."""
     if isinstance(view, list):
         return Group(*map(drawn, view))
     if isinstance(view, Table):

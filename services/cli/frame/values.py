@@ -76,7 +76,7 @@ def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
 
 
 def read_bytes(flag: str, path: Path, most: int = -1) -> bytes:
-    """The bytes of a file, `most` of them where that is given."""
+    """The bytes of a file, at most `most` if that is given."""
     try:
         with path.open("rb") as file:
             return file.read(most)
@@ -101,12 +101,12 @@ def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
 
 
 def expect_no_hub(option: str, head: str) -> None:
-    """A head's reference: a registry has heads, and no hub is asked for one."""
+    """A head's reference: registries have heads, hubs are not asked for them."""
     if not head.startswith("hf:"):
         return
     steps = (
         "download the repository (`hf download OWNER/REPOSITORY --local-dir FOLDER`), publish the folder "
-        "(`kolm heads push FOLDER --name NAME --model BASE`, beside `kolm up`), and start again with --head NAME; "
+        "(`kolm heads push FOLDER --name NAME --model BASE`, while `kolm up` runs), and start again with --head NAME; "
         "docs/heads.md shows it"
     )
     raise UsageError(f"{option}: {head}: heads are not fetched from a hub by name", steps)
@@ -125,7 +125,7 @@ def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
 
 
 def expect_writable(flag: str, folder: Path) -> None:
-    """A folder, made where missing, in which files can be made."""
+    """A folder, made if missing, in which files can be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -136,13 +136,13 @@ def expect_writable(flag: str, folder: Path) -> None:
 
 
 def require_writable_new_file(flag: str, path: Path) -> Path:
-    """The folder of a file that is to be written: an answer must not be lost for want of it."""
+    """`path`, whose folder exists, so that an answer is not lost for lack of it."""
     if not path.parent.is_dir():
         raise UsageError(f"{flag}: {path.parent} is not a directory", "make it first, or name a file in another folder")
     return path
 
 
 def expect_new(flag: str, path: Path) -> None:
-    """Nothing is there yet, or an empty folder."""
+    """Nothing, or an empty folder, is at this path."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{flag}: {path}: exists already; choose another folder or remove it")

@@ -1,4 +1,4 @@
-"""Views: what people are shown of a document, as values. rich draws them (`rendering.py`)."""
+"""Views of documents for people, as values. rich draws them (`rendering.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
+
+OUTCOME_STYLES = {
+    "EXACT": "green", "SAME": "green", "CONSISTENT": "green", "DEVIATION": "bold red", "INCONSISTENT": "bold red",
+    "UNREPLAYABLE": "yellow", "UNSTABLE": "yellow", "UNCHECKED": "yellow",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +22,13 @@ class Styled:
 
 
 Line = str | Styled | tuple[str | Styled, ...]
-"""A line, or a cell of a table; of several parts where their styles differ."""
+"""A line, or a cell of a table; several parts if their styles differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. `value` is a path into a row, with dots, or what makes the cell of a row. Numbers stand on
-    the `right`; what is copied stays `whole`, on one line.
+    """A column of a table. `value` is a path into a row, with dots, or a function from a row to its cell. Numbers are
+    aligned `right`; values to be copied stay `whole`, on one line.
     """
 
     title: str
@@ -41,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows as they are in a document, and the columns that are shown of them; without titles, no header."""
+    """Rows of a document, and the columns to show; without titles, no header."""
 
     columns: tuple[Column, ...]
     rows: tuple[Any, ...]
@@ -52,14 +57,10 @@ View = Line | Table | list[Any]
 
 DASH = Styled("–", "dim")
 MARKS: Mapping[bool | None, Styled] = {True: Styled("✓", "green"), False: Styled("✗", "red"), None: DASH}
-OUTCOME_STYLES = {
-    "EXACT": "green", "SAME": "green", "CONSISTENT": "green", "DEVIATION": "bold red", "INCONSISTENT": "bold red",
-    "UNREPLAYABLE": "yellow", "UNSTABLE": "yellow", "UNCHECKED": "yellow",
-}  # fmt: skip
 
 
 def table(rows: Iterable[Any], *columns: Column, empty: str | None = None) -> View:
-    """A table of rows; `empty` is said where there are no rows."""
+    """A table of rows; `empty` is shown if there are no rows."""
     kept = tuple(rows)
     return empty if empty is not None and not kept else Table(columns, kept)
 
@@ -72,7 +73,7 @@ def facts(*rows: tuple[Line, ...] | None) -> Table:
 
 
 def at(document: Any, path: str) -> Any:
-    """The value at a path with dots; None where something on the way is None."""
+    """The value at a path with dots; None if a part of the path is None."""
     for name in path.split("."):
         if document is None:
             return None
@@ -94,8 +95,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def outcome(name: str | None, tokens: int | None = None) -> Styled:
-    """A verdict's outcome in its colour; a dash for None, which is a receipt without a verdict. EXACT over no `tokens`,
-    as for a request that ended before its first one, says nothing about an answer.
+    """A verdict's outcome in its colour; a dash for None, a receipt without a verdict. EXACT over no `tokens`, as of a
+    request that ended before its first one, is shown as "nothing to compare".
     """
     if name == "EXACT" and tokens == 0:
         return Styled("nothing to compare", "dim")
@@ -103,9 +104,9 @@ def outcome(name: str | None, tokens: int | None = None) -> Styled:
 
 
 def whose_replay(verification: str | None, replayed_by: str | None) -> Line:
-    """How and by whom a verdict's stream was computed again; only an engine of the auditor's own is independent."""
+    """How and by whom a verdict's stream was recomputed; only the auditor's own engine is independent."""
     if verification is None:
-        return Styled("(it is not said by whom)", "dim")
+        return Styled("(by an unknown engine)", "dim")
     if verification == "reference":
         return "by the auditor's own engine, along the output: likely under the weights or not, never exact"
     if verification == "again":

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from services.auditor.serving import AuditorPlan
 
 
+_POLL_SECONDS = 0.5
+
+_FOUND = ("outcome", "tokens_compared", "deviation", "verification", "replayed_by", "reason", "tampered")
+
+
 def run(
     sample: Annotated[
         float, Option(min=0.0, max=1.0, help="Share of receipts to replay beyond those owed, 1 for all.")
@@ -98,9 +103,6 @@ def run(
     else:
         _show_pass(document)
     raise typer.Exit(exits.VERIFICATION_FAILED if deviated else exits.OK if passed else exits.FAILED)
-
-
-_POLL_SECONDS = 0.5
 
 
 def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any], bool, bool]:
@@ -181,9 +183,6 @@ def examine(
         done(each)
         step(f"replayed {count}, entry {each.receipt_index}; {len(auditor.remaining)} left")
     return other, waited
-
-
-_FOUND = ("outcome", "tokens_compared", "deviation", "verification", "replayed_by", "reason", "tampered")
 
 
 def _examined(each: Examined) -> dict[str, Any]:

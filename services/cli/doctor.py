@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from services.generation.target.target import Target
 
 
+T = TypeVar("T")
+
+_LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetensors", "grpcio", "cryptography")
+
+
 def _compile(asked: bool) -> None:
     """Before any other option is looked at: no model has to be there."""
     if not asked:
@@ -68,11 +73,6 @@ def compile_here() -> Path:
     except TargetError as error:
         raise Failed(str(error)) from error
     return cache_folder()
-
-
-T = TypeVar("T")
-
-_LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetensors", "grpcio", "cryptography")
 
 
 def diagnose(model: Path, threads: int | None) -> dict[str, Any]:

@@ -31,6 +31,27 @@ if TYPE_CHECKING:
 _MOST_DAYS = 3650
 
 
+CALLER = "client"
+PORTS = {"generation": 50051, "ledger": 50052, "auditor": 50053, "registry": 50054, "explorer": 50056, "http": 50057}
+_BROWSED = ("explorer", "http")
+"""Their callers are browsers and clients of OpenAI's API, which bring no certificate."""
+_CALLS = {
+    "generation": ("ledger", "registry"),
+    "auditor": ("ledger",),
+    "registry": ("ledger",),
+    "explorer": ("ledger",),
+    "http": ("generation",),
+}
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+_CLOCKS_DIFFER = timedelta(minutes=5)
+_AUTHORITY_DAYS = 3650
+
+_UNUSED = (
+    "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only",
+)  # fmt: skip
+
+
 def init(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Made, with mode 0700; refused where it has files.")],
     host: Annotated[
@@ -54,20 +75,6 @@ def init(
         f"{made.key('ca')} makes certificates that every service believes: keep it away from them."
     )
     answer(json, document, lambda _: f"renewed the certificates in {folder / 'tls'}" if renew else written)
-
-
-CALLER = "client"
-PORTS = {"generation": 50051, "ledger": 50052, "auditor": 50053, "registry": 50054, "explorer": 50056, "http": 50057}
-_BROWSED = ("explorer", "http")
-"""Their callers are browsers and clients of OpenAI's API, which bring no certificate."""
-_CALLS = {
-    "generation": ("ledger", "registry"),
-    "auditor": ("ledger",),
-    "registry": ("ledger",),
-    "explorer": ("ledger",),
-    "http": ("generation",),
-}
-_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +198,6 @@ def _write_pair(folder: InitialFolder, name: str, pair: Pair) -> None:
     write_durably(folder.certificate(name), pair.certificate, 0o644)
 
 
-_CLOCKS_DIFFER = timedelta(minutes=5)
-_AUTHORITY_DAYS = 3650
-
-
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A certificate and its private key, unencrypted, as PEM."""
@@ -278,11 +281,6 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-_UNUSED = (
-    "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only",
-)  # fmt: skip
 
 
 def _usage(*, authority: bool) -> x509.KeyUsage:

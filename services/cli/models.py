@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from services.generation.target.model_path import NamedModel
 
 
+_ABSENT = {"package": "not installed", "hub": "not fetched"}
+
+_NOT_WHOLE = (0, 1, 32, 38)  # file types of float32, float16, bfloat16 and MXFP4
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _LIST = 8, 9
+_MANY = 256
+_LONGEST = 1 << 16  # bytes of a text; a chat template is as long as that
+
+
 def list_(
     name: Annotated[
         Path | None,
@@ -165,9 +174,6 @@ def _models_view(models: list[dict[str, Any]]) -> View:
     )
 
 
-_ABSENT = {"package": "not installed", "hub": "not fetched"}
-
-
 def _fitting(model: dict[str, Any]) -> Line:
     if "fault" in model:
         return Styled(model["fault"], "red")
@@ -218,13 +224,6 @@ def glance(path: Path) -> Glance:
     if not isinstance(document, dict):
         raise ConfigInvalid(f"{path}/config.json: expected a JSON object; download it again")
     return Glance(str(document.get("model_type") or ""), size, False)
-
-
-_NOT_WHOLE = (0, 1, 32, 38)  # file types of float32, float16, bfloat16 and MXFP4
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_TEXT, _LIST = 8, 9
-_MANY = 256
-_LONGEST = 1 << 16  # bytes of a text; a chat template is as long as that
 
 
 def _first_fields(path: Path) -> dict[str, object]:

@@ -23,6 +23,8 @@ from services.client.generation.completion import ModelInfo
 from services.client.generation.runtime import Runtime
 from services.client.health import Samples, read_metrics
 
+_SECONDS = 2.0
+
 
 def status(
     generation: options.Generation = options.GENERATION,
@@ -47,9 +49,6 @@ def status(
     if not (stack.answering if check else stack.complete):
         raise typer.Exit(exits.UNAVAILABLE)
     raise typer.Exit(exits.VERIFICATION_FAILED if (stack.unproven if check else stack.broken) else exits.OK)
-
-
-_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)

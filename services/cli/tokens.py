@@ -32,6 +32,10 @@ Principals = Annotated[
 ]
 
 
+EVERY_TENANT = "*"
+_PROOFS = {"anybody": "nothing", "token": "token"}
+
+
 def create(
     name: Annotated[str, Argument(help="Name of the holder; servers use it in refusals.")],
     role: Annotated[
@@ -130,10 +134,6 @@ def revoke(
         [_document(each) for each in gone],
         lambda revoked: [f"revoked {each['id']}, of {each['name']}" for each in revoked],
     )
-
-
-EVERY_TENANT = "*"
-_PROOFS = {"anybody": "nothing", "token": "token"}
 
 
 @contextmanager

@@ -37,6 +37,42 @@ _log = logging.getLogger(__name__)
 _HTTPS_PORT = 443
 
 
+LARGEST_BYTES = 8 * 1024 * 1024
+"""The largest message that a kolm server takes."""
+
+_Response = TypeVar("_Response")
+_Value = TypeVar("_Value")
+
+_LOOKUPS = ("GetModelInfo", "GetLoad", "Tokenize", "Detokenize")
+"""Calls that the channel repeats by itself. Generations are not among them: each one has a receipt of its own."""
+_RETRIES = {
+    "name": [{"service": "kolm.generation.v1.GenerationService", "method": name} for name in _LOOKUPS],
+    "retryPolicy": {
+        "maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "0.5s", "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
+}  # fmt: skip
+
+KEEPALIVE = (("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000))
+"""A server that vanished without a FIN is noticed within 30 s of a call, and the next call connects anew; without this
+TCP would try for a quarter of an hour. Servers take a ping each 10 s.
+"""
+
+OPTIONS = (
+    *KEEPALIVE,
+    ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.lb_policy_name", "round_robin"),  # replicas behind one dns:/// name
+    ("grpc.enable_http_proxy", 0),  # servers on this host or in this cluster are not behind the web's proxy
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+"""Options of every channel to a kolm server."""
+
+_warned: set[str] = set()
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A name for gRPC, and the credentials of a channel there: None for one that everybody on the way can read."""
@@ -82,10 +118,6 @@ def _refused(field: str, problem: str) -> InvalidArgument:
     return InvalidArgument(f"{field}: {problem}", reason="TLS_SETTINGS", violations=(FieldViolation(field, problem),))
 
 
-LARGEST_BYTES = 8 * 1024 * 1024
-"""The largest message that a kolm server takes."""
-
-
 def check_size(request: Message) -> None:
     """Raises InvalidArgument, naming the largest field, for a request over `LARGEST_BYTES`."""
     size = request.ByteSize()
@@ -115,40 +147,6 @@ def _bytes(value: Any) -> int:
     if isinstance(value, Mapping) or isinstance(value[0], int | float):
         return 16 * len(value)
     return sum(map(_bytes, value))
-
-
-_Response = TypeVar("_Response")
-_Value = TypeVar("_Value")
-
-_LOOKUPS = ("GetModelInfo", "GetLoad", "Tokenize", "Detokenize")
-"""Calls that the channel repeats by itself. Generations are not among them: each one has a receipt of its own."""
-_RETRIES = {
-    "name": [{"service": "kolm.generation.v1.GenerationService", "method": name} for name in _LOOKUPS],
-    "retryPolicy": {
-        "maxAttempts": 3, "initialBackoff": "0.1s", "maxBackoff": "0.5s", "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE"],
-    },
-}  # fmt: skip
-
-KEEPALIVE = (("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000))
-"""A server that vanished without a FIN is noticed within 30 s of a call, and the next call connects anew; without this
-TCP would try for a quarter of an hour. Servers take a ping each 10 s.
-"""
-
-OPTIONS = (
-    *KEEPALIVE,
-    ("grpc.service_config", json.dumps({"methodConfig": [_RETRIES]})),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.lb_policy_name", "round_robin"),  # replicas behind one dns:/// name
-    ("grpc.enable_http_proxy", 0),  # servers on this host or in this cluster are not behind the web's proxy
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-)
-"""Options of every channel to a kolm server."""
-
-
-_warned: set[str] = set()
 
 
 def shown_to(where: Endpoint, token: str | None) -> Metadata:

@@ -15,6 +15,8 @@ from kolm.telemetry.v1.telemetry_pb2_grpc import TelemetryServiceStub
 from services.client.channel import Connection
 from services.client.errors import KolmError
 
+EXIT_OK, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 2, 5
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -52,9 +54,6 @@ def read_metrics(connection: Connection, timeout: float = 10.0) -> Samples:
     stub = TelemetryServiceStub(connection.channel)
     answer = connection.call(stub.GetMetrics, pb.GetMetricsRequest(), timeout)
     return Samples(Sample(each.name, dict(each.labels), each.value) for each in answer.samples)
-
-
-EXIT_OK, EXIT_USAGE, EXIT_UNAVAILABLE = 0, 2, 5
 
 
 def main(arguments: list[str]) -> int:

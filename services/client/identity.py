@@ -20,6 +20,12 @@ from urllib.parse import unquote
 CA, CERT, KEY = "KOLM_TLS_CA", "KOLM_TLS_CERT", "KOLM_TLS_KEY"
 
 
+TOKEN, TOKEN_FILE, DATA_DIR = "KOLM_TOKEN", "KOLM_TOKEN_FILE", "KOLM_DATA_DIR"
+
+_DATA_DIR = ".kolm"
+_OWNERS = Path("tokens", "owner")
+
+
 class TlsFilesInvalid(OSError):
     """PEM files are missing, unreadable, or do not belong together."""
 
@@ -80,11 +86,6 @@ def invalid_files(error: OSError, files: tuple[Path, ...]) -> TlsFilesInvalid:
     names = ", ".join(map(str, files))
     return TlsFilesInvalid(f"cannot use {names}: {why}; expected PEM, and the key that belongs to the certificate")
 
-
-TOKEN, TOKEN_FILE, DATA_DIR = "KOLM_TOKEN", "KOLM_TOKEN_FILE", "KOLM_DATA_DIR"
-
-_DATA_DIR = ".kolm"
-_OWNERS = Path("tokens", "owner")
 
 Metadata = tuple[tuple[str, str], ...]
 

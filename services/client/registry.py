@@ -27,6 +27,11 @@ from services.client.ledger.log import shown_document
 _Kind = TypeVar("_Kind")
 
 
+_CHUNK_BYTES = 1024 * 1024
+_ATTEMPTS = 6  # in a row without a byte transferred
+_PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
+
+
 @dataclass(frozen=True)
 class SignedWord(Generic[_Kind]):
     """A signed document about a head, of a `kind`, and its place in the ledger."""
@@ -103,10 +108,6 @@ def blob(digest: str, size: int) -> heads_pb2.Blob:
 
 Progress = Callable[[int], None]
 """Takes the number of bytes of a file that have been transferred so far, by all attempts."""
-
-_CHUNK_BYTES = 1024 * 1024
-_ATTEMPTS = 6  # in a row without a byte transferred
-_PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
 
 
 def upload(

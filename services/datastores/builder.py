@@ -34,6 +34,9 @@ _TRAINED = 64  # vectors a list that its centre is found by
 _BLOCK = 4096  # vectors handed on at a time
 
 
+_COMMON = 1e-3  # a token as frequent as this counts half (Arora et al. 2017, "a simple but tough-to-beat baseline")
+
+
 @dataclass(frozen=True, slots=True)
 class PassageVectors:
     """`tokens` are the shards' files, `table` [passages, 3] as in a datastore: shard, first token, tokens."""
@@ -95,9 +98,6 @@ def build_index(vectors: PassageVectors) -> faiss.Index:
 
 def _code_bytes(dimensions: int) -> int:
     return next(size for size in range(min(_CODE_BYTES, dimensions), 0, -1) if dimensions % size == 0)
-
-
-_COMMON = 1e-3  # a token as frequent as this counts half (Arora et al. 2017, "a simple but tough-to-beat baseline")
 
 
 class BuildFailed(DatastoreError):

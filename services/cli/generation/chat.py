@@ -36,6 +36,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_COMMANDS = "/method NAME, /save FILE, /help, /quit"
+
+_LONG_ANSWER = 512
+"""Tokens of an answer where nothing else was asked for; the server's own default is meant for completions."""
+_TEMPLATE_TOKENS = 64
+"""More than a chat template adds to a message."""
+_PATIENCE = 10.0  # seconds to wait for a receipt in the ledger
+_NO_CONTENT = (
+    "what the receipts commit to, which the ledger gives to auditors and to the tenant's own token: without it no "
+    "reader can check the texts against the receipts"
+)
+
+
 def chat(
     asked: RequestOptions,
     system: Annotated[str | None, Option("--system", help="A system message.")] = None,
@@ -90,9 +103,6 @@ def _typed() -> Iterator[str]:
             print("\n/quit or Ctrl-D leaves", file=sys.stderr)
 
 
-_COMMANDS = "/method NAME, /save FILE, /help, /quit"
-
-
 def _take(line: str, conversation: Conversation, places: tuple[str, str], *, interactive: bool, as_json: bool) -> None:
     """Do what a line asks for. Raises UsageError for a command that is none."""
     match line.split(maxsplit=1):
@@ -130,17 +140,6 @@ def _save(conversation: Conversation, path: Path, places: tuple[str, str]) -> No
     for lacking in conversation.save(path, *places):
         remark((Styled(f"not in {path}:", "yellow"), f" {lacking}"))
     remark(Styled(f"saved; check it with: kolm verify {path} --model MODEL", "dim"))
-
-
-_LONG_ANSWER = 512
-"""Tokens of an answer where nothing else was asked for; the server's own default is meant for completions."""
-_TEMPLATE_TOKENS = 64
-"""More than a chat template adds to a message."""
-_PATIENCE = 10.0  # seconds to wait for a receipt in the ledger
-_NO_CONTENT = (
-    "what the receipts commit to, which the ledger gives to auditors and to the tenant's own token: without it no "
-    "reader can check the texts against the receipts"
-)
 
 
 @dataclass(frozen=True, slots=True)

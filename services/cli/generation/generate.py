@@ -43,6 +43,8 @@ from services.client.generation.completion import (
 )
 from services.client.ledger.log import ReceiptEntry
 
+_PATIENCE = 3.0  # seconds to wait for the receipts
+
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
@@ -231,9 +233,6 @@ def _check_whole(finish_reasons: Sequence[str]) -> None:
     """Raises Failed if an output ends early: a script must not take half a text for a whole one."""
     if cut := [reason for reason in finish_reasons if reason not in ("stop", "length")]:
         raise Failed(f"the server ended the output early ({cut[0]}); the receipt covers the output so far")
-
-
-_PATIENCE = 3.0  # seconds to wait for the receipts
 
 
 def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry]:

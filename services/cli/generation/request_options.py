@@ -18,6 +18,14 @@ SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (ne
 STRUCTURE = "Structured output (one of them)"
 
 
+MAX_PROMPT_BYTES = 4 * 1024 * 1024
+"""The most that the generation service takes (`GenerateRequest.prompt`, `.prediction`)."""
+
+_NO_PROMPT = UsageError(
+    "expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate --chat "What is gravity?"'
+)
+
+
 def _option(panel: str, name: str, help: str, metavar: str | None = None, *more: str) -> Any:
     return Option(name, *more, help=help, metavar=metavar, rich_help_panel=panel)
 
@@ -122,15 +130,6 @@ class RequestOptions:
                 raise UsageError(f"--parameter: {expected}, got {name}{equals}{value}")
         parameters = {name: int(value) for name, _, value in pairs}
         return SpecDecodeConfig(self.method, self.eagle_head, self.k, verify=self.verify, parameters=parameters)
-
-
-MAX_PROMPT_BYTES = 4 * 1024 * 1024
-"""The most that the generation service takes (`GenerateRequest.prompt`, `.prediction`)."""
-
-
-_NO_PROMPT = UsageError(
-    "expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate --chat "What is gravity?"'
-)
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:

@@ -40,6 +40,9 @@ Reference = Annotated[str, Argument(help="name, name@sha256:<digits>, or cidv1:s
 Base = Annotated[str | None, Option("--base", metavar="CID", help="Only heads for this base.")]
 
 
+_DRAFTED = 4  # tokens that each engine's own guide begins with
+
+
 def pull(
     reference: Annotated[
         str, Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…; with --check also a pulled folder.")
@@ -78,9 +81,6 @@ def pull(
         pulled = pull_head(client, log, keys, reference, base_cid=base, out=out, cache=paths.data_dir / "heads")
     flags = {} if engine is None or pulled.folder is None else {"flags": engine_flags(engine, pulled.folder)}
     answer(json, pulled.document() | flags, lambda head: [head["folder"], head["head_cid"], *flags.values()])
-
-
-_DRAFTED = 4  # tokens that each engine's own guide begins with
 
 
 def engine_flags(engine: str, folder: Path) -> str:

@@ -39,6 +39,15 @@ if TYPE_CHECKING:
     from services.generation.drafting.eagle3.head_pass import Head as LoadedHead
 
 
+_PROBE_TOKENS = 512
+_PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
+
+def total(prices, discount):
+    \"\"\"The sum of all prices after the discount.\"\"\"
+    return sum(prices) * (1 - discount)
+"""
+
+
 def push(
     folder: Annotated[
         Path,
@@ -278,15 +287,6 @@ class Publisher:
                 f"have {self.public} added to the trusted keys of the registry and the ledger (`kolm trust add`); "
                 "where they run and trust a publisher already, start them again",
             ) from error
-
-
-_PROBE_TOKENS = 512
-_PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
-
-def total(prices, discount):
-    \"\"\"The sum of all prices after the discount.\"\"\"
-    return sum(prices) * (1 - discount)
-"""
 
 
 @dataclass(frozen=True, slots=True)

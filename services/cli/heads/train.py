@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from services.training.plan import Budget, DataPlan, Job, LessonPlan, StepReport
 
 
+_LINE_SECONDS = 10.0
+"""Between two lines where there is no terminal."""
+_SMOOTHING = 0.95
+"""Weight of the past in the figures that are shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class LengthOptions:
     """The length of the"""
@@ -216,12 +222,6 @@ def run(job: Job, device: str | None) -> dict[str, Measured] | None:
             raise
         hint = "free some and run the same command again, which continues from the last checkpoint"
         raise Failed(f"{error.filename or job.work}: no space is left", hint) from error
-
-
-_LINE_SECONDS = 10.0
-"""Between two lines where there is no terminal."""
-_SMOOTHING = 0.95
-"""Weight of the past in the figures that are shown."""
 
 
 class TerminalReporter:

@@ -30,6 +30,12 @@ from services.client.errors import KolmError, NotFound
 from services.client.ledger.log import SignedCheckpoint
 from services.client.registry import RegistryClient
 
+TAR_GZ, TAR = (".tar.gz", ".tgz"), (".tar",)
+ARCHIVES = (*TAR_GZ, *TAR)
+"""Endings of names that mean an archive; any other name is a folder's."""
+
+_OTHER_ARCHIVES = frozenset((".gz", ".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
+
 
 def export(
     path: Annotated[
@@ -77,13 +83,6 @@ def export(
     for absent in missing:
         remark((Styled("not in the bundle:", "yellow"), f" {absent}"))
     remark(f"wrote {path}")
-
-
-TAR_GZ, TAR = (".tar.gz", ".tgz"), (".tar",)
-ARCHIVES = (*TAR_GZ, *TAR)
-"""Endings of names that mean an archive; any other name is a folder's."""
-
-_OTHER_ARCHIVES = frozenset((".gz", ".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ _UNGUARDED = (
 Depth = Literal["quick", "structure", "deep"]
 
 
+_PAGE = 512
+
+_DEFIED = "entry {index} was served in a scope that entry {halt_index} had halted"
+
+
 def verify(
     database: options.Database = None,
     depth: Annotated[
@@ -169,8 +174,6 @@ def head(
     rows = (("origin", checkpoint.origin), ("entries", str(checkpoint.size)), ("root", checkpoint.root.hex()))
     answer(json, document, lambda _: facts(*rows, ("signature", (MARKS[checked or None], f" {signature}"))))
 
-
-_PAGE = 512
 
 Seen = Callable[[bytes], None]
 
@@ -321,9 +324,6 @@ def dated_ahead_document(found: DatedAhead) -> dict[str, Any] | None:
 def contradiction_document(found: Contradiction) -> dict[str, Any]:
     """Two verdicts of one auditor."""
     return members(found, "index", "earlier", "receipt_index", "auditor") | {"said": str(found)}
-
-
-_DEFIED = "entry {index} was served in a scope that entry {halt_index} had halted"
 
 
 def report_view(report: dict[str, Any]) -> list[View]:

@@ -9,6 +9,8 @@ from ledger.audit.obligation import Completeness, Obligation
 from services.cli.frame.output import members
 from services.cli.frame.views import DASH, Column, Line, Styled, View, joined, outcome, table
 
+_STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold red", "LATE": "red"}
+
 
 def obligations_document(listed: Sequence[Obligation], done: Completeness) -> dict[str, Any]:
     """What auditors promised, what they owe, and the verdicts."""
@@ -29,9 +31,6 @@ def obligations_document(listed: Sequence[Obligation], done: Completeness) -> di
             ],
         }
     )
-
-
-_STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold red", "LATE": "red"}
 
 
 def obligations_view(done: dict[str, Any]) -> list[View]:

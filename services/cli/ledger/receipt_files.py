@@ -36,6 +36,9 @@ _ID_LENGTH, _TIME_DIGITS = 36, 12
 _LONGEST_REQUEST, _ROUNDING = timedelta(days=1), timedelta(seconds=1)
 
 
+_PATIENCE = 10.0  # seconds in which a receipt on its way should have arrived
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
     """`signature` and `inclusion` are None if there were no keys to check them with; `problem` says what failed."""
@@ -174,9 +177,6 @@ def write_new(path: Path, data: bytes) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise Failed(f"cannot write {path}: {error.strerror}") from None
-
-
-_PATIENCE = 10.0  # seconds in which a receipt on its way should have arrived
 
 
 def check_writable(path: Path) -> None:

@@ -23,6 +23,12 @@ from services.cli.frame.values import read_bytes
 from services.cli.verify.tile_sources import HttpTiles, is_url
 from services.runtime.http.http_call import on_own_thread, post
 
+_MOST_BYTES = 64 * 1024
+
+_POST_SECONDS = 10.0
+_PAUSES = (0.0, 1.0, 4.0)
+"""Before each try, in seconds."""
+
 
 class LogFiles:
     """TileFiles that say in one way where the log cannot be reached. A read that hangs is left by an exception of a
@@ -62,9 +68,6 @@ def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[L
         yield LogFiles(TileFolder(Path(tiles)), tiles, (StoreError,))
 
 
-_MOST_BYTES = 64 * 1024
-
-
 def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
     """The promises as they are by now; in a folder, its `*.json`. Raises UsageError for one that cannot be read.
 
@@ -77,11 +80,6 @@ def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
             if data or path == place:
                 found.append(Promised(str(path), data))
     return tuple(found)
-
-
-_POST_SECONDS = 10.0
-_PAUSES = (0.0, 1.0, 4.0)
-"""Before each try, in seconds."""
 
 
 class Webhook:

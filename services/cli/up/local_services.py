@@ -32,6 +32,22 @@ _QUICK_SECONDS = 60.0
 _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 
 
+OWNER = "owner"
+"""The owner of the services: the client finds this token by itself (`services.client.identity`)."""
+
+LOCAL = "local"
+"""Generates for the default tenant, until the next start: the token that `kolm up` prints for browsers and API keys."""
+
+SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
+    "generation": ("append", "read"),
+    "auditor": ("append", "read", "audit"),
+    "registry": ("append", "read"),
+    "explorer": ("read",),
+    "http": ("observe",),
+}
+"""The roles of each service that calls others. The HTTP front shows its callers' tokens; its own is for metrics."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalServices:
     """The services to run. Port 0 takes a free one. `environment` is added to the services' own.
@@ -262,22 +278,6 @@ class _Launched:
             self._later = False
             self._supervisor.launch(self._plan)
         return self._supervisor.address(self._plan, self._seconds)
-
-
-OWNER = "owner"
-"""The owner of the services: the client finds this token by itself (`services.client.identity`)."""
-
-LOCAL = "local"
-"""Generates for the default tenant, until the next start: the token that `kolm up` prints for browsers and API keys."""
-
-SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
-    "generation": ("append", "read"),
-    "auditor": ("append", "read", "audit"),
-    "registry": ("append", "read"),
-    "explorer": ("read",),
-    "http": ("observe",),
-}
-"""The roles of each service that calls others. The HTTP front shows its callers' tokens; its own is for metrics."""
 
 
 def principals_file(data_dir: Path) -> Path:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from services.cli.up.local_services import LocalServices
 
 
+_POLICIES = 64  # the newest: earlier ones promise for times that are over, or for few
+
+_SECONDS = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model as `kolm up` has served it: `flags` of the auditor that has it, `adapters` (NAME=DIR by identifier)."""
@@ -111,9 +116,6 @@ class _Promise:
     within_seconds: int
 
 
-_POLICIES = 64  # the newest: earlier ones promise for times that are over, or for few
-
-
 def _promises(connection: Connection) -> Iterator[_Promise]:
     from sqlalchemy import select
 
@@ -177,9 +179,6 @@ def remember_served(services: LocalServices, address: str) -> None:
         adapters = {cid: by_name[name] for name, cid in info.adapters.items() if name in by_name}
         name = services.named_model if services.model is None else name_of(services.model)
         remember(services.data_dir, ServedModel(info.base_cid, name, audit_flags(services), adapters))
-
-
-_SECONDS = 10.0
 
 
 def audit_flags(services: LocalServices) -> tuple[str, ...]:

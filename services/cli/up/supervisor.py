@@ -38,6 +38,9 @@ _POLL_SECONDS = 0.05
 _QUIET_SECONDS = 4.0
 
 
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
 class StopRequested(Exception):
     """SIGINT or SIGTERM came while services were being started or waited for."""
 
@@ -228,9 +231,6 @@ def service_command(plan: Plan) -> tuple[str, ...]:
 def _ask_to_stop(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def die_with_parent(parent: int) -> None:

@@ -42,6 +42,18 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 20.0
 
 
+_COLOURS = {
+    "ledger": "cyan",
+    "generation": "green",
+    "auditor": "magenta",
+    "registry": "yellow",
+    "explorer": "blue",
+    "http": "white",
+}
+
+_IMPORTED = time.monotonic()
+
+
 def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
     """Settings of the generation service that the auditor has to load as well are flags here: both get them."""
     if config is not None:
@@ -171,16 +183,6 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
             supervisor.stop(_GRACE_SECONDS)
 
 
-_COLOURS = {
-    "ledger": "cyan",
-    "generation": "green",
-    "auditor": "magenta",
-    "registry": "yellow",
-    "explorer": "blue",
-    "http": "white",
-}
-
-
 class UpReporter:
     """Output of `kolm up` and its services on stderr: text behind the service's name, or one JSON object a line."""
 
@@ -261,9 +263,6 @@ def _first_request(services: LocalServices) -> str:
     if (services.data_dir, services.generation_port) == (options.DATA_DIR, LISTEN.generation_port):
         return request
     return f"{request} --data-dir {shlex.quote(str(services.data_dir.resolve()))}"
-
-
-_IMPORTED = time.monotonic()
 
 
 def seconds_since_start() -> float:

@@ -27,6 +27,20 @@ Port = Annotated[int, Option(min=0, max=65535, help="0 takes a free one.", show_
 _PAGE_PORT, _HTTP_PORT = 50056, 50057
 
 
+_SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
+_INSTEAD = {
+    "listen": "--host and the port's flag",
+    "rate": "--audit-rate",
+    "metrics_port": "--metrics-port",
+    "data_dir": "--data-dir",
+    "state_dir": "--data-dir",
+    "insecure": "--insecure",
+    "log_level": "--log-level",
+    "log_format": "--log-format",
+}
+"""The flag of `kolm up` for what it sets itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """One host for all, and a port for each."""
@@ -272,20 +286,6 @@ class EngineOptions:
 
 
 ENGINE = EngineOptions()
-
-
-_SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
-_INSTEAD = {
-    "listen": "--host and the port's flag",
-    "rate": "--audit-rate",
-    "metrics_port": "--metrics-port",
-    "data_dir": "--data-dir",
-    "state_dir": "--data-dir",
-    "insecure": "--insecure",
-    "log_level": "--log-level",
-    "log_format": "--log-format",
-}
-"""The flag of `kolm up` for what it sets itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,11 @@ _KEYS_HINT = (
 )
 
 
+_TYPE = f'"{ReceiptFile.TYPE}"'.encode()
+
+_LONGEST = 1 << 20  # bytes
+
+
 def check_bundle(place: str, sources: TrustSources, workers: int = 0, state: Path | None = None) -> BundleReport:
     """A bundle, or a log in tiles (folder or URL). With a `state`, go on from what was verified before, and keep it.
 
@@ -131,9 +136,6 @@ def _counted(check_files: CheckFiles, advance: Callable[[int], None]) -> CheckFi
     return counted
 
 
-_TYPE = f'"{ReceiptFile.TYPE}"'.encode()
-
-
 def is_receipt_file(path: Path) -> bool:
     """Whether a file claims to be one, in whatever layout."""
     data = beginning(path, MAX_FILE_BYTES + 1)
@@ -210,9 +212,6 @@ def _sent(path: Path, *, in_turns: bool) -> str | list[dict[str, str]]:
         ]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f'--prompt: {path}: expected the messages, [{{"role": …, "content": …}}, …]') from error
-
-
-_LONGEST = 1 << 20  # bytes
 
 
 def read_answer(path: Path) -> bytes | None:

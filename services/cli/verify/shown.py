@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from ledger.bundle.report import BundleReport
 
 
+_DIGITS = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
+"""A digest: lines of 80 columns have room for its beginning; --json has all of it."""
+
+_CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with itself, not who made it"
+
+_KEEPS = "keeps the promise of {promised_at} of {choices} receipts for request {request_id}"
+
+
 def report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
     """Everything the report says. `cosigned` are POSIX seconds by witness; `promises` are the verifier's own, each as
     `kolm receipts promised` shows it. `as_of` is the time for which owed replays were counted; enough witnesses have
@@ -115,12 +123,6 @@ def _remarks(report: BundleReport) -> list[str]:
     return remarks
 
 
-_DIGITS = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
-"""A digest: lines of 80 columns have room for its beginning; --json has all of it."""
-
-_CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with itself, not who made it"
-
-
 def report_view(report: dict[str, Any]) -> View:
     """The numbered checklist and the verdict on the bundle."""
 
@@ -179,9 +181,6 @@ def receipt_file_view(found: dict[str, Any]) -> View:
         proof_view(found["proof"]),
         *(Styled(f"{_KEEPS.format(**each)}, as choice {sampled['choice']}", "green") for each in found["promises"]),
     ]
-
-
-_KEEPS = "keeps the promise of {promised_at} of {choices} receipts for request {request_id}"
 
 
 def statement_view(stated: dict[str, Any]) -> View:

@@ -21,6 +21,11 @@ from services.runtime.http.http_call import get
 _READ_SECONDS = 30.0
 
 
+_AT_ONCE = 8
+_PATIENCE_SECONDS, _SECONDS_A_FILE = 60.0, 1.0
+"""A server may take so long for a log, however many reads stay within their own limit."""
+
+
 class HttpTiles:
     """TileFiles over HTTP."""
 
@@ -60,11 +65,6 @@ def opened_log(place: str, known: int, fetching: Callable[[int], None]) -> Itera
     else:
         with opened_bundle(Path(place)) as bundle:
             yield bundle
-
-
-_AT_ONCE = 8
-_PATIENCE_SECONDS, _SECONDS_A_FILE = 60.0, 1.0
-"""A server may take so long for a log, however many reads stay within their own limit."""
 
 
 class _Fetched:

@@ -28,6 +28,8 @@ from services.client.generation.output_reader import with_calls
 from services.client.generation.request import Request, SpecDecodeConfig, ThoughtSyntax, ToolCallSyntax
 from services.client.generation.request_wire import structured_outputs_value
 
+_PROMISE_KEY = "kolm-promise-bin"
+
 
 def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> Completion:
     """`promise` came before it. Raises Internal for a response without choices."""
@@ -214,9 +216,6 @@ def metrics_of(parts: Sequence[Metrics]) -> Metrics:
 def _mean_length(parts: Sequence[Metrics]) -> float:
     tokens = sum(part.mean_acceptance_length * part.target_passes for part in parts)
     return tokens / sum(part.target_passes for part in parts)
-
-
-_PROMISE_KEY = "kolm-promise-bin"
 
 
 def checked_completion(

@@ -11,6 +11,11 @@ from typing import Any, NoReturn, TypeVar, cast
 _Value = TypeVar("_Value")
 
 
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+CHOICES = ("auto", "none", "required")
+
+
 def mapped(kind: type[_Value], given: object, path: str) -> _Value:
     """`given` if it is a `kind`, a dataclass, or one with the fields that the mapping has. `path` names it in errors.
 
@@ -61,9 +66,6 @@ def as_config(given: object) -> SpecDecodeConfig | None:
     return None if given is None else mapped(SpecDecodeConfig, given, "spec_decode")
 
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
-
-
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
     """A constraint on the output, by exactly one of its members; vLLM's names.
@@ -107,9 +109,6 @@ class StructuredOutputs:
         if self.kind == "choice":
             return canonical(list(value)).decode()
         return "" if self.kind == "json_object" else str(value)
-
-
-CHOICES = ("auto", "none", "required")
 
 
 @dataclass(frozen=True, slots=True)

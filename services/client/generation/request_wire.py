@@ -20,6 +20,23 @@ from services.client.generation.request import (
     refuse,
 )
 
+_VERIFY = {"sampled": speculation_pb2.VERIFY_MODE_SAMPLED, "inline": speculation_pb2.VERIFY_MODE_INLINE}
+_WORKLOADS = {
+    name.removeprefix("WORKLOAD_").lower(): number for name, number in speculation_pb2.Workload.items() if number
+}
+
+_EXPECTED = {
+    FieldDescriptor.CPPTYPE_INT32: f"a whole number from {-(2**31)} to {2**31 - 1}",
+    FieldDescriptor.CPPTYPE_UINT32: f"a whole number from 0 to {2**32 - 1}",
+    FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_STRING: "text in UTF-8",
+    FieldDescriptor.CPPTYPE_MESSAGE: "numbers by token id",  # logit_bias, the only map
+}
+"""The values that a field can carry; the server decides which of them it may carry."""
+
 
 def structured_outputs_message(asked: StructuredOutputs) -> sampling_pb2.StructuredOutputs:
     """Raises ValueError or TypeError for what has no form on the wire."""
@@ -39,24 +56,6 @@ def structured_outputs_value(message: sampling_pb2.StructuredOutputs) -> Structu
         return None
     value: Any = list(message.choice.texts) if kind == "choice" else getattr(message, kind)
     return StructuredOutputs(**{kind: value}, engine=message.engine)
-
-
-_VERIFY = {"sampled": speculation_pb2.VERIFY_MODE_SAMPLED, "inline": speculation_pb2.VERIFY_MODE_INLINE}
-_WORKLOADS = {
-    name.removeprefix("WORKLOAD_").lower(): number for name, number in speculation_pb2.Workload.items() if number
-}
-
-_EXPECTED = {
-    FieldDescriptor.CPPTYPE_INT32: f"a whole number from {-(2**31)} to {2**31 - 1}",
-    FieldDescriptor.CPPTYPE_UINT32: f"a whole number from 0 to {2**32 - 1}",
-    FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
-    FieldDescriptor.CPPTYPE_FLOAT: "a number",
-    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
-    FieldDescriptor.CPPTYPE_BOOL: "true or false",
-    FieldDescriptor.CPPTYPE_STRING: "text in UTF-8",
-    FieldDescriptor.CPPTYPE_MESSAGE: "numbers by token id",  # logit_bias, the only map
-}
-"""The values that a field can carry; the server decides which of them it may carry."""
 
 
 def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> pb.GenerateRequest:

@@ -45,6 +45,14 @@ ANY = ReceiptFilter()
 """The filter that every receipt passes."""
 
 
+_KEYS_SECONDS = 2.0
+
+MOST_ROWS = 1000
+"""Most rows of one window; with more, a shorter window is read first."""
+
+_GROWTH = 8
+
+
 class LedgerClient(Client):
     """One connection to a ledger server. Every method raises KolmError and gives up after `timeout` seconds."""
 
@@ -174,9 +182,6 @@ class LedgerClient(Client):
         return plain_value(HaltState, self._call(self._stub.GetHaltState, pb.GetHaltStateRequest()))
 
 
-_KEYS_SECONDS = 2.0
-
-
 def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
     """Index and envelope of each key entry of a log: who replaced which key, to be believed by signatures. Raises
     ConnectionError without an answer within 2 s.
@@ -189,12 +194,6 @@ def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
             return [(entry.index, entry.envelope.to_bytes()) for entry in entries]
     except (KolmError, FormatError) as error:
         raise ConnectionError(str(error)) from error
-
-
-MOST_ROWS = 1000
-"""Most rows of one window; with more, a shorter window is read first."""
-
-_GROWTH = 8
 
 
 @dataclass(frozen=True, slots=True)

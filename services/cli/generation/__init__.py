@@ -1,1 +1,1 @@
-"""Commands that ask the generation service."""
+"""Commands that call the generation service."""

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 _COMMANDS = "/method NAME, /save FILE, /help, /quit"
 
 _LONG_ANSWER = 512
-"""Tokens of an answer where nothing else was asked for; the server's own default is meant for completions."""
+"""Default of --max-tokens here; the server's own default is meant for completions."""
 _TEMPLATE_TOKENS = 64
-"""More than a chat template adds to a message."""
+"""Bound of the tokens that a chat template adds to a message."""
 _PATIENCE = 10.0  # seconds to wait for a receipt in the ledger
 _NO_CONTENT = (
-    "what the receipts commit to, which the ledger gives to auditors and to the tenant's own token: without it no "
-    "reader can check the texts against the receipts"
+    "the content of the receipts, which the ledger gives to auditors and to the tenant's own token: without it the "
+    "texts cannot be checked against the receipts"
 )
 
 
@@ -66,7 +66,8 @@ def chat(
     json: options.Json = False,
 ) -> None:
     """Talk with the model; every answer has a signed receipt. Piped input gets one answer for each line. Lines that
-    begin with a slash are commands: /method NAME, /save FILE, /help, /quit. Two slashes send one.
+    begin with a slash are commands: /method NAME, /save FILE, /help, /quit. A line that begins with // is sent with
+    one slash.
     """
     if save is not None:
         check_new(require_writable_new_file("--save", save))
@@ -91,7 +92,7 @@ def chat(
 
 
 def _typed() -> Iterator[str]:
-    """Lines from a terminal until Ctrl-D; nothing is kept on disk, for it may be private."""
+    """Lines from a terminal until Ctrl-D; no history is kept on disk, because lines may be private."""
     with suppress(ImportError):  # not on Windows
         import readline  # noqa: F401  (which edits the lines of input())
     while True:
@@ -104,7 +105,7 @@ def _typed() -> Iterator[str]:
 
 
 def _take(line: str, conversation: Conversation, places: tuple[str, str], *, interactive: bool, as_json: bool) -> None:
-    """Do what a line asks for. Raises UsageError for a command that is none."""
+    """Run the command in a line, or send it. Raises UsageError for an unknown command."""
     match line.split(maxsplit=1):
         case []:
             return
@@ -115,7 +116,7 @@ def _take(line: str, conversation: Conversation, places: tuple[str, str], *, int
         case ["/save", name]:
             _save(conversation, Path(name).expanduser(), places)
         case ["/method" | "/save" as word]:
-            raise UsageError(f"{word}: expected a name behind it")
+            raise UsageError(f"{word}: expected a name after it")
         case [word, *_] if word.startswith("/") and not word.startswith("//"):
             raise UsageError(f"{word}: expected {_COMMANDS}", "a line that begins with // is sent with one slash")
         case _:
@@ -143,11 +144,11 @@ def _save(conversation: Conversation, path: Path, places: tuple[str, str]) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One turn. `answer` is what was shown, of an interrupted answer the beginning.
+class Asked:
+    """One turn. `answer` is the shown text, the beginning of an interrupted answer.
 
-    `receipt_id` is None while only the ledger knows it, under `request_id`. `tokens` are those of prompt and answer
-    together, None if they are not known.
+    `receipt_id` is None while only the ledger knows it, under `request_id`. `tokens` counts prompt and answer together,
+    None if they are not known.
     """
 
     question: str
@@ -160,9 +161,9 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as it came, in `seconds`. `finished` is None if it was interrupted; `tokens` are the answer's."""
+    """An answer, which took `seconds`. `finished` is None if it was interrupted; `tokens` are the answer's."""
 
-    turn: Said
+    turn: Asked
     tokens: int
     seconds: float
     finished: Finished | None
@@ -183,13 +184,13 @@ class Answer:
 
 
 class Conversation:
-    """Turns in order, and the service that answers. Nothing is left out of a prompt."""
+    """Turns in order, and the service that answers. Every prompt has all turns."""
 
     def __init__(
         self, runtime: Runtime, asked: Request, spec_decode: SpecDecodeConfig, timeout: float, system: str | None
     ) -> None:
-        """`asked` carries everything but the prompt. Raises KolmError."""
-        self.turns: list[Said] = []
+        """`asked` is a request without its prompt. Raises KolmError."""
+        self.turns: list[Asked] = []
         self._runtime = runtime
         self._asked = asked
         self._spec_decode = spec_decode
@@ -205,7 +206,7 @@ class Conversation:
         return self._info.model
 
     def use(self, method: str) -> None:
-        """Ask for a method from now on, without the parameters of the former one. Raises UsageError."""
+        """Use a method from now on, without the parameters of the former one. Raises UsageError."""
         known = dict.fromkeys(("auto", "off", *self._info.methods))
         if method not in known:
             raise UsageError(f"/method: this server has {', '.join(known)}, not {method}")
@@ -236,10 +237,10 @@ class Conversation:
         except InvalidArgument as error:
             if error.fields != ("messages",) or error.reason != "CONTEXT_LENGTH_EXCEEDED":
                 raise
-            hint = "nothing is left out of a conversation: begin another, or `kolm up --context-length` makes room"
+            hint = "a conversation is sent as a whole: begin another, or start `kolm up` with a larger --context-length"
             raise UsageError(of_server(error).message, hint) from error
         receipt = None if finished is None else finished.receipt
-        turn = Said(
+        turn = Asked(
             question,
             shown,
             request.request_id,
@@ -260,12 +261,12 @@ class Conversation:
         return hint(reason)
 
     def save(self, path: Path, ledger: str, registry: str) -> tuple[str, ...]:
-        """Write a bundle with every turn; returns, in words, what it lacks.
+        """Write a bundle with every turn; returns a description of each missing part.
 
-        Raises UsageError for a conversation without turns and a path that is taken, KolmError, Failed.
+        Raises UsageError for a conversation without turns and for an existing path, KolmError, Failed.
         """
         if not self.turns:
-            raise UsageError("nothing was said yet that could be saved")
+            raise UsageError("there is no answer yet that could be saved")
         check_new(path)
         with ledger_at(ledger) as client:
             self.turns = [replace(turn, receipt_id=_receipt_of(client, turn).receipt_id) for turn in self.turns]
@@ -294,7 +295,7 @@ class Conversation:
         return replace(self._asked, messages=messages, sampling=sampling, request_id=request_id)
 
     def _bound(self, messages: list[Message]) -> int:
-        """A number of tokens that this prompt stays under: a token for each byte where they were not counted."""
+        """A bound of the prompt's tokens: one for each byte of uncounted texts."""
         counted = self.turns[-1].tokens if self.turns else None
         new = messages if counted is None else messages[-1:]
         return (counted or 0) + sum(len(each.content.encode()) + _TEMPLATE_TOKENS for each in new)
@@ -308,7 +309,7 @@ def _check_whole(finished: Finished | None) -> None:
         raise Failed(f"the server ended the answer early ({finished.finish_reason})", "ask again")
 
 
-def _receipt_of(ledger: LedgerClient, turn: Said) -> ReceiptEntry:
+def _receipt_of(ledger: LedgerClient, turn: Asked) -> ReceiptEntry:
     """The receipt of a turn, waiting until the ledger has it. Raises Failed, KolmError."""
     if (found := awaited(lambda: _found(ledger, turn), _PATIENCE)) is not None:
         return found
@@ -318,7 +319,7 @@ def _receipt_of(ledger: LedgerClient, turn: Said) -> ReceiptEntry:
     )
 
 
-def _found(ledger: LedgerClient, turn: Said) -> ReceiptEntry | None:
+def _found(ledger: LedgerClient, turn: Asked) -> ReceiptEntry | None:
     if turn.receipt_id is None:
         return next(ledger.receipts(ReceiptFilter(request_id=turn.request_id)), None)
     try:
@@ -328,7 +329,7 @@ def _found(ledger: LedgerClient, turn: Said) -> ReceiptEntry | None:
 
 
 def answer_line(answer: Answer) -> str:
-    """One line about an answer, with its receipt's entry in the ledger where that is known."""
+    """One line about an answer, with its receipt's entry in the ledger if that is known."""
     finished = answer.finished
     if finished is None:
         kept = "receipt on its way" if answer.turn.answer else "the question is not kept"

@@ -1,4 +1,4 @@
-"""`kolm generate`: a prompt in, text out, and the receipt that goes with it."""
+"""`kolm generate`: text for a prompt, with a signed receipt."""
 
 from __future__ import annotations
 
@@ -66,30 +66,30 @@ class PromptOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The ways of an answer: to the terminal, and into files."""
+    """Where an answer goes: the terminal, and files."""
 
     save: Annotated[
         Path | None,
         Option(metavar="FILE", help="Write a receipt file: prompt, output, receipt and proof, for kolm verify."),
     ] = None
     stream: Annotated[
-        bool | None, Option("--stream/--no-stream", help="Print text as it comes. Default: on a terminal.")
+        bool | None, Option("--stream/--no-stream", help="Print text as it arrives. Default: on a terminal.")
     ] = None
     promise: Annotated[
         Path | None,
         Option(
             metavar="FILE",
-            help="Keep the promise of a receipt, before the first token, for `kolm receipts promised` and `verify`.",
+            help="Write the promise of a receipt, before the first token, for `kolm receipts promised` and `verify`.",
         ),
     ] = None
 
     def is_live(self, n: int | None, *, as_json: bool) -> bool:
-        """Whether text is printed as it comes. Raises UsageError for ways that go against each other."""
+        """Whether text is printed as it arrives. Raises UsageError for contradicting options."""
         several = n is not None and n > 1
         if self.stream and as_json:
-            raise UsageError("--stream prints text as it comes, --json one object at the end: choose one")
+            raise UsageError("--stream prints text as it arrives, --json one object at the end: choose one")
         if self.stream and several:
-            raise UsageError("--stream shows one choice as it comes: leave out --n, or use --no-stream")
+            raise UsageError("--stream shows one choice as it arrives: leave out --n, or use --no-stream")
         return sys.stdout.isatty() and not as_json and not several if self.stream is None else self.stream
 
     def check_files(self, n: int | None) -> None:
@@ -109,7 +109,7 @@ PROMPT, ANSWER = PromptOptions(), AnswerOptions()
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request on its way, and the file that keeps its promise."""
+    """A request to send, and the file for its promise."""
 
     runtime: Runtime
     request: Request
@@ -125,7 +125,7 @@ def generate(
         Path | None,
         Option(
             metavar="FILE",
-            help="The output that you expect, as a file before an edit: what agrees comes faster.",
+            help="The output that you expect, such as a file before an edit; matching parts are faster.",
             rich_help_panel=SPECULATION,
         ),
     ] = None,
@@ -134,7 +134,11 @@ def generate(
     ] = None,
     logprobs: Annotated[
         int | None,
-        Option("--logprobs", help="Show those of tokens and of N others, up to 20.", rich_help_panel=SAMPLING),
+        Option(
+            "--logprobs",
+            help="Show log probabilities of tokens and of N alternatives, up to 20.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
     request_id: Annotated[str, Option(help="Your name for the request; goes into the receipt.")] = "",
     nonce: Annotated[str, Option(help="A word of your own; goes into the receipt.")] = "",
@@ -151,7 +155,7 @@ def generate(
         asked.request(n, logprobs),
         prompt=sent if isinstance(sent, str) else None,
         messages=None if isinstance(sent, str) else sent,
-        request_id=request_id or f"generate-{uuid.uuid4().hex[:12]}",  # by which its receipt is found after Ctrl-C
+        request_id=request_id or f"generate-{uuid.uuid4().hex[:12]}",  # finds its receipt after Ctrl-C
         nonce=nonce,
         prediction=read_prediction(prediction),
     )
@@ -161,7 +165,7 @@ def generate(
             call = _Call(runtime, request, spec_decode, asked.timeout, answer.promise)
             ended: Sequence[Choice | Finished] = _stream(call) if live else _serve(call, as_json=json)
     except KeyboardInterrupt:
-        _say_interrupted(request.request_id, n or 1, ledger)
+        _show_interrupted(request.request_id, n or 1, ledger)
         raise typer.Exit(exits.INTERRUPTED) from None
     if answer.save is not None and (receipt := ended[0].receipt) is not None:
         _save(answer.save, receipt, sent, ledger)
@@ -197,12 +201,12 @@ def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
     return completion.choices
 
 
-def _say_interrupted(request_id: str, choices: int, ledger: str) -> None:
-    """A terminal has ^C on its line."""
+def _show_interrupted(request_id: str, choices: int, ledger: str) -> None:
+    """Print the receipts of an interrupted request, on a new line of a terminal, after its ^C."""
     found = ", ".join(f"{each.receipt_id} (entry {each.index})" for each in receipts_of(request_id, choices, ledger))
     later = f"if it had begun, its receipt is on its way: kolm receipts list --request-id {printable(request_id)}"
-    said = f"receipt of what came until then: {found}" if found else later
-    print(f"{chr(10) if sys.stderr.isatty() else ''}interrupted; {said}", file=sys.stderr)
+    known = f"receipt of the output until then: {found}" if found else later
+    print(f"{chr(10) if sys.stderr.isatty() else ''}interrupted; {known}", file=sys.stderr)
 
 
 def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:
@@ -213,7 +217,7 @@ def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) 
 
 
 def _keeping(path: Path | None, events: Iterable[Event]) -> Iterator[Event]:
-    """The events, the promise among them written to `path`."""
+    """The events; the promise among them is written to `path`."""
     for event in events:
         if path is not None and isinstance(event, Started):
             _keep(path, event.promise)
@@ -230,13 +234,13 @@ def _keep(path: Path, promise: bytes | None) -> None:
 
 
 def _check_whole(finish_reasons: Sequence[str]) -> None:
-    """Raises Failed if an output ends early: a script must not take half a text for a whole one."""
+    """Raises Failed if an output ended early, so that a script does not take half a text for a whole one."""
     if cut := [reason for reason in finish_reasons if reason not in ("stop", "length")]:
         raise Failed(f"the server ended the output early ({cut[0]}); the receipt covers the output so far")
 
 
 def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry]:
-    """What the ledger has within a few seconds; nothing where it does not answer, or nothing had begun."""
+    """The receipts that the ledger has within a few seconds; none if it does not answer, or nothing had begun."""
     found: list[ReceiptEntry] = []
     with suppress(KolmError), ledger_at(ledger) as client:
 
@@ -249,9 +253,9 @@ def receipts_of(request_id: str, choices: int, ledger: str) -> list[ReceiptEntry
 
 
 def show_stream(events: Iterable[Event], started: float) -> Finished | None:
-    """Text as it comes, then a summary; returns the stream's last event, None if it never came.
+    """Print text as it arrives, then a summary; returns the stream's last event, None if it never came.
 
-    `started`, by `time.monotonic`, is when it was asked for.
+    `started` is the time of the request, by `time.monotonic`.
     """
     write, finished, begun = text_writer(), None, False
     positions: list[PositionLogprobs] = []
@@ -274,7 +278,7 @@ def show_stream(events: Iterable[Event], started: float) -> Finished | None:
 
 
 def show_completion(completion: Completion, elapsed: float) -> None:
-    """Every choice, each with a summary; `elapsed` seconds after it was asked for."""
+    """Print every choice with a summary; `elapsed` are the seconds since the request."""
     several = len(completion.choices) > 1
     write = text_writer()
     for choice in completion.choices:
@@ -288,7 +292,7 @@ def show_completion(completion: Completion, elapsed: float) -> None:
 
 
 def text_writer() -> Callable[[str], None]:
-    """Writes text at once; a terminal gets no control characters from a model."""
+    """A writer of unbuffered text; a terminal gets no control characters from a model."""
     shown: Callable[[str], str] = printable if sys.stdout.isatty() else str
 
     def write(text: str) -> None:
@@ -303,7 +307,7 @@ def _position(position: PositionLogprobs) -> dict[str, Any]:
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    """Parts of a character have `bytes` beside the members of every token, special tokens have `special`."""
+    """Members of every token; a part of a character also has `bytes`, a special token `special`."""
     document = {"token_id": token.token_id, "text": token.text, "logprob": token.logprob}
     if token.token_bytes:
         document["bytes"] = list(token.token_bytes)
@@ -350,7 +354,7 @@ def _receipt(receipt: Receipt | None) -> str:
 
 
 def completion_document(completion: Completion) -> dict[str, Any]:
-    """The members of the only choice at the top; several choices are under `choices`, with what is theirs alone."""
+    """The only choice's members at the top; several choices are under `choices`, each with its own members."""
     whole = {
         "usage": asdict(completion.usage) | {"total_tokens": completion.usage.total_tokens},
         "metrics": asdict(completion.metrics),
@@ -394,19 +398,19 @@ def _resolved(resolved: Resolved) -> dict[str, Any]:
 
 
 def speed(tokens: int, metrics: Metrics, seconds: float | None) -> str:
-    """The whole time, the time to the first token, the speed of decoding, and what came after the last token.
+    """The whole time, the time to the first token, the speed of decoding, and the time after the last token.
 
-    The caller waited `seconds`. After the last token they went to the receipt, with an inline replay before it, and to
-    the way here. None, for one choice of several, leaves that out.
+    The caller waited `seconds`. The time after the last token is that of the receipt, of an inline replay before it,
+    and of the network. None, for one choice of several, leaves that out.
     """
     first, decode = round(metrics.first_token_seconds, 2), round(metrics.decode_seconds, 2)
-    said = f"{tokens} token{'' if tokens == 1 else 's'}"
+    count = f"{tokens} token{'' if tokens == 1 else 's'}"
     if not first and not decode:
-        return said if seconds is None else f"{said} in {seconds:.2f} s"
+        return count if seconds is None else f"{count} in {seconds:.2f} s"
     after = 0.0 if seconds is None else max(round(seconds - first - decode, 2), 0.0)
     parts = [f"first after {first:.2f} s"] if first else []
     if tokens > 1 and metrics.decode_seconds > 0:
         parts.append(f"{(tokens - 1) / metrics.decode_seconds:.0f} tokens/s for {decode:.2f} s")
     if after:
         parts.append(f"receipt {after:.2f} s later")
-    return f"{said} in {first + decode + after:.2f} s ({', '.join(parts)})"
+    return f"{count} in {first + decode + after:.2f} s ({', '.join(parts)})"

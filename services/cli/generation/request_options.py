@@ -1,4 +1,4 @@
-"""Options of a request for text, which `kolm generate` and `kolm chat` share, and its prompt."""
+"""Options of a request for text, shared by `kolm generate` and `kolm chat`, and its prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRUCTURE = "Structured output (one of them)"
 
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
-"""The most that the generation service takes (`GenerateRequest.prompt`, `.prediction`)."""
+"""Limit of the generation service (`GenerateRequest.prompt`, `.prediction`)."""
 
 _NO_PROMPT = UsageError(
     "expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate --chat "What is gravity?"'
@@ -35,28 +35,46 @@ _sampling, _structure, _speculation = (partial(_option, panel) for panel in (SAM
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The values of the options, each with its flag. None leaves a choice to the server, which checks all ranges."""
+    """Values of the options, each with its flag. None is the server's default; the server checks all ranges."""
 
-    max_tokens: Annotated[int | None, _sampling("--max-tokens", "Tokens of an output at most.")] = None
-    min_tokens: Annotated[int | None, _sampling("--min-tokens", "Nothing ends an output before these.")] = None
-    temperature: Annotated[float | None, _sampling("--temperature", "0: the likeliest token.", None, "-t")] = None
-    top_p: Annotated[float | None, _sampling("--top-p", "Above 0, up to 1.")] = None
-    top_k: Annotated[int | None, _sampling("--top-k", "0: no limit.")] = None
-    min_p: Annotated[float | None, _sampling("--min-p", "0 to 1.")] = None
-    seed: Annotated[int | None, _sampling("--seed", "The same seed, the same text.")] = None
-    stop: Annotated[list[str] | None, _sampling("--stop", "A text that ends the output. May be repeated.")] = None
-    presence_penalty: Annotated[float | None, _sampling("--presence-penalty", "-2 to 2.")] = None
-    frequency_penalty: Annotated[float | None, _sampling("--frequency-penalty", "-2 to 2.")] = None
-    repetition_penalty: Annotated[float | None, _sampling("--repetition-penalty", "0.01 to 10; 1: none.")] = None
-    ignore_eos: Annotated[bool, _sampling("--ignore-eos", "Go on past the end-of-sequence token.")] = False
-    json_schema: Annotated[
-        Path | None, _structure("--json-schema", "JSON that a schema allows, members in its order.", "FILE")
+    max_tokens: Annotated[int | None, _sampling("--max-tokens", "Limit of an output, in tokens.")] = None
+    min_tokens: Annotated[int | None, _sampling("--min-tokens", "Tokens before an output may end.")] = None
+    temperature: Annotated[
+        float | None, _sampling("--temperature", "Sampling temperature; 0 takes the likeliest token.", None, "-t")
     ] = None
-    json_object: Annotated[bool, _structure("--json-object", "Any JSON object.")] = False
-    regex: Annotated[str | None, _structure("--regex", "What a regular expression matches as a whole.", "REGEX")] = None
-    choice: Annotated[list[str] | None, _structure("--choice", "One of these texts. May be repeated.", "TEXT")] = None
-    grammar: Annotated[Path | None, _structure("--grammar", "What a Lark or GBNF grammar allows.", "FILE")] = None
-    method: Annotated[str | None, _speculation("--method", "auto, off or a method of the server.", "METHOD")] = None
+    top_p: Annotated[float | None, _sampling("--top-p", "Nucleus sampling, above 0 and up to 1.")] = None
+    top_k: Annotated[int | None, _sampling("--top-k", "Number of likeliest tokens to sample from; 0 is no limit.")] = (
+        None
+    )
+    min_p: Annotated[
+        float | None, _sampling("--min-p", "Least probability relative to the likeliest token, 0 to 1.")
+    ] = None
+    seed: Annotated[int | None, _sampling("--seed", "Seed of the sampling; the same seed gives the same text.")] = None
+    stop: Annotated[list[str] | None, _sampling("--stop", "A text that ends the output. May be repeated.")] = None
+    presence_penalty: Annotated[
+        float | None, _sampling("--presence-penalty", "Penalty of tokens that occurred, -2 to 2.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _sampling("--frequency-penalty", "Penalty by a token's count, -2 to 2.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, _sampling("--repetition-penalty", "Penalty of repeated tokens, 0.01 to 10; 1 is none.")
+    ] = None
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", "Continue after the end-of-sequence token.")] = False
+    json_schema: Annotated[
+        Path | None, _structure("--json-schema", "Output is JSON by this schema, members in its order.", "FILE")
+    ] = None
+    json_object: Annotated[bool, _structure("--json-object", "Output is a JSON object.")] = False
+    regex: Annotated[
+        str | None, _structure("--regex", "Output matches this regular expression as a whole.", "REGEX")
+    ] = None
+    choice: Annotated[
+        list[str] | None, _structure("--choice", "Output is one of these texts. May be repeated.", "TEXT")
+    ] = None
+    grammar: Annotated[Path | None, _structure("--grammar", "Output follows this Lark or GBNF grammar.", "FILE")] = None
+    method: Annotated[
+        str | None, _speculation("--method", "Speculation method: auto, off or a method of the server.", "METHOD")
+    ] = None
     k: Annotated[int | None, _speculation("--k", "Draft depth in tokens.")] = None
     eagle_head: Annotated[
         str | None, _speculation("--eagle-head", "Head to draft with; the method follows from its kind.", "HEAD")
@@ -66,7 +84,7 @@ class RequestOptions:
         _speculation("--parameter", "A parameter of the method, see kolm doctor. May be repeated.", "NAME=VALUE"),
     ] = None
     verify: Annotated[
-        str | None, _speculation("--verify", "inline: replay before the receipt is signed.", "sampled|inline")
+        str | None, _speculation("--verify", "When to replay; inline: before the receipt is signed.", "sampled|inline")
     ] = None
     workload: Annotated[
         str | None,
@@ -77,10 +95,10 @@ class RequestOptions:
             "WORKLOAD",
         ),
     ] = None
-    model: Annotated[str | None, Option("--model", help="Name or base_cid; the one served by default.")] = None
-    adapter: Annotated[str | None, Option("--adapter", help="Name or adapter_cid; the bare base by default.")] = None
+    model: Annotated[str | None, Option("--model", help="Name or base_cid. Default: the served model.")] = None
+    adapter: Annotated[str | None, Option("--adapter", help="Name or adapter_cid. Default: the bare base.")] = None
     tenant: Annotated[str, Option("--tenant", help="The tenant of the request; goes into the receipt.")] = ""
-    timeout: Annotated[float, Option("--timeout", help="Give up after this many seconds.")] = 600.0
+    timeout: Annotated[float, Option("--timeout", help="Time limit of the request in seconds.")] = 600.0
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
@@ -133,7 +151,7 @@ class RequestOptions:
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt from exactly one of both; "-" is standard input, and so is neither of them in a pipe.
+    """The prompt from exactly one of the two; "-", or neither of them in a pipe, is standard input.
 
     Raises UsageError, which names the source.
     """
@@ -153,7 +171,7 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
 
 
 def read_prediction(file: Path | None) -> str:
-    """The output that is expected, none where no file is named. Raises UsageError."""
+    """The expected output, empty if no file is named. Raises UsageError."""
     return "" if file is None else _decoded("--prediction", *_read("--prediction", file))
 
 
@@ -168,7 +186,7 @@ def _decoded(flag: str, name: str, raw: bytes) -> str:
 
 
 def _read(flag: str, file: Path | None) -> tuple[str, bytes]:
-    """A name for messages and the bytes, up to one more than may be sent, which shows that there are too many."""
+    """A name for messages, and the bytes, up to one more than the limit, so that too many are recognised."""
     if file is None or str(file) == "-":
         return "standard input", sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     return str(file), read_bytes(flag, file, MAX_PROMPT_BYTES + 1)

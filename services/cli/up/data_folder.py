@@ -19,7 +19,7 @@ _LOCKS = (
     (Path("ledger.sqlite3.lock"), "a ledger"),
     (Path("generation", "lock"), "a generation service"),
 )
-"""Locks in the folder, each with the program that holds it. A service that was started alone calls with its tokens."""
+"""Locks in the folder, each with the program that holds it. A service that was started alone uses the same tokens."""
 _HOLDER = re.compile(rb"(?P<pid>\d{1,10})(?: (?P<since>[0-9TZ:.-]{1,40}))?\s*")
 _HINT = (
     "stop it first, or give this stack a folder of its own: --data-dir FOLDER, with ports of its own "
@@ -30,7 +30,7 @@ _HINT = (
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """A block in which no other process brings services up on the folder, which is made if it is missing. The lock ends
-    with the process, however that ends. Raises UsageError where services run on it, OSError.
+    with the process, however that ends. Raises UsageError if services run on the folder, OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     expect_unused(folder)
@@ -46,7 +46,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def expect_unused(folder: Path) -> None:
-    """Makes nothing. Raises UsageError where another process runs services on the folder, OSError."""
+    """Raises UsageError if another process runs services on the folder, OSError. Makes no file."""
     for name, program in _LOCKS:
         try:
             lock = os.open(folder / name, os.O_RDWR | os.O_CLOEXEC)
@@ -59,7 +59,7 @@ def expect_unused(folder: Path) -> None:
 
 
 def _lock(lock: int, kind: int, folder: Path, program: str) -> None:
-    """Raises UsageError, which names the holder, where another process has the lock."""
+    """Raises UsageError, which names the holder, if another process has the lock."""
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -45,7 +45,7 @@ SERVICE_ROLES: Mapping[str, tuple[Role, ...]] = {
     "explorer": ("read",),
     "http": ("observe",),
 }
-"""The roles of each service that calls others. The HTTP front shows its callers' tokens; its own is for metrics."""
+"""Roles of each service that calls others. The HTTP front passes on its callers' tokens; its own is for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class LocalServices:
     engine: EngineOptions | None = None
 
     def check_model(self) -> None:
-        """Before anything is made or started. Raises UsageError for what cannot be served, by its files' headers."""
+        """Check headers of the model's files, before anything is made. Raises UsageError if it cannot be served."""
         from services.generation.target.weights import check_headers
 
         if self.model is None:
@@ -92,8 +92,8 @@ class LocalServices:
         return f"{self.engine.engine} at {self.engine.plain_url}" if self.engine else str(self.model)
 
     def trust_own_keys(self) -> tuple[TrustedKey, ...]:
-        """The user of these services trusts their keys, and lets them call each other: keys and tokens are made and
-        added before anything starts. Returns the new keys.
+        """Make and trust the services' keys, and the tokens with which they call each other, before anything starts.
+        Returns the new keys.
 
         Raises KeyFileError, PrincipalsError, OSError.
         """
@@ -113,7 +113,7 @@ class LocalServices:
 
     @property
     def local_token(self) -> Path:
-        """The file with the token of this start, for browsers and API keys. Made by `trust_own_keys`."""
+        """The file with the token of this start, for browsers and API keys; `trust_own_keys` makes it."""
         return token_file(self.data_dir, LOCAL)
 
     def ledger(self) -> Plan:
@@ -176,13 +176,13 @@ class LocalServices:
 
     @property
     def metrics_ports(self) -> dict[str, int]:
-        """Metrics ports by service; empty where none serves metrics."""
+        """Metrics ports by service; empty if none serves metrics."""
         if self.metrics_port is None:
             return {}
         return {name: self.metrics_port and self.metrics_port + place for place, name in enumerate(_NAMES)}
 
     def plans(self) -> tuple[Plan, ...]:
-        """All plans of `kolm up`, with addresses left open."""
+        """All plans of `kolm up`, with empty addresses."""
         front = () if self.http_port is None else (self.http("", None if self.explorer_port is None else ""),)
         page = () if self.explorer_port is None else (self.explorer(""),)
         return (self.ledger(), self.registry(""), self.generation("", ""), self.auditor(""), *page, *front)
@@ -190,7 +190,7 @@ class LocalServices:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the services listen, host:port."""
+    """Addresses of the services, host:port."""
 
     generation: str
     ledger: str
@@ -203,17 +203,17 @@ class Addresses:
 def bring_up(
     services: LocalServices,
     supervisor: Supervisor,
-    told: Callable[[TrustedKey], None] = lambda key: None,
-    answering: Callable[[Addresses], None] = lambda those: None,
+    trusted: Callable[[TrustedKey], None] = lambda key: None,
+    answering: Callable[[Addresses], None] = lambda addresses: None,
 ) -> Addresses:
-    """Start all services together, those first that others ask; the auditor's page last. One whose port is to be a free
-    one has to be there before those that are told of it.
+    """Start all services together, called services before their callers; the auditor's page last. A service on a free
+    port has to be ready before its callers start, which need its address.
 
-    Their keys are trusted first; `told` gets those that are new. `answering` is called as soon as there is all that an
-    answer takes. Raises KeyFileError, PrincipalsError, OSError, and what Supervisor.start raises.
+    The services' keys are trusted first; `trusted` gets the new ones. `answering` is called as soon as requests are
+    answered. Raises KeyFileError, PrincipalsError, OSError, and the errors of Supervisor.start.
     """
     for key in services.trust_own_keys():
-        told(key)
+        trusted(key)
     launched = partial(_Launched, supervisor)
     ledger = launched(services.ledger())
     registry = launched(services.registry(ledger.place))
@@ -237,7 +237,7 @@ def bring_up(
 
 
 def _with_front(generation: Plan, front: Plan) -> Plan:
-    """One process for both, which is ready when both are."""
+    """The plan of one process with both services, ready when both are."""
     front.ready_file.unlink(missing_ok=True)
     return replace(generation, module="services.cli.up.with_front", more=("--", *front.flags))
 
@@ -255,8 +255,8 @@ def tokens_left(services: LocalServices, *addresses: str | None) -> Iterator[Non
 
 
 class _Launched:
-    """A service that has been started and may not be there yet; `later`: that is started once its address is asked for.
-    Both properties raise as Supervisor.address does.
+    """A service that was started and may not be ready yet; with `later`, it starts when its address is read. Both
+    properties raise the errors of Supervisor.address.
     """
 
     def __init__(
@@ -268,12 +268,12 @@ class _Launched:
 
     @property
     def place(self) -> str:
-        """Where it will be: known already, unless it takes a free port."""
+        """The address that it will have; a service on a free port has to be ready for that."""
         return self.address if self._plan.listens_at.endswith(":0") else self._plan.listens_at
 
     @property
     def address(self) -> str:
-        """Where it is, once it serves."""
+        """The address, once it serves."""
         if self._later:
             self._later = False
             self._supervisor.launch(self._plan)
@@ -286,14 +286,14 @@ def principals_file(data_dir: Path) -> Path:
 
 
 def token_file(data_dir: Path, name: str) -> Path:
-    """Where the token of a service, or of the owner, lies (mode 0600)."""
+    """The file of the token of a service, or of the owner (mode 0600)."""
     return data_dir / "tokens" / name
 
 
 def make_local_principals(data_dir: Path) -> None:
-    """Make the tokens that are missing, as well as those that are no longer valid. Everything else there stays.
+    """Make missing and expired tokens, and a new token `LOCAL` at each call. Other credentials stay as they are.
 
-    The token `LOCAL` is made anew each time. Raises PrincipalsError, OSError.
+    Raises PrincipalsError, OSError.
     """
     from services.runtime.credentials import LOCAL_CALLER, ROLES, Credential, edited_principals, new_token, token_digest
 

@@ -1,4 +1,4 @@
-"""The models that were served on a data folder, and the receipts of theirs that await an audit."""
+"""The models that were served on a data folder, and their receipts that await an audit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as `kolm up` has served it: `flags` of the auditor that has it, `adapters` (NAME=DIR by identifier)."""
+    """A model as `kolm up` served it: `flags` of an auditor with this model, `adapters` (NAME=DIR by identifier)."""
 
     base_cid: str
     name: str
@@ -40,7 +40,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many receipts of a base, or of an adapter on it, are owed a verdict that they do not have."""
+    """The number of receipts of a base, or of an adapter on it, that still have no owed verdict."""
 
     base_cid: str
     adapter_cid: str | None
@@ -58,7 +58,7 @@ def remember(data_dir: Path, model: ServedModel) -> None:
 
 
 def remembered(data_dir: Path) -> dict[str, ServedModel]:
-    """The models by base; none where the file is missing or cannot be read: it only gives names to identifiers."""
+    """The models by base; none if the file is missing or cannot be read, since it only gives names to identifiers."""
     try:
         document = json.loads(_file(data_dir).read_bytes())
         found = [ServedModel(**{**each, "flags": tuple(each["flags"])}) for each in document]
@@ -72,9 +72,9 @@ def _file(data_dir: Path) -> Path:
 
 
 def waiting(database: Path, now: datetime) -> list[Waiting]:
-    """Receipts of the ledger in a file that are owed a verdict by the log's policies and whose time runs at `now`. At a
-    rate below 1 also those that no draw has chosen. None where there is no ledger, or one that cannot be read: the
-    service tells of that.
+    """Receipts of a ledger's file that the log's policies owe a verdict, and whose deadline is after `now`; at a rate
+    below 1 also receipts that no draw has chosen. Empty if there is no ledger, or an unreadable one, which the ledger
+    service reports.
     """
     if not database.is_file():
         return []
@@ -109,7 +109,7 @@ def _waiting(connection: Connection, now: datetime) -> Iterator[Waiting]:
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """A policy that promises verdicts: for the entries behind `first` and before `end`."""
+    """A policy that promises verdicts for the entries after `first` and before `end`."""
 
     first: int
     end: int
@@ -135,9 +135,9 @@ def _promises(connection: Connection) -> Iterator[_Promise]:
 
 
 def unaudited(services: LocalServices, now: datetime) -> Iterator[str]:
-    """A line for each other model, or adapter, that was served on the folder and has receipts which await an audit.
+    """A line for each other model, or adapter, that was served on the folder and has receipts that await an audit.
 
-    Looks into the ledger only if another model was served there, or may have been.
+    Reads the ledger only if another model was, or may have been, served there.
     """
     models, flags, adapters = remembered(services.data_dir), audit_flags(services), adapter_words(services)
     if all(each.flags == flags and set(each.adapters.values()) <= set(adapters) for each in models.values()) and models:
@@ -152,19 +152,19 @@ def unaudited(services: LocalServices, now: datetime) -> Iterator[str]:
 
 
 def _own(services: LocalServices, models: Mapping[str, ServedModel], flags: Sequence[str]) -> frozenset[str]:
-    """The base that is about to be served; of another engine's, whose weights are not here, those it had before."""
+    """The base that is about to be served; for an engine whose weights are not here, the bases that it had before."""
     from services.generation.target.identity import base_cid
 
     if services.model is None:
         return frozenset(cid for cid, model in models.items() if model.flags == flags)
-    with suppress(TargetError, OSError):  # the services say why it cannot be served
+    with suppress(TargetError, OSError):  # the services report why it cannot be served
         return frozenset((base_cid(services.model),))
     return frozenset()
 
 
 def remember_served(services: LocalServices, address: str) -> None:
-    """Keep the model that the generation service at `address` serves, unless that does not tell: the next start then
-    has no name for its identifier.
+    """Keep the model that the generation service at `address` serves. If the service does not answer, the next start
+    has no name for the model's identifier.
     """
     from services.cli.up.local_services import OWNER, token_file
     from services.client.errors import KolmError
@@ -194,7 +194,7 @@ def adapter_words(services: LocalServices) -> tuple[str, ...]:
 
 
 def _named(model: Path) -> str:
-    """A name by which --model finds it from any folder."""
+    """A value for --model that names the model from any folder."""
     from services.generation.target.model_path import model_path, name_of
 
     name = name_of(model)
@@ -204,17 +204,17 @@ def _named(model: Path) -> str:
     return str(model.resolve())
 
 
-def _line(waits: Waiting, model: ServedModel | None, data_dir: Path) -> str:
-    """What waits, and the command that replays it; `model` is None where the folder does not remember it."""
+def _line(owed: Waiting, model: ServedModel | None, data_dir: Path) -> str:
+    """The waiting receipts, and the command that replays them; `model` is None if the folder has no record of it."""
     flags = [*(model.flags if model else ("--model", "MODEL"))]
-    adapter = waits.adapter_cid and (model.adapters.get(waits.adapter_cid, "NAME=DIR") if model else "NAME=DIR")
+    adapter = owed.adapter_cid and (model.adapters.get(owed.adapter_cid, "NAME=DIR") if model else "NAME=DIR")
     if adapter and adapter not in flags:
         flags += ["--adapter", adapter]
-    whose = f"the adapter {adapter} ({waits.adapter_cid})" if adapter and model else "another model"
-    named = f"{model.name}, {waits.base_cid}" if model else waits.base_cid
-    plural = "receipt" if waits.count == 1 else "receipts"
+    whose = f"the adapter {adapter} ({owed.adapter_cid})" if adapter and model else "another model"
+    named = f"{model.name}, {owed.base_cid}" if model else owed.base_cid
+    plural = "receipt" if owed.count == 1 else "receipts"
     command = shlex.join(["kolm", "audit", "run", *flags, "--data-dir", str(data_dir)])
     return (
-        f"{waits.count} {plural} of {whose} ({named}) await an audit, which this auditor leaves to one that has the "
-        f"model until their time is up: `{command}`, beside these services, replays them"
+        f"{owed.count} {plural} of {whose} ({named}) await an audit, which this auditor leaves to an auditor with that "
+        f"model until their deadline: `{command}`, while these services run, replays them"
     )

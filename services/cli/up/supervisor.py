@@ -1,7 +1,7 @@
 """Several services as child processes: started one after another, watched together, stopped in reverse.
 
-If one ends without being asked, all end. Each child has a session of its own, so that Ctrl-C in a terminal reaches only
-this process, which stops them in order.
+If one ends by itself, all end. Each child has a session of its own, so that Ctrl-C in a terminal reaches only this
+process, which stops them in order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Line = Callable[[str, str], None]
 """Takes the name of a service and a line that it wrote; called from threads."""
 
 Quiet = Callable[[str, float, str | None], None]
-"""Takes the name of a service that has said nothing for a while, the seconds since its start, and its last line."""
+"""Takes the name of a service without output for a while, the seconds since its start, and its last line."""
 
 Settings = Mapping[str, object]
 """Settings of a service by name; None and False are not set."""
@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class StopRequested(Exception):
-    """SIGINT or SIGTERM came while services were being started or waited for."""
+    """SIGINT or SIGTERM arrived while services were starting or running."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -50,7 +50,7 @@ class StopRequested(Exception):
 
 
 class ServiceDied(Exception):
-    """A service ended by itself; `last_lines` are the last that it wrote."""
+    """A service ended by itself; `last_lines` are its last lines of output."""
 
     def __init__(self, name: str, code: int, last_lines: Sequence[str]) -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -90,7 +90,9 @@ class Plan:
 
 
 def words(**flags: object) -> tuple[str, ...]:
-    """`--the-name VALUE` each, for a list once for each value; the bare flag for True, nothing for None and False."""
+    """`--the-name VALUE` for each setting, once for each value of a list; the bare flag for True, nothing for None and
+    False.
+    """
     found: list[str] = []
     for name, given in flags.items():
         flag = f"--{name.replace('_', '-')}"
@@ -115,7 +117,7 @@ class Supervisor:
     """Use it inside `listening()`, from the main thread, and always call `stop`."""
 
     def __init__(self, on_line: Line, on_quiet: Quiet = lambda *_: None, quiet_seconds: float = _QUIET_SECONDS) -> None:
-        """`on_quiet` is called while a service starts, whenever none has said anything for `quiet_seconds`."""
+        """`on_quiet` is called while a service starts, after each `quiet_seconds` without output of any service."""
         self._on_line = on_line
         self._on_quiet = on_quiet
         self._quiet_seconds = quiet_seconds
@@ -134,7 +136,7 @@ class Supervisor:
         return self.address(plan, timeout)
 
     def launch(self, plan: Plan) -> None:
-        """Start a service and return at once."""
+        """Start a service without waiting for it."""
         plan.ready_file.unlink(missing_ok=True)
         self._spawn(plan)
 
@@ -158,11 +160,11 @@ class Supervisor:
             self._look(None)
 
     def check(self) -> None:
-        """Raise what `wait` would raise by now."""
+        """Raise the error of an event that has happened, if there is one."""
         self._look(0.0)
 
     def stop(self, grace: float) -> None:
-        """End all services, the last started first; those that take longer than `grace` seconds are killed."""
+        """End all services, the last started first; one that takes longer than `grace` seconds is killed."""
         self._stopping = True
         for child in reversed(self._children):
             _ask_to_stop(child.process)
@@ -234,7 +236,7 @@ def _ask_to_stop(process: subprocess.Popen[str]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when `parent` dies; end at once if it has died already."""
+    """Ask the kernel for SIGTERM when `parent` dies; exit if it is dead already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

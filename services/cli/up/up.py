@@ -55,7 +55,7 @@ _IMPORTED = time.monotonic()
 
 
 def _defaults_from(context: typer.Context, config: Path | None) -> Path | None:
-    """Settings of the generation service that the auditor has to load as well are flags here: both get them."""
+    """Take settings that generation and auditor share as defaults of this command's flags, which both get."""
     if config is not None:
         context.default_map = Configuration.read(config).shared_with_the_auditor()
     return config
@@ -80,9 +80,9 @@ class ServiceOptions:
         Option(min=0, max=65530, help="Serve metrics from this port on, a port a service; 0 takes free ones."),
     ] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, Option(help="Of the services. Default: info.")
+        Literal["debug", "info", "warning", "error"] | None, Option(help="Log level of the services. Default: info.")
     ] = None
-    log_format: Annotated[Literal["text", "json"], Option(help="Lines as text or JSON.")] = "text"
+    log_format: Annotated[Literal["text", "json"], Option(help="Log lines as text or as JSON.")] = "text"
 
     def settings(self, *, insecure: bool) -> Settings:
         """Settings of every service."""
@@ -98,11 +98,13 @@ def up(
     served: ServedOptions = SERVED,
     other: EngineOptions = ENGINE,
     listen: ListenOptions = LISTEN,
-    audit_rate: Annotated[float, Option(min=0.0, max=1.0, help="Share of receipts that are replayed.")] = 1.0,
+    audit_rate: Annotated[
+        float, Option(min=0.0, max=1.0, help="Share of the receipts that the auditor replays.")
+    ] = 1.0,
     every: ServiceOptions = SERVICES,
     json: options.Json = False,
 ) -> None:
-    """Run all services until Ctrl-C. If one of them dies, all stop: exit code 1, with its reason."""
+    """Run all services until Ctrl-C. If one of them dies, all stop, with exit code 1 and the reason."""
     from services.cli.up.local_services import LocalServices
 
     data_folder.expect_unused(data_dir)
@@ -136,10 +138,9 @@ def up(
 
 
 def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, *, as_json: bool) -> None:
-    """`found` are adapters that were not named.
+    """Run the services until Ctrl-C or SIGTERM, and leave none running. `found` are adapters that were not named.
 
-    Returns after Ctrl-C or SIGTERM. Raises UsageError for a model that cannot be served, Failed if a service ends by
-    itself. Leaves none running.
+    Raises UsageError for a model that cannot be served, Failed if a service ends by itself.
     """
     from services.cli.up.local_services import bring_up, tokens_left
     from services.cli.up.served_models import remember_served, unaudited
@@ -148,7 +149,7 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
     services.check_model()
     expect_writable("--data-dir", services.data_dir)
     supervisor = Supervisor(reporter.line, reporter.still_starting)
-    # Signals count in the background too, where a shell has SIGINT ignored.
+    # Also for a process in the background, which a shell starts with SIGINT ignored.
     with data_folder.held(services.data_dir), supervisor.listening():
         try:
             for line in unread_variables():
@@ -158,14 +159,13 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
                 reporter.log_line(line)
             with ExitStack() as stack:
 
-                def answering(those: Addresses) -> None:
-                    left = tokens_left(services, those.generation, those.ledger, those.registry)
-                    stack.enter_context(left)
+                def answering(found: Addresses) -> None:
+                    stack.enter_context(tokens_left(services, found.generation, found.ledger, found.registry))
                     if not as_json:
-                        reporter.answering(those, services, seconds_since_start())
+                        reporter.answering(found, services, seconds_since_start())
 
                 def trusted(key: TrustedKey) -> None:
-                    reporter.log_line(f"trusts its own {key.role} key: {key.path}")
+                    reporter.log_line(f"trusting the new key of role {key.role}: {key.path}")
 
                 addresses = bring_up(services, supervisor, trusted, answering)
                 stack.enter_context(tokens_left(services, addresses.auditor))
@@ -184,16 +184,14 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
 
 
 class UpReporter:
-    """Output of `kolm up` and its services on stderr: text behind the service's name, or one JSON object a line."""
+    """Output of `kolm up` and its services on stderr: text after the service's name, or one JSON object a line."""
 
     def __init__(self, form: LogFormat) -> None:
         self._json = form == "json"
         self._console = stderr_console()
 
     def line(self, service: str, line: str) -> None:
-        """A line of a service; from any thread. JSON goes through as it is. Services go on where their reader or
-        the terminal is gone.
-        """
+        """Print a line of a service, from any thread; JSON unchanged. A closed terminal or pipe stops no service."""
         from rich.text import Text
 
         with suppress(OSError):
@@ -203,33 +201,33 @@ class UpReporter:
             elif line.startswith("{") and line.endswith("}"):
                 print(line, file=sys.stderr, flush=True)
             else:
-                said = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
-                print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
+                record = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
+                print(json.dumps(record, ensure_ascii=False), file=sys.stderr, flush=True)
 
     def log_line(self, line: str) -> None:
-        """A line of `kolm up` itself, among those of the services."""
+        """Print a line of `kolm up` itself."""
         self.line("kolm", line)
 
     def failure(self, message: str, hint: str | None = None) -> Failed | SystemExit:
-        """The exception for a failure; with JSON lines it is one of them, already printed."""
+        """The exception for a failure, which was printed already if lines are JSON."""
         if not self._json:
             return Failed(message, hint)
         self.log_line(f"{message}; {hint}" if hint else message)
         return SystemExit(FAILED)
 
     def starting(self, services: LocalServices, adapters: Mapping[str, Path]) -> None:
-        """Prints the first lines; `adapters` lie beside the model."""
+        """Print the first lines; `adapters` were found next to the model."""
         self.log_line(f"starting with {services.named_model}; keys, ledger and state are in {services.data_dir}")
         if adapters:
-            self.log_line(f"adapters beside the model, for kolm generate --adapter: {', '.join(adapters)}")
+            self.log_line(f"adapters next to the model, for kolm generate --adapter: {', '.join(adapters)}")
 
     def still_starting(self, service: str, seconds: float, last_line: str | None) -> None:
-        """Prints a line for a service that prints none itself."""
+        """Print a line for a service that prints none."""
         doing = "importing" if last_line is None else last_line.partition("] ")[2] or last_line
         self.log_line(f"{service}, {seconds:.0f} s: {doing} …")
 
     def answering(self, addresses: Addresses, services: LocalServices, seconds: float) -> None:
-        """Say where requests are answered from now on, and how long after the start of the command."""
+        """Print the addresses that answer requests from now on, and the seconds since the command's start."""
         also = f"ledger {addresses.ledger}, registry {addresses.registry}"
         self.log_line(f"answers after {seconds:.1f} s: generation {addresses.generation}, {also}")
         if addresses.http is not None:
@@ -242,23 +240,22 @@ class UpReporter:
         self.log_line(f"try: {_first_request(services)}      Ctrl-C stops everything")
 
     def ready(self, addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
-        """Say that every service serves, the auditor too."""
+        """Print that every service serves, the auditor too."""
         if as_json:
             print_json(asdict(addresses))
             return
         self.log_line(f"ready after {seconds:.1f} s: auditor {addresses.auditor}")
         if addresses.explorer is not None:
             self.log_line(f"       the auditor's page: http://{addresses.explorer}/")
-        rest = "on its own engine; `kolm audit run --sample 1` the others"
-        all_of_them = "the auditor replays every receipt, on an engine of its own"
-        some = f"the auditor replays {services.audit_rate:.0%} of the receipts, {rest}"
-        replays = all_of_them if services.audit_rate >= 1.0 else some
-        asked = "the auditor asks the engine again with speculation off, and passes along outputs if it has --weights"
+        every = "the auditor replays every receipt, on an engine of its own"
+        some = f"the auditor replays {services.audit_rate:.0%} of the receipts, on an engine of its own"
+        replays = every if services.audit_rate >= 1.0 else f"{some}; `kolm audit run --sample 1` replays the others"
+        asked = "the auditor asks the engine again with speculation off, and checks outputs by its --weights if given"
         self.log_line(asked if services.engine else replays)
 
 
 def _first_request(services: LocalServices) -> str:
-    """A command that asks these services, from any folder."""
+    """A command that calls these services from any folder."""
     request = 'kolm generate --chat "What is gravity?"'
     if (services.data_dir, services.generation_port) == (options.DATA_DIR, LISTEN.generation_port):
         return request

@@ -1,4 +1,4 @@
-"""Options of `kolm up` that it hands on to its services, and the TOML file of their settings."""
+"""Options of `kolm up` for its services, and the TOML file of their settings."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _INSTEAD = {
     "log_level": "--log-level",
     "log_format": "--log-format",
 }
-"""The flag of `kolm up` for what it sets itself."""
+"""The flag of `kolm up` for each setting that it sets itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """One host for all, and a port for each."""
+    """The host of all services, and the port of each."""
 
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
     insecure: Annotated[
@@ -63,12 +63,12 @@ class ListenOptions:
     http: Annotated[bool, Option(help="Serve OpenAI's API as well.")] = True
 
     def check_host(self) -> None:
-        """Raises UsageError for one that other machines reach, without --insecure."""
+        """Raises UsageError for a host that other machines reach, without --insecure."""
         from services.runtime.listening import is_loopback
 
         if not self.insecure and not is_loopback(self.host):
             hint = "kolm init writes settings with TLS for `kolm serve`; --insecure serves without TLS"
-            raise UsageError(f"--host: {self.host} is reached from other machines, and `kolm up` speaks no TLS", hint)
+            raise UsageError(f"--host: {self.host} is reached from other machines, and `kolm up` has no TLS", hint)
 
     def page(self) -> int | None:
         """The explorer's port; None without it."""
@@ -79,7 +79,7 @@ class ListenOptions:
         return usual_port(self.host, self.http_port, _HTTP_PORT) if self.http else None
 
     def check_ports(self, metrics: Mapping[str, int]) -> None:
-        """Raises UsageError for a port that is given twice, Failed for one that is taken."""
+        """Raises UsageError for a port that is given twice, Failed for a port in use."""
         from services.runtime.listening import CannotListen, check_free
 
         asked = {
@@ -106,7 +106,7 @@ LISTEN = ListenOptions()
 
 
 def usual_port(host: str, asked: int | None, usual: int) -> int:
-    """The port that was asked for, or the usual one: a free one if another program has it."""
+    """The port that was asked for, or else the usual one, or 0 (a free port) if another program has that."""
     if asked is not None:
         return asked
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -119,7 +119,7 @@ def usual_port(host: str, asked: int | None, usual: int) -> int:
 
 
 def _one_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
-    """The model that stands without a flag, if there is one."""
+    """The model of the argument without a flag, if there is one."""
     if context.params.get("engine") is not None:  # which has a model of its own
         return named
     bare: Path | None = context.params.get("bare")
@@ -131,12 +131,12 @@ def _one_model(context: typer.Context, param: typer.CallbackParam, named: Path |
 
 @dataclass(frozen=True, slots=True)
 class ServedOptions:
-    """Options of what the generation service loads, and with it the auditor."""
+    """Options of the model, heads and datastores that generation loads, and of the model of the auditor."""
 
     bare: Annotated[
         Path | None,
         Argument(
-            metavar="MODEL", is_eager=True, help="The same as --model, such as qwen3:4b or hf:OWNER/REPOSITORY:Q4_K_M."
+            metavar="MODEL", is_eager=True, help="Same as --model, such as qwen3:4b or hf:OWNER/REPOSITORY:Q4_K_M."
         ),
     ] = None
     model: Annotated[
@@ -164,32 +164,33 @@ class ServedOptions:
     ] = None
     cache_dtype: Annotated[
         Literal["float32", "bfloat16", "int8"] | None,
-        Option(help="What keys and values are kept in. Default: as the arithmetic, bfloat16 for wide heads."),
+        Option(help="Type of cached keys and values. Default: as the arithmetic, bfloat16 for wide heads."),
     ] = None
     arithmetic: Annotated[
-        Literal["float32", "int8"] | None, Option(help="Of linear layers. Default: int8 for quantised weights (GGUF).")
+        Literal["float32", "int8"] | None,
+        Option(help="Arithmetic of linear layers. Default: int8 for quantised weights (GGUF)."),
     ] = None
     prefix_cache_dir: Annotated[
         Path | None,
-        Option(metavar="DIR", help="A folder in which computed prefixes outlive the server. Default: none."),
+        Option(metavar="DIR", help="Folder that keeps computed prefixes after a restart. Default: none."),
     ] = None
     prefix_cache_bytes: Annotated[
-        str | None, Option(metavar="SIZE", help="The most that it takes, such as 8GiB. Default: 4GiB.")
+        str | None, Option(metavar="SIZE", help="Size limit of that folder, such as 8GiB. Default: 4GiB.")
     ] = None
     draft_model: Annotated[
         Path | None,
-        Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="A smaller model, for the method draft."),
+        Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="A smaller model for the method draft."),
     ] = None
     shared_datastore: Annotated[
         list[Path] | None,
         Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
     ] = None
     auto_discover: Annotated[
-        bool, Option(help="Use the head, the adapters and the datastore beside the model, where none is named.")
+        bool, Option(help="Use the head, adapters and datastore next to the model if none is named.")
     ] = True
 
     def adapters_beside(self) -> dict[str, Path]:
-        """Adapters beside the model, by name; empty where adapters were named or are unwanted."""
+        """Adapters next to the model, by name; empty if adapters were named or are unwanted."""
         from services.generation.target.beside import adapters_beside
 
         return {} if self.adapter or not self.auto_discover else adapters_beside(self.model)
@@ -216,8 +217,8 @@ class ServedOptions:
         return {"no_auto_discover": not self.auto_discover} | {name: getattr(self, name) for name in own}
 
     def check_parts(self, found: dict[str, Path]) -> None:
-        """Holds what goes with the model against it, by small files; `found` are adapters that were not named. Raises
-        UsageError, which names the flag.
+        """Check by small files that heads, adapters and datastores fit the model; `found` are adapters that were not
+        named. Raises UsageError, which names the flag.
         """
         from services.generation.given_parts import Part, WrongPart, check_parts
 
@@ -239,32 +240,37 @@ SERVED = ServedOptions()
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Another engine that computes, in place of the generation service itself."""
+    """Another engine that computes in place of kolm's own."""
 
     engine: Annotated[
         Literal["vllm", "sglang", "llama-server"] | None,
-        Option(help="An engine that runs already, and computes instead of kolm's own."),
+        Option(help="A running engine that computes in place of kolm's own."),
     ] = None
     plain_url: Annotated[
         str | None,
-        Option(metavar="URL", callback=options.engine_access, help="That engine, started with speculation off."),
+        Option(metavar="URL", callback=options.engine_access, help="URL of that engine, started with speculation off."),
     ] = None
     url: Annotated[
         str | None,
         Option(
-            metavar="URL", callback=options.engine_access, help="The same, started with speculation. Default: none."
+            metavar="URL",
+            callback=options.engine_access,
+            help="URL of the same engine with speculation enabled. Default: none.",
         ),
     ] = None
     weights: Annotated[
-        Path | None, Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="The model that it serves.")
+        Path | None,
+        Option(metavar="DIR|GGUF|NAME", callback=options.found_model, help="The model that the engine serves."),
     ] = None
     engine_key_file: Annotated[
         Path | None,
-        Option(metavar="FILE", callback=options.engine_access, help="A file with the API key that it asks for."),
+        Option(metavar="FILE", callback=options.engine_access, help="A file with the engine's API key."),
     ] = None
     engine_flag: Annotated[
         list[str] | None,
-        Option(metavar="NAME=VALUE", help="A flag of it that changes numbers, for its profile; may be repeated."),
+        Option(
+            metavar="NAME=VALUE", help="A flag of the engine that changes numbers, for its profile; may be repeated."
+        ),
     ] = None
 
     def checked(self) -> EngineOptions | None:
@@ -309,14 +315,14 @@ class Configuration:
         return {name: value for name, value in self.tables["generation"].values.items() if name in _SHARED}
 
     def refuse_what_up_sets(self, plans: Iterable[Plan]) -> None:
-        """Raises UsageError for a setting that its service's plan sets as well, and for TLS."""
+        """Raises UsageError for a setting that its service's plan sets as well, and for settings of TLS."""
         for plan in plans:
             table = self.tables[plan.name]
             given = {name for name, value in plan.settings.items() if words(**{name: value})}
             taken = given - set(_SHARED) if plan.name == "generation" else given
             for name in table.values:
                 if name.startswith("tls_"):
-                    raise UsageError(f"{table.place(name)}: `kolm up` speaks no TLS", "`kolm serve` does")
+                    raise UsageError(f"{table.place(name)}: `kolm up` has no TLS", "`kolm serve` has")
                 if name in taken:
                     instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else None
                     hint = "it is read from [generation]" if name in _SHARED else instead

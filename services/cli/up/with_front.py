@@ -1,8 +1,8 @@
-"""The generation service before another engine, and the HTTP front, in one process:
+"""The generation service in front of another engine, and the HTTP front, in one process:
 `python -m services.cli.up.with_front FLAGS -- FLAGS OF THE FRONT`.
 
-Between two processes a token costs gRPC and its threads more than all that kolm does for it. kolm's own engine has its
-process for itself: there a front would take the interpreter from the passes.
+Between two processes, gRPC and its threads cost more for each token than all other work of kolm. With kolm's own engine
+the front has a process of its own, because it would take the interpreter from the passes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the settings of the services and the options of `kolm`.
+"""Write docs/configuration.md from the settings of the services.
 
 python -m docs.configuration        (or `make docs`)
 """
@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import typer
 from pydantic.fields import FieldInfo
 
-from services.cli.main import app
 from services.runtime.setting_kind import default_of, kind_of
 from services.runtime.settings import RpcServerSettings, ServerSettings
 from services.runtime.usage import FOR_EVERY_PROCESS, SERVICES
@@ -45,16 +41,10 @@ in `--secrets-dir` (for secrets), the TOML file of `--config`. The setting `--ma
 - A size is a number of bytes, or has a unit, such as `2GiB`.
 - An empty variable is unset. A variable that begins with `KOLM_` and that nothing reads is warned about.
 """
-COMMANDS = """\
-## The commands of `kolm`
-
-These variables stand for flags of the commands that ask services; `kolm COMMAND --help` lists all of its flags.
-
-| variable | flag | |
-|---|---|---|
-"""
 PROCESSES = """\
 ## Every process
+
+Variables for flags of the commands: [command-line.md](command-line.md#finding-services).
 
 | variable | |
 |---|---|
@@ -64,7 +54,7 @@ TABLE = "| flag | takes | default | |\n|---|---|---|---|\n"
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([OPENING, _shared(), *map(_service, SERVICES), _commands(), _processes()])
+    return "\n".join([OPENING, _shared(), *map(_service, SERVICES), _processes()])
 
 
 def service_settings(service: str) -> type[ServerSettings]:
@@ -107,8 +97,19 @@ def _row(name: str, field: FieldInfo) -> str:
     default, description = default_of(field)
     kind = kind_of(name, field)
     example = f", such as `{_flag_value(kind.example)}`" if kind.repeated else ""
-    takes = "size" if kind.metavar == "SIZE" else kind.words
+    takes = "size" if kind.metavar == "SIZE" else _shorter(kind.words)
     return _cells(f"`--{name.replace('_', '-')}`", takes + example, default, description)
+
+
+def _shorter(words: str) -> str:
+    for phrase, sign in (
+        ("whole number", "integer"),
+        (", at least ", " ≥ "),
+        (", above ", " > "),
+        (", at most ", " ≤ "),
+    ):
+        words = words.replace(phrase, sign)
+    return words.replace("; may be repeated", " (repeatable)")
 
 
 def _flag_value(value: str | float | bool) -> str:
@@ -122,29 +123,8 @@ def _cells(*cells: str) -> str:
 def _escaped(cell: str) -> str:
     """Bars end a cell; outside of code, `<data-dir>` would be a tag."""
     words = cell.replace("|", "\\|").split("`")
-    words[::2] = [re.sub("<(?!br>)", r"\\<", word) for word in words[::2]]
+    words[::2] = [word.replace("<", r"\<") for word in words[::2]]
     return "`".join(words)
-
-
-def _commands() -> str:
-    options = (option for _, command in commands(typer.main.get_command(app)) for option in command.params)
-    flags: dict[str, Any] = {}
-    for option in options:
-        if option.envvar:
-            flags.setdefault(option.envvar, option)
-    rows = [
-        _cells(f"`{variable}`", f"`{option.opts[0]}`", option.help or "") for variable, option in sorted(flags.items())
-    ]
-    return COMMANDS + "\n".join(rows) + "\n"
-
-
-def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command below `group`, with its words."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, f"{path}{name} ")
-        else:
-            yield path + name, command
 
 
 def _processes() -> str:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,6 @@ from pydantic.fields import FieldInfo
 import kolm
 from docs import lies
 from docs.configuration import PAGE as CONFIGURATION
-from docs.configuration import commands as command_tree
 from docs.configuration import page, service_settings
 from docs.outputs import up
 from services.cli.main import app
@@ -194,6 +194,15 @@ def test_the_example_of_a_setting_is_toml_that_it_takes(
     field = service_settings(f"services.{service}").model_fields[name]
     taken: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     TypeAdapter(taken).validate_python(tomllib.loads(toml_line(name, field))[name])
+
+
+def command_tree(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command below `group`, with its words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from command_tree(command, f"{path}{name} ")
+        else:
+            yield path + name, command
 
 
 def test_the_variables_of_the_commands_are_those_of_their_options() -> None:

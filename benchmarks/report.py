@@ -16,7 +16,11 @@ from benchmarks.machine import RESULTS
 from benchmarks.measurement import Machine, Measurement, measurements
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/benchmarks.md", "benchmarks/results/README.md")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("benchmarks", "serving", "heads", "engines", "scaling")),
+    "benchmarks/results/README.md",
+)
 _BLOCK = re.compile(r"(<!-- benchmarks: (?P<name>[a-z0-9 -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "icelake": "Ice Lake", "xeon": "Xeon"}
 _SETS = {"avx512vnni": "AVX-512 VNNI", "avx2": "AVX2", "amx": "AMX", "avx512": "AVX-512"}
@@ -192,6 +196,25 @@ def speculation(results: Results) -> str:
     return "\n".join(_table(head, sorted(rows, key=lambda row: (row[0], row[1] != "Q4_1", row[2]))))
 
 
+def head(results: Results) -> str:
+    """`eagle3` with the bundled head, by machine and temperature."""
+    rows = [
+        (
+            _machine(record.machine),
+            f"{case['temperature']:g}",
+            _two(eagle3["acceptance length"]),
+            _two(eagle3["speedup"]),
+            _link(record),
+        )
+        for record in results["specbench"]
+        for case in record.figures["cases"]
+        if case["batch"] == 1 and not case["context"] and "bfloat16" not in record.case
+        if (eagle3 := case["contenders"].get("kolm eagle3")) is not None
+    ]
+    titles = ("demo/smollm2/head, `eagle3`", "T", "tokens a pass", "times as fast as `off`", "")
+    return "\n".join(_table(titles, sorted(rows)))
+
+
 def kinds(results: Results) -> str:
     rows = [
         (
@@ -341,6 +364,16 @@ def start(results: Results) -> str:
     return "\n".join(_table(("machine", "first start of `kolm up`", "later starts", ""), rows))
 
 
+def first_start(results: Results) -> str:
+    """`start` as a sentence."""
+    record = max(results["start"], key=lambda each: each.date)
+    first, later = record.figures["first"][0], _later(record.figures["later"])
+    return (
+        f"`kolm up` with {_model(record)} answers after {first:.1f} s at its first start on a machine, after {later}"
+        f" later ({_machine(record.machine)}, {record.machine.cores} cores)."
+    )
+
+
 def identity(results: Results) -> str:
     head = (
         "engine",
@@ -365,6 +398,22 @@ def identity(results: Results) -> str:
         for each in record.figures
     ]
     return "\n".join(_table(head, rows))
+
+
+def identity_of_others(results: Results) -> str:
+    """Answers that speculation changed, by engine and method, with 1, 8 and 16 requests at the same time."""
+    counts: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
+    for record in results["exactness"]:
+        for each in record.figures:
+            methods = "all six methods" if each["engine"] == "kolm" else each["method"]
+            of = counts.setdefault((each["engine"], methods), {})
+            changed, requests = of.get(each["at once"], (0, 0))
+            of[each["at once"]] = changed + each["changed"], requests + each["requests"]
+    rows = [
+        (*key, *("{} of {}".format(*of[count]) if count in of else _DASH for count in (1, 8, 16)))
+        for key, of in counts.items()
+    ]
+    return "\n".join(_table(("engine", "speculation", "1 request", "8", "16 at the same time"), rows))
 
 
 def lies(results: Results) -> str:
@@ -440,12 +489,30 @@ def bundle(results: Results) -> str:
     return "\n".join(_table(("machine", "receipts", "bundle", "export", "`kolm verify`", "its memory", ""), rows))
 
 
+def fleet(results: Results) -> str:
+    """The rates of one log, as a list."""
+    logs = [
+        f"- One log on {_machine(record.machine)}, {record.machine.cores} cores, takes"
+        f" {each['streaming']['appends_per_second']:,} receipts/s from one stream into {store} ({_link(record)})."
+        for record in results["ledger"]
+        for store, each in record.figures.items()
+    ]
+    bundles = [
+        f"- `kolm verify` reads a bundle of {figures['receipts']:,} receipts, {figures['megabytes']:.0f} MB, in"
+        f" {figures['verify_seconds']:.0f} s on {_machine(record.machine)} ({_link(record)})."
+        for record in results["bundle"]
+        for figures in [record.figures]
+    ]
+    return "\n".join([*logs, *bundles])
+
+
 BLOCKS: Mapping[str, Callable[[Results], str]] = {
     "readme": readme,
     "machines": machines, "speculation": speculation, "kinds": kinds, "llama-cpp": llama_cpp,
     "passes": passes, "losses": losses, "callers": callers,
     "callers smollm2": lambda results: callers(results, "SmolLM2"), "start": start, "identity": identity, "lies": lies,
-    "ledger": ledger, "bundle": bundle,
+    "ledger": ledger, "bundle": bundle, "head": head, "identity of others": identity_of_others,
+    "first start": first_start, "fleet": fleet,
 }  # fmt: skip
 
 

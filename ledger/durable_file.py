@@ -1,7 +1,6 @@
-"""Files that are whole or not there, and still there after a power cut: the one way in which kolm writes such a file.
-
-The data goes into a draft beside the file, reaches the disk, takes the file's name at once, and then the folder, which
-holds the names, reaches the disk too. A crash leaves the old file or the new one, perhaps with a draft beside it.
+"""Atomic and durable writes of files: a file is complete or missing, also after a power cut.  The data goes into a
+draft in the same folder and reaches the disk, the draft takes the file's name, and the folder reaches the disk. A crash
+leaves the old file or the new file, perhaps with a draft.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ _DRAFT = ".draft-"
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
-    """Replace `path`, its folder made where missing; returns when the disk has it. Raises OSError."""
+    """Replace `path`, and make its folder if missing; returns when it is on the disk. Raises OSError."""
     with replaced_durably(path, mode, folder_mode) as file:
         file.write(data)
 
 
 def keep_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
-    """The same where `path` does not hold these bytes yet: a full disk is no matter then. Raises OSError."""
+    """`write_durably`, unless `path` holds these bytes already, so that a full disk does not matter. Raises OSError."""
     try:
         if path.read_bytes() == data:
             return
@@ -33,18 +32,18 @@ def keep_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 
 
 
 def create_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
-    """The same where there is no such file yet. Raises OSError, FileExistsError: a faster process's file stays."""
+    """`write_durably` without replacing a file. Raises FileExistsError, also if another process was faster, OSError."""
     with _drafted(path, mode, folder_mode, os.link) as file:
         file.write(data)
 
 
 def replaced_durably(path: Path, mode: int = 0o600, folder_mode: int = 0o700) -> AbstractContextManager[BinaryIO]:
-    """A file to write into, which takes the place of `path` at the end of the block. Raises OSError."""
+    """Open a file that replaces `path` at the end of the block. Raises OSError."""
     return _drafted(path, mode, folder_mode, os.replace)
 
 
 def move_durably(draft: Path, path: Path) -> None:
-    """Give a file, or a folder with what is in it, the name `path` once the disk has it. Raises OSError."""
+    """Rename a file, or a folder with its files, to `path` once all of it is on the disk. Raises OSError."""
     for each in (*draft.rglob("*"), draft):
         sync_path(each)
     os.replace(draft, path)
@@ -52,13 +51,13 @@ def move_durably(draft: Path, path: Path) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Removes files that crashes have left half written. Call it while nobody writes."""
+    """Remove the drafts that crashes have left. Call it when no process writes."""
     for draft in folder.glob(f"{_DRAFT}*"):
         draft.unlink(missing_ok=True)
 
 
 def sync_path(path: Path) -> None:
-    """Make a file durable or, of a folder, what was created, renamed or removed in it. Raises OSError."""
+    """Make a file durable, or the created, renamed and removed names of a folder. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

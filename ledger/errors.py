@@ -1,36 +1,36 @@
-"""The one error family of the ledger.
+"""The error family of the ledger.
 
     LedgerError
     ├── FormatError       bytes or values are not of the format; names the field
-    │   └── ClockAhead             a document names a time that is still to come, by the ledger's clock
+    │   └── ClockAhead             a document has a date after the ledger's time
     ├── SignatureError    a signature is missing, wrong, or by a key that may not sign this
     │   ├── SignaturesMissing      fewer operators have signed than have to
     │   └── LogOfAnotherKey        a database whose checkpoint another key of the log has signed
     ├── KeyFileError      a key file cannot be read, is malformed, or others can read it
     ├── SignerUnavailable a key in a device cannot be reached now
-    ├── ChainError        an entry does not follow from the one before it; names the index
+    ├── ChainError        an entry does not follow from its predecessor; names the index
     ├── ProofError        a Merkle proof or a checkpoint does not hold
-    ├── DraftHeadRefused       a draft head may not be loaded; says why
+    ├── DraftHeadRefused       a draft head may not be loaded
     │   ├── DraftHeadUnsigned      no publication of it by a trusted publisher
-    │   ├── DraftHeadUnlogged      no proof that the publication stands in the log
+    │   ├── DraftHeadUnlogged      no proof that the log holds the publication
     │   ├── DraftHeadWithdrawn     a publisher has ended it
-    │   ├── DraftHeadOfAnotherBase made for another base than the one it would draft for
-    │   └── DraftHeadDamaged       bytes that are not those of the manifest
+    │   ├── DraftHeadOfAnotherBase made for another base
+    │   └── DraftHeadDamaged       bytes that differ from the manifest
     ├── Conflict          the ledger holds something else under this name
     ├── NotFound          no such entry, receipt or tile
-    ├── Backpressure      the queue is full; says when to come back
+    ├── Backpressure      the queue is full; names the time of a retry
     ├── RolledBack        the database is older than a head that was signed: an old backup was restored
-    ├── GuardMissing      nothing could tell whether it is: the guard of a log with entries is gone
+    ├── GuardMissing      the guard of a log with entries is gone, so its age is unknown
     ├── WitnessRefusal    a witness does not cosign this checkpoint
-    │   ├── UnknownLog            it does not watch this log
+    │   ├── UnknownLog            the witness does not watch this log
     │   ├── UnsignedCheckpoint    no key of the log has signed it
     │   ├── StaleRequest          the request starts from another tree than the witness knows
     │   ├── Forked                the log has signed two trees of one size
-    │   └── Inconsistent          it does not extend what the witness has cosigned
+    │   └── Inconsistent          the checkpoint does not extend the cosigned tree
     ├── Stopped           the sequencer is not running any more
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
         ├── StoreDamaged  its file or schema is damaged
-        ├── OtherRevision its tables are of a revision that this version of kolm does not open
+        ├── OtherRevision its tables have a revision that this version of kolm does not open
         ├── StoreReplaced a file of it was deleted or replaced while it was open
         └── StoreLocked   another process writes to this ledger
 
@@ -43,11 +43,11 @@ from collections.abc import Sequence
 
 
 class LedgerError(Exception):
-    """Root of everything that `ledger` raises on purpose."""
+    """The root of all errors that `ledger` raises on purpose."""
 
 
 class FormatError(LedgerError):
-    """Bytes or values are not of the format that they claim. `field` is the path of the culprit, dots between names."""
+    """Bytes or values do not have their format. `field` is the path of the wrong field, with dots between names."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -56,8 +56,9 @@ class FormatError(LedgerError):
 
 
 class ClockAhead(FormatError):
-    """A document names a time that is still to come, by more than clocks may differ. The same bytes are taken later,
-    once the ledger's clock is there. `seconds` is how far ahead the time is.
+    """A document has a date after the ledger's time, by more than clocks may differ.
+
+    The same bytes are accepted once the ledger's clock reaches the date, which is `seconds` ahead.
     """
 
     def __init__(self, field: str, time: str, now: str, seconds: float) -> None:
@@ -78,13 +79,13 @@ class SignaturesMissing(SignatureError):
 
 
 class LogOfAnotherKey(SignatureError):
-    """The newest checkpoint of a database is signed by other keys than those that may sign it here. `signers` and
-    `expected` are names and ids as verifier keys begin with them: `kolm.local/ledger+1a2b3c4d`.
+    """The newest checkpoint of a database is signed by other keys than the ledger's. `signers` and `expected` are the
+    first two parts of verifier keys: `kolm.local/ledger+1a2b3c4d`.
     """
 
     def __init__(self, signers: Sequence[str], expected: Sequence[str]) -> None:
         super().__init__(
-            f"its newest checkpoint is signed by {', '.join(signers) or 'nobody'}, and this ledger's key is "
+            f"its newest checkpoint is signed by {', '.join(signers) or 'no key'}, and this ledger's key is "
             f"{' or '.join(expected)}"
         )
         self.signers = tuple(signers)
@@ -100,7 +101,7 @@ class SignerUnavailable(LedgerError):
 
 
 class ChainError(LedgerError):
-    """The entry at `index` is not the one that the chain, the tree or the rules of the log allow there."""
+    """The chain, the tree or the rules of the log do not allow the entry at `index`."""
 
     def __init__(self, index: int, problem: str) -> None:
         super().__init__(f"entry {index}: {problem}")
@@ -121,7 +122,7 @@ class DraftHeadUnsigned(DraftHeadRefused):
 
 
 class DraftHeadUnlogged(DraftHeadRefused):
-    """Its publication is not proven to stand in the log."""
+    """No proof shows that the log holds its publication."""
 
 
 class DraftHeadWithdrawn(DraftHeadRefused):
@@ -133,7 +134,7 @@ class DraftHeadOfAnotherBase(DraftHeadRefused):
 
 
 class DraftHeadDamaged(DraftHeadRefused):
-    """A file, or the manifest, has other bytes than were published."""
+    """A file or the manifest differs from the published bytes."""
 
 
 class Conflict(LedgerError):
@@ -145,7 +146,7 @@ class NotFound(LedgerError):
 
 
 class Backpressure(LedgerError):
-    """The sequencer's queue is full. Nothing was written; come back after `retry_after` seconds."""
+    """The sequencer's queue is full. Nothing was written; try again after `retry_after` seconds."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"the ledger's queue is full, try again in {retry_after:g} s")
@@ -162,7 +163,7 @@ class GuardMissing(LedgerError):
     def __init__(self, size: int) -> None:
         super().__init__(
             f"the log holds {size} entries, and the guard knows nothing of it: it was lost, or is another one. Bring "
-            "the guard back. Where it is lost for good, hold the log against the newest checkpoint that anybody has "
+            "the guard back. If it is lost for good, compare the log with the newest checkpoint that others have "
             "(`kolm ledger verify --database`, also with `--depth deep`), and start the ledger once with --new-guard"
         )
         self.size = size
@@ -181,7 +182,7 @@ class UnsignedCheckpoint(WitnessRefusal):
 
 
 class StaleRequest(WitnessRefusal):
-    """The request starts from another tree than the witness knows. `size` is that one's: ask again from there."""
+    """The request starts from another tree than the witness knows, which has `size` entries: ask again from it."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the witness has cosigned {size} entries")
@@ -197,7 +198,7 @@ class Forked(WitnessRefusal):
 
 
 class Inconsistent(WitnessRefusal):
-    """The checkpoint does not extend what the witness has cosigned, as far as its proof shows."""
+    """The proof does not show that the checkpoint extends the cosigned tree."""
 
 
 class Stopped(LedgerError):
@@ -209,7 +210,7 @@ class StoreError(LedgerError):
 
 
 class NotWritten(StoreError):
-    """`StoreError` for each caller whose entry was in the batch; the sequencer has logged the reason once."""
+    """The StoreError of each caller with an entry in the batch; the sequencer has logged the reason once."""
 
 
 class StoreDamaged(StoreError):
@@ -231,14 +232,12 @@ class OtherRevision(StoreError):
 
 
 class StoreReplaced(StoreError):
-    """A file at `path` is not the one that was opened: it was deleted, moved or replaced. What is written now would be
-    gone with the process.
+    """The file at `path` was deleted, moved or replaced after it was opened. Later writes would be lost with the
+    process.
     """
 
     def __init__(self, path: str, copies: Sequence[str]) -> None:
-        where = f"; what was in it can still be copied from {', '.join(copies)}, before this process ends" * bool(
-            copies
-        )
+        where = f"; its contents can still be copied from {', '.join(copies)}, before this process ends" * bool(copies)
         super().__init__(f"{path} was deleted or replaced while the ledger was running{where}")
         self.path = path
 

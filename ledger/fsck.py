@@ -1,8 +1,8 @@
-"""fsck: does a ledger's database agree with itself, with its guard and with what was signed? Reads, never repairs.
+"""fsck: checks that a ledger's database agrees with itself, its guard and its signed heads. Reads, never repairs.
 
 quick       tables, columns, indexes and triggers are there; the log is dense; the newest checkpoint is signed, and over
             these tiles; the guard agrees
-structure   also: every entry stands at its place; tiles, index rows and checkpoints follow from the entries
+structure   also: every entry has its index; tiles, index rows and checkpoints follow from the entries
 deep        also: every signature, every rule, every content whose key is there, the pages of the file
 """
 
@@ -34,17 +34,17 @@ from ledger.tree.merkle import Frontier, leaf_hash, tree_root
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH, TileEdge, TileHashes, TileReader
 
 Spread = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""`map`, or one like it that uses several processes; results in the order of the jobs."""
+"""`map`, or a variant with several processes; results in the order of the jobs."""
 
 MOST_FINDINGS = 100
-"""So a table that is wrong from end to end is not listed row by row."""
+"""The most findings of a report: a table that is wrong from end to end is not listed row by row."""
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
-"""The bounds of a key in a database."""
+"""The least and the greatest key in a database."""
 
 
 class Depth(IntEnum):
-    """How much is read: `quick` takes the same time for every log, the others grow with it."""
+    """The extent of a check: `quick` takes the same time for every log, the others grow with the log."""
 
     QUICK = 0
     STRUCTURE = 1
@@ -53,7 +53,7 @@ class Depth(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: the table, the key of the row (None for the table as a whole), and how."""
+    """One fault: the table, the key of the row (None for the whole table), and the problem."""
 
     table: str
     row: object
@@ -82,14 +82,14 @@ class FsckReport:
 
 
 class Inspection(TileReader, Protocol):
-    """A database as it stood at one moment, row by row. Every method may raise StoreError."""
+    """A snapshot of a database, row by row. Every method may raise StoreError."""
 
     def schema(self) -> Sequence[str]:
-        """What is missing of that which the ledger makes: tables, columns, indexes, triggers."""
+        """Descriptions of the missing tables, columns, indexes, views and triggers."""
         ...
 
     def extent(self) -> tuple[int, int]:
-        """How many entries there are, and one more than the greatest index."""
+        """The number of entries, and one more than the greatest index."""
         ...
 
     def newest_checkpoint(self) -> Row | None:
@@ -98,29 +98,27 @@ class Inspection(TileReader, Protocol):
 
     def rows(self, table: str, first: int | None = None, last: int | None = None) -> Iterator[Row]:
         """The rows of `leaves`, `receipts`, `verdicts`, `contents`, `erasures`, `tiles` or `checkpoints`, in the order
-        of their keys; with bounds, those whose key lies between them. Values are as the database returns them, of
-        whatever type.
+        of their keys; with bounds, the rows with keys between them. Values have the type that the database returns.
         """
         ...
 
     def content(self, row: Row, receipt_id: str) -> Content | None:
-        """The content in a row of `contents`; None without the keys, and where it was erased since that moment.
-
-        Raises FormatError where it does not open, or its key is gone.
+        """The content in a row of `contents`; None without the keys, or if it was erased after the snapshot. Raises
+        FormatError if it does not open, or its key is gone.
         """
         ...
 
     def expired(self, expiry: Expiry) -> Iterable[int]:
-        """The receipts whose contents are there and which an expiry covers, by the rows of `receipts`."""
+        """The receipts with content that an expiry covers, by the rows of `receipts`."""
         ...
 
     def damage(self) -> Sequence[str]:
-        """The damage that the database engine itself finds in its file; empty where it cannot tell."""
+        """The damage that the database engine finds in its file; empty if it has no such check."""
         ...
 
 
 def unreadable(depth: Depth, damage: StoreDamaged, what: str = "database") -> FsckReport:
-    """The report on a database, or a guard, that could not even be opened."""
+    """The report on a database or a guard that could not be opened."""
     return FsckReport(depth, 0, 0, (Finding(what, None, str(damage)),))
 
 
@@ -134,12 +132,12 @@ def fsck(
     origin: str | None = None,
     spread: Spread = map,
 ) -> FsckReport:
-    """Run the checks of a depth and of those above it, and list what is wrong, up to MOST_FINDINGS.
+    """Run the checks of a depth and of lower depths, and list up to MOST_FINDINGS faults.
 
-    `guarded` is what the guard holds, read *before* the inspection began where a ledger is running beside it; only the
-    head of this log is looked at. `witnessed` are checkpoints that the log has signed, as others keep them, under the
-    same condition. `spread` may have several processes read entries and verify signatures; the report is the same.
-    Never raises for anything that is wrong with the database.
+    `guarded` has the heads of the guard, read *before* the inspection began if a ledger is running; only the head of
+    this log is used. `witnessed` has checkpoints that the log signed and others kept, read before it too. `spread` may
+    read entries and verify signatures in several processes; the report is the same. Faults of the database are never
+    raised.
     """
     findings: list[Finding] = []
     size = covered = 0
@@ -159,13 +157,13 @@ def fsck(
         findings += _against_signed(inspection, size, head, _of_this_log(guarded, head, origin), witnessed)
         found = _of_all_rows(inspection, trusted, depth, head, spread)
         findings += islice(_once_a_row(found), MOST_FINDINGS - len(findings))
-    except LedgerError as error:  # from there on, nothing can be read
+    except LedgerError as error:  # nothing more can be read
         findings.append(Finding("database", None, str(error)))
     return FsckReport(depth, size, max(size - covered, 0), tuple(findings))
 
 
 def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The deep checks find the findings of the structure again. Columns of one row come one after the other."""
+    """Drop repeated rows: deep checks find the faults of the structure again. Faults of one row are adjacent."""
     named: set[tuple[str, object]] = set()
     last: tuple[str, object] | None = None
     for finding in findings:
@@ -185,7 +183,7 @@ def _opened(row: Row, trusted: TrustedKeys, origin: str | None) -> Checkpoint:
 
 
 def _of_this_log(guarded: Sequence[Checkpoint], head: Checkpoint | None, origin: str | None) -> Checkpoint | None:
-    """The head of this log, by the name in the newest checkpoint; the only head where the log has no checkpoint yet."""
+    """The head of this log, by the name in the newest checkpoint; the only head if the log has no checkpoint yet."""
     name = origin if head is None else head.origin
     if name is None:
         return guarded[0] if len(guarded) == 1 else None
@@ -199,13 +197,13 @@ def _against_signed(
     guarded: Checkpoint | None,
     witnessed: Sequence[Checkpoint],
 ) -> Iterator[Finding]:
-    """The newest checkpoint, the guard and the witnessed checkpoints, against the tiles."""
+    """Compare the newest checkpoint, the guard and the witnessed checkpoints with the tiles."""
     hashes = TileHashes(inspection)
     if head is not None and head.size > size:
         yield Finding("checkpoints", head.size, f"covers {head.size} entries, the log holds {size}")
     try:
         if head is not None and head.size <= size and tree_root(head.size, hashes) != head.root:
-            yield Finding("checkpoints", head.size, "the tiles are not those that it was signed over")
+            yield Finding("checkpoints", head.size, "its root is not the root of the tiles")
         check_not_rolled_back(guarded, size, head, hashes)
     except LedgerError as error:
         yield Finding("guard", None, str(error))
@@ -238,7 +236,7 @@ def _of_all_rows(
 
 @dataclass(frozen=True, slots=True)
 class _ReadEntry:
-    """An entry without its bytes; travels between processes."""
+    """An entry without its bytes, sent between processes."""
 
     index: int
     envelope_digest: bytes
@@ -246,7 +244,7 @@ class _ReadEntry:
 
 
 def _read_entries(entries: Iterable[bytes]) -> list[_ReadEntry | str]:
-    """Each entry, or why it is not one."""
+    """Each entry, or the reason why it cannot be read."""
     return [_read_entry(data) for data in entries]
 
 
@@ -261,11 +259,10 @@ def _read_entry(data: bytes) -> _ReadEntry | str:
 
 
 class _Comparison:
-    """All rows, compared both ways with those that follow from the entries, a tile of entries at a time. Entries are
-    read by several processes, if `spread` is not `map`.
+    """A comparison of all rows, both ways, with the rows that follow from the entries, a tile of entries at a time.
+    Several processes read entries if `spread` is not `map`.
 
-    Memory: few batches, and a digest for each tile.
-    """
+    Memory: a few batches, and a digest for each tile."""
 
     def __init__(self, source: Inspection, spread: Spread, *, contents: bool) -> None:
         self._source = source
@@ -277,38 +274,38 @@ class _Comparison:
         self._erasing_document = lru_cache(TILE_WIDTH)(self._document_at)
         # of the batch:
         self._documents: dict[int, Document] = {}
-        self._unreadable: set[int] = set()  # what stands beside these entries cannot be judged
+        self._unreadable: set[int] = set()  # rows of these entries cannot be judged
         self._heads = {0: self._frontier}
 
     def findings(self) -> Iterator[Finding]:
-        """All that is wrong, a batch after the other; the tiles last."""
+        """The faults, batch by batch, and then the faults of the tiles."""
         waiting: deque[list[Row]] = deque()
         first = _LEAST
         for read in self._spread(_read_entries, self._entries(waiting)):
             batch = waiting.popleft()
             for row, found in zip(batch, read, strict=True):
-                if row["index"] != self._frontier.size:  # from here on every row would be wrong
-                    yield Finding("leaves", row["index"], f"stands where entry {self._frontier.size} should be")
+                if row["index"] != self._frontier.size:  # every later row would be wrong
+                    yield Finding("leaves", row["index"], f"is in the place of entry {self._frontier.size}")
                     return
                 yield from self._check_leaf(row, found)
-            yield from self._check_beside(first, self._frontier.size - 1)
+            yield from self._check_rows(first, self._frontier.size - 1)
             self._edge, tiles = self._edge.append(leaf_hash(_bytes(row["entry"])) for row in batch)
             self._tiles |= {(tile.level, tile.number): hashlib.sha256(tile.hashes).digest() for tile in tiles}
             first = self._frontier.size
             self._documents, self._unreadable, self._heads = {}, set(), {}
         if self._failure is not None:
             raise self._failure
-        yield from self._check_beside(first, _MOST)
+        yield from self._check_rows(first, _MOST)
         yield from self._check_tiles()
 
     def _entries(self, waiting: deque[list[Row]]) -> Iterator[list[bytes]]:
-        """The entries of a batch after the other, whose rows wait until the entries have been read."""
+        """The entries, batch by batch; their rows wait in `waiting` until the entries have been read."""
         leaves = self._source.rows("leaves")
         try:
             while batch := list(islice(leaves, TILE_WIDTH)):
                 waiting.append(batch)
                 yield [_bytes(row["entry"]) for row in batch]
-        except LedgerError as error:  # what was read before it is judged first
+        except LedgerError as error:  # rows read before it are judged first
             self._failure = error
 
     def _check_leaf(self, row: Row, found: _ReadEntry | str) -> Iterator[Finding]:
@@ -323,13 +320,13 @@ class _Comparison:
         else:
             self._documents[index] = found.document
             if found.index != index:
-                yield Finding("leaves", index, f"says that it is entry {found.index}")
+                yield Finding("leaves", index, f"is numbered {found.index}")
             expected = leaf_row(index, data, found.envelope_digest, found.document, self._chain)
             yield from _differences("leaves", index, row, expected)
         self._frontier = self._heads[index + 1] = self._frontier.append(leaf)
 
-    def _check_beside(self, first: int, last: int) -> Iterator[Finding]:
-        """The rows of entries `first` to `last`, which are the batch, and of others that are not there."""
+    def _check_rows(self, first: int, last: int) -> Iterator[Finding]:
+        """Check the rows of a batch, the entries `first` to `last`, and rows of missing entries."""
         derived: dict[str, dict[int, Row]] = {"receipts": {}, "verdicts": {}}
         for index, document in self._documents.items():
             for table, expected_row in index_rows(index, document):
@@ -353,7 +350,7 @@ class _Comparison:
                 yield Finding("contents", index, "belongs to no receipt")
                 continue
             if row["sealed"] == b"" and any(self._source.rows("erasures", index, index)):
-                continue  # its key was to be destroyed when the ledger ended: the next start does it
+                continue  # the next start destroys its key: the ledger ended before that
             try:
                 content = self._source.content(row, receipt.receipt_id)
                 if content is not None:
@@ -368,13 +365,11 @@ class _Comparison:
                 erased = (row["receipt_index"] for row in there if row["sealed"] != b"")
             if isinstance(document, Expiry):
                 erased = self._source.expired(document)
-            yield from (
-                Finding("contents", each, f"is there, though entry {index} says that it was erased") for each in erased
-            )
+            yield from (Finding("contents", each, f"exists, and entry {index} erased it") for each in erased)
 
     def _check_erasures(self, first: int, last: int) -> Iterator[Finding]:
-        """An erasure has a row, or came after one. An expiry has rows of the contents that there were, which nothing
-        else tells, so that only a row too many is found.
+        """An erasure has a row, or follows an erasure with a row. An expiry has rows of the contents that existed,
+        which follow from no entry, so only a surplus row is found.
         """
         for row in self._rows("erasures", "receipt_index", first, last):
             index, by = row["receipt_index"], row["erasure_index"]
@@ -391,7 +386,7 @@ class _Comparison:
                     yield Finding("erasures", named, f"names {by}, and entry {index} erased it")
 
     def _document_at(self, index: object) -> Document | None:
-        """The document of any entry; None where it cannot be read."""
+        """The document of any entry; None if it cannot be read."""
         if not isinstance(index, int):
             return None
         for row in self._source.rows("leaves", index, index):
@@ -419,12 +414,12 @@ class _Comparison:
                 yield Finding("tiles", name, f"does not belong to a tree of {self._frontier.size} entries")
             elif hashlib.sha256(_bytes(row["hashes"])).digest() != expected:
                 first = place[1] << (TILE_HEIGHT * (place[0] + 1))
-                yield Finding("tiles", name, f"is not made of the entries from {first} on")
+                yield Finding("tiles", name, f"does not have the hashes of the entries from {first} on")
         yield from (Finding("tiles", f"{level}/{number}", "is missing") for level, number in self._tiles)
 
 
 def _compared(table: str, expected: Mapping[int, Row], found: Iterable[Row]) -> Iterator[Finding]:
-    """Rows of an index table that are missing, that differ and that follow from no entry."""
+    """Rows of an index table that are missing, differ, or follow from no entry."""
     missing = dict(expected)
     for row in found:
         derived = missing.pop(row["index"], None)
@@ -438,7 +433,7 @@ def _compared(table: str, expected: Mapping[int, Row], found: Iterable[Row]) -> 
 def _differences(table: str, index: int, row: Row, expected: Row) -> Iterator[Finding]:
     for name, value in expected.items():
         if row[name] != value or type(row[name]) is not type(value):
-            yield Finding(table, index, f"{name} is {_shown(row[name])}, the entry says {_shown(value)}")
+            yield Finding(table, index, f"{name} is {_shown(row[name])}, and {_shown(value)} in the entry")
 
 
 def _shown(value: object) -> str:
@@ -453,5 +448,5 @@ def _erases(document: Document | None, index: int, receipt: Receipt) -> bool:
 
 
 def _bytes(value: object) -> bytes:
-    """A column of bytes; empty, which no such column ever is, where a flipped bit turned it into something else."""
+    """A column of bytes; if a flipped bit changed its type, empty, which no such column ever is."""
     return value if isinstance(value, bytes) else b""

@@ -1,1 +1,1 @@
-"""The running log: admission, the one writer, recovery, reading, and the contract of a store."""
+"""The running log: admission, writer, recovery, reading, and the contract of a store."""

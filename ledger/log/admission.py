@@ -1,4 +1,4 @@
-"""The checks between untrusted bytes and the queue: all that need no knowledge of the log."""
+"""The checks of untrusted bytes that need no knowledge of the log, before they are queued."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """An envelope (its canonical bytes) whose document and signatures hold; their SHA-256 is its name in the log.
+    """An envelope (its canonical bytes) whose document and signatures are valid. Their SHA-256 identifies it in the
+    log.
 
-    `content` is laid out as `content_seal.packed` does it. `trusted` are the keys that it was checked by.
-    """
+    `content` has the layout of `content_seal.packed`. `trusted` has the keys that the signatures were checked with."""
 
     envelope: bytes
     envelope_digest: bytes
@@ -37,7 +37,7 @@ class Admitted:
     trusted: TrustedKeys | None = None
 
     def with_content(self, content: Content) -> Admitted:
-        """The same entry with the content that belongs to its receipt. Raises FormatError."""
+        """A copy with the content that belongs to its receipt. Raises FormatError."""
         if not isinstance(self.document, Receipt):
             raise FormatError("content", "belongs beside a receipt, and this document is not one")
         content.check_against(self.document)
@@ -46,10 +46,10 @@ class Admitted:
 
 def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Callable[[], datetime] = _now) -> Admitted:
     """Check a DSSE envelope, and the content that belongs to its receipt. Raises FormatError, SignatureError, and
-    ClockAhead for a document of a time to come by `clock`.
+    ClockAhead for a date after `clock`'s time.
 
-    Entries cannot be taken out of the log, so a wrong date has to be refused here: owed replays are counted from dates,
-    and halts begin and end at them.
+    Entries cannot be removed from the log, so a wrong date has to be refused here: replays are due by dates, and halts
+    begin and end at dates.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
         raise FormatError("envelope", f"measures {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are taken")

@@ -1,10 +1,11 @@
-"""Content at rest is sealed with a key of its own; destroying the key erases it, in every copy of the database too.
+"""Sealing of contents at rest, each with its own key. Destroying the key erases the content in every copy of the
+database.
 
     sealed    = nonce ‖ AES-256-GCM(key, nonce, plaintext, associated data: the receipt's id)
     plaintext = prompt salt ‖ output salt ‖ number of prompt ids ‖ prompt ids ‖ output ids
 
-Where the output followed a constraint, the number of prompt ids has its highest bit set, the number of output ids
-stands before them, and the constraint's text in UTF-8 after them.
+If the output followed a constraint, the number of prompt ids has its highest bit set, the number of output ids precedes
+the output ids, and the constraint's text in UTF-8 follows them.
 
 Nonces are 12 random bytes, salts 32 bytes, numbers little-endian u32 (NIST SP 800-38D; a key seals one content).
 """
@@ -35,8 +36,8 @@ _CONSTRAINED = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class ContentKey:
-    """The key of one content, and the name that the sealed content knows it by: the milliseconds at which it was made,
-    so that new names are neighbours in an index, and 10 random bytes.
+    """The key of one content. Its id is the time in milliseconds, so that new ids are neighbours in an index, and 10
+    random bytes.
     """
 
     key_id: bytes
@@ -44,7 +45,7 @@ class ContentKey:
 
     @classmethod
     def generate(cls, count: int) -> list[ContentKey]:
-        """New keys, of random bytes that the operating system is asked for once."""
+        """New keys, from one request for random bytes to the operating system."""
         made = (time.time_ns() // 1_000_000).to_bytes(_TIME_BYTES, "big")
         drawn, size = KEY_ID_BYTES - _TIME_BYTES, KEY_ID_BYTES - _TIME_BYTES + KEY_BYTES
         random = secrets.token_bytes(count * size)
@@ -53,22 +54,22 @@ class ContentKey:
 
 
 class ContentKeys(Protocol):
-    """The keys of a ledger's contents, in a place of their own.
+    """The keys of a ledger's contents, in a database that backups leave out.
 
     Durability: a key that `take` gave out survives a crash, a key that `destroy` took does not come back. Concurrency:
     one thread takes and destroys; any finds. Every method may raise StoreError.
     """
 
     def take(self, count: int) -> Sequence[ContentKey]:
-        """Keys that nobody was given before."""
+        """Keys that were never taken before."""
         ...
 
     def find(self, key_id: bytes) -> ContentKey | None:
-        """None where the key was destroyed, or is kept elsewhere."""
+        """A key by its id; None if it was destroyed, or is kept elsewhere."""
         ...
 
     def destroy(self, key_ids: Sequence[bytes]) -> None:
-        """Keys that are gone already are passed over."""
+        """Destroy keys; ids of missing keys are ignored."""
         ...
 
     def check_held(self) -> None:
@@ -76,7 +77,7 @@ class ContentKeys(Protocol):
         ...
 
     def is_empty(self) -> bool:
-        """Whether there are no keys at all."""
+        """Whether the database has no keys."""
         ...
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class ContentKeys(Protocol):
 
 
 def packed(content: Content) -> bytes:
-    """The plaintext of a content."""
+    """The plaintext of a content, as it is sealed."""
     prompt, output, constraint = content.prompt_token_ids, content.output_token_ids, content.structured_outputs
     text, mark, count = b"", 0, tuple[int, ...]()
     if constraint is not None:
@@ -108,13 +109,13 @@ def unpacked(plaintext: bytes) -> Content:
 
 
 def seal(plaintext: bytes, receipt_id: str, key: ContentKey) -> bytes:
-    """The content of a receipt, sealed with a key that has sealed nothing else."""
+    """Seal the content of a receipt. `key` must seal nothing else."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + AESGCM(key.key).encrypt(nonce, plaintext, receipt_id.encode("ascii"))
 
 
 def unseal(sealed: bytes, receipt_id: str, key: ContentKey) -> Content:
-    """The reverse. Raises FormatError where it was not sealed with this key for this receipt, or was changed."""
+    """Open a sealed content. Raises FormatError if it was not sealed with this key for this receipt, or was changed."""
     try:
         plaintext = AESGCM(key.key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], receipt_id.encode("ascii"))
     except (InvalidTag, ValueError):

@@ -1,7 +1,6 @@
-"""The guard: the newest tree head, kept apart from the database of the log, so that no old copy of it can come back.
-
-A restored backup is complete and well signed: the database alone cannot tell. The guard can, unless it was restored as
-well; so it belongs on another disk, or in another database.
+"""Continuity of a log: checks that refuse an old copy of its database, and the contract of the guard.  A restored
+backup is complete and well signed, so the database alone does not show its age. The guard keeps the newest tree head
+apart from it, and shows the age unless it was restored as well: it belongs on another disk or host.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Guard(Protocol):
         ...
 
     def compare_and_swap(self, old: Checkpoint | None, new: Checkpoint) -> None:
-        """Put `new` in the place of `old`. Raises StoreLocked where the guard holds another head, StoreError."""
+        """Replace `old` by `new`. Raises StoreLocked if the guard holds another head, StoreError."""
         ...
 
     def check_held(self) -> None:
@@ -43,23 +42,27 @@ class Guard(Protocol):
 
 
 def check_not_rolled_back(guarded: Checkpoint | None, size: int, signed: Checkpoint | None, hashes: HashReader) -> None:
-    """Raises RolledBack where a database of `size` entries, whose newest signed tree head is `signed`, is older than
-    the guard, and ChainError where it holds another log than the guard has seen.
+    """Compare a database of `size` entries, whose newest signed tree head is `signed`, with the guard. Raises
+    RolledBack if the database is older, ChainError if it holds another log.
     """
     if guarded is not None:
         check_extends(guarded, size, hashes, "the guard", signed)
 
 
-def check_extends(seen: Checkpoint, size: int, hashes: HashReader, who: str, signed: Checkpoint | None = None) -> None:
-    """The same for a tree head that `who` has seen. Raises RolledBack, ChainError."""
+def check_extends(
+    seen: Checkpoint, size: int, hashes: HashReader, keeper: str, signed: Checkpoint | None = None
+) -> None:
+    """Check that the log of a database extends the tree head `seen`, which `keeper` holds. Raises RolledBack,
+    ChainError.
+    """
     if seen.size > size:
         raise RolledBack(
-            f"the database is older than the log: it holds {size} entries ({_name(signed)}), but {who} has seen "
+            f"the database is older than the log: it holds {size} entries ({_name(signed)}), but {keeper} has seen "
             f"{_name(seen)}. An old backup was restored: bring back the database that holds entry "
-            f"{seen.size - 1}. Where it is lost for good, this log has ended: begin a new one, under another origin"
+            f"{seen.size - 1}. If it is lost for good, this log has ended: begin a new one, under another origin"
         )
     if tree_root(seen.size, hashes) != seen.root:
-        raise ChainError(seen.size - 1, f"the entries up to here are not those of {_name(seen)} in {who}")
+        raise ChainError(seen.size - 1, f"the entries up to here are not those of {_name(seen)} in {keeper}")
 
 
 def check_continuity(
@@ -71,7 +74,7 @@ def check_continuity(
     *,
     new_guard: bool = False,
 ) -> None:
-    """Refuse a log whose guard is gone, and one that contradicts the newest cosigned checkpoint in `witnessed`.
+    """Refuse a log whose guard is gone, or that contradicts the newest cosigned checkpoint in `witnessed`.
 
     `trusted` holds the log's replaced keys as well.
     `new_guard`: the operator knows that the guard is a new one.

@@ -1,4 +1,4 @@
-"""Reading a ledger that is being written: all entries up to the published tree head, and no unsigned ones."""
+"""Reading a ledger while it is written: all entries up to the published tree head, and no unsigned ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from ledger.tree.tile import TileHashes, tile_width
 _MOST_VERDICTS = 1000
 
 _PAGE_BYTES = 2**21
-"""Most bytes of the entries of a page of receipts: with proof and framing below gRPC's 4 MiB. One always fits."""
+"""The most bytes of entries on a page of receipts, so that a page with proof and framing stays below gRPC's 4 MiB. One
+entry always fits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReceipt:
-    """A receipt as the ledger holds it: entry bytes, content where it was given and not erased, the verdicts so far.
+    """A stored receipt: entry bytes, the content unless it is missing or erased, and the verdicts so far.
 
     `erased_by` is the index of the erasure of its content, None while it is there.
     """
@@ -44,8 +46,7 @@ class StoredReceipt:
 class ProvenReceipts:
     """A page of receipts, the multi-proof of their leaves under `head`, and, in a complete list, the other entries.
 
-    `more` says that there are matches (in a complete list: entries) after this page.
-    """
+    `more` is true if matches (in a complete list: entries) follow this page."""
 
     head: TreeHead
     rows: tuple[ReceiptRow, ...]
@@ -63,7 +64,7 @@ class Inclusion:
 
 
 class LedgerReader:
-    """All questions that a service answers from a ledger. Safe between threads; every method may raise StoreError."""
+    """The queries that a service answers from a ledger. Thread-safe; every method may raise StoreError."""
 
     def __init__(self, store: EntryStore, board: TreeHeadBoard) -> None:
         self._store = store
@@ -85,7 +86,7 @@ class LedgerReader:
         return self._store.entries(start, max(0, min(limit, self.head().size - start)))
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
-        """Index and bytes of all entries of some kinds from `start` on; for kinds of which there are few."""
+        """Index and bytes of all entries of some kinds from `start` on; for rare kinds."""
         size = self.head().size
         return [(index, entry) for index, entry in self._store.entries_of(kinds, start) if index < size]
 
@@ -95,7 +96,7 @@ class LedgerReader:
         return [(index, policy) for index, policy in self._store.retentions() if index < size]
 
     def expired(self, expiry: Expiry, limit: int) -> Sequence[int]:
-        """The indexes of up to `limit` receipts that an expiry covers and whose content is there, rising."""
+        """The indexes of up to `limit` receipts that an expiry covers and that have content, rising."""
         return self._store.expired(structs.replace(expiry, end_index=min(expiry.end_index, self.head().size)), limit)
 
     def receipt(self, receipt_id: str) -> StoredReceipt:
@@ -117,7 +118,7 @@ class LedgerReader:
         return [row for row in rows if row.index < size]
 
     def proven_receipts(self, narrow: ReceiptFilter, *, after: int = -1, limit: int = 100) -> ProvenReceipts:
-        """At most `limit` receipts after an index, proven under one head; fewer where their entries are large."""
+        """At most `limit` receipts after an index, proven under one head; fewer if their entries are large."""
         head = self.head()
         rows = [row for row in self._store.receipts(narrow, after, limit + 1) if row.index < head.size]
         page = rows[: min(limit, _fitting(row.entry for row in rows))]
@@ -125,10 +126,10 @@ class LedgerReader:
         return ProvenReceipts(head, tuple(page), proof, more=len(page) < len(rows))
 
     def complete_receipts(self, narrow: ReceiptFilter, *, after: int = -1, limit: int = 100) -> ProvenReceipts:
-        """The receipts among the next up to `limit` entries of the filter's index range, and all others of those too.
+        """The receipts that match among the next entries (at most `limit`) of the filter's index range, and all other
+        entries of it.
 
-        `narrow.outcome` has to be None: a receipt does not hold its outcome, so there is no proof of it.
-        """
+        `narrow.outcome` must be None: a receipt does not contain its outcome, so the outcome cannot be proven."""
         head = self.head()
         start = min(max(after + 1, narrow.min_index or 0), head.size)
         last = head.size - 1 if narrow.max_index is None else min(narrow.max_index, head.size - 1)
@@ -144,20 +145,22 @@ class LedgerReader:
     def verdicts(
         self, receipt_id: str | None = None, *, after: int = -1, limit: int = 100, outcome: str | None = None
     ) -> Sequence[VerdictRow]:
-        """A page of verdicts (of a receipt or all, of an outcome or any) in index order, paged as `receipts` is."""
+        """A page of verdicts in index order (of a receipt or all, of an outcome or any), paged as in `receipts`."""
         size = self.head().size
         return [row for row in self._store.verdicts(receipt_id, after, limit, outcome) if row.index < size]
 
     def newest_verdicts(
         self, receipt_id: str | None = None, *, before: int | None = None, limit: int = 100, outcome: str | None = None
     ) -> Sequence[VerdictRow]:
-        """Verdicts as from `verdicts`, but from the end of the log (or below entry `before`) downwards."""
+        """Verdicts in falling order from the end of the log, or below entry `before`."""
         size = self.head().size
         end = size if before is None else min(before, size)
         return self._store.verdicts(receipt_id, end, limit, outcome, newest_first=True)
 
     def indexes_of(self, receipt_ids: Sequence[str]) -> tuple[int, ...]:
-        """Where up to 1,000 receipts stand, in the order asked for. Raises NotFound naming the first that does not."""
+        """The indexes of up to 1,000 receipts, in the order of `receipt_ids`. Raises NotFound naming the first missing
+        one.
+        """
         found, size = self._store.indexes_of_receipts(receipt_ids), self.head().size
         for receipt_id in receipt_ids:
             if found.get(receipt_id, size) >= size:
@@ -165,11 +168,11 @@ class LedgerReader:
         return tuple(found[receipt_id] for receipt_id in receipt_ids)
 
     def export(self, wanted: Export) -> Iterator[BundleFile]:
-        """The files of a bundle, one at a time. Raises what `export_bundle` raises."""
+        """The files of a bundle, one at a time. Raises the errors of `export_bundle`."""
         return export_bundle(self._store, wanted)
 
     def inclusion_proof(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
-        """The proof that entry `index` is in the tree of `size` entries (the head's where None). Raises NotFound."""
+        """The proof that entry `index` is in the tree of `size` entries (None: the head's). Raises NotFound."""
         published = self.head().size
         size = published if size is None else size
         if not 0 <= index < size <= published:
@@ -188,14 +191,16 @@ class LedgerReader:
         return tree_root(size, self._hashes)
 
     def tile(self, level: int, number: int) -> bytes:
-        """The hashes of a tile that the head's tree has by now. Raises NotFound where it has none."""
+        """The hashes that the head's tree has of a tile. Raises NotFound if it has none."""
         width = tile_width(self.head().size, level, number)
         if not width:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return self._store.tile(level, number)[: width * HASH_BYTES]
 
     def consistency_proof(self, old: int, new: int | None = None) -> tuple[bytes, ...]:
-        """The proof that the tree of `new` entries (the head's where None) extends that of `old`. Raises NotFound."""
+        """The proof that the tree of `new` entries (None: the head's) extends the tree of `old` entries. Raises
+        NotFound.
+        """
         published = self.head().size
         new = published if new is None else new
         if not 0 <= old <= new <= published:
@@ -204,7 +209,7 @@ class LedgerReader:
 
 
 def _fitting(entries: Iterable[bytes]) -> int:
-    """How many of the entries fit on a page."""
+    """The number of entries that fit on a page."""
     total = count = 0
     for data in entries:
         total += len(data)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptFilter:
-    """A receipt is listed where all fields match; a field that is None matches every receipt.
+    """A filter of receipts: all fields must match, and a field that is None matches every receipt.
 
     Indexes are inclusive. Times are timezone-aware and compared with the receipt's own `issued_at`: from `start_time`
-    on, and earlier than `end_time`. `outcome` is that of the latest verdict on the receipt, EXACT, DEVIATION or
-    UNREPLAYABLE; `commitment` the one to its prompt or to its output, `sha256:<hex>`.
+    on, and earlier than `end_time`. `outcome` is the outcome of the latest verdict on the receipt (EXACT, DEVIATION or
+    UNREPLAYABLE), `commitment` a commitment to its prompt or its output, `sha256:<hex>`.
     """
 
     tenant: str | None = None
@@ -37,7 +37,7 @@ class ReceiptFilter:
 
     @property
     def issued_from(self) -> str | None:
-        """`start_time` as documents write it, as is `issued_before` for `end_time`."""
+        """`start_time` in the form of documents."""
         return None if self.start_time is None else timestamp_not_before(self.start_time)
 
     @property

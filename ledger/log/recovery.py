@@ -1,9 +1,9 @@
 """Opening a ledger: the same path after a clean stop, a crash and for an empty file.
 
-Trusts no row of the database that was not signed. The guard must not be ahead of it. The recorded checkpoint must
-verify and must be the root of the tiles; the entries of its last tile and all entries after it are read, hashed and
-checked as they were at admission; entries that no checkpoint covers are then signed. The cost does not grow with the
-log. Checking every entry is `verify_log`, checking every row `fsck`.
+Trusts only signed rows of the database. The guard must not be ahead of it. The recorded checkpoint must verify and must
+be the root of the tiles; the entries of its last tile and all entries after it are read, hashed and checked as they
+were at admission; entries that no checkpoint covers are then signed. The cost does not grow with the log. `verify_log`
+checks every entry, `fsck` every row.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def recover(
     guard: Guard | None = None,
     on_written: OnWritten = ignore_times,
 ) -> LogWriter:
-    """A writer that goes on where the log ends. `origin` names the log in its checkpoints and must never change.
+    """A writer that continues the log. `origin` names the log in its checkpoints and must never change.
 
-    Raises RolledBack where the guard has seen more than the database holds, ChainError where the database contradicts
-    a signed checkpoint, the guard or itself (do not serve: run the verification), FormatError or SignatureError for a
-    checkpoint of another log or key, StoreError.
+    Raises RolledBack if the guard has seen more entries than the database holds, ChainError if the database contradicts
+    a signed checkpoint, the guard or itself (do not serve it: run the verification), FormatError or SignatureError for
+    a checkpoint of another log or key, StoreError.
     """
     check_key_name(origin, "origin")
     if key.role != "log":
@@ -51,7 +51,7 @@ def recover(
     guarded = None if guard is None else guard.read(origin)
     try:
         recorded = _recorded_head(store, (key.public, *trusted.keys("log")), origin)
-    except SignatureError:  # of an old backup, whose key has been replaced since
+    except SignatureError:  # an old backup, whose key has been replaced since
         check_not_rolled_back(guarded, size, None, TileHashes(store))
         raise
     signed = None if recorded is None else recorded[0]
@@ -61,7 +61,7 @@ def recover(
         raise ChainError(size, f"is missing: the log signed {covered} entries. Was an old copy restored?")
     state = _state(store, trusted, size, covered)
     if signed is not None and tree_root(covered, TileHashes(store)) != signed.root:
-        raise ChainError(covered - 1, "the tiles up to here are not those that the recorded checkpoint was signed over")
+        raise ChainError(covered - 1, "the tiles up to here do not have the root of the recorded checkpoint")
     head = Checkpoint(origin, size, state.frontier.root())
     if guard is not None and guarded != head:
         guard.compare_and_swap(guarded, head)
@@ -113,7 +113,7 @@ def _check_tail(store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, siz
 
 def _check_place(index: int, data: bytes, hashes: TileHashes) -> Entry:
     if leaf_hash(data) != hashes.subtree(0, index):
-        raise ChainError(index, "its bytes are not those that the tree was built from")
+        raise ChainError(index, "its bytes do not have the hash in the tree")
     entry = Entry.from_bytes(data)
     if entry.index != index:
         raise ChainError(index, f"says that it is entry {entry.index}")
@@ -137,7 +137,7 @@ def _fold_halts(store: EntryStore, covered: int) -> HaltState:
 
 @contextmanager
 def _blame(index: int) -> Iterator[None]:
-    """Name the entry whose bytes are wrong."""
+    """Raise errors as ChainError that names the entry."""
     try:
         yield
     except (FormatError, SignatureError, NotFound) as error:

@@ -1,4 +1,6 @@
-"""The sequencer: many callers in, one order out. A bounded queue, one thread, one transaction for all that wait."""
+"""The sequencer: it orders the entries of many callers by a bounded queue, one thread, and one transaction for the
+queue.
+"""
 
 from __future__ import annotations
 
@@ -39,24 +41,24 @@ _log = logging.getLogger(__name__)
 
 
 Answer = Appended | LedgerError
-"""The place and proof of an envelope, or why it has none."""
+"""The index and proof of an envelope, or the reason why it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Envelopes that came together, and whom to tell."""
+    """Envelopes of one call, and the callback for their answers."""
 
     admitted: Sequence[Admitted]
     answer: Callable[[list[Answer]], None]
 
 
 class Sequencer:
-    """Appends envelopes to a store in the order of arrival; all that wait go into one transaction.
+    """Appends envelopes to a store in the order of arrival; all waiting envelopes go into one transaction.
 
-    `board` posts every head once it is signed and recorded. Callers may come from any thread. When a database fails (a
-    full disk, a restart), the batch's callers get NotWritten, and the sequencer recovers as at start before it writes
-    again; until a write succeeds, a caller's or its own probe, `takes_entries` is False. Where the database contradicts
-    what was signed, or another process has taken the log over, it stops for good, and everybody gets Stopped.
+    `board` posts every head once it is signed and recorded. Callers may use any thread. When a database fails (a full
+    disk, a restart), the batch's callers get NotWritten, and the sequencer recovers as at start before it writes again;
+    `takes_entries` is False until a batch or a probe is written. If the database contradicts signed heads, or another
+    process has taken the log over, it stops for good, and every caller gets Stopped.
     """
 
     def __init__(
@@ -73,10 +75,10 @@ class Sequencer:
         probe_seconds: float = 1.0,
         on_written: OnWritten = ignore_times,
     ) -> None:
-        """Recovers, then starts the writing thread. Raises what `recovery.recover` raises.
+        """Recover, then start the writing thread. Raises the errors of `recovery.recover`.
 
-        `probe_seconds` lie between two looks at the databases while nobody sends entries: whether they are still there
-        and this process's own, or, if one fails, whether it takes writes again. `on_written` is told of each batch, on
+        While no entries come, every `probe_seconds` a check asks whether the databases are still there and locked by
+        this process or, after a failure, whether they can be written again. `on_written` is called after each batch, on
         the writing thread.
         """
         self._store = store
@@ -105,7 +107,7 @@ class Sequencer:
         Checked here, in the caller's thread: raises FormatError, SignatureError, Backpressure, Stopped. Checked in
         order, by the future: Conflict (another receipt has this id), FormatError (a reference does not hold),
         StoreError (send it again: an entry that was written keeps its index). An envelope that the log holds gets its
-        old index; content that comes with it then is not looked at.
+        old index, and its content is ignored.
         """
         return self.submit(self.admit(envelope, content))
 
@@ -115,19 +117,19 @@ class Sequencer:
 
     @property
     def trusted(self) -> TrustedKeys:
-        """The keys that are trusted now: the same object as long as they are."""
+        """The keys that are trusted now: the same object until they change."""
         return self._trusted.now()
 
     def submit(self, admitted: Admitted) -> Future[Appended]:
         """The second half: queue a checked envelope. Never blocks. Raises Backpressure, Stopped."""
         answer: Future[Appended] = Future()
         answer.set_running_or_notify_cancel()
-        self._put(_Waiting((admitted,), partial(_tell, answer)))
+        self._put(_Waiting((admitted,), partial(_answer_one, answer)))
         return answer
 
     def submit_all(self, admitted: Sequence[Admitted]) -> Future[list[Answer]]:
-        """The same for up to `most_together` envelopes, in order, with one answer for each: one future costs the
-        sequencer and its caller less than many. Raises Backpressure where there is no room for all, Stopped.
+        """Queue up to `most_together` envelopes, in order; the future has an answer for each. One future costs less
+        than one for each envelope. Raises Backpressure if the queue cannot take all of them, Stopped.
         """
         answer: Future[list[Answer]] = Future()
         answer.set_running_or_notify_cancel()
@@ -158,7 +160,7 @@ class Sequencer:
 
     @property
     def failure(self) -> LedgerError | None:
-        """Why the sequencer has stopped by itself; None while it has not."""
+        """The reason why the sequencer stopped by itself; None if it did not."""
         return self._failure
 
     @property
@@ -174,15 +176,15 @@ class Sequencer:
     def _run(self) -> None:
         while (batch := self._take()) is not None:
             if not batch:
-                self._probe() if self._failing else self._look()
+                self._probe() if self._failing else self._check_held()
                 continue
             started = self._clock()
             self._write(batch)
             self._batch_seconds = self._clock() - started
 
     def _take(self) -> list[_Waiting] | None:
-        """All that waits, up to the batch size. Empty where nothing came for a while. None at the end: nothing left to
-        close with, or a failure.
+        """The waiting envelopes, up to the batch size. Empty if none came for `probe_seconds`; None at the end, after
+        the last batch or a failure.
         """
         with self._changed:
             came = self._changed.wait_for(lambda: self._queue or self._closing or self._failure, self._probe_seconds)
@@ -195,8 +197,8 @@ class Sequencer:
             self._queued -= self._batch_size - room
             return batch
 
-    def _look(self) -> None:
-        """A file that is gone, or a lock that was lost, is noticed before the next entry comes."""
+    def _check_held(self) -> None:
+        """Notice a missing file or a lost lock before the next entry comes."""
         try:
             self._store.check_held()
             if self._guard is not None:
@@ -207,10 +209,10 @@ class Sequencer:
             if _is_final(reported):
                 self._stop_on(reported)
             else:
-                self._fails(reported, error)
+                self._mark_failing(reported, error)
 
     def _probe(self) -> None:
-        """Nobody sends entries to a service that says it takes none, so it finds out by itself."""
+        """Write a probe: no caller sends entries while `takes_entries` is False."""
         try:
             self._recovered()
             self._store.probe()
@@ -219,38 +221,38 @@ class Sequencer:
             if not isinstance(error, LedgerError) or _is_final(error):
                 self._stop_on(_reported(error))
         else:
-            self._works()
+            self._mark_working()
 
     def _write(self, batch: Sequence[_Waiting]) -> None:
         try:
             writer = self._recovered()
             before = writer.head
             trusted = self.trusted
-            checked = [_still(admitted, trusted) for waiting in batch for admitted in waiting.admitted]
+            checked = [_rechecked(admitted, trusted) for waiting in batch for admitted in waiting.admitted]
             written = iter(writer.write([each for each in checked if isinstance(each, Admitted)]))
             answers = (next(written) if isinstance(each, Admitted) else each for each in checked)
         except Exception as error:
-            self._fail(batch, error)
+            self._answer_failed(batch, error)
             return
-        if writer.head is not before:  # a batch of what the log holds already writes nothing, and shows nothing
-            self._works()
+        if writer.head is not before:  # a batch of known entries writes nothing, and proves nothing about the database
+            self._mark_working()
         self.board.post(writer.head)
         for waiting in batch:
             waiting.answer(list(islice(answers, len(waiting.admitted))))
 
     def _recovered(self) -> LogWriter:
-        """The writer; after a failure, a new one, recovered from the database."""
+        """The writer; after a failure a new one, recovered from the database."""
         if self._writer is None:
             self._writer = self._recover()
             self.board.post(self._writer.head)
         return self._writer
 
-    def _fail(self, batch: Sequence[_Waiting], error: Exception) -> None:
-        """Recover as after a restart, or stop; then answer the batch, so that no caller waits for ever."""
+    def _answer_failed(self, batch: Sequence[_Waiting], error: Exception) -> None:
+        """Recover as after a restart, or stop; then answer the batch, so that every caller gets an answer."""
         self._writer = None
         reported = _reported(error)
         if not _is_final(reported):
-            self._fails(reported, error)
+            self._mark_failing(reported, error)
         try:
             if _is_final(reported):
                 raise reported
@@ -259,23 +261,23 @@ class Sequencer:
             final = again if isinstance(again, LedgerError) else reported
             if _is_final(final) or not isinstance(again, LedgerError):
                 self._stop_on(final)
-        told = reported if _is_final(reported) else NotWritten(str(reported))
+        answer = reported if _is_final(reported) else NotWritten(str(reported))
         for waiting in batch:
-            waiting.answer([told] * len(waiting.admitted))
+            waiting.answer([answer] * len(waiting.admitted))
 
-    def _fails(self, reported: LedgerError, error: Exception) -> None:
+    def _mark_failing(self, reported: LedgerError, error: Exception) -> None:
         if not self._failing:
             self._failing = True
             bug = None if isinstance(error, LedgerError) else error
-            _log.error("entries cannot be written until the database works again: %s", reported, exc_info=bug)
+            _log.error("cannot write entries until the database works again: %s", reported, exc_info=bug)
 
-    def _works(self) -> None:
+    def _mark_working(self) -> None:
         if self._failing:
             self._failing = False
-            _log.warning("entries can be written again")
+            _log.warning("writing entries again")
 
     def _stop_on(self, failure: LedgerError) -> None:
-        _log.critical("the ledger has stopped and takes no more entries: %s", failure)
+        _log.critical("stopping the ledger for good: %s", failure)
         with self._changed:
             self._failure = failure
             left, self._queue, self._queued = self._queue, deque(), 0
@@ -292,8 +294,8 @@ class Sequencer:
         return min(max(batches * self._batch_seconds, _SHORTEST_RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
 
 
-def _still(admitted: Admitted, trusted: TrustedKeys) -> Admitted | LedgerError:
-    """Checked again where the trusted keys have changed since: what counts is whose word it is when it is appended."""
+def _rechecked(admitted: Admitted, trusted: TrustedKeys) -> Admitted | LedgerError:
+    """Check again if the trusted keys have changed: the keys that are trusted at the time of the append count."""
     if admitted.trusted is trusted:
         return admitted
     try:
@@ -302,7 +304,7 @@ def _still(admitted: Admitted, trusted: TrustedKeys) -> Admitted | LedgerError:
         return error
 
 
-def _tell(answer: Future[Appended], answers: list[Answer]) -> None:
+def _answer_one(answer: Future[Appended], answers: list[Answer]) -> None:
     if isinstance(answers[0], LedgerError):
         answer.set_exception(answers[0])
     else:
@@ -314,7 +316,7 @@ def _reported(error: Exception) -> LedgerError:
 
 
 def _is_final(error: LedgerError) -> bool:
-    """A database or a signing device that fails may work again. A database that contradicts the log, has another writer
-    or has lost a file is left alone.
+    """Whether an error stops the sequencer for good: a database that contradicts the log, has another writer or has
+    lost a file. A failed database or signing device may work again.
     """
     return isinstance(error, StoreLocked | StoreReplaced) or not isinstance(error, StoreError | SignerUnavailable)

@@ -1,4 +1,4 @@
-"""The contract of a store: the sequencer and the readers ask no more of a database."""
+"""The contract of a store, which the sequencer and the readers use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ledger.tree.tile import Tile
 
 Row = Mapping[str, Any]
 SEGMENT = 2048
-"""Receipts whose texts and digests share a part of an index."""
+"""The number of receipts in a segment of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRow:
-    """One listed receipt: the columns that it is found by, its entry bytes, the outcome of its latest verdict."""
+    """One listed receipt: its searchable columns, entry bytes, and the outcome of its latest verdict."""
 
     index: int
     receipt_id: str
@@ -74,10 +74,10 @@ class VerdictRow:
 
 
 class Log(Protocol):
-    """The entries, the tree over them, and its signed heads. All else follows from it."""
+    """The entries, the tree over them, and its signed heads. The index follows from it."""
 
     def size(self) -> int:
-        """The number of entries; their indexes are 0 to size - 1. Raises ChainError where the indexes have a gap."""
+        """The number of entries; their indexes are 0 to size - 1. Raises ChainError if the indexes have a gap."""
         ...
 
     def latest_checkpoint(self) -> bytes | None:
@@ -102,22 +102,22 @@ class Log(Protocol):
 
 
 class Index(Protocol):
-    """What is found by more than its place. Made again from the log, it is the same."""
+    """Queries by more than an index. All its rows follow from the log."""
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
-        """Index and bytes of all entries of some kinds (names of `signed_document.KINDS`) from `start` on, in order.
-        A reader that comes back does not read again what it has read.
+        """Index and bytes of all entries of some kinds (names of `signed_document.KINDS`) from `start` on, in order. A
+        poll passes the index after its last entry.
         """
         ...
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
-        """Where envelopes of other documents than receipts stand, by the SHA-256 of their canonical bytes; only those
-        that do. At most 1,000 at once.
+        """The indexes of envelopes by the SHA-256 of their canonical bytes, without receipts and missing envelopes. At
+        most 1,000 in a call.
         """
         ...
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
-        """Where receipts stand, by id; only those that do. At most 1,000 at once."""
+        """The indexes of receipts by id, without missing ones. At most 1,000 in a call."""
         ...
 
     def receipt_id_at(self, index: int) -> str | None:
@@ -147,55 +147,55 @@ class Index(Protocol):
         self, receipt_id: str | None, after: int, limit: int, outcome: str | None = None, *, newest_first: bool = False
     ) -> Sequence[VerdictRow]:
         """At most `limit` verdicts (of a receipt or all, of an outcome or any) after an index, in index order; with
-        `newest_first` those below it, falling.
+        `newest_first` below it, in falling order.
         """
         ...
 
 
 class Vault(Protocol):
-    """What receipts commit to, until it is erased, and which entries erased it: it does not follow from the log."""
+    """Contents of receipts until they are erased, and the entries that erased them. They do not follow from the log."""
 
     def expired(self, expiry: Expiry, limit: int | None) -> Sequence[int]:
-        """The indexes of up to `limit` receipts (None: of all) that an expiry covers and whose content is there."""
+        """The indexes of up to `limit` receipts (None: all) that an expiry covers and that have content."""
         ...
 
     def content(self, receipt_index: int) -> Content | None:
-        """The content of a receipt, None where none was given or it has been erased."""
+        """The content of a receipt, None if none was given or it was erased."""
         ...
 
     def erased_by(self, receipt_index: int) -> int | None:
-        """The index of the first entry that has erased a receipt's content: an erasure, or an expiry, which erases only
-        what is there. None if nothing has. One look-up, however much was erased before.
+        """The index of the first entry that erased a receipt's content: an erasure, or an expiry if there was content.
+        None if it was not erased. One look-up, in constant time.
         """
         ...
 
 
 class EntryStore(Log, Index, Vault, Protocol):
-    """An append-only store of entries with tiles, checkpoints and erasable content: the three, written as one.
+    """An append-only store of entries with tiles, checkpoints and erasable content: log, index and vault in one
+    transaction.
 
     Consistency: `commit` is all or nothing, and every read that starts after it returned sees the batch. Durability:
     once `commit` and `record_checkpoint` have returned, their rows survive a crash of the process and of the machine.
     Concurrency: one writing thread in one process (opening a second writer raises StoreLocked); reads from any thread.
     Immutability: an entry or checkpoint, once written, cannot be changed or removed through the store. Errors: NotFound
-    where documented, StoreError for everything that goes wrong; after a StoreError from a write it is unknown whether
-    the write happened, and only reading tells.
+    as documented, StoreError for every failure; after a StoreError from a write, only a read shows whether it happened.
     """
 
     def commit(self, batch: Batch) -> None:
-        """Append a batch whose first index is `size()`. Raises StoreError, also where the index is not the next one.
+        """Append a batch whose first index is `size()`. Raises StoreError, also for another first index.
 
-        An erasure in the batch takes the content of its receipt with it, for good: salts and token ids are gone when
-        the erasure is there, and their bytes are overwritten as far as the database can.
+        An erasure in the batch destroys the content of its receipt: salts and token ids are gone when the erasure is
+        written, and their bytes are overwritten if the database can.
         """
         ...
 
     def probe(self) -> None:
-        """Write, durably, what changes nothing. Raises StoreError where the database takes no writes."""
+        """Write durably without a change. Raises StoreError if the database takes no writes."""
         ...
 
     def check_held(self) -> None:
-        """Raises StoreReplaced where a file is not the one that was opened, StoreLocked where another process writes,
-        StoreError where the database does not answer. Each write asks this too, before and after.
+        """Raises StoreReplaced if a file is not the opened one any more, StoreLocked if another process writes,
+        StoreError if the database does not answer. Each write checks this too, before and after.
         """
         ...
 
@@ -205,7 +205,7 @@ class EntryStore(Log, Index, Vault, Protocol):
 
 
 def entries_from(store: EntryStore, start: int = 0, page: int = 256) -> Iterator[bytes]:
-    """Stream the entries from `start` to the end, as `verify_log` takes them, one page in memory."""
+    """Stream the entries from `start` to the end, with one page in memory."""
     while entries := store.entries(start, page):
         yield from entries
         start += len(entries)
@@ -224,7 +224,7 @@ def leaf_row(index: int, entry: bytes, envelope_digest: bytes, document: Documen
 
 
 def index_rows(index: int, document: Document) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Table and row of everything beside the leaf that can be derived again from its document."""
+    """Tables and rows, other than the leaf's, that follow from a document."""
     if isinstance(document, Receipt):
         yield "receipts", _receipt_row(index, document)
     if isinstance(document, Verdict):
@@ -232,7 +232,7 @@ def index_rows(index: int, document: Document) -> Iterator[tuple[str, dict[str, 
 
 
 def indexable(text: str) -> str:
-    """Text as an index column holds it: PostgreSQL's text has no U+0000, and one odd name must not fail a batch."""
+    """Text in an index column. PostgreSQL's text has no U+0000, and one odd name must not fail a batch."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -256,7 +256,7 @@ def _receipt_row(index: int, receipt: Receipt) -> dict[str, Any]:
 
 
 def receipt_counts(receipt: Receipt) -> dict[str, int | None]:
-    """The columns of a receipt for people who ask in SQL."""
+    """The columns of a receipt for auditors who query in SQL."""
     block = receipt.spec_decode
     return {
         "prompt_tokens": receipt.prompt.tokens,

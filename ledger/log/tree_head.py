@@ -12,7 +12,7 @@ from ledger.tree.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class TreeHead:
-    """The newest state of the log: a checkpoint, the signed note over it, and the halt state of exactly its entries."""
+    """A state of the log: a checkpoint, the signed note over it, and the halt state after exactly its entries."""
 
     checkpoint: Checkpoint
     note: bytes
@@ -24,7 +24,7 @@ class TreeHead:
 
 
 class TreeHeadBoard:
-    """One thread, the sequencer's, posts tree heads here, and any thread reads the latest. Sizes only grow."""
+    """The latest tree head, posted by the sequencer's thread and read by any thread. Sizes only grow."""
 
     def __init__(self, head: TreeHead, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` counts seconds."""

@@ -1,14 +1,14 @@
-"""The one writer: gives admitted envelopes their place, makes them durable, and signs the tree head over
-the bytes read back.
+"""The only writer: it gives admitted envelopes their index, makes them durable, and signs the tree head over the bytes
+read back.
 
-Single-threaded on purpose; `sequencer.Sequencer` puts a queue and a thread in front of it. A batch is planned, which
-writes nothing; then there are three writes:
+Single-threaded; `sequencer.Sequencer` adds a queue and a thread. A batch is planned without a write; then there are
+three writes:
 
     1. commit   entries, index rows, content and tiles, all or nothing
-    2. guard    the head over the bytes read back after 1 takes the place of the one before it, in another database
+    2. guard    the head over the bytes read back after 1 replaces its predecessor, in another database
     3. record   the checkpoint, signed over that head
 
-A crash before 1 has returned leaves nothing, or entries that nobody was told about. A crash between 1 and 3 leaves
+A crash before 1 has returned leaves nothing, or entries that were not acknowledged. A crash between 1 and 3 leaves
 durable entries without a checkpoint; `recovery.recover` checks and signs them at the next start, to the same bytes. A
 crash after 3 leaves callers without their answer; the same envelope sent again gets the same index. No signed head is
 ever taken back: it is in the guard, and a database without it is not written to.
@@ -47,12 +47,11 @@ class LogState:
 
 @dataclass(slots=True)
 class BatchPlan:
-    """A batch while it is put together.
+    """A batch in preparation.
 
-    `places` has, for each envelope in order, the index where it stands or will stand, or why it has none. `records` are
-    to be written, and `halts` is the state after them. `by_digest` and `by_receipt_id` know all names of the batch that
-    the log holds, and those that are new; receipts that the log holds, by their ids alone.
-    `erased` has the receipts that erasures among the records are about, with their indexes.
+    `places` has the index of each envelope, in order, or the error. `records` are to be written, and `halts` is the
+    state after them. `by_digest` and `by_receipt_id` have the indexes of the batch's envelopes, stored and new; stored
+    receipts are in `by_receipt_id` alone. `erased` maps receipts to the erasures among the records.
     """
 
     store: EntryStore
@@ -65,7 +64,7 @@ class BatchPlan:
     erased: dict[int, int] = field(default_factory=dict)
 
     def place(self, admitted: Admitted) -> int:
-        """The index that an envelope has already, or the next one, with a record for it.
+        """The index of a stored envelope, or the next index, with a record for it.
 
         Raises FormatError, Conflict.
         """
@@ -94,7 +93,7 @@ class BatchPlan:
         return index
 
     def receipt_id_at(self, index: int) -> str | None:
-        """`reference_rules.References`, as the others here: by what the log holds."""
+        """`reference_rules.References`, as the next three: answered from the log."""
         return self.store.receipt_id_at(index)
 
     def output_at(self, index: int) -> JudgedOutput | None:
@@ -104,12 +103,12 @@ class BatchPlan:
         return self.store.outcome_at(index)
 
     def retentions(self) -> list[tuple[int, Retention]]:
-        """The policies, this batch's too: an expiry behind a policy must not follow the one that it replaces."""
+        """The policies, with those of this batch: an expiry after a policy in one batch uses the new policy."""
         planned = ((record.index, record.document) for record in self.records)
         return [*self.store.retentions(), *((at, policy) for at, policy in planned if isinstance(policy, Retention))]
 
     def _refuse_second(self, erasure: Erasure) -> None:
-        """There is nothing left to erase, and a second reason would only cast doubt on the first."""
+        """Raises Conflict if the content is erased already: a second reason would only cast doubt on the first."""
         before = self.erased.get(erasure.receipt_index)
         before = self.store.erased_by(erasure.receipt_index) if before is None else before
         if before is not None:
@@ -137,11 +136,10 @@ def plan_batch(store: EntryStore, state: LogState, batch: Sequence[Admitted]) ->
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The answer to an append: everything needed to prove, offline, that the log holds the envelope.
+    """The answer to an append: all that proves, offline, that the log holds the envelope.
 
-    `inclusion_proof` leads from the leaf, which index and `envelope` make, to the root of `checkpoint` (a signed note
-    over `tree_size` entries). `halt_epoch` counts the halts in those entries. An envelope that was in the log already
-    gets its old index.
+    `inclusion_proof` leads from the leaf (index and `envelope`) to the root of `checkpoint` (a signed note over
+    `tree_size` entries). `halt_epoch` counts the halts in those entries. A stored envelope keeps its index.
     """
 
     index: int
@@ -159,7 +157,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class WriteTimes:
-    """How long a batch of `entries` took, in seconds: the transaction, the guard, signing and recording the head."""
+    """The seconds that a batch of `entries` took: the transaction, the guard, signing and recording the head."""
 
     entries: int
     commit: float
@@ -168,11 +166,11 @@ class WriteTimes:
 
 
 OnWritten = Callable[[WriteTimes], None]
-"""Told of each batch that was written, on the writing thread; must not raise."""
+"""Called after each written batch, on the writing thread; must not raise."""
 
 
 def ignore_times(_: WriteTimes) -> None:
-    """Nobody wants to know."""
+    """Default: timings are discarded."""
 
 
 class LogWriter:
@@ -201,10 +199,10 @@ class LogWriter:
         return self._head
 
     def write(self, batch: Sequence[Admitted]) -> list[Appended | LedgerError]:
-        """Append what is new, durably, and answer each envelope in order: its place and proof, or why it has none.
+        """Append new envelopes durably, and answer each envelope in order: its index and proof, or an error.
 
-        Raises StoreError where a database failed (whether the batch was written is then unknown), StoreLocked where
-        another process has taken the log over, ChainError where the database gave back other bytes than were written.
+        Raises StoreError if a database failed (it is unknown whether the batch was written), StoreLocked if another
+        process has taken the log over, ChainError if the database returned other bytes than were written.
         """
         plan = plan_batch(self._store, self._state, batch)
         if plan.records:
@@ -234,19 +232,21 @@ class LogWriter:
         self._on_written(times)
 
     def _check_read_back(self, records: Sequence[Record]) -> None:
-        """A head is signed over what the database returns, never over what we meant to write."""
+        """Raises ChainError unless the database returns the written bytes: a head is signed over the bytes read
+        back.
+        """
         stored = self._store.entries(records[0].index, len(records))
         for record, data in zip(records, stored, strict=False):
             if data != record.entry:
-                raise ChainError(record.index, "the database gave back other bytes than were written")
+                raise ChainError(record.index, "the database returned other bytes than were written")
         if len(stored) != len(records):
-            raise ChainError(records[0].index + len(stored), "the database does not give back what was written")
+            raise ChainError(records[0].index + len(stored), "the database does not return the written entry")
 
     def _frontier(self, leaves: Sequence[bytes]) -> Frontier:
         """The frontier with more leaves. Raises ChainError if the tiles from the database have another root."""
         frontier = self._state.frontier.extended(leaves)
         if tree_root(frontier.size, self._hashes) != frontier.root():
-            raise ChainError(frontier.size - 1, "the tiles in the database are not those of the entries")
+            raise ChainError(frontier.size - 1, "the tiles in the database do not have the hashes of the entries")
         return frontier
 
     def _answers(self, places: Sequence[int | LedgerError], batch: Sequence[Admitted]) -> list[Appended | LedgerError]:

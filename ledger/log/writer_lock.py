@@ -1,4 +1,4 @@
-"""The lock of the one process that writes to a file or a folder."""
+"""The lock of the process that writes to a file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ class WriterLock:
     """Held from construction to `release`. The kernel drops it when the process dies, so a crash needs no clean-up."""
 
     def __init__(self, guarded: Path) -> None:
-        """Raises StoreLocked where another process (or another store of this one) holds the lock.
+        """Raises StoreLocked if another process, or another store in this process, holds the lock.
 
-        The lock lies beside the file itself: two links to one file are one ledger.
-        """
+        The lock is in the folder of the file that links resolve to: two links to one file are one ledger."""
         resolved = Path(os.path.realpath(guarded))
         self.path = resolved.with_name(resolved.name + ".lock")
         try:

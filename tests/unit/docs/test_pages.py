@@ -238,7 +238,7 @@ def test_the_page_says_what_each_rpc_takes() -> None:
 
 
 OPENAI = (Path(__file__).parents[3] / "docs/openai.md").read_text()
-TABLE = OPENAI.split("## What a request may say")[1].split("\nRefused with 400:")[0]
+TABLE = OPENAI.split("## Request members")[1].split("\nRefused with 400:")[0]
 CHECK = only().func.__qualname__
 
 

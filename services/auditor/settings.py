@@ -11,7 +11,7 @@ from ledger.documents.audit import LONGEST_PROMISE_SECONDS, ReferenceThresholds
 from services.auditor.examination import EnginePlan
 from services.auditor.foreign import HONEST, ForeignPlan
 from services.auditor.held_folder import Share
-from services.generation.target.beside import MODEL, NAMED_ADAPTER
+from services.generation.target.model_settings import MODEL, NAMED_ADAPTER
 from services.runtime.setting_kind import Adapter, KeyFile, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, settings_config
 from services.runtime.usage import checked_name

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from services.generation.requests.quotas import Quota, read_quotas
-from services.generation.target.beside import IF_FOLDER_A_HEAD, MODEL, NAMED_ADAPTER, NAMED_STORE, STORE
 from services.generation.target.model_path import name_of
+from services.generation.target.model_settings import IF_FOLDER_A_HEAD, MODEL, NAMED_ADAPTER, NAMED_STORE, STORE
 from services.runtime.setting_kind import Adapter, KeyFile, Kind, Name, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
 from services.runtime.usage import checked_name

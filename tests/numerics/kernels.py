@@ -141,7 +141,7 @@ class KernelArithmetic:
             **self._scratch(4 * (MOST_RANK + padded(outputs, PANEL))), "x": inputs, "x_stride": inputs.strides[0],
             "y": both, "y_stride": both.strides[0], "parts": updates.parts, "adapter_parts": updates.adapter_parts,
         }  # fmt: skip
-        passed = {"rows": 2 * rows, "adapters": slots}
+        passed = {"rows": 2 * rows, "adapter_slots": slots}
         self._call("rows", "low_rank", "low_rank", fields, passed, updates.kept)
         assert not both[:, :outputs].any()
         assert both[1::2, outputs:].tobytes() == y.tobytes()

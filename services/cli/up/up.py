@@ -109,7 +109,7 @@ def up(
 
     data_folder.expect_unused(data_dir)
     engine = other.checked()
-    own, found = served.server_settings(), {} if engine else served.adapters_beside()
+    own, found = served.server_settings(), {} if engine else served.default_adapters()
     same = served.shared_settings(found)
     listen.check_host()
     services = LocalServices(

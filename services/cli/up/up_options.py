@@ -189,11 +189,11 @@ class ServedOptions:
         bool, Option(help="Use the head, adapters and datastore next to the model if none is named.")
     ] = True
 
-    def adapters_beside(self) -> dict[str, Path]:
+    def default_adapters(self) -> dict[str, Path]:
         """Adapters next to the model, by name; empty if adapters were named or are unwanted."""
-        from services.generation.target.beside import adapters_beside
+        from services.generation.target.model_settings import default_adapters_for
 
-        return {} if self.adapter or not self.auto_discover else adapters_beside(self.model)
+        return {} if self.adapter or not self.auto_discover else default_adapters_for(self.model)
 
     def shared_settings(self, found: dict[str, Path]) -> Settings:
         """Settings that the auditor and the server share; `found` are adapters that were not named."""

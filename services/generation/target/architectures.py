@@ -1,4 +1,4 @@
-"""The family that the names in a file mean, and what architectures in no table would take."""
+"""Families by the names in files, and the parts that kolm lacks for other architectures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ARCHITECTURES = tuple(dict.fromkeys(n for family in FAMILIES for n in (family.ar
 MISSING: Mapping[str, str] = {
     "ApertusForCausalLM": "the activation xIELU",
     "ArceeForCausalLM": "the activation relu squared",
-    "Cohere2ForCausalLM": "norms that subtract a mean, attention beside the MLP",
-    "CohereForCausalLM": "norms that subtract a mean, attention beside the MLP",
+    "Cohere2ForCausalLM": "norms that subtract a mean, attention parallel to the MLP",
+    "CohereForCausalLM": "norms that subtract a mean, attention parallel to the MLP",
     "DeepseekV2ForCausalLM": "multi-head latent attention",
     "DeepseekV3ForCausalLM": "multi-head latent attention",
     "DeepseekV32ForCausalLM": "multi-head latent attention, sparse attention",
-    "FalconForCausalLM": "norms that subtract a mean, attention beside the MLP",
-    "FalconH1ForCausalLM": "Mamba-2 beside attention in one layer",
+    "FalconForCausalLM": "norms that subtract a mean, attention parallel to the MLP",
+    "FalconH1ForCausalLM": "Mamba-2 parallel to attention in one layer",
     "Gemma3nForConditionalGeneration": "four streams in one (AltUp)",
     "Glm4ForCausalLM": "layers with gate and up fused alone",
     "GPTNeoXForCausalLM": "norms that subtract a mean",
-    "HunYuanDenseV1ForCausalLM": "norms of heads behind their rotation",
+    "HunYuanDenseV1ForCausalLM": "norms of heads after their rotation",
     "MambaForCausalLM": "Mamba layers",
     "Mamba2ForCausalLM": "models without attention and MLPs",
     "NemotronForCausalLM": "norms that subtract a mean",
@@ -36,11 +36,11 @@ MISSING: Mapping[str, str] = {
     "StableLmForCausalLM": "norms that subtract a mean",
     "Starcoder2ForCausalLM": "norms that subtract a mean",
 }
-"""Architectures that somebody may come with, and what computing them would take."""
+"""Parts that unsupported architectures would need."""
 
 
 def named_by(architecture: object, document: Mapping[str, Any]) -> Family | None:
-    """The family of this name; where several are parts of one multimodal architecture, that of the part for text."""
+    """The family of this architecture, or None. Families of one multimodal architecture differ by the text part."""
     found = [family for family in FAMILIES if architecture and architecture in (family.architecture, family.multimodal)]
     text = document.get("text_config")
     kind = text.get("model_type") if isinstance(text, dict) else None
@@ -48,7 +48,7 @@ def named_by(architecture: object, document: Mapping[str, Any]) -> Family | None
 
 
 def architecture_of(document: Mapping[str, Any]) -> object:
-    """What a config.json says of its architecture, or what its model type stands for where it names none."""
+    """The architecture that a config.json names, or that its model type implies."""
     named = document.get("architectures")
     if isinstance(named, list) and named:
         return named[0]
@@ -64,10 +64,10 @@ def architecture_of(document: Mapping[str, Any]) -> object:
 
 
 def _spelled(name: object) -> str:
-    """The form in which model types and class names agree."""
+    """The common form of model types and class names."""
     return str(name).replace("_", "").lower()
 
 
 def gguf_families(name: str) -> list[Family]:
-    """The families whose GGUF files have this general.architecture; an empty list where it is not supported."""
+    """The families whose GGUF files have this general.architecture; none if it is not supported."""
     return [family for family in FAMILIES if family.gguf_name and family.gguf_name == name]

@@ -1,4 +1,4 @@
-"""Types of arrays, by what they hold."""
+"""Types of arrays by dtype."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ Bools = NDArray[np.bool_]
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where an array's memory begins: `array.ctypes`, which says it too, makes several objects first."""
+    """The address of an array's first element. `array.ctypes.data` is slower: it makes several objects."""
     return int(array.__array_interface__["data"][0])

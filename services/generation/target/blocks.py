@@ -1,4 +1,4 @@
-"""The free blocks of the key/value cache. Knows numbers only; the memory belongs to the target."""
+"""The free blocks of the key/value cache, by number; the memory belongs to the target."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ BLOCK = 64  # tokens in a block of the key/value cache
 
 
 class BlockPool:
-    """Blocks of BLOCK tokens, handed out and taken back by number. Used by one thread.
+    """Allocator of blocks of BLOCK tokens. Used by one thread.
 
-    A full block may stand in several tables. A block that stands in none is free, also while its contents are kept.
+    A full block may be in several tables. A block in no table is free, even while its content is kept for reuse.
 
-    Memory of a block that was never handed out takes no room yet (`touched` counts the others). A block is taken from
+    A block takes no memory before its first use (`touched` counts used blocks). Blocks are allocated from
 
-    1. those handed out before and free, the last one freed first: its memory is there, perhaps in a processor's cache;
-    2. those never handed out, while fewer than `resident` have been, or than twice those in use now;
-    3. those kept, the one longest out of use first, which is forgotten;
-    4. those never handed out.
+    1. used blocks that are free and not kept, most recently freed first: their memory may be in a processor's cache;
+    2. new blocks, while fewer than `resident` blocks are used, or fewer than twice the blocks in tables;
+    3. kept blocks, least recently used first, whose content is forgotten;
+    4. new blocks.
 
-    So kept blocks that stand in no table grow to `resident`, or to as many as are in use, and no further; nothing fails
-    while a block is free.
+    Kept blocks in no table therefore grow to `resident`, or to the number of blocks in tables. Allocation succeeds as
+    long as a block is free.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.resident = total // 4  # blocks up to which new memory is taken before what is kept is given up
-        self.touched = 0  # blocks 0 to touched - 1 have been handed out at some time
-        self._free: list[int] = []  # of these, those in no table that hold nothing worth keeping
-        self._tables = [0] * total  # that each block stands in
-        self._forget: dict[int, Callable[[], None]] = {}  # of each block whose content is known to somebody
-        self._kept: dict[int, None] = {}  # of these, those in no table, in the order in which they left the last one
+        self.resident = total // 4  # used blocks before kept blocks are given up
+        self.touched = 0  # blocks 0 to touched - 1 have been used
+        self._free: list[int] = []  # used blocks in no table without kept content
+        self._tables = [0] * total  # the number of tables of each block
+        self._forget: dict[int, Callable[[], None]] = {}  # of each block with kept content
+        self._kept: dict[int, None] = {}  # kept blocks in no table, least recently used first
 
     @property
     def free(self) -> int:
@@ -43,7 +43,7 @@ class BlockPool:
         return self.touched - len(self._free) - len(self._kept)
 
     def extend(self, table: list[int], tokens: int) -> None:
-        """Append blocks to `table` until it holds `tokens` tokens.
+        """Append blocks to `table` until it has room for `tokens` tokens.
 
         Raises:
             CacheFull: too few are free; `table` is unchanged.
@@ -60,32 +60,32 @@ class BlockPool:
         if self._free:
             return self._free.pop()
         if self._kept and (self.touched >= max(self.resident, 2 * self.used) or self.touched == self.total):
-            return self._given_up()
+            return self._evict()
         self.touched += 1
         return self.touched - 1
 
-    def _given_up(self) -> int:
+    def _evict(self) -> int:
         block = next(iter(self._kept))
         del self._kept[block]
         self._forget.pop(block)()
         return block
 
     def keep(self, block: int, forget: Callable[[], None]) -> None:
-        """Keep what is in a block of some table as long as there is room; `forget` is called once there is no more."""
+        """Keep the content of a block in a table as long as there is room; `forget` is called on its eviction."""
         self._forget[block] = forget
 
     def in_use(self, block: int) -> bool:
-        """Whether it stands in a table."""
+        """Whether a block is in a table."""
         return self._tables[block] > 0
 
     def share(self, table: list[int], block: int) -> None:
-        """Append a block that is kept."""
+        """Append a kept block to `table`."""
         self._kept.pop(block, None)
         self._tables[block] += 1
         table.append(block)
 
     def release(self, table: list[int]) -> None:
-        """Take back all blocks of `table` and empty it. Of those kept, the last ones are given up first."""
+        """Free all blocks of `table` and empty it. Its last kept block is evicted first."""
         for block in reversed(table):
             self._tables[block] -= 1
             if self._tables[block]:
@@ -102,5 +102,5 @@ def blocks_for(tokens: int) -> int:
 
 
 def slot_of(table: Sequence[int], position: int) -> int:
-    """Where in the cache the token at `position` of a sequence with this table is."""
+    """The cache slot of the token at `position` of a sequence with this block table."""
     return table[position // BLOCK] * BLOCK + position % BLOCK

@@ -1,4 +1,4 @@
-"""The canonical pass on the CPU: one compiled call; a row's bits depend on its own tokens and adapter only."""
+"""The canonical pass on the CPU: one compiled call, whose rows' bits depend only on their tokens and adapter."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ from services.generation.target.weights import (
 )
 
 _ARITHMETIC = "kolm-arithmetic/1"
-MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
+MOST_ROWS = 256  # of a pass; more rows are computed in several passes, earlier rows first
+_STATE_BYTES = 1 << 30  # for states, if that is enough for a few sequences
+_FEWEST_STATES, _MOST_STATES = 25, 193  # for passes of 8 and of 64 sequences
 
 
 class CpuTarget:
-    """`Target` on the CPU, by the programs of `docs/numerics.md`; weights stay in the form in which they are published.
+    """`Target` on the CPU, by the programs of `docs/numerics.md`; weights stay in their published storage.
 
-    A pass over `rows` is a program of a few hundred operations (`target.program`) that a team of threads runs
-    together; Python hands over addresses and gets logits.
+    A pass is a program of a few hundred operations (`target.program`) that a team of threads executes in one call.
     """
 
     def __init__(
@@ -66,13 +67,16 @@ class CpuTarget:
         cache_dtype: str = "float32",
         arithmetic: str = "float32",
     ) -> None:
-        """`threads`: of a pass, by default as many as there are CPUs; it changes no bit. `cache_dtype`: of keys and
-        values, float32, bfloat16 or int8. `arithmetic`: of linear layers with quantised weights, float32 or int8. Both
-        are part of the profile.
+        """Load the weights and allocate the cache.
+
+        Args:
+            threads: of a pass, by default one for each CPU; the number changes no bit.
+            cache_dtype: of keys and values, float32, bfloat16 or int8; part of the profile.
+            arithmetic: of linear layers with quantised weights, float32 or int8; part of the profile.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
-            ArithmeticUnsupported: the weights are not quantised, and int8 is asked for.
+            ArithmeticUnsupported: `arithmetic` is int8 and the weights are not quantised.
         """
         self.config = config
         self.blocks = BlockPool(cache_blocks)
@@ -102,14 +106,9 @@ class CpuTarget:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the matrices that a pass over one row reads, as they lie in memory."""
+        """Bytes of the packed matrices that a pass over one row reads."""
         matrices = [self._parts.head, *(matrix for layer in self._parts.layers for matrix in layer.matrices)]
         return sum(matrix.weights.panels.nbytes for matrix in matrices)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all blocks, whether or not their memory has been touched."""
-        return sum(group.keys.nbytes + group.values.nbytes for group in self._parts.cache.groups)
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`."""
@@ -144,7 +143,7 @@ class CpuTarget:
         return self._programs[key]
 
     def probe_kernels(self) -> KernelReport:
-        """See `Target`. Raises CacheFull where nothing of the cache is free."""
+        """See `Target`. Raises CacheFull if no block is free."""
         table: list[int] = []
         self.blocks.extend(table, BLOCK * min(blocks_to_probe(self._parts), self.blocks.free))
         try:
@@ -152,7 +151,7 @@ class CpuTarget:
         finally:
             self.blocks.release(table)
             if self._states:
-                self._states.forget()  # lines of the cache were overwritten behind its back
+                self._states.forget()  # the probe has overwritten lines of the cache
 
     def embed(self, tokens: Int64) -> Float32:
         return self._embedding.rows(tokens)
@@ -174,7 +173,7 @@ class CpuTarget:
         return b"".join(part.tobytes() for part in self._parts.cache.block(block))
 
     def fill_block(self, block: int, content: bytes | memoryview) -> None:
-        """States are not kept with blocks: they are folded from them again."""
+        """See `Target`. States are folded from blocks again."""
         if self._states:
             self._states.written(np.arange(block * BLOCK, (block + 1) * BLOCK))
         at = 0
@@ -183,12 +182,8 @@ class CpuTarget:
             at += part.nbytes
 
 
-_STATE_BYTES = 1 << 30  # that states are kept in, where that is enough for a few sequences
-_FEWEST_STATES, _MOST_STATES = 25, 193  # for passes of 8 and of 64 sequences
-
-
 def _states_kept(config: TargetConfig) -> int:
-    """States that there is memory for, of all layers; it is touched only as they are used."""
+    """The number of states of all layers to allocate; their memory is touched only when they are used."""
     if config.rule is None:
         return 0
     size = 4 * config.rule.state * sum(config.rule.layers)
@@ -196,7 +191,7 @@ def _states_kept(config: TargetConfig) -> int:
 
 
 def profile_name(arithmetic: str) -> str:
-    """What the numerics profile calls an arithmetic, float32 or int8."""
+    """The name of an arithmetic, float32 or int8, in the numerics profile."""
     return _ARITHMETIC if arithmetic == "float32" else f"{_ARITHMETIC}+{arithmetic}"
 
 
@@ -204,7 +199,7 @@ def _load(
     config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], form: Form,
     arithmetic: str, kept: int = 0,
 ) -> ModelWeights:  # fmt: skip
-    """Read, check and pack the weights; make an empty cache."""
+    """Read, check and pack the weights; allocate the cache."""
     read, output = reader(weights, config), output_name(weights, config)
     embedding = matrix_of(read(EMBEDDING))
     context = config.context_length
@@ -239,14 +234,14 @@ def load_target(
 
     Args:
         directory: the model.
-        context_length: tokens that a sequence may have; by default the model's own, at most 8,192.
-        cache_tokens: tokens that the key/value cache holds over all sequences, one that needs not hold a context.
-        cache_bytes: the same by its size, an eighth of it for features (`capacity`); by default 1 GiB, at least one
-            whole context and at most 64 of them. Memory is touched only as it is used.
+        context_length: most tokens of a sequence; by default the model's own, at most 8,192.
+        cache_tokens: tokens in the key/value cache over all sequences; they may be fewer than a context.
+        cache_bytes: alternatively its size, of which an eighth is for features (`config.feature_bytes`); by default
+            1 GiB, at least one whole context and at most 64. Memory is touched only when it is used.
         adapters: LoRA adapters in peft's layout, directories by name.
-        cache_dtype: what keys and values are kept in, `float32`, `bfloat16` or `int8`; by default `usual_cache`.
+        cache_dtype: of keys and values, `float32`, `bfloat16` or `int8`; by default `usual_cache`.
         arithmetic: of linear layers with quantised weights, `float32` or `int8`; by default `usual_arithmetic`.
-        threads: of a pass; by default as many as there are CPUs.
+        threads: of a pass; by default one for each CPU.
 
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.

@@ -1,4 +1,4 @@
-"""The error family of the target: everything that can be wrong with a model directory or with a pass."""
+"""The errors of the target: about a model, an adapter or a pass."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from pathlib import Path
 
 
 class TargetError(Exception):
-    """A model that cannot be served; the message says what was found, what was expected and what to do."""
+    """A model that cannot be served; the message has the found value, the expected one and a remedy."""
 
 
 def about(path: Path, error: TargetError) -> str:
-    """An error's words, behind the model that it is about where they do not name that themselves."""
+    """An error's message, preceded by the model's path unless it names that."""
     return str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
 class ModelNotFound(TargetError):
-    """The directory, or a file that every model directory has, is missing."""
+    """The model, or a required file of a model directory, is missing."""
 
 
 class UnsupportedArchitecture(TargetError):
-    """config.json names an architecture or an option that the canonical pass does not implement."""
+    """The canonical pass does not implement an architecture or an option of config.json."""
 
 
 class ConfigInvalid(TargetError):
@@ -31,7 +31,7 @@ class WeightsInvalid(TargetError):
 
 
 class ArithmeticUnsupported(TargetError):
-    """The weights are not of a kind that the arithmetic asked for is defined on."""
+    """The requested arithmetic is not defined for these weights."""
 
 
 class AdapterInvalid(TargetError):

@@ -1,4 +1,4 @@
-"""The table of families of models; everything else is in a model's own configuration.
+"""The table of families of models. Everything else is in a model's own configuration.
 
 A new family is one more `Family` and a place in `FAMILIES`.
 """
@@ -15,7 +15,7 @@ _SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""Names of norms in GGUF, and in transformers, where the outputs of attention and MLP have some."""
+"""Norms of the outputs of attention and MLP: transformers' names by GGUF's."""
 
 
 def _experts(
@@ -24,10 +24,10 @@ def _experts(
     return ExpertNames(router, *(f"{module}.{{}}.{part}" for part in (gate, up, down)))
 
 
-# Llama (Touvron et al. 2023), and all that publish under its name: no norm of heads, no window.
+# Llama (Touvron et al. 2023), and models published under its name: no norm of heads, no window.
 LLAMA = Family(name="llama", architecture="LlamaForCausalLM", gguf_name="llama", gguf_interleaved=True, windows=False)
 
-# Mistral (Jiang et al. 2023): Llama with a sliding window; its GGUF files call it a llama.
+# Mistral (Jiang et al. 2023): Llama with a sliding window; its GGUF files have Llama's name.
 MISTRAL = Family(
     name="mistral",
     architecture="MistralForCausalLM",
@@ -36,7 +36,7 @@ MISTRAL = Family(
     gguf_interleaved=True,
 )
 
-# Mixtral (Jiang et al. 2024): Mistral with experts; its GGUF files call it a llama.
+# Mixtral (Jiang et al. 2024): Mistral with experts; its GGUF files have Llama's name.
 MIXTRAL = Family(
     name="mixtral",
     architecture="MixtralForCausalLM",
@@ -60,7 +60,7 @@ QWEN3_MOE = Family(
     experts=_experts("mlp.gate", "mlp.experts"),
 )
 
-# Qwen2-MoE (Yang et al. 2024): Qwen2 with experts, beside a shared one that a gate scales.
+# Qwen2-MoE (Yang et al. 2024): Qwen2 with experts, and a shared expert that a gate scales.
 QWEN2_MOE = replace(
     QWEN2,
     name="qwen2_moe",
@@ -76,7 +76,7 @@ SMOLLM3 = Family(
     name="smollm3", architecture="SmolLM3ForCausalLM", gguf_name="smollm3", gguf_interleaved=True, unrotated_layers=True
 )
 
-# Phi-3 (Abdin et al. 2024), Phi-3.5 and Phi-4: fused modules, LongRoPE, and heads that turn in part.
+# Phi-3 (Abdin et al. 2024), Phi-3.5 and Phi-4: fused modules, LongRoPE, and partial rotation.
 PHI3 = Family(
     name="phi3",
     architecture="Phi3ForCausalLM",
@@ -114,8 +114,8 @@ GEMMA3 = Family(
     gguf_modules=_SANDWICH,
 )
 
-# Gemma 4 (Google 2026), text: Gemma 3 with larger heads in layers without a window, norms of values, and, by size,
-# experts beside MLPs or inputs of each layer.
+# Gemma 4 (Google 2026), text: Gemma 3 with larger heads in layers without a window, norms of values, and, in some
+# sizes, experts in addition to MLPs or inputs of each layer.
 GEMMA4 = Family(
     name="gemma4_text",
     architecture="Gemma4ForCausalLM",
@@ -167,7 +167,7 @@ GPT_OSS = Family(
     gguf_modules={"attn_sinks": "self_attn.sinks", "post_attention_norm": "post_attention_layernorm"},
 )
 
-# Llama 4 (Meta 2025), text: experts beside a shared one, and attention in chunks or, by position, tempered.
+# Llama 4 (Meta 2025), text: experts and a shared expert, and attention in chunks or with a temperature by position.
 LLAMA4 = Family(
     name="llama4_text",
     architecture="Llama4ForCausalLM",
@@ -229,7 +229,7 @@ LFM2 = Family(
 )
 
 
-# LFM2 with experts (Liquid AI 2025): scores by sigmoid, with a bias that only chooses.
+# LFM2 with experts (Liquid AI 2025): scores by sigmoid, with a bias only to choose experts.
 LFM2_MOE = replace(
     LFM2,
     name="lfm2_moe",
@@ -242,7 +242,7 @@ LFM2_MOE = replace(
 )
 
 
-# OLMo 2 (OLMo et al. 2024): norms after attention and MLP and none before, and of queries and keys as whole vectors.
+# OLMo 2 (OLMo et al. 2024): norms after attention and MLP and none before, and norms over all queries and all keys.
 OLMO2 = Family(
     name="olmo2",
     architecture="Olmo2ForCausalLM",
@@ -281,7 +281,7 @@ GRANITE_MOE = replace(
     ),
 )
 
-# Granite 4 (IBM 2025): Granite with Mamba-2 layers in place of most attention, and experts beside an MLP in some sizes.
+# Granite 4 (IBM 2025): Granite with Mamba-2 layers in place of most attention, and in some sizes experts and an MLP.
 GRANITE_HYBRID = replace(
     GRANITE_MOE,
     name="granitemoehybrid",
@@ -333,7 +333,7 @@ QWEN3_5 = Family(
     },
 )
 
-# Qwen3.5 and later with experts: all layers have them, beside a shared one that a gate scales.
+# Qwen3.5 and later with experts: all layers have them, and a shared expert that a gate scales.
 QWEN3_5_MOE = replace(
     QWEN3_5,
     name="qwen3_5_moe_text",
@@ -353,7 +353,7 @@ QWEN3_5_MOE = replace(
     },
 )
 
-# Qwen3-Next (Qwen 2025): the first of these, value heads beside those of the same key head.
+# Qwen3-Next (Qwen 2025): the predecessor of Qwen3.5; value heads of a key head are adjacent.
 QWEN3_NEXT = replace(
     QWEN3_5_MOE,
     name="qwen3_next",
@@ -375,7 +375,7 @@ MINISTRAL3 = replace(
     beta=True,
 )
 
-# Qwen3-VL (Qwen 2025), text: Qwen3, for the positions of text are the same in all three of its rotation's sections.
+# Qwen3-VL (Qwen 2025), text: Qwen3, since a text token has equal positions in all three sections of the rotation.
 QWEN3_VL = replace(
     QWEN3,
     name="qwen3_vl_text",
@@ -384,7 +384,7 @@ QWEN3_VL = replace(
     gguf_name="qwen3vl",
 )
 
-# EXAONE 4 (LG AI Research 2025): norms after, as OLMo 2, of each head, and large ones turn heads in windows only.
+# EXAONE 4 (LG AI Research 2025): OLMo 2 with norms of each head; large models rotate only in layers with a window.
 EXAONE4 = replace(
     OLMO2,
     name="exaone4",

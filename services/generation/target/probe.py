@@ -1,8 +1,7 @@
-"""The probe, run at start on the loaded model: do a row's bits depend on its own tokens only, on this machine?
+"""The probe, run at start on the loaded model: it checks that a row's bits depend only on its own tokens.
 
-Nothing is assumed at run time: random widths, branches, positions, neighbours and prefill chunks are compared, bit by
-bit, with the stream of one row at a time. The probe uses a free part of the target's own cache. At the end, passes are
-timed: the engine's cost model decides the width of drafts by it.
+Random widths, branches, positions, neighbours and prefill chunks are compared, bit by bit, with passes over one row at
+a time. The probe uses a free part of the target's own cache. This file also times passes, for the engine's cost model.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite.binding as llvm
 
@@ -34,13 +33,29 @@ from services.generation.target.target import Target
 
 _log = logging.getLogger(__name__)
 
-
 SAMPLER = "kolm-sampler/2"
+_PACKAGE = Path(__file__).parent
+_MOST_TOKENS = 2 * BLOCK + 12  # of the probed history: two block borders and their surroundings
+_WIDTHS = (2, 3, 5, 8, 16)
+
+_LENGTH = 3 * BLOCK  # tokens of context in timed passes
+_ROWS = (1, 2, 4, 8, 16, 32)
+_ROUNDS, _FEWEST = 12, 5
+_SECONDS = 1.2  # after which only the fewest rounds are completed: a model of 135 M parameters takes 0.9 s on idle CPUs
+_AGAIN, _WARM = 8, 0.03
+"""Passes over one row before each round, and a time limit for them in seconds: after a pass over many rows, the first
+few passes take up to twice as long as in steady decoding, when weights come from the caches.
+"""
+_SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, with which the cost of a key is measured
+_LONG = 1024  # tokens of the history with which the cost of a visible token is measured
+_PAGE = 8  # at most this many slots of a block share a memory page
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
 class NumericsProfile:
-    """A profile and what the probe found. `cid` names the document; two machines with one cid promise the same bits."""
+    """A numerics profile and the probe's report. Two machines with one `cid` compute the same bits."""
 
     document: dict[str, Any]
     cid: str
@@ -48,15 +63,15 @@ class NumericsProfile:
 
     @property
     def passed(self) -> bool:
-        """Whether speculation may be served on it; off needs no proof, it is the reference."""
+        """Whether speculation may be served; plain decoding is the reference and needs no probe."""
         return self.report.passed
 
 
 def measure_profile(target: Target, kept: KeptProbes | None = None) -> NumericsProfile:
-    """Probe a freshly loaded target, where no earlier result is `kept`, and describe what its bits depend on."""
+    """The profile of a freshly loaded target. It is probed unless `kept` has an earlier result."""
     report = (kept.find(target) or _probed(target, kept)) if kept else probe(target)
     document = {"type": "kolm.profile.v2", **target.numerics, "sampler": SAMPLER, "fingerprint": report.fingerprint}
-    if target.config.joined_end_ids:  # older versions went on behind these tokens: their outputs are not replayed here
+    if target.config.joined_end_ids:  # older versions did not stop at these tokens: their outputs are not replayed here
         document["joined_end_ids"] = list(target.config.joined_end_ids)
     return NumericsProfile(document, cid_of_json(document), report)
 
@@ -71,16 +86,12 @@ def _probed(target: Target, kept: KeptProbes) -> ProbeReport:
     return report
 
 
-_MOST_TOKENS = 2 * BLOCK + 12  # of the probed history: two block borders and their surroundings
-_WIDTHS = (2, 3, 5, 8, 16)
-
-
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """`compared` rows, the descriptions of those that differed, in the order found.
+    """The number of compared rows, and descriptions of the rows that differed.
 
-    `fingerprint` is the SHA-256 of the bare base's one-row logits over the probed history: two machines that agree on
-    everything else and still differ in a bit (a library that blocks by cache size, say) differ in it.
+    `fingerprint` is the SHA-256 of the base's one-row logits over the probed history, without adapters: it differs
+    between two machines whose bits differ for any reason.
     """
 
     compared: int
@@ -93,10 +104,10 @@ class ProbeReport:
 
 
 def probe(target: Target, *, seed: int = 0) -> ProbeReport:
-    """Compare single kernels at all sizes (`Target.probe_kernels`), then batched passes with the one-row stream, over a
+    """Compare single kernels at all sizes (`Target.probe_kernels`), then batched passes with passes over one row, for a
     history that crosses the borders of cache blocks.
 
-    The bare base is probed, then each loaded adapter, every time beside neighbours with others or none.
+    The base is probed without an adapter, then with each loaded adapter; neighbouring rows have any adapter or none.
 
     Raises:
         CacheFull: the cache has no room for three short sequences; probe before serving.
@@ -122,7 +133,7 @@ class _Probing:
         self._target = target
         self._rng = rng
         self._adapter = adapter
-        self._wearing = f", adapter {target.adapters[adapter].name}" if adapter >= 0 else ""
+        self._label = f", adapter {target.adapters[adapter].name}" if adapter >= 0 else ""
         self._tables: list[list[int]] = []
         self.compared = 0
         self.failures: list[str] = []
@@ -153,16 +164,16 @@ class _Probing:
         row: Float32 = self._target.forward(rows.build()).logits[0]
         return row
 
-    def _compare(self, what: str, row: Float32, alone: Float32) -> None:
+    def _compare(self, case: str, row: Float32, alone: Float32) -> None:
         self.compared += 1
         if row.tobytes() != alone.tobytes():
-            self.failures.append(f"{what}{self._wearing}: {int((row != alone).sum())} of {len(row)} logits differ")
+            self.failures.append(f"{case}{self._label}: {int((row != alone).sum())} of {len(row)} logits differ")
 
     def fingerprint(self) -> str:
         return "sha256:" + hashlib.sha256(b"".join(row.tobytes() for row in self._alone)).hexdigest()
 
     def chunks(self) -> None:
-        """The history again in chunks of several sizes, the logits at each chunk's end compared."""
+        """Compare the logits at the end of each chunk when the history is computed in chunks of several sizes."""
         for size in (7, 33, len(self._tokens)):
             table, at = self._new_table(), 0
             while at < len(self._tokens):
@@ -175,7 +186,7 @@ class _Probing:
             self._target.blocks.release(table)
 
     def trees(self) -> None:
-        """Chains and random trees of several widths at several lengths, between rows of a neighbour."""
+        """Compare chains and random trees of several widths at several lengths, between rows of a neighbour."""
         neighbour = self._new_table()
         last = len(self._tokens) - 1
         lengths = {0, last, *(at for edge in (BLOCK, 2 * BLOCK) for at in (edge - 3, edge - 1, edge) if at < last)}
@@ -188,26 +199,26 @@ class _Probing:
     def _tree(self, length: int, width: int, neighbour: list[int], branching: bool) -> None:
         parents = [-1, *(self._rng.randrange(i) if branching else i - 1 for i in range(1, width))]
         tokens = self._random_tokens(width)
-        beside = self._rng.randrange(4)
+        others = self._rng.randrange(4)
         rows = RowsBuilder()
-        if beside:
-            rows.add_tree(neighbour, 0, self._random_tokens(beside), range(-1, beside - 1), self._any_adapter())
+        if others:
+            rows.add_tree(neighbour, 0, self._random_tokens(others), range(-1, others - 1), self._any_adapter())
         rows.add_tree(self._table, length, tokens, parents, self._adapter)
-        if beside % 2:
-            rows.add_chunk(neighbour, beside, self._random_tokens(3), True, self._any_adapter())
-        together = self._target.forward(rows.build()).logits[beside : beside + width]
+        if others % 2:
+            rows.add_chunk(neighbour, others, self._random_tokens(3), True, self._any_adapter())
+        together = self._target.forward(rows.build()).logits[others : others + width]
         for node in sorted({width - 1, self._rng.randrange(width), 0}):
             path = [node]
             while parents[path[0]] >= 0:
                 path.insert(0, parents[path[0]])
             for depth, step in enumerate(path):
                 alone = self._row(self._table, length + depth, tokens[step])
-            what = f"node {node} of a {'tree' if branching else 'chain'} of {width} at length {length}"
-            self._compare(f"{what} beside {beside} rows", together[node], alone)
+            case = f"node {node} of a {'tree' if branching else 'chain'} of {width} at length {length}"
+            self._compare(f"{case} with {others} other rows", together[node], alone)
         self._restore(length, width)
 
     def moves(self) -> None:
-        """A path accepted from a tree, moved into place as the engine does, and the next row on top of it."""
+        """Compare the row after an accepted path that was moved into place, as the engine does it."""
         last = len(self._tokens) - 1
         for length in sorted({last // 2, min(BLOCK - 1, last)}):
             root, wrong, right, after = self._random_tokens(4)
@@ -224,37 +235,30 @@ class _Probing:
             self._restore(length, 3)
 
     def _restore(self, length: int, width: int) -> None:
-        """Put back the keys of the history that the tree's nodes overwrote."""
+        """Recompute the keys of the history that the tree's nodes overwrote."""
         for at in range(length, min(length + width, len(self._tokens))):
             self._row(self._table, at, self._tokens[at])
 
 
-_PACKAGE = Path(__file__).parent
-
-
-def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/kolm/probes`, or under `~/.cache`."""
-    return user_cache() / "probes"
-
-
 class KeptProbes:
-    """Reports of probes that passed. A folder that cannot be read or written counts as empty.
+    """Cached reports of passed probes, by default in `$XDG_CACHE_HOME/kolm/probes` or under `~/.cache`.
 
-    Write access to the folder is enough to make a start skip its probe; receipts are not less checkable for it.
+    A folder that cannot be read or written counts as empty. Write access to the folder suffices to make a start skip
+    its probe; receipts can be checked all the same.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or default_folder()
+        self._folder = folder or user_cache() / "probes"
 
     def probing(self) -> AbstractContextManager[None]:
-        """A block in which no other process of this machine probes."""
+        """A lock for the probe, among all processes of this machine."""
         return one_at_a_time(self._folder)
 
     def find(self, target: Target) -> ProbeReport | None:
         try:
             found = json.loads(self._path(target).read_bytes())
             if found.pop("digest") != _digest(target, found):
-                raise ValueError("other members than were kept for this target")
+                raise ValueError("the digest differs")
             return ProbeReport(int(found["compared"]), (), str(found["fingerprint"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -268,19 +272,19 @@ class KeptProbes:
             document = {"compared": report.compared, "fingerprint": report.fingerprint}
             write_durably(path, json.dumps(document | {"digest": _digest(target, document)}).encode())
         except OSError as error:
-            _log.warning("cannot keep the probe's result in %s: %s", path, error)
+            _log.warning("cannot write the probe's result to %s: %s", path, error)
 
     def _path(self, target: Target) -> Path:
         return self._folder / f"{cid_of_json(_context(target)).rpartition(':')[2]}.json"
 
 
 def _digest(target: Target, document: dict[str, Any]) -> str:
-    """A digest of a result and of what it is the result of, so that no other file is taken for it."""
+    """A digest of a result and its circumstances, so that no other file is mistaken for it."""
     return cid_of_json({"circumstances": _context(target), **document})
 
 
 def _context(target: Target) -> dict[str, Any]:
-    """All that the outcome of a probe can depend on."""
+    """Everything on which the outcome of a probe can depend."""
     return {
         "base": target.base_cid,
         "adapters": [adapter.cid for adapter in target.adapters],
@@ -293,53 +297,30 @@ def _context(target: Target) -> dict[str, Any]:
 
 
 def machine_described() -> str:
-    """This one's CPU, as far as kernels and the number of threads depend on it."""
+    """The properties of this CPU on which kernels and the number of threads depend."""
     features = llvm.get_host_cpu_features().flatten()
     return " ".join((this_machine().name, llvm.get_host_cpu_name(), str(cpus()), features))
 
 
 @cache
 def code_version() -> str:
-    """Digest of the code that computes passes."""
+    """Digest of this package's code and LLVM's version."""
     sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
     return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()
-
-
-_LENGTH = 3 * BLOCK  # tokens of context that the timed rows attend to
-_ROWS = (1, 2, 4, 8, 16, 32)
-_ROUNDS, _FEWEST = 12, 5
-_SECONDS = 1.2  # after which no more rounds than the fewest begin: a model of 135 M parameters takes 0.9 s on idle CPUs
-_AGAIN, _WARM = 8, 0.03
-"""Passes over one row before each round, and seconds after which no more begin: behind a pass over many rows the first
-few take up to twice as long as those of a sequence that is decoded, whose weights come from the caches.
-"""
-_SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, that the cost of a key is measured with
-_LONG = 1024  # tokens of the history that the cost of seeing a token is measured with
-_PAGE = 8  # slots of a block that lie in one page of memory at most
 
 
 def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
     """(rows, seconds) of passes over chains of several widths.
 
-    Each round begins as decoding goes, with passes over one row. One takes what it does as a rule: memory that others
-    use too is now fast and now slow. The others are the usual multiple of what one row took in the same round, so that
-    a slow moment makes no width look dear.
+    Each round begins with passes over one row, as in decoding, whose median is the result for one row. Other widths are
+    the median multiple of the pass over one row in the same round, so that variations of shared memory's speed cancel.
     """
     length = min(_LENGTH, target.config.context_length - _ROWS[-1])
     table: list[int] = []
     target.blocks.extend(table, length + _ROWS[-1])
     try:
         passes = {count: _chain(table, length, count) for count in _ROWS}
-        seconds: dict[int, list[float]] = {count: [] for count in _ROWS}
-        for _ in _rounds(clock):
-            begin, again = clock(), _AGAIN
-            while again and clock() - begin < _WARM:
-                target.forward(passes[_ROWS[0]])
-                again -= 1
-            for count, rows in passes.items():
-                start = clock()
-                target.forward(rows)
-                seconds[count].append(clock() - start)
+        seconds = _seconds(target, passes, clock, warm_up=passes[_ROWS[0]])
         one = seconds[_ROWS[0]]
         times = {count: median(s / single for s, single in zip(seconds[count], one, strict=True)) for count in _ROWS}
         return [(count, median(one) * multiple) for count, multiple in times.items()]
@@ -348,9 +329,9 @@ def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) 
 
 
 def time_keys(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds that a cached token of one more sequence adds to a pass; 0 where the cache has no room to tell.
+    """Seconds that a cached token of one more sequence adds to a pass; 0 if the cache is too small to measure it.
 
-    Passes of the same rows, all of one sequence or each of its own, differ in what they fetch from memory.
+    Compares rows of one sequence with rows of a sequence each, which fetch more keys from memory.
     """
     length = min(_KEYS, target.config.context_length - _SEQUENCES)
     if target.blocks.free < _SEQUENCES * blocks_for(length + 1):
@@ -363,23 +344,17 @@ def time_keys(target: Target, clock: Callable[[], float] = time.perf_counter) ->
         alone, together = _chain(tables[0], length - _SEQUENCES, _SEQUENCES), RowsBuilder()
         for table in tables:
             together.add_tree(table, length, [0], [-1])
-        passes = alone, together.build()
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for _ in _rounds(clock):
-            for rows, measured in zip(passes, seconds, strict=True):
-                start = clock()
-                target.forward(rows)
-                measured.append(clock() - start)
-        return max(0.0, (median(seconds[1]) - median(seconds[0])) / ((_SEQUENCES - 1) * length))
+        seconds = _seconds(target, {1: alone, _SEQUENCES: together.build()}, clock)
+        return max(0.0, (median(seconds[_SEQUENCES]) - median(seconds[1])) / ((_SEQUENCES - 1) * length))
     finally:
         for table in tables:
             target.blocks.release(table)
 
 
 def time_seen(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds that a cached token adds to each row that sees it; 0 where the context or the cache has no room to tell.
+    """Seconds that a cached token adds to each row that sees it; 0 if the context or the cache is too small.
 
-    A long history takes longer than a short one: the difference for eight rows, less that for one row, is their own.
+    Compares a long history with a short one, for eight rows and for one row.
     """
     long = min(_LONG, target.config.context_length, target.blocks.free * BLOCK) - _SEQUENCES
     if long < 2 * _LENGTH:
@@ -389,20 +364,33 @@ def time_seen(target: Target, clock: Callable[[], float] = time.perf_counter) ->
     try:
         _touch(target, table)
         passes = {(rows, length): _chain(table, length, rows) for rows in (1, _SEQUENCES) for length in (_LENGTH, long)}
-        best = dict.fromkeys(passes, float("inf"))
-        for _ in _rounds(clock):
-            for key, rows in passes.items():
-                start = clock()
-                target.forward(rows)
-                best[key] = min(best[key], clock() - start)
+        best = {key: min(seconds) for key, seconds in _seconds(target, passes, clock).items()}
     finally:
         target.blocks.release(table)
     more = {rows: best[rows, long] - best[rows, _LENGTH] for rows in (1, _SEQUENCES)}
     return max(0.0, (more[_SEQUENCES] - more[1]) / ((_SEQUENCES - 1) * (long - _LENGTH)))
 
 
+def _seconds(
+    target: Target, passes: Mapping[_Key, Rows], clock: Callable[[], float], warm_up: Rows | None = None
+) -> dict[_Key, list[float]]:
+    """Seconds of each pass in each round; rounds begin with some passes over `warm_up`."""
+    seconds: dict[_Key, list[float]] = {key: [] for key in passes}
+    for _ in _rounds(clock):
+        if warm_up is not None:
+            begin, again = clock(), _AGAIN
+            while again and clock() - begin < _WARM:
+                target.forward(warm_up)
+                again -= 1
+        for key, rows in passes.items():
+            start = clock()
+            target.forward(rows)
+            seconds[key].append(clock() - start)
+    return seconds
+
+
 def _rounds(clock: Callable[[], float]) -> Iterator[int]:
-    """Twelve; fewer of a large model or on a busy machine, where every further one keeps the server from serving."""
+    """Twelve rounds, but at most about `_SECONDS` and at least five: the server waits for them."""
     start = clock()
     for number in range(_ROUNDS):
         if number >= _FEWEST and clock() - start > _SECONDS:
@@ -411,9 +399,7 @@ def _rounds(clock: Callable[[], float]) -> Iterator[int]:
 
 
 def _touch(target: Target, table: list[int]) -> None:
-    """Write to every page of a table's blocks. Pages that were never written to share one page of zeros, which is
-    cached at once.
-    """
+    """Write to every page of a table's blocks: unwritten pages share one page of zeros, which is always cached."""
     slots = [block * BLOCK + offset for block in table for offset in range(0, BLOCK, _PAGE)]
     target.move([table[0] * BLOCK] * len(slots), slots)
 

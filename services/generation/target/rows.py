@@ -1,9 +1,10 @@
-"""The rows of one pass: which tokens are computed, where their keys go, and which keys each of them sees."""
+"""The rows of one pass: their tokens, the cache slots of their keys, and the keys that each row sees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import accumulate, chain
 
 import numpy as np
@@ -11,34 +12,71 @@ import numpy as np
 from services.generation.target.arrays import Int32, Int64
 from services.generation.target.blocks import BLOCK
 
-PARTS = (
-    "positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "tables", "adapters", "wanted_rows",
-    "branches",
-)  # fmt: skip
-"""What is said of rows beside their tokens, in the order in which it lies in memory."""
+
+class Part(IntEnum):
+    """The int32 arrays of `Rows`, in the order in which `Rows.numbers` has them."""
+
+    POSITIONS = 0
+    LENGTHS = 1
+    SLOTS = 2
+    SEQUENCES = 3
+    CONTIGUOUS = 4
+    BRANCH_STARTS = 5
+    TABLES = 6
+    ADAPTER_SLOTS = 7
+    WANTED_ROWS = 8
+    BRANCHES = 9
+
+
+class _View:
+    """An attribute of `Rows`: the view of one part."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    def __get__(self, rows: Rows, owner: type[Rows]) -> Int32:
+        return rows.numbers[rows.ends[self._part - 1] if self._part else 0 : rows.ends[self._part]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
 
-    tokens [n] int64; all else int32, one part behind the other in `numbers`, each up to its end, so that one address
-    tells the kernels where all are. A row sees `lengths` positions: the first `contiguous` slots of its sequence's
-    table, then those of its `branches`, ancestors in the token tree that do not lie in one run with the committed
-    tokens, itself last. The last position that a row of a target sees is its own.
+    A row sees `lengths` positions: the first `contiguous` slots of its sequence's table, then the slots of its
+    `branches`: its ancestors in the token tree that do not directly follow the committed tokens, and itself last. The
+    last position that a row of a target sees is its own.
     """
 
-    tokens: Int64
-    numbers: Int32
-    ends: tuple[int, ...]
-    tabled: int  # sequences that have a table
+    tokens: Int64  # [n]
+    numbers: Int32  # all parts, concatenated, so that kernels need one address
+    ends: tuple[int, ...]  # of each part in `numbers`
+    tabled: int  # sequences with a table
+
+    positions = _View(Part.POSITIONS)
+    """[n] absolute position of the token, by which it is rotated"""
+    lengths = _View(Part.LENGTHS)
+    """[n] visible positions"""
+    slots = _View(Part.SLOTS)
+    """[n] the slot of its key and value"""
+    sequences = _View(Part.SEQUENCES)
+    """[n] its line in `tables`"""
+    contiguous = _View(Part.CONTIGUOUS)
+    """[n] visible slots of its table"""
+    branch_starts = _View(Part.BRANCH_STARTS)
+    """[n + 1] the range of each row in `branches`"""
+    wanted = _View(Part.WANTED_ROWS)
+    """rows whose logits are wanted"""
+    branches = _View(Part.BRANCHES)
+    """[branch_starts[n]] slots"""
+    _tables = _View(Part.TABLES)
+    _adapters = _View(Part.ADAPTER_SLOTS)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
     def empty(cls, count: int, tables: Sequence[Sequence[int] | Int32], branches: int) -> Rows:
-        """`count` rows that are to be filled in, all of them wanted; `branches`: room for slots of branches."""
+        """`count` wanted rows, whose other numbers are zero, with room for `branches` slots of branches."""
         most = max(map(len, tables), default=0)
         sizes = (*[count] * 5, count + 1, len(tables) * most, 0, count, branches)
         ends = tuple(accumulate(sizes))
@@ -51,78 +89,35 @@ class Rows:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each part begins in `numbers`."""
+        """The index of each part in `numbers`."""
         return (0, *self.ends[:-1])
-
-    def _part(self, place: int) -> Int32:
-        return self.numbers[self.ends[place - 1] if place else 0 : self.ends[place]]
-
-    @property
-    def positions(self) -> Int32:
-        """[n] absolute position of the token, by which it is rotated"""
-        return self._part(0)
-
-    @property
-    def lengths(self) -> Int32:
-        """[n]"""
-        return self._part(1)
-
-    @property
-    def slots(self) -> Int32:
-        """[n] where its key and value are stored"""
-        return self._part(2)
-
-    @property
-    def sequences(self) -> Int32:
-        """[n] its line in tables"""
-        return self._part(3)
-
-    @property
-    def contiguous(self) -> Int32:
-        """[n]"""
-        return self._part(4)
-
-    @property
-    def branch_starts(self) -> Int32:
-        """[n + 1]"""
-        return self._part(5)
 
     @property
     def tables(self) -> Int32:
-        """[s, most blocks] block table of each sequence, short ones padded with 0"""
-        part = self._part(6)
+        """[s, most blocks] block table of each sequence, padded with 0"""
+        part = self._tables
         return part.reshape(self.tabled, len(part) // max(self.tabled, 1))
 
     @property
     def adapter_slots(self) -> Int32 | None:
-        """[n] index of a row's adapter among the target's, -1 for none; None: no row has one"""
-        part = self._part(7)
+        """[n] index of a row's adapter among the target's, -1 for none; None if no row has an adapter"""
+        part = self._adapters
         return part if len(part) else None
 
-    @property
-    def wanted(self) -> Int32:
-        """rows whose logits are wanted"""
-        return self._part(8)
-
-    @property
-    def branches(self) -> Int32:
-        """[branch_starts[n]] slots"""
-        return self._part(9)
-
     def part(self, first: int, last: int) -> Rows:
-        """Rows [first, last) as a pass of their own. Rows before them in their sequence must have been computed."""
+        """Rows [first, last) as a separate pass, after the pass of earlier rows of their sequences."""
         cut, starts = slice(first, last), self.branch_starts[first : last + 1]
         wanted = self.wanted[(self.wanted >= first) & (self.wanted < last)] - first
         parts = [
             *(each[cut] for each in (self.positions, self.lengths, self.slots, self.sequences, self.contiguous)),
-            starts - starts[0], self._part(6), self._part(7)[cut], wanted, self.branches[starts[0] : starts[-1]],
+            starts - starts[0], self._tables, self._adapters[cut], wanted, self.branches[starts[0] : starts[-1]],
         ]  # fmt: skip
         numbers = np.concatenate(parts).astype(np.int32)
         return Rows(self.tokens[cut].copy(), numbers, tuple(accumulate(map(len, parts))), self.tabled)
 
 
 class RowsBuilder:
-    """Collects the rows of a pass, sequence by sequence."""
+    """A collection of the rows of a pass, sequence by sequence."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -143,17 +138,17 @@ class RowsBuilder:
     def add_tree(
         self, table: Sequence[int], length: int, tokens: Sequence[int], parents: Sequence[int], adapter: int = -1
     ) -> None:
-        """Add a token tree under a sequence of `length` cached tokens; every node's logits are wanted.
+        """Add a token tree after `length` cached tokens of a sequence. Logits of all nodes are wanted.
 
         Node i has tokens[i] and parent parents[i] < i (the root, node 0, has -1). It is stored in the sequence's slot
-        length + i, which need not be its position: the path that is accepted is moved into place after the walk.
+        length + i, which may differ from its position: the accepted path is moved into place after the walk.
         """
         line, first = len(self._tables), len(self._tokens)
         self._tables.append(table)
         self._adapters.append(adapter)
         depths: list[int] = []
-        runs: list[int] = []  # nodes 0..runs[i]-1 are the first ancestors of node i (itself included)
-        rest: list[list[int]] = []  # the slots of its other ancestors, itself last
+        runs: list[int] = []  # nodes 0..runs[i]-1 are the first ancestors of node i, which may be among them
+        rest: list[list[int]] = []  # the slots of its other ancestors and itself
         for i, parent in enumerate(parents):
             slot = table[(length + i) // BLOCK] * BLOCK + (length + i) % BLOCK
             depth = 0 if parent < 0 else depths[parent] + 1
@@ -174,14 +169,14 @@ class RowsBuilder:
     def add_chunk(
         self, table: Sequence[int], length: int, tokens: Sequence[int], want_last: bool, adapter: int = -1
     ) -> None:
-        """Add the next tokens of a prompt; logits are wanted of the last one or of none."""
+        """Add the next tokens of a prompt. Logits of the last token are wanted if `want_last`."""
         self._add_run(table, length, tokens, range(length + 1, length + len(tokens) + 1), adapter)
         if want_last:
             self._wanted.append(len(self._tokens) - 1)
 
     def add_block(self, table: Sequence[int], length: int, tokens: Sequence[int], *, want_first: bool = True) -> None:
-        """Add tokens behind `length` cached ones that all see each other; logits are wanted of all, or of all but the
-        first.
+        """Add tokens after `length` cached tokens that all see each other. Logits are wanted of all, or of all but the
+        first token.
         """
         first, end = len(self._tokens), length + len(tokens)
         self._add_run(table, length, tokens, [end] * len(tokens), adapter=-1)
@@ -190,7 +185,7 @@ class RowsBuilder:
     def _add_run(
         self, table: Sequence[int], length: int, tokens: Sequence[int], lengths: Sequence[int], adapter: int
     ) -> None:
-        """Add tokens in the slots of their positions, from `length` on."""
+        """Add tokens at positions from `length` on, in the slots of these."""
         line, positions = len(self._tables), range(length, length + len(tokens))
         self._tables.append(table)
         self._adapters.append(adapter)

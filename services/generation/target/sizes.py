@@ -1,18 +1,18 @@
-"""The largest sizes that there is room for: kernels are written for them, and no configuration may ask for more."""
+"""The largest supported sizes: kernels have fixed room, and no configuration may exceed it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-MOST_HEAD_DIM = 1024  # a head is turned on the stack (kernels/attention/rotation.py)
+MOST_HEAD_DIM = 1024  # a head is rotated on the stack (kernels/attention/rotation.py)
 MOST_RANK = 1024  # of an adapter's update (kernels/row_operations.py)
-MOST_TAPS = 16  # of a short convolution: places of a row's inputs are kept on the stack (kernels/convolution.py)
-MOST_STATE_DIM = 512  # of a head that is folded into a state: four times what any published model has
+MOST_TAPS = 16  # of a short convolution: offsets of a row's inputs are on the stack (kernels/convolution.py)
+MOST_STATE_DIM = 512  # of a head that is folded into a state: four times that of any published model
 STATE_LANES = 16  # columns of a state that are folded together; sizes of heads are multiples of it
-MOST_EXPERTS = 4096  # of a layer: eight times what any published model has; each is described before a weight is read
-_MOST_LAYERS = 1 << 14  # as are layers
+MOST_EXPERTS = 4096  # of a layer: eight times the most published; each is described before a weight is read
+_MOST_LAYERS = 1 << 14  # also described before a weight is read
 _MOST_POSITIONS = (1 << 31) - 1  # positions and slots of rows are int32
-_MOST_WIDTH = 1 << 24  # thirty times the widest that is published; products of two such sizes fit an int64
+_MOST_WIDTH = 1 << 24  # thirty times the widest published; products of two such sizes fit an int64
 
 LARGEST: Mapping[str, int] = {
     "vocab_size": _MOST_WIDTH,
@@ -44,11 +44,11 @@ LARGEST: Mapping[str, int] = {
     "attention_chunk_size": _MOST_POSITIONS,
     "floor_scale": _MOST_POSITIONS,
 }
-"""Sizes by the names of config.json; most are of a layer."""
+"""Largest sizes by their names in config.json."""
 
 
 def fits(name: str, value: object) -> bool:
-    """Whether a member of a configuration is a size, from 1 to its largest."""
+    """Whether a member of a configuration is a whole number from 1 to its largest size."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST.get(name, _MOST_POSITIONS)
 
 

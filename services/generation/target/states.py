@@ -1,8 +1,8 @@
-"""The states that a target keeps, and what a pass folds: the steps from a kept state to each of its rows.
+"""Cached states of a target, and the plan of a pass: steps from a cached state to the state of each row.
 
-A state is a function of the lines that the cache holds of a path (`docs/numerics.md`, States), so keeping one is never
-more than a saving: it is found by the slots that it was folded from, and is given up once one of them is written to.
-Prefixes that are shared, preemption, and drafts that were not accepted need nothing else.
+A state is a function of the cache lines of a path (`docs/numerics.md`, States), so a cached state only saves time: it
+is found by the slots from which it was folded, and dropped once one of them is written. Shared prefixes, preemption and
+rejected drafts need nothing else.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from services.generation.target.arrays import Int32, Int64
 from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.rows import Rows
 
-MOST_STEPS = 1024  # of a pass: lines of what is folded
-MOST_PASSING = 256  # states of a tree's nodes at a time, in each member's scratch
-_FAR = 32  # steps: what is folded over more of them is worth a state of its own, which is not overwritten in place
+MOST_STEPS = 1024  # of a pass
+MOST_PASSING = 256  # states of a tree's nodes at the same time, in each thread's scratch
+_FAR = 32  # steps after which a state is cached separately and not overwritten in place
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps in order; all int32. State 0 is one of zeros, numbers below `StateBook.kept` are those kept, others live as
-    long as a pass.
-    """
+    """Steps in order; all int32. State 0 is zero, states below `StateBook.kept` are cached, others last for a pass."""
 
     taps: Int32  # [steps, taps] slots of the last tokens of the path, the step's own last; -1 before the first token
     rows: Int32  # [steps] the row of the pass, -1 for none
@@ -39,13 +37,13 @@ class Steps:
 
 @dataclass(slots=True)
 class _Kept:
-    """The state after the first `tokens` tokens of a table that begins with `blocks`; none where `tokens` is 0."""
+    """The state after the first `tokens` tokens of a table that begins with `blocks`; no state if `tokens` is 0."""
 
     tokens: int = 0
     blocks: bytes = b""
     lasting: bool = False  # not overwritten in place
-    used: int = 0  # the pass in which it was used last
-    made: int = 0  # the pass in which it became this
+    used: int = 0  # the pass of its last use
+    made: int = 0  # the pass in which it was folded
 
 
 @dataclass(slots=True)
@@ -53,73 +51,71 @@ class _Line:
     """A sequence of a pass."""
 
     table: Int32
-    known: int  # tokens of all its rows' paths that lie in the table and in no row
-    state: int  # where the steps begin
-    tokens: int  # that it holds
+    known: int  # tokens in the table and in no row that are on all rows' paths
+    state: int  # before the first step
+    tokens: int  # folded into it
 
 
 class StateBook:
-    """Numbers only: the memory belongs to the target. Used by one thread."""
+    """The numbers of cached states; the memory belongs to the target. Used by one thread."""
 
     def __init__(self, kept: int, blocks: int, taps: int) -> None:
-        """`kept`: states there is memory for, that of zeros among them; `blocks`: of the cache; `taps`: of a step."""
+        """`kept`: states with memory, including the zero state; `blocks`: of the cache; `taps`: of a step."""
         self.kept, self._taps = kept, taps
         self._states = [_Kept() for _ in range(kept)]
-        self._covered = np.zeros((kept, blocks), np.uint8)  # slots of each block that a state was folded from
-        self._last = 1  # no state from here on was ever kept
+        self._covered = np.zeros((kept, blocks), np.uint8)  # slots of each block that are folded into a state
+        self._last = 1  # states from here on were never used
         self._pass = 0
 
     @property
     def most_lines(self) -> int:
-        """Sequences of a pass: each may begin with one state, pass a second one, and end with a third."""
+        """The most sequences of a pass: each may begin with one state, pass a second state, and end with a third."""
         return max(1, (self.kept - 1) // 3)
 
     def written(self, slots: Iterable[int] | Int32 | Int64) -> None:
-        """Other lines lie in these slots from now on."""
+        """Drop the states that depend on these slots, which are overwritten."""
         places = np.asarray(slots, np.int64)
         over = (self._covered[: self._last, places // BLOCK] > places % BLOCK).any(axis=1)
         for number in np.flatnonzero(over):
             self._forget(int(number))
 
     def forget(self) -> None:
-        """Give up all states."""
+        """Drop all states."""
         for number in range(1, self.kept):
             self._forget(number)
 
     def cuts(self, rows: Rows) -> list[int]:
-        """Where a pass is cut so that there are states enough, and room for the steps of each part."""
+        """Row numbers at which a pass is split, so that states and steps of each part fit."""
         lines = list(_lines(rows.sequences))
         ends = [end for _, end in lines[self.most_lines - 1 : -1 : self.most_lines]]
-        room = MOST_STEPS // 2  # for those of paths that are in no row
+        room = MOST_STEPS // 2  # for steps of tokens that are no rows
         if len(rows.branches) > room and len(np.setdiff1d(rows.branches, rows.slots)) > room:
             ends += range(1, len(rows))
         return ends
 
     def plan(self, rows: Rows) -> list[Steps]:
-        """What is to be folded: the last of these with the pass itself, those before it beforehand, each by itself."""
+        """Steps to fold: the last ones within the pass, the others one after another before it."""
         self._pass += 1
         self.written(rows.slots)
         before: list[Steps] = []
         last: list[Steps] = []
-        free = MOST_STEPS // 2 - len(rows)  # the other half is for rows of trees that passes before have computed
+        free = MOST_STEPS // 2 - len(rows)  # the other half is for tree rows that earlier passes have computed
         for first, end in _lines(rows.sequences):
             line = self._line(rows, first, end)
-            behind = line.known - line.tokens
-            if behind > max(0, min(_FAR, free)):
+            if line.known - line.tokens > max(0, min(_FAR, free)):
                 before += self._catch_up(line)
-                behind = 0
             steps = self._steps(line, rows, first, end)
             free -= len(steps) - (end - first)
             last.append(steps)
         return [*before, _joined(last)]
 
     def _line(self, rows: Rows, first: int, end: int) -> _Line:
-        """The sequence of rows [first, end), and the state that takes the fewest steps."""
+        """The sequence of rows [first, end), with the state that needs the fewest steps."""
         table = rows.tables[rows.sequences[first]]
         known = int(np.minimum(rows.contiguous[first:end], rows.lengths[first:end] - 1).min())
         whole, best = table.tobytes(), 0
         for number, state in enumerate(self._states[: self._last]):
-            if state.made == self._pass:  # by steps that this pass folds after those that are caught up with
+            if state.made == self._pass:  # this pass folds it after the steps of `_catch_up`
                 continue
             if self._states[best].tokens < state.tokens <= known and whole.startswith(state.blocks):
                 best = number
@@ -127,7 +123,7 @@ class StateBook:
         return _Line(table, known, best, self._states[best].tokens)
 
     def _catch_up(self, line: _Line) -> Iterator[Steps]:
-        """Steps up to the rows, as many at a time as there is room for."""
+        """Steps up to the rows, in groups of at most MOST_STEPS."""
         state = self._fresh()
         while line.tokens < line.known:
             end = min(line.known, line.tokens + MOST_STEPS)
@@ -152,8 +148,8 @@ class StateBook:
         return _joined([steps, _Tree(rows, line, self._taps, self.kept).steps(first + straight, end)])
 
     def _leading(self, rows: Rows, first: int, end: int, known: int) -> int:
-        """Rows that follow each other from the first on, up to the first whose logits are wanted: of a prompt all, of
-        a tree the root. Those behind it may be drafts. Paths of the other rows go through all of them.
+        """The number of consecutive rows up to the first with wanted logits: all rows of a prompt, the root of a tree.
+        Rows after that may be drafts. Paths of the other rows include these rows.
         """
         at = np.searchsorted(rows.wanted, first)
         most = int(rows.wanted[at]) + 1 if at < len(rows.wanted) and rows.wanted[at] < end else end
@@ -166,7 +162,7 @@ class StateBook:
         return count
 
     def _straight(self, line: _Line, end: int, state: int) -> Int32:
-        """Taps of the tokens up to `end` that follow those of the line's state, all in its table."""
+        """Taps of the tokens from the line's state up to `end`, all in its table."""
         positions = np.arange(line.tokens - self._taps + 1, end)
         slots = line.table[positions // BLOCK] * BLOCK + positions % BLOCK
         slots = np.where(positions < 0, -1, slots).astype(np.int32)
@@ -180,7 +176,7 @@ class StateBook:
         return sources, targets
 
     def _fresh(self) -> int:
-        """The state longest out of use."""
+        """The least recently used state, emptied."""
         self._last = min(self._last + 1, self.kept)
         number = min(range(1, self._last), key=lambda number: (self._states[number].used, number))
         self._forget(number)
@@ -188,7 +184,7 @@ class StateBook:
         return number
 
     def _hold(self, line: _Line, state: int, tokens: int, *, lasting: bool) -> None:
-        """`state` is from now on that after `tokens` tokens of a line."""
+        """Record that `state` is the state after `tokens` tokens of a line."""
         blocks = line.table[: blocks_for(tokens)]
         self._states[state] = _Kept(tokens, blocks.tobytes(), lasting, self._pass, self._pass)
         self._covered[state] = 0
@@ -203,15 +199,15 @@ class StateBook:
 
 
 class _Tree:
-    """Steps of rows that may branch, behind the state that their line holds."""
+    """Steps of rows that may branch, from the state of their line."""
 
     def __init__(self, rows: Rows, line: _Line, taps: int, kept: int) -> None:
         self._rows, self._line, self._taps = rows, line, taps
         self._free = list(range(kept + MOST_PASSING - 1, kept - 1, -1))
         self._steps: dict[int, int] = {}  # by slot
         self._slots: list[list[int]] = []  # taps of each step
-        self._numbers: list[int] = []  # its row
-        self._next: dict[int, list[int]] = {}  # steps behind each, and behind the line's state, -1
+        self._numbers: list[int] = []  # the row of each step, or -1
+        self._next: dict[int, list[int]] = {}  # the steps after each step, or after the line's state (-1)
 
     def steps(self, first: int, end: int) -> Steps:
         for row in range(first, end):
@@ -223,7 +219,7 @@ class _Tree:
         )
 
     def _add(self, row: int) -> None:
-        """A row, and those before it on its path that are neither rows of this pass nor in the line's state."""
+        """Add a row, and the tokens of its path that are neither rows of this pass nor in the line's state."""
         rows, line, last = self._rows, self._line, int(self._rows.lengths[row]) - 1
         run, begin = int(rows.contiguous[row]), int(rows.branch_starts[row])
 
@@ -245,8 +241,8 @@ class _Tree:
             self._numbers.append(row if each == last else -1)
 
     def _in_order(self) -> tuple[list[int], list[int], list[int]]:
-        """Each step behind the one before it on its path, all that is behind a step before the next beside it: so few
-        states are needed at a time. The last step behind another one takes over its state.
+        """Steps in depth-first order, which needs the fewest states at the same time, and the states before and after
+        each. The last child of a step reuses its state.
         """
         order, sources, targets = list[int](), list[int](), list[int]()
         waiting = [(step, self._line.state, False) for step in reversed(self._next.get(-1, ()))]
@@ -256,9 +252,9 @@ class _Tree:
             order.append(step)
             sources.append(source)
             targets.append(target)
-            behind = self._next.get(step, [])
-            waiting += [(each, target, each == behind[-1]) for each in reversed(behind)]
-            if not behind:
+            children = self._next.get(step, [])
+            waiting += [(child, target, child == children[-1]) for child in reversed(children)]
+            if not children:
                 self._free.append(target)
         return order, sources, targets
 
@@ -270,7 +266,7 @@ def _lines(sequences: Int32) -> Iterator[tuple[int, int]]:
 
 
 def _joined(steps: Sequence[Steps]) -> Steps:
-    """One after another."""
+    """The concatenation of steps."""
     if len(steps) == 1:
         return steps[0]
     names = ("taps", "rows", "sources", "targets")

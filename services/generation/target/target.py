@@ -1,4 +1,4 @@
-"""The seam between the engine and a model: rows in, logits out, bit for bit the same whatever runs beside a row."""
+"""The interface between the engine and a model: rows in, logits out, whose bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.generation.target.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """`compared` outputs, the descriptions of those that differed."""
+    """The number of compared outputs, and descriptions of all that differed."""
 
     compared: int
     failures: tuple[str, ...]
@@ -27,43 +27,43 @@ class PassOutput:
     """Results of a pass, float32. Reading features changes no bit of the logits."""
 
     logits: Float32  # [wanted rows, vocab_size]
-    features: Float32  # [rows, layers asked for * hidden_size], of every row, wanted or not
+    features: Float32  # [rows, feature layers * hidden_size], of all rows
 
 
 class Target(Protocol):
     """A loaded model with its key/value cache. Used by one thread.
 
-    Guarantee that the probe checks: the logits of a row depend on the tokens that the row sees and on the adapter of
-    its sequence, and on nothing else. A row without one has the same bits whether or not adapters are loaded.
+    The probe checks this guarantee: the logits of a row depend only on the tokens that the row sees and on the adapter
+    of its sequence. Loaded adapters do not change the bits of rows without an adapter.
     """
 
     config: TargetConfig
     blocks: BlockPool
     base_cid: str
     tokenizer_cid: str
-    adapters: tuple[AdapterIdentity, ...]  # those loaded; `Rows.adapter_slots` are indexes into them
-    threads: int  # of the CPU that a pass may take, and so may what drafts before it
-    numerics: Mapping[str, Any]  # the program that computes its bits, for the profile: JSON values
+    adapters: tuple[AdapterIdentity, ...]  # the loaded ones; `Rows.adapter_slots` are indexes into them
+    threads: int  # of the CPU, for a pass and for drafters
+    numerics: Mapping[str, Any]  # the arithmetic, as JSON values of the profile
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
-        """Compute a pass: stores keys and values of all rows.
+        """Compute a pass; store keys and values of all rows.
 
         Feature layer i is the residual stream after i decoder layers, not normalised: 0 are the embeddings, and up to
-        `config.layers` - 1 it is transformers' `hidden_states[i]`. Features stand side by side in the order asked for.
+        `config.layers` - 1 it is transformers' `hidden_states[i]`. Features are concatenated in the given order.
         """
         ...
 
     def probe_kernels(self) -> KernelReport:
-        """Compare single operations at all sizes that passes may have; uses a free part of the cache."""
+        """Compare single operations at all sizes of a pass; uses a free part of the cache."""
         ...
 
     def embed(self, tokens: Int64) -> Float32:
-        """Token embeddings, [n] ids to [n, hidden_size] float32; drafters on this model's features read them too."""
+        """Token embeddings for drafters, [n] ids to [n, hidden_size] float32."""
         ...
 
     def unembed(self, states: Float32) -> Float32:
-        """What the output matrix makes of normed states, [n, hidden_size] to [n, vocab_size] float32: the logits of
-        drafters that have no output matrix of their own.
+        """Logits of normalised states, [n, hidden_size] to [n, vocab_size] float32, for drafters without an output
+        matrix.
         """
         ...
 
@@ -72,16 +72,16 @@ class Target(Protocol):
         ...
 
     def block_content(self, block: int) -> bytes:
-        """All that the cache holds in a block; as many bytes for every block."""
+        """The bytes of a block in the cache, equally many for every block."""
         ...
 
     def fill_block(self, block: int, content: bytes | memoryview) -> None:
-        """Make a block hold what `block_content` of a target of the same numerics has returned."""
+        """Write bytes from `block_content` of a target with the same numerics into a block."""
         ...
 
 
 class LoadTarget(Protocol):
-    """`services.generation.target.cpu.load_target`, or what a test puts in its place."""
+    """`services.generation.target.cpu.load_target`, or a fake of it."""
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""A model's weights: the tensors that its configuration calls for, opened and checked."""
+"""A model's weights, opened and checked against its configuration."""
 
 from __future__ import annotations
 
@@ -30,20 +30,31 @@ from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels.storages import PANEL, packed_as
 
 if TYPE_CHECKING:
-    from services.generation.target.config.config import TargetConfig  # which takes transformers
+    from services.generation.target.config.config import TargetConfig  # imports transformers
 
 _log = logging.getLogger(__name__)
 
+_SHOWN = 4  # names in a message
+_COMPARED = 1 << 24  # bytes per step
+_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
+_QUANTISED = {
+    ".scales": "MLX", ".biases": "MLX", ".qweight": "GPTQ or AWQ", ".qzeros": "GPTQ or AWQ", ".g_idx": "GPTQ",
+    ".weight_scale": "FP8", ".weight_scale_inv": "FP8", ".input_scale": "FP8", ".weight_scale_2": "NVFP4",
+    ".weight_packed": "compressed-tensors", ".absmax": "bitsandbytes", ".quant_map": "bitsandbytes",
+    ".SCB": "bitsandbytes",
+}  # fmt: skip
+"""Ends of names of the tensors that belong to quantised weights in safetensors, and the format."""
+
 
 class Weights(Protocol):
-    """Open weights by the names of transformers' model. Safe from any thread; nothing is read before it is asked for.
+    """Open weights by the names of transformers' model. Thread-safe; a tensor is read when it is used.
 
     `shape`, `storage` and `tensor` raise KeyError for a name that is not in `names`.
     """
 
     @property
     def path(self) -> Path:
-        """The file, or the directory of several."""
+        """The file, or the directory of several files."""
         ...
 
     def names(self) -> frozenset[str]: ...
@@ -53,22 +64,22 @@ class Weights(Protocol):
         ...
 
     def storage(self, name: str) -> str:
-        """The storage, named as in `StoredTensor`. Raises WeightsInvalid for any other."""
+        """The storage, named as in `StoredTensor`. Raises WeightsInvalid for an unknown one."""
         ...
 
     def tensor(self, name: str) -> StoredTensor:
-        """Mapped from disk, or copied where it has to be put into transformers' order. Raises as `storage` does."""
+        """A tensor mapped from disk, or copied if its rows are reordered. Raises as `storage` does."""
         ...
 
 
 def check_headers(path: Path) -> None:
-    """Read what a model's files begin with, in a fraction of a second: no weight, and transformers is not imported.
+    """Check the headers of a model's files in a fraction of a second, without weights and without transformers.
 
     Raises:
         ModelNotFound: there is no such file, or no config.json in the directory.
-        UnsupportedArchitecture: the family, or an option of it, is not served.
-        ConfigInvalid: config.json is not one.
-        WeightsInvalid: a file is missing, truncated or no weights at all, or of a kind that is not supported.
+        UnsupportedArchitecture: the family, or an option of it, is not supported.
+        ConfigInvalid: config.json is invalid.
+        WeightsInvalid: a file is missing, truncated, or of an unsupported kind.
     """
     try:
         if is_gguf(path):
@@ -80,17 +91,17 @@ def check_headers(path: Path) -> None:
 
 
 def open_weights(path: Path) -> Weights:
-    """The weights of a transformers directory or of a GGUF file; names and shapes are not held against a configuration.
+    """The weights of a transformers directory or of a GGUF file, not yet compared with a configuration.
 
     Raises:
         ModelNotFound: there is no such GGUF file.
-        WeightsInvalid: a file is missing, truncated or contradicts itself, or a GGUF file holds an unsupported type.
+        WeightsInvalid: a file is missing, truncated or contradicts itself, or a GGUF file has an unsupported type.
     """
     return GgufFile.open(path) if is_gguf(path) else SafetensorsFiles.open(path, named_family(path))
 
 
 def reader(weights: Weights, config: TargetConfig) -> Callable[[str], StoredTensor]:
-    """Reads tensors as the pass takes them: the heads of a state in its order."""
+    """A function that reads tensors with the heads of states in the pass's order."""
     rule = config.rule
     if rule is None:
         return weights.tensor
@@ -104,7 +115,7 @@ def reader(weights: Weights, config: TargetConfig) -> Callable[[str], StoredTens
 
 
 def heads_in_order(rule: StateRule, module: str) -> Int64 | None:
-    """The output of a module's weights (of out_proj the input) in each place; None where all stay."""
+    """The order of a module's outputs (of out_proj's inputs) in the pass, or None if it is the file's."""
     if not rule.delta or not module.startswith(f"{DELTA}."):
         return None
     name, keys, share = module.removeprefix(f"{DELTA}."), rule.keys, rule.values // rule.key_heads
@@ -125,19 +136,15 @@ def heads_in_order(rule: StateRule, module: str) -> Int64 | None:
 
 
 def _in_order(tensor: StoredTensor, order: Int64, *, columns: bool) -> StoredTensor:
-    """Rows of a matrix, numbers of a vector, or columns, which only plain numbers can change."""
+    """Reorder the rows of a matrix, the elements of a vector, or, of plain numbers, columns."""
     if len(tensor.shape) == 2 and not columns:
         return replace(tensor, data=tensor.data[order])
     numbers = tensor.data.reshape(*tensor.shape, -1)
     return replace(tensor, data=np.take(numbers, order, axis=-2).reshape(tensor.data.shape))
 
 
-_SHOWN = 4  # names in a message
-_KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
-
-
 def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that the canonical pass reads; linear weights are [out, in]."""
+    """Names and shapes of all tensors that the canonical pass reads; linear weights are [out, in]."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), NORM: (hidden,)}
     if size := config.layer_inputs:
@@ -171,50 +178,41 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def checked_weights(path: Path, config: TargetConfig) -> Weights:
-    """The weights at `path`, opened. Raises as `open_weights` and `check_weights` do."""
+    """Open and check the weights at `path`. Raises as `open_weights` and `check_weights` do."""
     weights = open_weights(path)
     check_weights(weights, config)
     return weights
 
 
 def check_weights(weights: Weights, config: TargetConfig) -> None:
-    """Hold names, shapes and storages against the configuration, before a weight is read.
+    """Compare names, shapes and storages with the configuration; no weight is read.
 
     Raises:
-        WeightsInvalid: a tensor is missing, unknown, or of another shape or storage; a tied head's shape counts too.
+        WeightsInvalid: a tensor is missing, unknown, or of another shape or storage, or so is a tied head.
     """
     expected, found = expected_shapes(config), weights.names()
-    if HEAD in found:  # a configuration that ties it to the embeddings may be wrong: see `output_name`
+    if HEAD in found:  # even if it is tied to the embeddings: see `output_name`
         expected[HEAD] = (config.vocab_size, config.hidden_size)
     readers = tuple(f"{layer.prefix}self_attn." for layer in layer_specs(config) if layer.source is not None)
     _refuse_quantised(weights.path, found)
     missing = sorted(expected.keys() - found)
     if missing:
-        raise WeightsInvalid(f"{weights.path}: {_listing(missing)} missing, which the configuration calls for")
+        raise WeightsInvalid(f"{weights.path}: {listing(missing)} missing; the configuration needs it")
     unknown = sorted(name for name in found - expected.keys() if not _left_out(name, readers, weights.path))
     if unknown:
         raise WeightsInvalid(
-            f"{weights.path}: {_listing(unknown)} not known to this architecture; does the configuration fit?"
+            f"{weights.path}: {listing(unknown)} not known to this architecture; does the configuration fit?"
         )
     for name, shape in expected.items():
         if weights.shape(name) != shape:
             raise WeightsInvalid(
                 f"{weights.path}: {name} has shape {list(weights.shape(name))}, by the configuration {list(shape)}"
             )
-        weights.storage(name)  # raises where it is not supported
-
-
-_QUANTISED = {
-    ".scales": "MLX", ".biases": "MLX", ".qweight": "GPTQ or AWQ", ".qzeros": "GPTQ or AWQ", ".g_idx": "GPTQ",
-    ".weight_scale": "FP8", ".weight_scale_inv": "FP8", ".input_scale": "FP8", ".weight_scale_2": "NVFP4",
-    ".weight_packed": "compressed-tensors", ".absmax": "bitsandbytes", ".quant_map": "bitsandbytes",
-    ".SCB": "bitsandbytes",
-}  # fmt: skip
-"""Ends of names of tensors beside quantised weights in safetensors, and who writes them."""
+        weights.storage(name)  # raises if it is not supported
 
 
 def _refuse_quantised(path: Path, names: Iterable[str]) -> None:
-    """Quantised weights whose config.json does not tell of them."""
+    """Raise WeightsInvalid for quantised weights that config.json does not announce."""
     for name in sorted(names) if not is_gguf(path) else ():
         if kind := next((kind for end, kind in _QUANTISED.items() if name.endswith(end)), ""):
             raise WeightsInvalid(
@@ -224,9 +222,8 @@ def _refuse_quantised(path: Path, names: Iterable[str]) -> None:
 
 
 def _left_out(name: str, readers: tuple[str, ...], path: Path) -> bool:
-    """Whether a tensor may be there that the pass does not read, as no reader of the model does: frequencies that
-    follow from the configuration, and keys and values of layers that read those of another layer (`readers`: their
-    attentions). Divisors of frequencies in a GGUF file are read with the configuration.
+    """Whether a tensor is ignored: frequencies, which follow from the configuration, a GGUF file's divisors of them,
+    which are read with it, and keys and values of attention modules (`readers`) that share another layer's.
     """
     if name.startswith(readers) and name.split(".")[-2] in _KEYS_AND_VALUES:
         return True
@@ -236,10 +233,10 @@ def _left_out(name: str, readers: tuple[str, ...], path: Path) -> bool:
 
 
 def output_name(weights: Weights, config: TargetConfig) -> str:
-    """The name of the matrix that gives logits: the head, or the embeddings if the configuration ties the two.
+    """The name of the matrix for logits: the head, or the embeddings if the configuration ties the two.
 
-    A tied checkpoint may hold a head all the same. It is read, as transformers 5 does, unless it repeats the embeddings
-    byte for byte: a conversion or a fine-tune can leave `tie_word_embeddings` wrong beside a head of its own.
+    If a tied checkpoint has a head whose bytes differ from the embeddings, the head is read, as in transformers 5: a
+    conversion or a fine-tune can leave a wrong `tie_word_embeddings`.
     """
     if not config.tied_embeddings:
         return HEAD
@@ -252,9 +249,6 @@ def output_name(weights: Weights, config: TargetConfig) -> str:
     return HEAD
 
 
-_COMPARED = 1 << 24  # bytes at a time
-
-
 def _same(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether two tensors have the same storage, shape and bytes."""
     if (one.storage, one.shape) != (other.storage, other.shape):
@@ -264,13 +258,13 @@ def _same(one: StoredTensor, other: StoredTensor) -> bool:
     return all(np.array_equal(first[at : at + _COMPARED], second[at : at + _COMPARED]) for at in starts)
 
 
-def _listing(names: list[str]) -> str:
+def listing(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
 def usual_arithmetic(config: TargetConfig, weights: Weights) -> str:
-    """The arithmetic where none is asked for: int8 for quantised weights that allow it, else float32."""
+    """The default arithmetic: int8 for quantised weights that allow it, else float32."""
     try:
         check_int8(config, weights)
     except ArithmeticUnsupported:
@@ -279,8 +273,8 @@ def usual_arithmetic(config: TargetConfig, weights: Weights) -> str:
 
 
 def check_int8(config: TargetConfig, weights: Weights) -> None:
-    """Raises ArithmeticUnsupported where no layer is quantised, or modules that are computed as one cannot be joined
-    without being widened to float32.
+    """Raise ArithmeticUnsupported if no layer is quantised, or if modules that are computed together would have to be
+    widened to float32.
     """
     quantised = False
     for layer in layer_specs(config):
@@ -294,12 +288,12 @@ def check_int8(config: TargetConfig, weights: Weights) -> None:
                 )
     if not quantised:
         raise ArithmeticUnsupported(
-            f"arithmetic: int8 needs quantised weights, but {weights.path.name} holds plain numbers; use a GGUF file "
+            f"arithmetic: int8 needs quantised weights, but {weights.path.name} has plain numbers; use a GGUF file "
             "of the model (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q4_K, Q5_K, Q6_K), or arithmetic float32"
         )
 
 
 def stay_apart(modules: Sequence[ModuleSpec], storages: Sequence[str]) -> bool:
-    """Whether modules in several storages become several matrices, each but the last of whole panels."""
+    """Whether modules become one matrix for each run of equal storages: all but the last must be whole panels."""
     ends = accumulate(module.outputs for module in modules)
     return not any(end % PANEL for end, (one, other) in zip(ends, pairwise(storages), strict=False) if one != other)

@@ -1,8 +1,8 @@
-"""transformers without torch, of which kolm needs configurations and tokenizers alone.
+"""transformers without torch: kolm needs only its configurations and tokenizers.
 
-Any import of transformers brings torch along where that is installed, and with it torch.distributed and
-sympy: most of the time of a start on the CPU, where kolm's own kernels compute. It also looks through the 1,600 files
-of its models, a third of a second, and once more where a configuration is imported.
+If torch is installed, transformers imports it, with torch.distributed and sympy: most of the time of a start on the
+CPU. transformers also scans the 1,600 files of its models, for a third of a second, and again when a configuration is
+imported.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 
 
 def spare_torch() -> None:
-    """Makes transformers take torch for missing from now on; kolm's own modules can still import it.
+    """Make transformers behave as if torch were not installed; kolm's own modules can still import it.
 
-    For the start of a process that computes on the CPU. Nothing where torch is there already.
+    Called at the start of a process that computes on the CPU. It does nothing if torch is imported already.
     """
     if "torch" in sys.modules:
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # what an import then finds missing
+    sys.modules["torch"] = None  # type: ignore[assignment]  # imports fail as if it were not installed
     try:
-        asked: Any = importlib.import_module("transformers.utils.import_utils")
-        asked.is_torch_available()  # remembers its answer
-        models, read = Path(asked.__file__).parents[1] / "models", asked.create_import_structure_from_path
-        names = {str(models / "__init__.py"): models}  # what it remembers it goes by the other name
-        asked.create_import_structure_from_path = lambda path: read(names.get(path, path))
+        utils: Any = importlib.import_module("transformers.utils.import_utils")
+        utils.is_torch_available()  # caches its answer
+        models, read = Path(utils.__file__).parents[1] / "models", utils.create_import_structure_from_path
+        names = {str(models / "__init__.py"): models}  # the key under which the scan is cached
+        utils.create_import_structure_from_path = lambda path: read(names.get(path, path))
     finally:
         del sys.modules["torch"]

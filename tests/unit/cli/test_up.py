@@ -55,7 +55,7 @@ def test_the_one_imported_model_is_served_where_the_packaged_one_is_missing(
     assert ran[0].model == tmp_path / "models" / "mine"
 
 
-def test_adapters_beside_the_model_are_given_to_server_and_auditor(ran: list[LocalServices], tmp_path: Path) -> None:
+def test_adapters_next_to_the_model_are_given_to_server_and_auditor(ran: list[LocalServices], tmp_path: Path) -> None:
     imported(tmp_path, "base")
     adapter = tmp_path / "adapters" / "kind"
     adapter.mkdir(parents=True)

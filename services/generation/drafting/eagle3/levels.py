@@ -13,10 +13,10 @@ from services.generation.drafting.head_drafter import HeadDraft
 from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Int32, Int64
 from services.generation.target.blocks import BLOCK
-from services.generation.target.rows import PARTS, Rows
+from services.generation.target.rows import Part, Rows
 
-_NAMES = ("positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "branches")
-_POSITIONS, _LENGTHS, _SLOTS, _SEQUENCES, _RUNS, _BRANCH_STARTS, _BRANCHES = map(PARTS.index, _NAMES)
+_PARTS = Part.POSITIONS, Part.LENGTHS, Part.SLOTS, Part.SEQUENCES, Part.CONTIGUOUS, Part.BRANCH_STARTS, Part.BRANCHES
+_POSITIONS, _LENGTHS, _SLOTS, _SEQUENCES, _RUNS, _BRANCH_STARTS, _BRANCHES = map(int, _PARTS)
 
 _ENTRY = np.dtype([("slot", np.int32), ("run", np.int32), ("apart", np.int32), ("row", np.int32)])
 """A node's slot, how many first slots of the table it sees, how many slots of a branch behind those, itself last, and

@@ -243,7 +243,7 @@ def _architecture() -> str:
 @cache
 def version() -> str:
     """The version of the kernels' sources and of LLVM, and what they know of the CPU: another one is compiled anew."""
-    files = [*sorted(_HERE.rglob("*.py")), _HERE.parent / "blocks.py"]
+    files = [*sorted(_HERE.rglob("*.py")), *(_HERE.parent / f"{name}.py" for name in ("blocks", "rows", "sizes"))]
     sources = b"".join(path.read_bytes() for path in files)
     return hashlib.sha256(sources + repr((llvm.llvm_version_info, looks_ahead())).encode()).hexdigest()[:16]
 

@@ -11,18 +11,18 @@ from llvmlite import ir
 from services.generation.target.arrays import Int64
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
+from services.generation.target.rows import Part
 
 WORDS = 24  # of 8 bytes in a record
 KERNEL, BARRIER = 0, 1
 """Every record begins with the address of its kernel, and whether the team waits for each other after it."""
 
 PASS = (
-    "program", "operations", "rows", "wanted", "table_stride", "tokens", "positions", "lengths", "slots", "sequences",
-    "contiguous", "branch_starts", "tables", "adapters", "wanted_rows", "branches",
+    "program", "operations", "rows", "wanted", "table_stride", "tokens", *(part.name.lower() for part in Part),
     "steps", "step_taps", "step_rows", "step_sources", "step_targets",
 )  # fmt: skip
-"""Words of a pass; arrays by address, int32 as `rows.Rows`, in the order of its parts, and `states.Steps` have them,
-tokens int64. `rows`, `wanted` and `steps` are counts."""
+"""Words of a pass. `rows`, `wanted` and `steps` are counts. Others are addresses of arrays: int64 tokens, and the int32
+arrays of `rows.Rows` and `states.Steps`."""
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "linear": (
@@ -74,11 +74,9 @@ float32 constants are held by their bits. `count` is the word of the pass that s
 
 _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
-    "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "program",
-    "tokens", "positions", "lengths", "slots", "sequences", "contiguous", "branch_starts", "branches", "tables",
-    "adapters", "wanted_rows", "logits", "picks", "shares", "places", "starts", "next", "records", "sinks", "scales",
-    "factors", "gates", "shifts", "rates", "skips", "folded", "states", "step_taps", "step_rows", "step_sources",
-    "step_targets",
+    "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "logits",
+    "picks", "shares", "places", "starts", "next", "records", "sinks", "scales", "factors", "gates", "shifts", "rates",
+    "skips", "folded", "states", *(set(PASS) - {"operations", "rows", "wanted", "table_stride", "steps"}),
 }  # fmt: skip
 _FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 

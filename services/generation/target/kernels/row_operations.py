@@ -334,7 +334,7 @@ def _low_rank(module: ir.Module, machine: Machine) -> None:
     scratch = kernel.scratch()
     first, last = kernel.share(passed.rows)
     with c.loop(last, first) as row:
-        adapter = c.index(passed.adapters, row)
+        adapter = c.index(passed.adapter_slots, row)
         with c.when(c.compare(adapter, ">=", 0)):
             begin, end = (c.word(record.adapter_parts, c.add(adapter, n)) for n in (0, 1))
             x, y = c.at(record.x, c.mul(row, record.x_stride)), c.at(record.y, c.mul(row, record.y_stride))

@@ -20,7 +20,7 @@ from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.records import PASS
 from services.generation.target.kernels.team import POOL, float_mode
-from services.generation.target.rows import PARTS, Rows
+from services.generation.target.rows import Rows
 from services.generation.target.states import Steps
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
@@ -30,7 +30,7 @@ _DEARER = 1.3  # times as long as the team: a pass that takes one thread longer 
 _NEWEST = 0.1  # weight of the newest pass
 _SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
 _PLACE = {name: number for number, name in enumerate(PASS)}
-_ROWS = slice(_PLACE["rows"], _PLACE[PARTS[-1]] + 1)  # what is said of rows: counts, a stride, the address of each part
+_ROWS = slice(_PLACE["rows"], _PLACE["branches"] + 1)  # counts, a stride, addresses of tokens and parts
 
 
 class Team:

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.generation.target import model_path as paths
-from services.generation.target.beside import adapters_beside
 from services.generation.target.config.config import read_config, usual_cache
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import (
@@ -27,6 +26,7 @@ from services.generation.target.errors import (
 )
 from services.generation.target.family import HeadSizes
 from services.generation.target.model_path import default_head_for, default_store_for, model_path
+from services.generation.target.model_settings import default_adapters_for
 from services.generation.target.probe import measure_profile
 from services.generation.target.weights import check_headers
 from tests.fakes.tiny_gguf import make_tiny_gguf
@@ -279,7 +279,7 @@ def test_beside_a_model_and_in_its_folder(base: Path, where: str) -> None:
     place = filled(base.parent / where)
     assert default_head_for(base) == (place / "head").resolve()
     assert default_store_for(base) == (place / "store").resolve()
-    assert adapters_beside(base) == {"kind": (place / "adapters" / "kind").resolve()}
+    assert default_adapters_for(base) == {"kind": (place / "adapters" / "kind").resolve()}
 
 
 def test_a_gguf_file_has_its_folder(base: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_gguf_file_has_its_folder(base: Path) -> None:
     file = base / "base.Q4_1.gguf"
     file.touch()
     assert default_head_for(file) == base / "head"
-    assert list(adapters_beside(file)) == ["kind"]
+    assert list(default_adapters_for(file)) == ["kind"]
 
 
 def test_a_packaged_model_has_a_folder_among_the_imported_ones(
@@ -298,7 +298,7 @@ def test_a_packaged_model_has_a_folder_among_the_imported_ones(
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "named"))
     monkeypatch.setattr(paths, "packaged", lambda: {"smollm2": base})
     assert default_head_for(base) == place / "head"
-    assert adapters_beside(base) == {"kind": place / "adapters" / "kind"}
+    assert default_adapters_for(base) == {"kind": place / "adapters" / "kind"}
 
 
 def test_nothing_beside_is_nothing_and_adapters_of_others_stay_out(base: Path) -> None:
@@ -308,7 +308,7 @@ def test_nothing_beside_is_nothing_and_adapters_of_others_stay_out(base: Path) -
     (base.parent / "adapters" / "broken" / "adapter_config.json").write_text("[")
     (base.parent / "adapters" / "list").mkdir()
     (base.parent / "adapters" / "list" / "adapter_config.json").write_text("[]")
-    assert (default_head_for(base), default_store_for(base), adapters_beside(base)) == (None, None, {})
+    assert (default_head_for(base), default_store_for(base), default_adapters_for(base)) == (None, None, {})
 
 
 INSTEAD = {

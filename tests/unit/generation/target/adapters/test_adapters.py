@@ -17,17 +17,18 @@ from transformers import AutoModelForCausalLM
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target import adapters
 from services.generation.target.adapters import (
+    Trained,
     adapter_cid,
     base_names,
     is_named,
     read_adapter,
     read_adapter_config,
 )
-from services.generation.target.beside import adapters_beside
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, TargetError
 from services.generation.target.identity import base_cid
+from services.generation.target.model_settings import default_adapters_for
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from tests.fakes.engine_runs import run
@@ -202,22 +203,24 @@ def test_a_base_is_known_in_any_case_and_by_the_names_that_a_gguf_file_gives_its
     assert is_named(named, base_names(file)) is known
     (tmp_path / "adapters" / "one").mkdir(parents=True)
     (tmp_path / "adapters" / "one" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": named}))
-    assert bool(adapters_beside(file)) is known
+    assert bool(default_adapters_for(file)) is known
 
 
 def test_ranks_and_scales_follow_patterns_and_rslora(base: Path, adapter: Path) -> None:
+    modules = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    trained = Trained(prefix="model.", other_parts=False)
     edit(
         adapter, r=4, lora_alpha=8, rank_pattern={"mlp.up_proj": 16, "up_proj": 2},
         alpha_pattern={r"^model\.layers\.1\.self_attn\.q_proj$": 1, "^q_proj": 99, "v_proj": 0},
     )  # fmt: skip
-    found = {(update.module[13:]): update for update in read_adapter_config(adapter, 2).updates}
+    found = {(update.module[13:]): update for update in read_adapter_config(adapter, 2, modules, trained).updates}
     assert len(found) == 14
     assert (found["0.mlp.up_proj"].rank, found["0.mlp.up_proj"].scale) == (16, 0.5)
     assert (found["0.self_attn.q_proj"].rank, found["0.self_attn.q_proj"].scale) == (4, 2.0)
     assert found["1.self_attn.q_proj"].scale == 0.25
     assert found["1.self_attn.v_proj"].scale == 0.0
     edit(adapter, use_rslora=True)
-    found = {(update.module[13:]): update for update in read_adapter_config(adapter, 2).updates}
+    found = {(update.module[13:]): update for update in read_adapter_config(adapter, 2, modules, trained).updates}
     assert (found["0.mlp.up_proj"].scale, found["0.self_attn.k_proj"].scale) == (2.0, 4.0)
 
 
@@ -358,7 +361,7 @@ def test_an_adapter_of_a_multimodal_wrapper_is_served_on_its_part_for_text(famil
 def test_modules_that_are_named_in_two_ways_are_refused(base: Path, adapter: Path) -> None:
     wrapped = Q.replace("model.model.", "model.model.language_model.")
     edit_weights(adapter, lambda tensors: tensors.update({wrapped: tensors[Q] + 1}))
-    refused(base, adapter, AdapterInvalid, "under two names")
+    refused(base, adapter, AdapterInvalid, "two names")
     edit_weights(adapter, lambda tensors: tensors.pop(Q))
     refused(base, adapter, AdapterInvalid, "language_model.model.")
 

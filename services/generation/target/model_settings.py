@@ -1,4 +1,4 @@
-"""Folders that settings name, checked before anything heavy is imported, and those that lie beside a model."""
+"""Settings that name models and folders, checked before heavy imports, and adapters next to a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _head(setting: str) -> str:
 
 
 MODEL = AfterValidator(_model)
-"""A model's directory or file, or the name of one; the setting gets the path."""
+"""A model's directory, file or name; the setting becomes the path."""
 STORE = AfterValidator(_store)
 """A datastore's folder."""
 NAMED_STORE = AfterValidator(_named_store)
@@ -48,21 +48,21 @@ NAMED_STORE = AfterValidator(_named_store)
 NAMED_ADAPTER = AfterValidator(_named_adapter)
 """NAME=FOLDER."""
 IF_FOLDER_A_HEAD = AfterValidator(_head)
-"""A reference, or with a slash a head's folder."""
+"""A reference to a head, or, if it has a slash, a head's folder."""
 
 
-def adapters_beside(model: Path) -> dict[str, Path]:
-    """LoRA adapters that name this model as their base, by the names of their folders."""
+def default_adapters_for(model: Path) -> dict[str, Path]:
+    """LoRA adapters in folders next to a model that name it as their base, by the names of their folders."""
     found: dict[str, Path] = {}
-    beside = [config for place in places(model) for config in sorted(place.glob("adapters/*/adapter_config.json"))]
-    names = base_names(model) if beside else frozenset[str]()
-    for config in beside:
-        if _names(config, names):
+    configs = [config for place in places(model) for config in sorted(place.glob("adapters/*/adapter_config.json"))]
+    names = base_names(model) if configs else frozenset[str]()
+    for config in configs:
+        if _is_for(config, names):
             found.setdefault(config.parent.name, config.parent)
     return found
 
 
-def _names(config: Path, bases: frozenset[str]) -> bool:
+def _is_for(config: Path, bases: frozenset[str]) -> bool:
     try:
         base = json.loads(config.read_bytes()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -1,1 +1,1 @@
-"""Bytes and text as they are hashed and signed: canonical JSON, identifiers, commitments, strict reading of fields."""
+"""The hashed and signed forms of bytes and text: canonical JSON, identifiers, commitments, strict reading of fields."""

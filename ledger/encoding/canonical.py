@@ -1,4 +1,4 @@
-"""Canonical JSON (RFC 8785): one value, one byte string, so that hashed and signed values are never ambiguous."""
+"""Canonical JSON (RFC 8785): each value has one byte string, so that hashed and signed values are never ambiguous."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _write_plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, sort_k
 _ODD_NUMBER = re.compile(rb'[:\[,](?<![^"]:)-?[0-9]+(?:(?<=[0-9]{16})|[eE]|\.(?:[0-9]*[eE]|0[\],}]))')
 """A number that Python and ECMAScript may print differently: 16 digits or more, an exponent, a whole one with ".0".
 
-It is an item of an array or the value of a member. Found inside text too, where it costs a detour and changes nothing.
+It is an item of an array or the value of a member. It also matches inside text, which takes the slow way and changes
+nothing.
 """
 
 _ENDS_ODDLY = (b".0,", b".0}", b".0]")
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 _IS_ODD = (b"0e", *(before + 16 * b"0" for before in (b":", b",", b"[", b"-")))
-"""Where all digits are zeros and every E is small."""
+"""Prefixes of such numbers after `_ALIKE`, which makes all digits zeros and every E small."""
 
 
 def canonical(value: object) -> bytes:
@@ -45,14 +46,14 @@ def canonical(value: object) -> bytes:
 
 
 def parse(data: bytes, field: str = "document") -> Any:
-    """The value of canonical JSON bytes. `canonical(parse(data)) == data` for every `data` that is accepted.
+    """The value of canonical JSON bytes. `canonical(parse(data)) == data` for every accepted `data`.
 
     Raises FormatError for duplicate keys, NaN, nesting beyond MAX_DEPTH, bytes that are not JSON and JSON
     that is not canonical.
     """
     try:
         return _parse_plain(data)
-    except (_NotPlainError, ValueError, RecursionError):  # an odd number, text beyond ASCII, or something wrong
+    except (_NotPlainError, ValueError, RecursionError):  # an odd number, text beyond ASCII, or a fault
         value = parse_json(data, field)
     if canonical(value) != data:
         raise FormatError(field, "is JSON, but not in canonical form (RFC 8785)")
@@ -71,14 +72,13 @@ def parse_json(data: bytes, field: str = "document") -> Any:
 
 
 class _NotPlainError(Exception):
-    """The fast way has no answer for these bytes."""
+    """The fast way cannot decide for these bytes."""
 
 
 def _parse_plain(data: bytes) -> Any:
-    """The value of canonical bytes, in two calls into C: read, and written by the standard library again the same.
-
-    Such bytes are canonical where all text is ASCII (see `_plain`) and Python and ECMAScript print every number
-    alike. A member named twice is read once, and so is written otherwise.
+    """The value of canonical bytes, in two calls into C: the standard library reads it and writes the same bytes. Such
+    bytes are canonical if all text is ASCII (see `_plain`) and Python and ECMAScript print every number alike. A member
+    named twice is read once, and so is written otherwise.
     """
     if data[:1] not in (b"{", b"[") or not is_plain(data):
         raise _NotPlainError
@@ -90,14 +90,14 @@ def _parse_plain(data: bytes) -> Any:
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether JSON bytes are canonical if a writer that sorts members, adds no space and prints the shortest digits
-    of a number without an exponent writes them again the same: ASCII, no number that such writers print differently.
+    """Whether JSON bytes are canonical if a writer that sorts members, adds no space and prints the shortest digits of
+    a number without an exponent writes the same bytes: ASCII, and no number that such writers print differently.
     """
     if not data.isascii():
         return False
     if b"\\" in data:
         return not _may_nest_deeply(data) and _ODD_NUMBER.search(data) is None
-    # No character is escaped, so that all between two quotation marks is text: what is left is searched much faster.
+    # No character is escaped, so all between two quotation marks is text, and the rest is searched much faster.
     outside = b"".join(data.split(b'"')[::2])
     return not (
         _may_nest_deeply(outside)
@@ -107,7 +107,7 @@ def is_plain(data: bytes) -> bool:
 
 
 def _may_nest_deeply(data: bytes) -> bool:
-    """False where there are not enough brackets for it."""
+    """Whether the nesting is too deep; False without a search if there are not enough brackets."""
     return data.count(b"{") + data.count(b"[") > MAX_DEPTH
 
 
@@ -138,7 +138,7 @@ def _plain(value: Any, depth: int) -> Any:
 
     It does so for ASCII text (the same escapes; sorted by code point, which differs from UTF-16 only beyond U+FFFF) and
     for numbers that Python and ECMAScript print alike: the shortest digits, without an exponent. ECMAScript prints a
-    whole double as an integer, and -0 as 0. Raises _NotPlainError for all else.
+    whole double as an integer, and -0 as 0. Raises _NotPlainError for other values.
     """
     kind = type(value)
     if kind is str:

@@ -2,15 +2,15 @@
 
     commitment = SHA-256(domain ‖ 0x00 ‖ salt ‖ token ids as little-endian u32, or text as UTF-8)
 
-The text of a prompt or an output has a commitment of its own, with the salt of its token ids, so that the sender or
+The text of a prompt or an output has a separate commitment, with the salt of its token ids, so that the sender or
 receiver of a text can open it without a tokenizer; a conversation's text is the canonical JSON (RFC 8785) of its
 messages, [{"content": …, "role": …}, …].
 
-The text of a constraint on the output (a JSON schema, a grammar) has one too, with the salt of the prompt.
+The text of a constraint on the output (a JSON schema, a grammar) also has a commitment, with the salt of the prompt.
 
-The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. With the salt
-erased the commitment says nothing about the ids, not even to somebody who guesses them, while every proof over the
-receipt holds.
+The salt (32 fresh random bytes for each commitment) lives with the ids in the erasable content table. After the salt is
+erased, the commitment reveals nothing about the ids, not even to a reader who guesses them, and every proof over the
+receipt stays valid.
 """
 
 from __future__ import annotations

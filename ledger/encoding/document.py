@@ -1,7 +1,7 @@
 """Documents as classes: members, ranges and defaults are declared once, and reading is strict.
 
-A value is what its document says, no more and no less: what has been read is written again and compared. So a member
-that is missing, that stands twice over in another spelling, or that is null where it is left out is found, and named.
+A value and its document have the same content: after reading, the value is written again and compared. So a member that
+is missing, repeated in another spelling, or null instead of absent is found and named.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Read = TypeVar("_Read", bound="Part")
 _resolving = threading.Lock()
 """Held while msgspec resolves the types of a class.
 
-msgspec 0.22 shows other threads a class whose types are not all there yet: `StructInfo_Convert` in its `_core.c` keeps
+msgspec 0.22 shows other threads a class before all its types are resolved: `StructInfo_Convert` in its `_core.c` keeps
 the class's list of types before it fills it, and the Python code that it calls meanwhile lets other threads run. A
 thread that reads such a class follows null pointers.
 """
@@ -60,12 +60,12 @@ _REST = bytes(set(range(256)) - set(b'",:[]{}eul'))  # true and false keep a let
 
 
 def form(pattern: str, words: str) -> Meta:
-    """The range of a member that is text of a form; `words` say in errors which."""
+    """The constraint of a member that is text of a form; `words` describe the form in errors."""
     return Meta(pattern=rf"\A(?:{pattern})\Z(?#{words})")
 
 
 def one_of(words: Iterable[str]) -> Meta:
-    """The range of a member that is one of some words."""
+    """The constraint of a member that is one of some words."""
     return form("|".join(words), f"one of {', '.join(words)}")
 
 
@@ -82,14 +82,13 @@ FileName = Annotated[
 
 
 class Seed(int):
-    """A 64-bit sampling seed: a number in a document where every JSON reader keeps it exactly, else decimal text.
+    """A 64-bit sampling seed: a number in a document if every JSON reader keeps it exactly, else decimal text.
 
-    RFC 8785 Appendix D: integers beyond 2^53 − 1 travel as strings. Each seed has exactly one form.
-    """
+    RFC 8785 Appendix D: integers beyond 2^53 − 1 are strings. Each seed has exactly one form."""
 
     @classmethod
     def read(cls, value: object) -> Seed:
-        """The seed of a document's member. Raises ValueError for all else, a seed in the other form included."""
+        """The seed of a document's member. Raises ValueError for any other value, also a seed in the other form."""
         if type(value) is int and 0 <= value <= MAX_INTEGER:
             return cls(value)
         if isinstance(value, str) and _SEED.fullmatch(value) and MAX_INTEGER < int(value) <= MAX_SEED:
@@ -101,18 +100,18 @@ class Seed(int):
 
 
 def written(default: T) -> T:
-    """The default of a member that is always in the document; a member whose default is given plainly is left out
-    where it has that value.
+    """The default of a member that is always in the document; a member with a plain default is left out if it has that
+    value.
     """
     return msgspec.field(default_factory=lambda: default)
 
 
 class Members(msgspec.Struct, frozen=True, gc=False):
-    """Members of an object that may have others beside them, as configurations of other programs have."""
+    """Members of an object that may have other members, such as a configuration of another program."""
 
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Self:
-        """The members of a parsed JSON object. Raises FormatError naming the first that is wrong, after `path`."""
+        """The members of a parsed JSON object. Raises FormatError naming the first wrong field, after `path`."""
         decoder(cls)  # its types are resolved from here on
         try:
             return msgspec.convert(document, cls, dec_hook=_read_value)
@@ -121,10 +120,10 @@ class Members(msgspec.Struct, frozen=True, gc=False):
 
 
 class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An object in a document. Nothing is checked when one is made, but when it is read, and so before it is signed."""
+    """An object in a document. It is not checked when it is made, but when it is read, and so before it is signed."""
 
     PLACE: ClassVar[str] = ""
-    """The file that is one, for errors."""
+    """The file of such an object, in errors."""
 
     def to_document(self) -> dict[str, Any]:
         """The JSON value. Raises FormatError for text that is not Unicode."""
@@ -135,13 +134,13 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
             raise FormatError("document", "expected text in UTF-8, got a lone surrogate") from None
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes (RFC 8785). Raises FormatError where the value has none."""
+        """The canonical bytes (RFC 8785). Raises FormatError if the value has no canonical form."""
         written = _write_plain(self)
         return canonical(self.to_document()) if written is None else written
 
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Self:
-        """The value of a parsed JSON object. Raises FormatError naming the first field that is wrong, after `path`."""
+        """The value of a parsed JSON object. Raises FormatError naming the first wrong field, after `path`."""
         value = super().from_document(document, path)
         try:
             if (again := value.to_document()) != document:
@@ -153,7 +152,7 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The value of canonical bytes. Raises FormatError naming the first field that is wrong."""
+        """The value of canonical bytes. Raises FormatError naming the first wrong field."""
         value = read_plain(cls, data)
         if value is None:
             return cls.from_document(parse(data, cls.PLACE or "document"), cls.PLACE)
@@ -164,17 +163,17 @@ class Part(Members, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return value
 
     def check_all(self) -> None:
-        """`check`, and that the times are in the calendar: their pattern leaves room for a 30th of February."""
+        """Run `check`, and check that the times are in the calendar: their pattern allows a 30th of February."""
         for name in _times(type(self)):
             parse_timestamp(getattr(self, name), name)
         self.check()
 
     def check(self) -> None:
-        """Raises FormatError where members that are right by themselves do not fit together."""
+        """Raises FormatError if valid members do not fit together."""
 
 
 class Document(Part, frozen=True, tag_field="type"):
-    """A whole document; `tag` is its member `type`, which says what it is."""
+    """A whole document; `tag` is its member `type`."""
 
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Self:
@@ -201,7 +200,7 @@ def _write_value(value: Any) -> Any:
 
 
 def packing(kind: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """How values with documents among them go to another process of ours, and how they are read there: MessagePack."""
+    """A writer and a reader of values with documents, for messages between kolm's processes: MessagePack."""
     with _resolving:
         reader = msgspec.msgpack.Decoder(kind, dec_hook=_read_value)
     return msgspec.msgpack.Encoder(enc_hook=_write_value).encode, reader.decode
@@ -211,7 +210,7 @@ _encode_sorted = msgspec.json.Encoder(enc_hook=_write_value, order="sorted").enc
 
 
 def _write_plain(value: Part) -> bytes | None:
-    """The canonical bytes of a value that one call into C writes, None where it may write others: see `is_plain`."""
+    """The canonical bytes of a value, from one call into C; None if that may write other bytes: see `is_plain`."""
     try:
         data = _encode_sorted(value)
     except UnicodeEncodeError:
@@ -226,16 +225,15 @@ def _write_plain(value: Part) -> bytes | None:
 
 @cache
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """The reader of JSON of a class that has documents among its members. Safe to call from any thread."""
+    """The reader of JSON for a class with documents among its members. Thread-safe."""
     with _resolving:
         return msgspec.json.Decoder(kind, dec_hook=_read_value)
 
 
 def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
-    """The value of bytes that it writes the same again, in two calls into C; None for all others, right or wrong.
-
-    Such bytes are canonical, and say no more and no less than the value: see `is_plain`. Whole floats are written with
-    ".0", which canonical JSON leaves out.
+    """The value of bytes that it writes again identically, in two calls into C; None for all others, right or wrong.
+    Such bytes are canonical, and have exactly the value's content: see `is_plain`. Whole floats are written with ".0",
+    which canonical JSON leaves out.
     """
     numbers = _numbers(kind)
     if not (is_plain(data) if numbers == _ANY else data.isascii()) or (numbers == _FLOATS and _has_odd_float(data)):
@@ -249,16 +247,16 @@ def read_plain(kind: type[_Read], data: bytes) -> _Read | None:
 
 
 def _has_odd_float(data: bytes) -> bool:
-    """Whether a number of canonical bytes, once read as a float, may be written the same and not as ECMAScript does:
-    one with an exponent, or -0.0. Found inside text too, which then is read the slow way.
+    """Whether a number of canonical bytes, once read as a float, may be written identically and not as ECMAScript does:
+    a number with an exponent, or -0.0. It also matches inside text, which then takes the slow way.
     """
-    outside = data.translate(_PUNCTUATION, _REST)  # a number stands between punctuation, without quotation marks
+    outside = data.translate(_PUNCTUATION, _REST)  # a number is between punctuation, without quotation marks
     return b",e," in outside or b"-0.0" in data
 
 
 @cache
 def _numbers(kind: type[Part]) -> int:
-    """What numbers a kind has: integers of a range, which all writers print alike; floats too; or any, at any depth."""
+    """The numbers of a kind: integers of a range, which all writers print alike; also floats; or any, at any depth."""
     with _resolving:
         waiting: list[Any] = [msgspec.inspect.type_info(kind)]
     found = _INTEGERS
@@ -300,20 +298,20 @@ def _of_reader(problem: str, path: str) -> FormatError:
 
 
 def _difference(expected: Any, given: Any, path: str = "") -> FormatError:
-    """The first member in which a document is not what its value writes."""
+    """The first member in which a document differs from the document of its value."""
     if isinstance(expected, dict) and isinstance(given, dict):
         for name in sorted({*expected, *given}):
             if name not in given:
                 return FormatError(_joined(path, name), "is missing")
             if name not in expected:
-                return FormatError(_joined(path, name), "is left out where it has nothing to say")
+                return FormatError(_joined(path, name), "is left out if it has its default")
             if expected[name] != given[name]:
                 return _difference(expected[name], given[name], _joined(path, name))
     if isinstance(expected, list) and isinstance(given, list):
         for place, (one, other) in enumerate(zip(expected, given, strict=False)):
             if one != other:
                 return _difference(one, other, f"{path}[{place}]")
-    return FormatError(path or "document", "is not in the one form that it has")
+    return FormatError(path or "document", "is not in its canonical form")
 
 
 def _joined(path: str, name: str) -> str:

@@ -3,8 +3,8 @@
     h_0     = SHA-256("kolm.stream.v1")
     h_{i+1} = SHA-256(h_i ‖ token id as u32 ‖ best logit as float32 ‖ second best logit as float32)     little-endian
 
-A replay on the same numerics profile reproduces every bit of both logits at every emitted position, or
-it is a deviation. Engines other than kolm's state no logits; the digest of what they emit is over the tokens alone:
+A replay on the same numerics profile reproduces every bit of both logits at every emitted position, or it is a
+deviation. Other engines state no logits; the digest of their output is over the tokens alone:
 
     SHA-256("kolm.tokens.v1" ‖ token ids as u32)     little-endian
 """
@@ -51,12 +51,12 @@ class StreamDigest:
         return twin
 
     def hexdigest(self) -> str:
-        """The digest so far, as `sha256:<hex>`. Of no tokens it is h_0."""
+        """The digest so far, as `sha256:<hex>`; h_0 for no tokens."""
         return "sha256:" + self._state.hex()
 
 
 def token_digest(token_ids: Sequence[int]) -> str:
-    """The digest of an output whose logits nobody states, as `sha256:<hex>`. Raises FormatError for ids beyond u32."""
+    """The digest of an output without logits, as `sha256:<hex>`. Raises FormatError for ids beyond u32."""
     try:
         packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
     except struct.error:

@@ -72,7 +72,7 @@ def cid(data: bytes) -> str:
 
 
 def cid_of_json(value: object) -> str:
-    """The identifier of a JSON value: that of its canonical bytes (RFC 8785). Raises FormatError if it has none."""
+    """The identifier of a JSON value, made from its canonical bytes (RFC 8785). Raises FormatError if it has none."""
     return cid(canonical(value))
 
 
@@ -93,7 +93,9 @@ def new_receipt_id(time: datetime, randomness: bytes | None = None) -> str:
 
 
 def time_of(receipt_id: str) -> datetime:
-    """The moment, in whole milliseconds, for which `new_receipt_id` made the id; at most the last one of year 9999."""
+    """The moment, in whole milliseconds, for which `new_receipt_id` made the id; at most the last millisecond of year
+    9999.
+    """
     milliseconds = min(int(receipt_id.replace("-", "")[:12], 16), _LAST_MILLISECOND)
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
 
@@ -106,7 +108,7 @@ def timestamp(time: datetime) -> str:
 
 
 def timestamp_not_before(time: datetime) -> str:
-    """The first document text that is not before a moment; bounds on document times compare with it."""
+    """The first document text that is not before a moment, for bounds on document times."""
     return timestamp(time + timedelta(microseconds=-time.microsecond % 1000))
 
 
@@ -121,7 +123,7 @@ def parse_timestamp(text: object, field: str = "time") -> datetime:
 
 
 def moved(text: str, seconds: float) -> str:
-    """The time that many `seconds` later, or earlier; the same one where the result is beyond year 9999."""
+    """The time `seconds` later, or earlier if negative; unchanged if the result is beyond year 9999."""
     try:
         return timestamp(parse_timestamp(text) + timedelta(seconds=seconds))
     except OverflowError:

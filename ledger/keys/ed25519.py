@@ -1,4 +1,4 @@
-"""Ed25519 keys (RFC 8032): a public key that verifies, and a signing key that lies in a private file."""
+"""Ed25519 keys (RFC 8032): a public key that verifies, and a signing key in a private file."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ ROLES = ("receipts", "log", "auditor", "operator", "publisher", "witness")
 
 
 class PublicKey:
-    """An Ed25519 public key; `raw` is its 32 bytes. `scope` is what it is trusted for, and no part of its identity.
-
-    Base64 in documents.
+    """An Ed25519 public key; `raw` is its 32 bytes, base64 in documents. `scope` limits the trust in it, and is no part
+    of its identity.
     """
 
     __slots__ = ("raw", "scope")
@@ -48,7 +47,7 @@ class PublicKey:
         self.raw, self.scope = raw, scope
 
     def scoped(self, scope: KeyScope) -> PublicKey:
-        """The same key, trusted for this."""
+        """A copy of this key with another scope."""
         return PublicKey(self.raw, scope)
 
     def __eq__(self, other: object) -> bool:
@@ -66,10 +65,9 @@ class PublicKey:
         return _key_id(self.raw)
 
     def verify(self, message: bytes, signature: bytes) -> None:
-        """Raises SignatureError unless `signature` is this key's over `message`.
-
-        By libsodium, which takes half of OpenSSL's time and lets other threads run. All verification is here: it is
-        stricter than RFC 8032 asks (keys and commitments of small order never hold), and two libraries would disagree.
+        """Raises SignatureError unless `signature` is by this key over `message`.  Uses libsodium, which takes half of
+        OpenSSL's time and lets other threads run. It is stricter than RFC 8032 (keys and commitments of small order
+        never verify) and is used for all verification, because two libraries would disagree.
         """
         try:
             if len(signature) != SIGNATURE_BYTES:
@@ -105,7 +103,7 @@ class PublicKey:
 
 
 class SigningKey:
-    """An Ed25519 private key that signs for one role. Never printed; leaves memory only as its own file."""
+    """An Ed25519 private key that signs for one role. Never printed; written to its own file alone."""
 
     __slots__ = ("_private", "public", "role")
 
@@ -121,17 +119,10 @@ class SigningKey:
         return cls(Ed25519PrivateKey.generate(), role)
 
     @classmethod
-    def from_seed(cls, seed: bytes, role: str) -> SigningKey:
-        """The key of a 32-byte RFC 8032 seed; for vectors and tests."""
-        return cls(Ed25519PrivateKey.from_private_bytes(seed), role)
-
-    @classmethod
     def load_or_create(cls, path: Path, role: str, passphrase: bytes | None = None) -> SigningKey:
         """The key in the PKCS#8 PEM file at `path`, created there (mode 0600, its folder 0700) if it is missing,
-        encrypted with `passphrase` where there is one.
-
-        Processes that start at once end up with one and the same key. A crash while creating leaves no file or a whole
-        one. Raises KeyFileError where the file is malformed, or readable by group or others.
+        encrypted if there is a `passphrase`. Processes that start at the same time get the same key. A crash leaves no
+        file or a complete file. Raises KeyFileError if the file is malformed, or readable by group or others.
         """
         if not path.exists():
             created = cls.generate(role)
@@ -141,9 +132,8 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path, role: str, passphrase: bytes | None = None) -> SigningKey:
-        """The key in the PKCS#8 PEM file at `path`, which is encrypted exactly where there is a passphrase.
-
-        Raises KeyFileError.
+        """The key in the PKCS#8 PEM file at `path`, which is encrypted if and only if there is a passphrase. Raises
+        KeyFileError.
         """
         try:
             with path.open("rb") as file:
@@ -166,11 +156,11 @@ class SigningKey:
         return self.public.key_id
 
     def sign(self, message: bytes) -> bytes:
-        """64 bytes; the same for the same message (RFC 8032 signatures are deterministic)."""
+        """The signature, 64 bytes; deterministic (RFC 8032)."""
         return self._private.sign(message)
 
     def publish(self, directory: Path) -> Path:
-        """Write the public key into a directory that TrustedKeys.load reads. Doing it again changes nothing."""
+        """Write the public key into a directory that TrustedKeys.load reads. Repeating it changes nothing."""
         return publish_key(self.public.to_pem(), self.key_id, self.role, directory)
 
     def __repr__(self) -> str:
@@ -178,7 +168,7 @@ class SigningKey:
 
 
 def _encryption(passphrase: bytes | None) -> KeySerializationEncryption:
-    """PKCS#8 stretches a passphrase by 2,048 rounds only, so that it has to be long by itself. Raises KeyFileError."""
+    """Raises KeyFileError for a short passphrase: PKCS#8 stretches it by 2,048 rounds only, so it has to be long."""
     if passphrase is None:
         return NoEncryption()
     if len(passphrase) < _SHORTEST_PASSPHRASE:

@@ -1,4 +1,4 @@
-"""DSSE v1 envelopes: signatures over exactly the payload bytes that travel, and over the type that names their format.
+"""DSSE v1 envelopes: signatures over exactly the transmitted payload bytes, and over the type that names their format.
 
 Follows the DSSE protocol 1.0.0 (pre-authentication encoding, either base64 alphabet accepted, key ids are hints) and
 its JSON envelope 0.1.0.
@@ -24,7 +24,7 @@ _TO_STANDARD_ALPHABET = str.maketrans("-_", "+/")
 
 
 class Signature(Part, frozen=True):
-    """One signature and the hint by which key; the hint is "" where the signer gave none."""
+    """One signature and the hint of its key's id; the hint is "" if the signer gave none."""
 
     key_id: Annotated[str, Meta(max_length=256)] = field(name="keyid", default="")
     signature: bytes = field(name="sig", default_factory=lambda: b"")
@@ -47,12 +47,12 @@ class Envelope(Part, frozen=True):
 
     @classmethod
     def from_document(cls, document: object, path: str = "") -> Envelope:
-        """Read the parsed JSON object of an envelope; `path` is where it stands in its document. Raises FormatError."""
+        """Read the parsed JSON object of an envelope; `path` is its place in the document. Raises FormatError."""
         return super().from_document(_in_one_spelling(document), path)
 
 
 def read_envelope(data: bytes) -> tuple[Envelope, bytes]:
-    """The envelope that `Envelope.from_bytes` reads, and its canonical bytes: `data` where it is canonical."""
+    """The envelope that `Envelope.from_bytes` reads, and its canonical bytes (`data` itself if it is canonical)."""
     plain = read_plain(Envelope, data)
     if plain is not None:
         return plain, data
@@ -75,8 +75,7 @@ def sign(payload: bytes, payload_type: str, key: Signer) -> Envelope:
 def verify(envelope: Envelope, trusted: TrustedKeys, role: str, threshold: int = 1) -> bytes:
     """The payload, if at least `threshold` different keys trusted for `role` signed it. Raises SignatureError.
 
-    Other signatures are skipped over, as DSSE asks ("Multi-signature Verification").
-    """
+    Other signatures are ignored, as DSSE requires ("Multi-signature Verification")."""
     signers = verified_signers(envelope, trusted.keys(role))
     if len(signers) < threshold:
         raise SignatureError(f"{len(signers)} of {threshold} needed signatures are by keys trusted for role {role}")
@@ -84,7 +83,7 @@ def verify(envelope: Envelope, trusted: TrustedKeys, role: str, threshold: int =
 
 
 def verified_signers(envelope: Envelope, keys: Iterable[PublicKey]) -> frozenset[PublicKey]:
-    """The keys among `keys` that have signed the envelope. Key ids are hints that anybody can write: not looked at."""
+    """The keys among `keys` that have signed the envelope. Key ids are ignored: they are unsigned hints."""
     message = pae(envelope.payload_type, envelope.payload)
     return frozenset(
         key for key in keys if any(_holds(key, message, signature.signature) for signature in envelope.signatures)

@@ -1,7 +1,7 @@
-"""The scope of a trusted key of role receipts: the bases, profiles and tenants that it may speak for.
+"""The scope of a trusted key of role receipts: the bases, profiles and tenants that it may sign for.
 
-Lines above the key in its file (`receipts-….pub`), each with one value; a name may be repeated, and one that is not
-there bounds nothing:
+Lines above the key in its file (`receipts-….pub`), each with one value; a name may be repeated, and a missing name
+limits nothing:
 
     tenant: acme
     base_cid: cidv1:sha256:…
@@ -20,21 +20,21 @@ _BEGIN = b"-----BEGIN "
 
 @dataclass(frozen=True, slots=True)
 class KeyScope:
-    """What a key may sign for; empty where everything is allowed. The members are called as in receipts."""
+    """The values that a key may sign for; an empty tuple allows all. Members have the names of receipts' members."""
 
     base_cid: tuple[str, ...] = ()
     profile_cid: tuple[str, ...] = ()
     tenant: tuple[str, ...] = ()
 
     def check(self, document: object) -> None:
-        """Raises SignatureError where a document, a receipt or a promise, is about something else, or says nothing."""
+        """Raises SignatureError if a receipt or a promise has another value, or none."""
         for name, allowed in self.to_document().items():
-            said = getattr(document, name, None)
-            if said not in allowed:
-                raise SignatureError(f"the key that signed it is trusted for another {name} than {said}")
+            value = getattr(document, name, None)
+            if value not in allowed:
+                raise SignatureError(f"the key that signed it is trusted for another {name} than {value}")
 
     def to_document(self) -> dict[str, list[str]]:
-        """The members that bound something."""
+        """The members with values."""
         named: dict[str, Any] = {each.name: list(getattr(self, each.name)) for each in fields(self)}
         return {name: values for name, values in named.items() if values}
 
@@ -44,7 +44,7 @@ class KeyScope:
 
     @classmethod
     def of(cls, **named: list[str] | None) -> Self:
-        """Values in the order of their text, each once. Raises FormatError for one that a file cannot hold."""
+        """A scope of sorted values without repetitions. Raises FormatError for a value that a file cannot hold."""
         for name, values in named.items():
             if any(not value.isprintable() or value != value.strip() or not value for value in values or ()):
                 raise FormatError(name, "expected text without line breaks, and without spaces around it")
@@ -52,7 +52,7 @@ class KeyScope:
 
     @classmethod
     def from_file(cls, data: bytes) -> tuple[Self, bytes]:
-        """The scope of a key's file, and the key's PEM. Raises FormatError for a line that says something else."""
+        """The scope of a key's file, and the key's PEM. Raises FormatError for any other line."""
         head, begin, rest = data.partition(_BEGIN)
         named: dict[str, list[str]] = {each.name: [] for each in fields(cls)}
         for line in head.decode("utf-8", "replace").splitlines():

@@ -16,7 +16,7 @@ from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
 
 MAX_NOTE_BYTES = 128 * 1024
-"""Room for the 16 signatures that a verifier must accept, at 5 kB each for post-quantum ones, and to spare."""
+"""Room for the 16 signatures that a verifier must accept, at 5 kB each for post-quantum signatures, and to spare."""
 
 ED25519 = 0x01
 """Signature type: Ed25519 over the note's text ("Signature types" section)."""
@@ -30,7 +30,7 @@ _FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f]")
 
 @dataclass(frozen=True, slots=True)
 class NoteSignature:
-    """A signature line: who claims to have signed (name and 4-byte key id together name the key) and the signature."""
+    """A signature line: the claimed key (its name and 4-byte key id) and the signature."""
 
     name: str
     key_id: bytes
@@ -80,8 +80,8 @@ def sign_note(text: str, name: str, key: Signer) -> Note:
 def verify_note(note: Note, name: str, keys: Iterable[PublicKey]) -> str:
     """The text, if one of `keys` signed it under `name`. Raises SignatureError.
 
-    "Signatures" section: lines by unknown keys are ignored; a line by a known key that does not
-    verify condemns the note.
+    "Signatures" section: lines by unknown keys are ignored; a line by a known key that does not verify invalidates the
+    note.
     """
     known = {note_key_id(name, key): key for key in keys}
     signers = 0
@@ -102,7 +102,7 @@ def note_key_id(name: str, key: PublicKey, kind: int = ED25519) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
-    """A named key for one type of signature, as note tools pass it around ("vkey", "Verifier keys" section)."""
+    """A named key for one type of signature, in the form of note tools ("vkey", "Verifier keys" section)."""
 
     name: str
     key: PublicKey
@@ -118,7 +118,9 @@ class VerifierKey:
 
     @classmethod
     def from_text(cls, text: str, field: str = "vkey") -> VerifierKey:
-        """Read a vkey with an Ed25519 key of either type. Raises FormatError, also where the key id is another's."""
+        """Read a vkey with an Ed25519 key of either type. Raises FormatError, also if the key id belongs to another
+        key.
+        """
         name, _, rest = text.partition("+")
         key_id, plus, encoded = rest.partition("+")
         if not plus:

@@ -2,8 +2,7 @@
 
     pkcs11:token=kolm;object=log?module-path=/usr/lib/softhsm/libsofthsm2.so
 
-The private key never leaves the device. It is made there beforehand, with its public key under the same label.
-"""
+The private key never leaves the device. It was made there before, with its public key under the same label."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _PROBE = b"kolm: does this device sign with the key that it shows?"
 
 @dataclass(frozen=True, slots=True)
 class Pkcs11Uri:
-    """The parts of a URI that are read. `object` is the label of both keys."""
+    """The parts of a URI. `object` is the label of both keys."""
 
     module: str
     token: str
@@ -50,7 +49,9 @@ class Pkcs11Uri:
 
 
 class Pkcs11Signer:
-    """One session, one signature at a time. A session that breaks is opened again at the next signature."""
+    """`signer.Signer` on a device, with one session and one signature at a time. The next signature after a failure
+    opens a new session.
+    """
 
     def __init__(self, uri: Pkcs11Uri, role: str, pin: str) -> None:
         if role not in ROLES:
@@ -64,17 +65,17 @@ class Pkcs11Signer:
 
     @classmethod
     def open(cls, uri: str, role: str, pin: bytes | None) -> Pkcs11Signer:
-        """Raises KeyFileError where library, token, PIN or keys are not there, or do not belong together."""
+        """Raises KeyFileError if library, token, PIN or keys are missing or do not belong together."""
         parsed = Pkcs11Uri.parse(uri)
         if pin is None:
-            raise KeyFileError(f"{uri}: a token wants its PIN; name a file with it (--key-passphrase-file)")
+            raise KeyFileError(f"{uri}: a token needs its PIN; name a file with it (--key-passphrase-file)")
         try:
             signer = cls(parsed, role, pin.decode("utf-8"))
             signer.public.verify(_PROBE, signer.sign(_PROBE))
         except (pkcs11.PKCS11Error, SignerUnavailable, UnicodeDecodeError) as error:
-            raise KeyFileError(f"cannot use the {role} key {uri}: {_said(error)}") from error
+            raise KeyFileError(f"cannot use the {role} key {uri}: {_device_error(error)}") from error
         except SignatureError:
-            raise KeyFileError(f"{uri}: the device signs with another key than the public one of this label") from None
+            raise KeyFileError(f"{uri}: the device signs with another key than the public key of this label") from None
         return signer
 
     @property
@@ -89,7 +90,9 @@ class Pkcs11Signer:
                 return bytes(self._private.sign(message, mechanism=Mechanism.EDDSA))
             except pkcs11.PKCS11Error as error:
                 self._private = None
-                raise SignerUnavailable(f"the device with the {self.role} key does not sign: {_said(error)}") from error
+                raise SignerUnavailable(
+                    f"the device with the {self.role} key does not sign: {_device_error(error)}"
+                ) from error
 
     def publish(self, directory: Path) -> Path:
         return publish_key(self.public.to_pem(), self.key_id, self.role, directory)
@@ -102,7 +105,7 @@ class Pkcs11Signer:
         token = pkcs11.lib(self._uri.module).get_token(token_label=self._uri.token)
         try:
             session = token.open(user_pin=self._pin)
-        except pkcs11.UserAlreadyLoggedIn:  # by another signer of this process: the login is the process's
+        except pkcs11.UserAlreadyLoggedIn:  # by another signer of this process: a login is valid for the whole process
             session = token.open()
         public = session.get_key(object_class=ObjectClass.PUBLIC_KEY, label=self._uri.object)
         self._private = session.get_key(object_class=ObjectClass.PRIVATE_KEY, label=self._uri.object)
@@ -115,8 +118,8 @@ class Pkcs11Signer:
     def _check_same(self, found: PublicKey) -> None:
         if found != self.public:
             self._private = None
-            raise SignerUnavailable(f"the device holds {found.key_id} now, where {self.key_id} was")
+            raise SignerUnavailable(f"the device holds {found.key_id} now, and held {self.key_id} before")
 
 
-def _said(error: Exception) -> str:
+def _device_error(error: Exception) -> str:
     return f"{type(error).__name__}{f': {error}' if str(error) else ''}"

@@ -1,4 +1,4 @@
-"""Signers: Ed25519 private keys, wherever they lie. A PEM file, perhaps encrypted, or a device behind PKCS#11."""
+"""Signers: Ed25519 private keys in a PEM file, which may be encrypted, or in a PKCS#11 device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _URI = "pkcs11:"
 
 
 class Signer(Protocol):
-    """A private key that signs for one role. It is never shown; safe between threads."""
+    """A private key that signs for one role. It is never shown. Thread-safe."""
 
     @property
     def role(self) -> str: ...
@@ -26,41 +26,40 @@ class Signer(Protocol):
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """64 bytes, Ed25519 (RFC 8032): the same for the same message.
-
-        Raises SignerUnavailable where the key cannot be reached now: nothing was signed, and a later attempt may.
+        """The signature, 64 bytes of Ed25519 (RFC 8032); deterministic. Raises SignerUnavailable if the key cannot be
+        reached now; a later attempt may succeed.
         """
         ...
 
     def publish(self, directory: Path) -> Path:
-        """Write the public key into a directory that TrustedKeys.load reads. Doing it again changes nothing."""
+        """Write the public key into a directory that TrustedKeys.load reads. Repeating it changes nothing."""
         ...
 
 
 def open_signer(key: Path, role: str, passphrase_file: Path | None = None, *, create: bool = False) -> Signer:
     """The key in the file `key`, or in the device that it names as a PKCS#11 URI (RFC 7512).
 
-    `passphrase_file` holds the passphrase of the file, or the PIN of the device. With `create`, a file that is not
-    there is made, encrypted where there is a passphrase; a device's key has to exist. Raises KeyFileError.
+    `passphrase_file` holds the passphrase of the file, or the PIN of the device. With `create`, a missing file is made,
+    encrypted if there is a passphrase; a device's key has to exist. Raises KeyFileError.
     """
     passphrase = None if passphrase_file is None else read_passphrase(passphrase_file)
     if is_device(key):
         try:
             from ledger.keys.pkcs11_signer import Pkcs11Signer
         except ModuleNotFoundError:
-            raise KeyFileError(f"{key}: a device's key takes python-pkcs11, of the extra pkcs11") from None
+            raise KeyFileError(f"{key}: a key in a device needs python-pkcs11, from the extra pkcs11") from None
         return Pkcs11Signer.open(str(key), role, passphrase)
     load = SigningKey.load_or_create if create else SigningKey.load
     return load(key, role, passphrase)
 
 
 def is_device(key: Path) -> bool:
-    """Whether it is the URI of a key in a device. A path keeps such a text as it is."""
+    """Whether `key` is the URI of a key in a device, which a Path leaves unchanged."""
     return str(key).startswith(_URI)
 
 
 def read_passphrase(path: Path) -> bytes:
-    """The first line of a file. Raises KeyFileError where it cannot be read or is empty."""
+    """The first line of a file. Raises KeyFileError if it cannot be read or is empty."""
     try:
         line = path.read_bytes().split(b"\n", 1)[0].removesuffix(b"\r")
     except OSError as error:

@@ -1,13 +1,13 @@
 """The public keys that a verifier trusts for each role, and how many operators have to sign a resume.
 
-`operator.threshold` beside the trusted keys says how many:
+The file `operator.threshold` among the trusted keys has the number:
 
     # two of our three operators, since the third one joined
     1
     2 from 5120
 
-A line is a number, and the index that it holds from (0 where none is given): a resume under an older rule stays valid.
-Without the file, one signature is enough.
+A line is a number, and the index from which it is valid (default 0): a resume under an older rule stays valid. Without
+the file, one signature is enough.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ MOST_SIGNATURES = 16
 _LINE = re.compile(r"([0-9]{1,2})(?: from ([0-9]{1,15}))?")
 
 RETIRED = "retired"
-"""Folder among the trusted keys for those that another key has replaced."""
+"""Folder of replaced keys, within the folder of trusted keys."""
 
 SCOPED = ("receipts",)
-"""The roles whose keys may be trusted for a part alone: receipts and promises say what they are about."""
+"""The roles whose keys may have a scope: receipts and promises name their base, profile and tenant."""
 
 
 class Threshold(Protocol):
-    """How many signatures are needed, index by index."""
+    """The number of signatures that a resume needs, by its index."""
 
     def at(self, index: int | None) -> int:
-        """The threshold for the entry at `index`; None is the next one to be written."""
+        """The threshold for the entry at `index`; None is the next entry."""
         ...
 
 
@@ -52,12 +52,12 @@ class FixedThreshold:
     steps: tuple[tuple[int, int], ...] = ((0, 1),)
 
     def at(self, index: int | None) -> int:
-        """Keeps the contract of Threshold."""
+        """`Threshold` by steps."""
         return next(needed for start, needed in reversed(self.steps) if index is None or start <= index)
 
     @classmethod
     def load(cls, directory: Path) -> FixedThreshold:
-        """The threshold in the directory's file; one signature where there is no file. Raises KeyFileError."""
+        """The threshold in the directory's file; one signature if there is no file. Raises KeyFileError."""
         path = directory / FILE_NAME
         try:
             text = path.read_text(encoding="utf-8")
@@ -86,9 +86,8 @@ def _step(line: str, path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """The public keys that a verifier accepts for each role, and the operators who have to sign a resume.
-
-    Trust comes from here alone, never from the bytes that are verified.
+    """The public keys that a verifier accepts for each role, and the number of operators who have to sign a resume.
+    Trust never comes from the verified bytes.
     """
 
     by_role: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
@@ -96,15 +95,14 @@ class TrustedKeys:
 
     @classmethod
     def of(cls, *keys: Signer) -> TrustedKeys:
-        """Trust the public halves of `keys`, each for its own role."""
+        """Trust the public keys of `keys`, each for its own role."""
         return cls({role: tuple(key.public for key in keys if key.role == role) for role in ROLES})
 
     @classmethod
     def load(cls, directory: Path, *, retired: bool = True) -> TrustedKeys:
         """The keys in a directory's `<role>.pub` and `<role>-*.pub` files, and its threshold. Raises KeyFileError.
 
-        With `retired`, those in its folder `retired` too: they sign nothing new, but have signed old entries.
-        """
+        With `retired`, also the keys in its folder `retired`, which have signed old entries."""
         folders = [directory, directory / RETIRED] if retired and (directory / RETIRED).is_dir() else [directory]
         try:
             keys = {role: tuple(_load_all(folders, role)) for role in ROLES}
@@ -113,7 +111,9 @@ class TrustedKeys:
         return cls(keys, FixedThreshold.load(directory))
 
     def now(self) -> TrustedKeys:
-        """The keys as they are now, the same object until they change; those of a directory look at it."""
+        """The keys that are trusted now, the same object until they change; `TrustedDirectory` reads its directory
+        again.
+        """
         look: Callable[[], TrustedKeys] | None = getattr(self.by_role, "now", None)
         return self if look is None else look()
 
@@ -121,7 +121,7 @@ class TrustedKeys:
         return self.by_role.get(role, ())
 
     def scopes(self, role: str) -> dict[str, dict[str, list[str]]]:
-        """What the keys that may sign for a part alone are trusted for, by key id."""
+        """Scopes of restricted keys, by key id."""
         return {key.key_id: key.scope.to_document() for key in self.keys(role) if key.scope != EVERYTHING}
 
     def find(self, role: str, key_id: str) -> PublicKey | None:
@@ -137,7 +137,7 @@ def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:
                 f"{path}: expected no scope above a key of role {role}: {', '.join(SCOPED)} keys have one"
             )
         if found.setdefault(key, key).scope != key.scope:
-            raise KeyFileError(f"{path}: the same key stands in another file there with another scope; remove one")
+            raise KeyFileError(f"{path}: another file there has the same key with another scope; remove one")
     return found
 
 

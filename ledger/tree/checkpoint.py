@@ -53,7 +53,7 @@ def sign_checkpoint(checkpoint: Checkpoint, key: Signer) -> bytes:
 
 
 def open_checkpoint(data: bytes, keys: Iterable[PublicKey], origin: str | None = None) -> Checkpoint:
-    """The checkpoint in a signed note, if one of `keys` signed it and it is of `origin` (of any log where None).
+    """The checkpoint in a signed note, if one of `keys` signed it and its log is `origin` (None: any log).
 
     Raises FormatError, SignatureError.
     """

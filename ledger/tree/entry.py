@@ -1,8 +1,8 @@
-"""The entry of the log: its bytes (format 2), and the running hash of a log that is read from its start.
+"""The entry of the log: its bytes (format 2), and the running hash over a log.
 
 Entry bytes are the canonical JSON of `{"envelope", "index"}`. The Merkle tree over them proves their order and is the
-only proof structure. The running hash proves nothing beside it: it is for fsck, for people who compare two copies, and
-for a reader with nothing but SQL.
+only proof structure. The running hash proves nothing more: it serves fsck, the comparison of two copies, and readers
+who only have SQL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Entry(Part, frozen=True):
     envelope: Envelope
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes. Raises FormatError where they exceed MAX_ENTRY_BYTES."""
+        """The canonical bytes. Raises FormatError if they exceed MAX_ENTRY_BYTES."""
         return entry_bytes(self.index, self.envelope.to_bytes())
 
     @classmethod
@@ -43,7 +43,7 @@ class Entry(Part, frozen=True):
 
 
 def entry_bytes(index: int, envelope: bytes) -> bytes:
-    """`Entry.to_bytes` from the canonical bytes of the envelope, which stand in the entry as they are."""
+    """`Entry.to_bytes` from the canonical bytes of the envelope, which are a part of the entry's bytes."""
     data = b'{"envelope":%b,"index":%d}' % (envelope, index)
     if len(data) > MAX_ENTRY_BYTES:
         raise FormatError("envelope", f"makes an entry of {len(data)} bytes, at most {MAX_ENTRY_BYTES} fit")
@@ -51,5 +51,5 @@ def entry_bytes(index: int, envelope: bytes) -> bytes:
 
 
 def chained(before: bytes, leaf: bytes) -> bytes:
-    """The running hash after an entry: SHA-256 of the one before it and the entry's leaf hash."""
+    """The running hash after an entry: SHA-256 of the previous running hash and the entry's leaf hash."""
     return hashlib.sha256(before + leaf).digest()

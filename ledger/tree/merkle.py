@@ -30,23 +30,23 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class HashReader(Protocol):
-    """Where the hashes of complete subtrees come from (tiles in a database, a list in a test)."""
+    """A source of the hashes of complete subtrees (tiles in a database, a list in a test)."""
 
     def subtree(self, level: int, number: int) -> bytes:
-        """The 32-byte hash of a complete subtree. Raises NotFound where the tree does not reach that far."""
+        """The 32-byte hash of a complete subtree. Raises NotFound if the tree is too small."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The state that appending needs: the hashes of the complete subtrees of `size` leaves, largest first."""
+    """The state for appending: the hashes of the complete subtrees of `size` leaves, largest first."""
 
     size: int = 0
     hashes: tuple[bytes, ...] = ()
 
     @classmethod
     def at(cls, size: int, reader: HashReader) -> Frontier:
-        """The frontier of the first `size` leaves, read from a tree that holds at least those."""
+        """The frontier of the first `size` leaves, read from a tree of at least `size` leaves."""
         return cls(size, tuple(reader.subtree(level, number) for level, number in _cover(0, size)))
 
     def append(self, leaf: bytes) -> Frontier:
@@ -73,7 +73,7 @@ class Frontier:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Frontier:
-        """Reads the output of `to_document`, unchecked."""
+        """Read the output of `to_document`, unchecked."""
         return cls(document["size"], tuple(bytes.fromhex(each) for each in document["hashes"]))
 
 
@@ -85,8 +85,7 @@ def tree_root(size: int, reader: HashReader) -> bytes:
 def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, ...]:
     """PATH(index, D[0:size]), RFC 6962 §2.1.1: the siblings from the leaf up. Reads O(log size) subtrees.
 
-    Raises ProofError where `index` is not below `size`, NotFound where the reader does not hold `size` leaves.
-    """
+    Raises ProofError if `index` is not below `size`, NotFound if the reader does not hold `size` leaves."""
     return inclusion_proofs((index,), size, reader)[0]
 
 
@@ -97,7 +96,7 @@ def inclusion_proofs(indexes: Sequence[int], size: int, reader: HashReader) -> l
         if not 0 <= index < size:
             raise ProofError(f"entry {index} is not in a tree of {size} entries")
     proofs: dict[int, tuple[bytes, ...]] = {}
-    # Nodes of the recursion with wanted leaves below them: [start, end), which of `wanted` those are, siblings so far.
+    # Nodes of the recursion with wanted leaves below them: [start, end), their range in `wanted`, siblings so far.
     nodes: list[tuple[int, int, int, int, tuple[bytes, ...]]] = [(0, size, 0, len(wanted), ())] if wanted else []
     while nodes:
         start, end, low, high, proof = nodes.pop()
@@ -114,9 +113,8 @@ def inclusion_proofs(indexes: Sequence[int], size: int, reader: HashReader) -> l
 
 
 def consistency_proof(old: int, new: int, reader: HashReader) -> tuple[bytes, ...]:
-    """PROOF(old, D[0:new]), RFC 6962 §2.1.2; empty where `old` is 0 or `new`.
-
-    Raises ProofError where `old` exceeds `new`, NotFound where the reader does not hold `new` leaves.
+    """PROOF(old, D[0:new]), RFC 6962 §2.1.2; empty if `old` is 0 or `new`. Raises ProofError if `old` exceeds `new`,
+    NotFound if the reader does not hold `new` leaves.
     """
     if not 0 <= old <= new:
         raise ProofError(f"a tree of {new} entries cannot contain one of {old}")
@@ -144,7 +142,7 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
 
 
 def proven_root(leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes:
-    """The root that an inclusion proof leads to. Raises ProofError for one of another length.
+    """The root that an inclusion proof leads to. Raises ProofError for a proof of another length.
 
     RFC 9162 §2.1.3.2, for the same tree as RFC 6962.
     """
@@ -169,8 +167,7 @@ def proven_root(leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> b
 def verify_consistency(old: int, new: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> None:
     """Raises ProofError unless `proof` shows that the tree of `new` leaves only appended to the tree of `old` leaves.
 
-    RFC 9162 §2.1.4.2; an empty old tree is a prefix of everything, and equal sizes need equal roots.
-    """
+    RFC 9162 §2.1.4.2; an empty old tree is a prefix of every tree, and equal sizes need equal roots."""
     if not 0 <= old <= new:
         raise ProofError(f"a tree of {new} entries cannot contain one of {old}")
     if old in (0, new):

@@ -1,8 +1,8 @@
 """One proof for many leaves of an RFC 6962 tree, and the proof that nothing in an index range was left out. Pure.
 
 The tree is walked from the root, left before right. A subtree without a wanted leaf is named by its hash and not
-entered; a wanted leaf is not named: the verifier has it. So the proof holds each hash that is needed once, and none
-that can be computed: for m neighbours O(m + log size) work and O(log size) hashes, for the whole tree none.
+entered; a wanted leaf is not named: the verifier has it. So the proof holds each needed hash once, and no hash that can
+be computed: for m neighbours O(m + log size) work and O(log size) hashes, for the whole tree none.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from ledger.tree.merkle import EMPTY_ROOT, Frontier, HashReader, node_hash, rang
 
 
 def multi_proof(indexes: Iterable[int], size: int, reader: HashReader) -> tuple[bytes, ...]:
-    """The hashes that, with the leaves at `indexes`, make the root of the first `size` leaves. Empty for no indexes.
+    """The hashes that lead from the leaves at `indexes` to the root of the first `size` leaves. Empty for no indexes.
 
-    Raises ProofError where an index is not below `size`, NotFound where the reader does not hold `size` leaves.
-    """
+    Raises ProofError if an index is not below `size`, NotFound if the reader does not hold `size` leaves."""
     return _prove(sorted(set(indexes)), size, reader)
 
 
@@ -30,9 +29,7 @@ def range_proof(start: int, end: int, size: int, reader: HashReader) -> tuple[by
 def verify_multi_proof(leaves: Mapping[int, bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
     """Raises ProofError unless the tree of `size` leaves under `root` has these leaf hashes at these indexes.
 
-    Says nothing about other indexes. With no leaves there is nothing to prove, and only the empty proof holds; of a
-    tree without any, the root is known.
-    """
+    Other indexes are not proven. Without leaves only the empty proof is valid; the root of an empty tree is known."""
     if size == 0 and root != EMPTY_ROOT:
         raise ProofError("the tree of no entries has another root")
     indexes = sorted(leaves)
@@ -57,7 +54,7 @@ def _prove(indexes: Sequence[int], size: int, reader: HashReader) -> tuple[bytes
 
 
 def _unentered(indexes: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The subtrees of [start, end), left before right, that hold none of `indexes`, which lie in [start, end)."""
+    """The subtrees of [start, end), left before right, without any of `indexes`, all within [start, end)."""
     if not indexes:
         yield start, end
     elif len(indexes) < end - start:
@@ -76,21 +73,20 @@ def _verify(indexes: Sequence[int], leaves: Iterable[bytes], size: int, root: by
 
 
 class GrowingTree:
-    """A tree whose leaves come by rising index, kept as the hashes of its complete subtrees: memory does not grow.
-
-    The next hashes of a multi-proof stand for the leaves that are left out.
+    """A tree whose leaves are added by rising index, kept as the hashes of its complete subtrees, so that memory does
+    not grow. The hashes of a multi-proof replace the missing leaves.
     """
 
     def __init__(self, before: Frontier | None = None, proof: Iterable[bytes] = ()) -> None:
-        """Grows from the tree of `before`, whose leaves do not come again."""
+        """Begin with the tree of `before`, whose leaves are not added again."""
         self.size = 0 if before is None else before.size
-        """The leaves up to the last one that came."""
+        """The leaves up to the last added leaf."""
         self._hashes = [] if before is None else list(before.hashes)
         self._proof = iter(proof)
         self._too_short = False
 
     def add(self, index: int, node: bytes, level: int = 0) -> None:
-        """The hash of the leaf at `index`, or of the complete subtree of 2^`level` leaves that begins there."""
+        """Add the hash of the leaf at `index`, or of the complete subtree of 2^`level` leaves that begins there."""
         while self.size < index:
             self._push(self._next(), min(_alignment(self.size), (index - self.size).bit_length() - 1))
         self._push(node, level)
@@ -103,7 +99,7 @@ class GrowingTree:
 
     def check(self, size: int, root: bytes) -> None:
         """Raises ProofError unless the leaves and the whole proof lead to this root of `size` leaves; without a leaf,
-        for any proof. Nothing can be added after it.
+        for any proof. No leaf can be added after it.
         """
         some = self.size > 0
         while some and self.size < size:

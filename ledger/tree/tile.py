@@ -31,17 +31,16 @@ class Tile:
 
 
 class TileReader(Protocol):
-    """Where tiles are kept."""
+    """A source of tiles."""
 
     def tile(self, level: int, number: int) -> bytes:
-        """The hashes of a tile, as many as it has by now. Raises NotFound if it is missing, StoreError."""
+        """The hashes that a tile has now. Raises NotFound if it is missing, StoreError."""
         ...
 
 
 class TileHashes:
-    """A HashReader over tiles. Keeps what it has read and computed: hashes of complete subtrees never change.
-
-    Safe to share between threads (a race at worst computes a hash twice).
+    """A HashReader over tiles. Caches hashes, because those of complete subtrees never change. Thread-safe (a race at
+    worst computes a hash twice).
     """
 
     def __init__(self, tiles: TileReader) -> None:
@@ -50,7 +49,7 @@ class TileHashes:
         self._nodes: dict[tuple[int, int], bytes] = {}
 
     def subtree(self, level: int, number: int) -> bytes:
-        """The hash of a complete subtree. Raises NotFound where the tree does not reach that far."""
+        """The hash of a complete subtree. Raises NotFound if the tree is too small."""
         tile_level, height = divmod(level, TILE_HEIGHT)
         if height == 0:
             return self._stored(tile_level, number)
@@ -74,14 +73,14 @@ class TileHashes:
 
 @dataclass(frozen=True, slots=True)
 class TileEdge:
-    """The partial tile at the right edge of each level; appending tiles needs no others. Immutable."""
+    """The partial tile at the right edge of each level; appending needs no other tiles. Immutable."""
 
     size: int = 0
     partial: tuple[bytes, ...] = ()
 
     @classmethod
     def at(cls, size: int, tiles: TileReader) -> TileEdge:
-        """The edge of a tree of `size` leaves that `tiles` holds. Raises NotFound where it does not."""
+        """The edge of a tree of `size` leaves. Raises NotFound if `tiles` does not hold it."""
         partial = []
         level = 0
         while size >> (TILE_HEIGHT * level):
@@ -94,7 +93,7 @@ class TileEdge:
         return cls(size, tuple(partial))
 
     def append(self, leaves: Iterable[bytes]) -> tuple[TileEdge, tuple[Tile, ...]]:
-        """The edge after more leaf hashes, and the tiles that are new or have grown."""
+        """The edge after more leaf hashes, and the new and changed tiles."""
         size, partial = self.size, [bytearray(hashes) for hashes in self.partial]
         written: dict[tuple[int, int], Tile] = {}
         for leaf in leaves:
@@ -117,7 +116,7 @@ class TileEdge:
 
 
 def tile_width(size: int, level: int, number: int) -> int:
-    """How many hashes a tile of a tree of `size` leaves holds; 0 where the tree has no such tile."""
+    """The number of hashes in a tile of a tree of `size` leaves; 0 if the tree has no such tile."""
     return max(0, min(TILE_WIDTH, (size >> (TILE_HEIGHT * level)) - TILE_WIDTH * number))
 
 

@@ -1,7 +1,7 @@
 """`tlog-proof` files: one entry's place in a log, its inclusion proof and a signed checkpoint, in a text of lines.
 
-Follows c2sp.org/tlog-proof v1. Ours carry the entry's bytes as extra data, so that one file is enough; they are no more
-trusted than the rest.
+Follows c2sp.org/tlog-proof v1. kolm's files have the entry's bytes as extra data, so that one file is enough; they are
+trusted no more than the rest.
 """
 
 from __future__ import annotations

@@ -23,11 +23,12 @@ from services.client import LedgerClient
 from services.client.errors import KolmError
 from tests.e2e.command import PATIENCE, ForkingSupervisor, Kolm, say, until
 from tests.fakes.tiny_model import make_tiny_model
+from tests.keys import seeded_key
 from tests.unit.ledger.builders import policy, receipt
 
 NOWHERE = "127.0.0.1:1"
 LONG_AFTER = "--as-of=2100-01-01"
-INTRUDER = SigningKey.from_seed(b"\x66" * 32, "auditor")
+INTRUDER = seeded_key(b"\x66" * 32, "auditor")
 """In the folder before the forked ledger starts: it believes the key."""
 
 
@@ -220,7 +221,7 @@ def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_wa
 
 
 def test_a_key_that_is_dropped_into_a_folder_is_refused_by_who_runs_and_is_no_reader_s_own(told: Told) -> None:
-    late = SigningKey.from_seed(b"\x67" * 32, "auditor")
+    late = seeded_key(b"\x67" * 32, "auditor")
     late.publish(told.folder / "fork/trusted")
     with pytest.raises(KolmError, match="trusted"):
         append(told.forked.addresses.ledger, policy(0.25), late, told.folder / "data")

@@ -31,6 +31,7 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileEdge, TileHashes
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
@@ -55,7 +56,7 @@ from tests.vectors.make_log import AGAIN, chain
 
 HERE = Path(__file__).parent / "bundles"
 COSIGNED_AT = 1_767_324_245  # 20 minutes after the first document
-WITNESS_KEYS = {name: SigningKey.from_seed(name.encode().ljust(32), "witness") for name in ("a", "b", "c")}
+WITNESS_KEYS = {name: seeded_key(name.encode().ljust(32), "witness") for name in ("a", "b", "c")}
 WITNESSES = {name: VerifierKey(f"{name}.example/w", key.public, COSIGNATURE) for name, key in WITNESS_KEYS.items()}
 POLICY = Policy(
     (PolicyLog(VerifierKey(ORIGIN, KEYS["log"].public)),),
@@ -63,7 +64,7 @@ POLICY = Policy(
     (PolicyGroup("two-of-three", 2, ("a", "b", "c")),),
     "two-of-three",
 )
-SUCCESSOR = SigningKey.from_seed(b"\x21" * 32, "receipts")
+SUCCESSOR = seeded_key(b"\x21" * 32, "receipts")
 MANIFEST = DraftHeadManifest(
     subject=BASE,
     config=HeadConfig(NamedFile.of("config.json", b"config")),

@@ -10,7 +10,6 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
-from ledger.keys.ed25519 import SigningKey
 from services.generation.engine import prefix_disk
 from services.generation.engine.prefix_disk import folder_of
 from services.generation.settings import GenerationSettings
@@ -19,6 +18,7 @@ from services.generation.target.blocks import BLOCK
 from services.runtime.process import CannotStart
 from services.runtime.settings import SettingsError
 from tests.integration.generation.deployment import Deployment, asking, until
+from tests.keys import seeded_key
 
 PROMPT = "What was asked before, asked again, and at some length: " + "yes, " * BLOCK
 
@@ -86,7 +86,7 @@ async def test_erased_content_leaves_the_folder_now_or_at_the_next_start(
         await until(so)
 
     async def erase(response: pb.GenerateResponse) -> None:
-        operator = SigningKey.from_seed(bytes([9]) * 32, "operator")
+        operator = seeded_key(bytes([9]) * 32, "operator")
         operator.publish(deployment.trusted)
         receipt = response.choices[0].receipt
         document = Erasure(receipt.receipt_id, receipt.ledger_index, "they asked for it", "2026-11-22T12:00:00.000Z")

@@ -26,6 +26,7 @@ from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount
 from tests.integration.ledger_service.test_appending import wire_content
+from tests.keys import seeded_key
 from tests.serving import serving
 from tests.unit.ledger.builders import ORIGIN, key_entry, receipt, receipt_id, signed, signed_receipt, verdict
 
@@ -282,7 +283,7 @@ def test_a_checkpoint_of_another_log_or_key_is_not_believed(
     liar, client = liar_and_client
     ledger = proving(client, settings)
     head = ledger.head()
-    stranger = sign_checkpoint(head, SigningKey.from_seed(b"\x09" * 32, "log"))
+    stranger = sign_checkpoint(head, seeded_key(b"\x09" * 32, "log"))
     elsewhere = sign_checkpoint(Checkpoint("elsewhere.example/log", head.size, head.root), log_key(settings))
     for note, error in ((stranger, SignatureError), (elsewhere, FormatError)):
         liar.lies["GetCheckpoint"] = lambda answer, note=note: setattr(answer, "checkpoint", note)

@@ -37,6 +37,7 @@ from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.registry.conftest import Serve
 from tests.integration.registry.pushing import NAME, PUBLISHER, envelope, publish, send
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, kscore, signed, withdrawal
 
@@ -232,7 +233,7 @@ def test_a_name_that_is_a_path_is_not_even_signed(registry: RegistryClient) -> N
 @pytest.fixture
 def rival(tmp_path: Path, deployment: Deployment) -> SigningKey:
     """A second publisher, whom everybody trusts."""
-    key = SigningKey.from_seed(bytes([77]) * 32, "publisher")
+    key = seeded_key(bytes([77]) * 32, "publisher")
     key.publish(tmp_path / "trusted")
     return key
 

@@ -17,6 +17,7 @@ from ledger.tree.merkle import Frontier, leaf_hash
 from services.auditor.audit_error import BrokenLog
 from services.auditor.backlog import Backlog
 from services.auditor.serving import AuditorMetrics
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
@@ -123,7 +124,7 @@ def test_at_a_rate_between_nothing_is_due_before_the_draw_and_what_it_names_afte
 
 
 def test_a_policy_or_a_draw_by_a_stranger_promises_and_decides_nothing() -> None:
-    stranger = SigningKey.from_seed(b"\x09" * 32, "auditor")
+    stranger = seeded_key(b"\x09" * 32, "auditor")
     log = entries(sign_document(ALL, stranger).to_bytes(), receipt(0))
     assert (folded(log).policy, indexes(log)) == (None, [])
     received = [policy(0.5), receipt(0), receipt(1)]
@@ -175,7 +176,7 @@ def test_old_evidence_does_not_undo_a_resume_and_new_evidence_does() -> None:
 
 
 def test_a_verdict_by_a_stranger_settles_nothing() -> None:
-    stranger = SigningKey.from_seed(b"\x09" * 32, "auditor")
+    stranger = seeded_key(b"\x09" * 32, "auditor")
     forged = sign_document(verdict(1, 0), stranger).to_bytes()
     assert indexes(entries(ALL, receipt(0), forged)) == [1]
 

@@ -23,18 +23,19 @@ from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
 from ledger.encoding.document import Seed
 from ledger.encoding.stream_digest import StreamDigest, token_digest
 from ledger.encoding.text_forms import cid, digest, new_receipt_id, timestamp
-from ledger.keys.ed25519 import ROLES, SigningKey
+from ledger.keys.ed25519 import ROLES
 from ledger.keys.envelope import sign
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
+from tests.keys import seeded_key
 
 ORIGIN = "kolm.example/ledger"
 START = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
-KEYS = {role: SigningKey.from_seed(hashlib.sha256(role.encode()).digest(), role) for role in ROLES}
+KEYS = {role: seeded_key(hashlib.sha256(role.encode()).digest(), role) for role in ROLES}
 TRUSTED = TrustedKeys.of(*KEYS.values())
-STRANGER = SigningKey.from_seed(b"\x07" * 32, "receipts")
+STRANGER = seeded_key(b"\x07" * 32, "receipts")
 BASE = cid(b"base weights")
 PROFILE = cid(b"numerics profile")
 SCOPE = Scope(BASE, "lookahead")

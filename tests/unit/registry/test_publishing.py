@@ -21,6 +21,7 @@ from services.registry.catalogue import PUBLICATION, Signed
 from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
 from services.registry.publishing import LedgerLog, check_name
 from services.runtime.errors import KolmError, Unavailable
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, at, publication, signed, withdrawal
 
@@ -110,7 +111,7 @@ def test_what_the_ledger_will_never_take_is_told_apart(reason: str, error: type[
         append(Ledger(client.InvalidArgument("no", reason=reason)))
 
 
-OLD, NEW, NEWEST, RIVAL = (SigningKey.from_seed(bytes([n]) * 32, "publisher") for n in (31, 32, 33, 34))
+OLD, NEW, NEWEST, RIVAL = (seeded_key(bytes([n]) * 32, "publisher") for n in (31, 32, 33, 34))
 
 
 class Rotations:

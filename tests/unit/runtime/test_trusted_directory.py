@@ -9,10 +9,11 @@ from ledger.documents.signed_document import sign_rotation
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
+from tests.keys import seeded_key
 from tests.unit.ledger.builders import at
 
-FIRST, SECOND = (SigningKey.from_seed(bytes([number]) * 32, "receipts") for number in (1, 2))
-OTHER_ROLE = SigningKey.from_seed(bytes([3]) * 32, "auditor")
+FIRST, SECOND = (seeded_key(bytes([number]) * 32, "receipts") for number in (1, 2))
+OTHER_ROLE = seeded_key(bytes([3]) * 32, "auditor")
 
 
 class Clock:

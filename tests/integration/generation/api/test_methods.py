@@ -9,7 +9,6 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
-from ledger.keys.ed25519 import SigningKey
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting.suffix import SuffixDrafter
@@ -19,6 +18,7 @@ from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking, until
+from tests.keys import seeded_key
 
 
 async def test_a_request_that_hands_over_says_so(
@@ -130,7 +130,7 @@ async def test_an_erased_output_is_kept_by_no_drafter(deployment: Deployment, mo
         return [len(drafter._pasts[tenant, None].text) for tenant in ("a", "b")]
 
     assert kept() == [42, 42]  # twenty tokens and an end, twice; `auto` leaves nothing
-    operator = SigningKey.from_seed(bytes([9]) * 32, "operator")
+    operator = seeded_key(bytes([9]) * 32, "operator")
     operator.publish(deployment.trusted)
     receipt = answer.choices[0].receipt
     erasure = Erasure(receipt.receipt_id, receipt.ledger_index, "the tenant asked for it", "2026-11-22T12:00:00.000Z")

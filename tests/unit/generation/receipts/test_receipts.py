@@ -9,7 +9,6 @@ import pytest
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_document
 from ledger.encoding.text_forms import parse_timestamp
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
 from services.generation.drafting.suffix import SuffixDrafter
@@ -21,12 +20,13 @@ from services.generation.receipts import erasures
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import Speedup, replayed
 from services.generation.receipts.outbox import key_envelope
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, at, erasure, expiry, receipt_id
 
 
 def test_a_key_is_put_on_record_once_and_its_successor_anew(tmp_path: Path) -> None:
-    old, new = (SigningKey.from_seed(bytes([number]) * 32, "receipts") for number in (1, 2))
+    old, new = (seeded_key(bytes([number]) * 32, "receipts") for number in (1, 2))
     first = key_envelope(tmp_path / "key", old)
     assert key_envelope(tmp_path / "key", old) == first
     second = key_envelope(tmp_path / "key", new)
@@ -65,7 +65,7 @@ def test_nothing_is_stated_where_nothing_was_measured() -> None:
     assert replayed(0.0, SERVED) is None
 
 
-OPERATOR = SigningKey.from_seed(bytes([7]) * 32, "operator")
+OPERATOR = seeded_key(bytes([7]) * 32, "operator")
 
 
 class Log:

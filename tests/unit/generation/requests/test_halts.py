@@ -14,6 +14,7 @@ from ledger.keys.envelope import Envelope, Signature
 from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
 from ledger.tree.entry import Entry
 from services.generation.requests.halts import HaltBoard, HaltKnowledge, ResumeVerifier
+from tests.keys import seeded_key
 
 BASE = "cidv1:sha256:" + "a" * 64
 LOOKAHEAD, EAGLE = Scope(BASE, "lookahead"), Scope(BASE, "eagle3", "cidv1:sha256:" + "b" * 64)
@@ -117,7 +118,7 @@ def resumed(*keys: SigningKey, halt_index: int = 7, scope: Scope = LOOKAHEAD) ->
     return Entry(9, envelope)
 
 
-ANNA, BERT, STRANGER = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))
+ANNA, BERT, STRANGER = (seeded_key(bytes([number]) * 32, "operator") for number in (1, 2, 3))
 
 
 async def after_the_ledger_dropped_it(path: Path, trusted: TrustedKeys, *resumes: Entry) -> HaltBoard:

@@ -19,11 +19,11 @@ from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import Document, sign_document, sign_rotation
 from ledger.encoding.text_forms import cid
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError, SignatureError, StoreError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.merkle import inclusion_proof, leaf_hash
 from tests.examples import VECTORS, examples
+from tests.keys import seeded_key
 from tests.unit.ledger.builders import (
     KEYS,
     OFF,
@@ -236,7 +236,7 @@ def test_a_log_that_is_divided_among_processes_has_the_same_report(
 def test_a_key_that_is_replaced_counts_for_what_other_processes_have_checked_by_then(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = SigningKey.from_seed(b"\x31" * 32, "receipts")
+    new = seeded_key(b"\x31" * 32, "receipts")
     rotation = KeyEntry("receipts", new.public, at(9), replaces=KEYS["receipts"].key_id)
     log, retired = ListedLog(), ListedLog()
     log.append(receipt(0), sign_rotation(rotation, new, KEYS["receipts"]).to_bytes())

@@ -16,6 +16,7 @@ from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from tests.examples import examples
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, START, at, draw, fold_obligations, policy, receipt, signed, verdict
 from tests.unit.ledger.tree.naive_tree import NaiveTree
@@ -141,7 +142,7 @@ def test_a_draw_over_another_log_is_void_and_breaks_the_promise() -> None:
 
 def test_a_draw_with_a_second_signature_is_void() -> None:
     log = log_with(0.5, 4)
-    second = SigningKey.from_seed(b"\x0b" * 32, "auditor")
+    second = seeded_key(b"\x0b" * 32, "auditor")
     one = Envelope.from_bytes(signed(draw(5, log.root(5))))
     two = sign_document(draw(5, log.root(5)), second)
     both = replace(one, signatures=(*one.signatures, *two.signatures))

@@ -11,6 +11,7 @@ from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, at, receipt
 from tests.unit.ledger.bundle.test_verification import GOOD, TRUST, chosen_by_a_liar, failed, judged
@@ -54,7 +55,7 @@ def test_a_promise_is_kept_by_the_receipt_of_its_request(tmp_path: Path) -> None
 
 def test_by_a_successor_s_key_too(tmp_path: Path) -> None:
     assert found(judged(GOOD, tmp_path / "new", holding(promised(3, key=SUCCESSOR)))) == (0, ["KEPT"])
-    stranger = SigningKey.from_seed(b"\x55" * 32, "receipts")
+    stranger = seeded_key(b"\x55" * 32, "receipts")
     report = judged(GOOD, tmp_path / "stranger", holding(promised(0, key=stranger)))
     assert (failed(report), "not trusted to sign a promise" in str(report.problem)) == (16, True)
 

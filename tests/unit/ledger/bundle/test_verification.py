@@ -26,7 +26,6 @@ from ledger.bundle.verification import CHECKS, verify_bundle
 from ledger.documents.audit import Verdict
 from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
@@ -36,6 +35,7 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes
 from ledger.witness.tlog_policy import Policy
 from tests.examples import VECTORS, examples
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
@@ -118,7 +118,7 @@ def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() ->
 
 
 def test_trust_comes_from_the_verifier_alone(tmp_path: Path) -> None:
-    strangers = TrustedKeys.of(*(SigningKey.from_seed(role.encode().ljust(32), role) for role in TRUSTED.by_role))
+    strangers = TrustedKeys.of(*(seeded_key(role.encode().ljust(32), role) for role in TRUSTED.by_role))
     assert failed(judged(GOOD, tmp_path / "keys", Trust(strangers, POLICY))) == 7
     assert failed(judged(GOOD, tmp_path / "log", Trust(strangers))) == 2
     assert failed(judged(GOOD, tmp_path / "none", Trust(TRUSTED))) == 0
@@ -316,7 +316,7 @@ def test_a_log_whose_key_was_replaced_is_known_by_its_successor(tmp_path: Path) 
     from ledger.documents.key_entry import KeyEntry
     from ledger.documents.signed_document import sign_rotation
 
-    new = SigningKey.from_seed(b"\x31" * 32, "log")
+    new = seeded_key(b"\x31" * 32, "log")
     rotation = sign_rotation(KeyEntry("log", new.public, at(9), replaces=KEYS["log"].key_id), new, KEYS["log"])
     log = log_of({10: rotation})
     for size, key, check in ((14, new, 0), (14, KEYS["log"], 2), (11, KEYS["log"], 0), (11, new, 0), (10, new, 4)):

@@ -9,12 +9,13 @@ from ledger.errors import FormatError, SignatureError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import RETIRED, FixedThreshold, TrustedKeys
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt, verdict
 
 OLD = KEYS["receipts"]
-NEW = SigningKey.from_seed(b"\x21" * 32, "receipts")
-THIRD = SigningKey.from_seed(b"\x22" * 32, "receipts")
+NEW = seeded_key(b"\x21" * 32, "receipts")
+THIRD = seeded_key(b"\x22" * 32, "receipts")
 OPERATOR = KEYS["operator"]
 
 
@@ -76,7 +77,7 @@ def test_a_rotation_needs_the_new_key_and_the_old_one_or_an_operator() -> None:
 
 
 def test_nobody_makes_himself_an_operator() -> None:
-    intruder = SigningKey.from_seed(b"\x66" * 32, "operator")
+    intruder = seeded_key(b"\x66" * 32, "operator")
     entry = KeyEntry("operator", intruder.public, at(0), replaces=OPERATOR.key_id)
     for envelope in (sign_document(entry, intruder), sign_rotation(entry, intruder, KEYS["receipts"])):
         with pytest.raises(SignatureError):
@@ -93,7 +94,7 @@ def test_a_retired_key_cannot_name_a_successor_nor_come_back() -> None:
 
 
 def test_the_log_key_is_checked_by_the_size_of_what_it_signs() -> None:
-    new = SigningKey.from_seed(b"\x23" * 32, "log")
+    new = seeded_key(b"\x23" * 32, "log")
     history = rotated(KeyHistory.of(TRUSTED), 10, rotation(new, KEYS["log"]))
     history.check_log_key(KEYS["log"].public, 0)
     history.check_log_key(KEYS["log"].public, 10)

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from ledger.encoding.canonical import canonical, parse_json
 from ledger.errors import FormatError, LedgerError, SignatureError
-from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import MAX_SIGNATURES, Envelope, Signature, pae, read_envelope, sign, verify
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import MAX_ENTRY_BYTES, MAX_ENVELOPE_BYTES, Entry, entry_bytes
 from tests.examples import VECTORS
+from tests.keys import seeded_key
 from tests.unit.ledger.builders import KEYS, signed_receipt
 
 DSSE = json.loads((VECTORS / "dsse/vectors.json").read_bytes())
@@ -35,7 +36,7 @@ def test_the_published_dsse_vectors_verify_or_fail_as_they_say(vector: dict[str,
 
 def test_the_published_signature_is_reproduced_bit_by_bit() -> None:
     vector = DSSE["vectors"][0]
-    key = SigningKey.from_seed(bytes.fromhex(DSSE["seeds"]["A"]), "receipts")
+    key = seeded_key(bytes.fromhex(DSSE["seeds"]["A"]), "receipts")
     published = Envelope.from_bytes(json.dumps(vector["envelope"]).encode())
     signed = sign(published.payload, published.payload_type, key)
     assert signed.signatures[0].signature == published.signatures[0].signature

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
+from tests.keys import seeded_key
 from tests.unit.ledger.builders import KEYS
 
 # RFC 8032 §7.1, test 1
@@ -23,7 +24,7 @@ SIGNATURE = bytes.fromhex(
 
 
 def test_signatures_are_those_of_rfc_8032() -> None:
-    key = SigningKey.from_seed(SEED, "log")
+    key = seeded_key(SEED, "log")
     assert key.public.raw == PUBLIC
     assert key.sign(b"") == SIGNATURE
     key.public.verify(b"", SIGNATURE)
@@ -135,9 +136,9 @@ def test_a_published_file_that_holds_another_key_is_left_alone(tmp_path: Path) -
 
 
 def test_a_signing_key_never_shows_its_secret() -> None:
-    assert SEED.hex() not in repr(SigningKey.from_seed(SEED, "log"))
+    assert SEED.hex() not in repr(seeded_key(SEED, "log"))
     with pytest.raises(FormatError, match="role"):
-        SigningKey.from_seed(SEED, "root")
+        seeded_key(SEED, "root")
 
 
 @pytest.mark.parametrize("length", [0, 63, 65, 128])

@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.errors import FormatError, LedgerError, SignatureError
-from ledger.keys.ed25519 import PublicKey, SigningKey
+from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import MAX_NOTE_BYTES, Note, VerifierKey, note_key_id, sign_note, verify_note
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.merkle import leaf_hash
 from tests.examples import VECTORS
+from tests.keys import seeded_key
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 
 NOTES = {path.stem: path.read_bytes() for path in (VECTORS / "signed_note").glob("*.note")}
 PETER = json.loads((VECTORS / "signed_note/peter_neumann.json").read_bytes())
-PETER_KEY = SigningKey.from_seed(base64.b64decode(PETER["signer_key"].split("+", 4)[4])[1:], "log")
+PETER_KEY = seeded_key(base64.b64decode(PETER["signer_key"].split("+", 4)[4])[1:], "log")
 LOG = KEYS["log"]
 CHECKPOINT = Checkpoint(ORIGIN, 5, leaf_hash(b"root"))
 SIGNED = sign_checkpoint(CHECKPOINT, LOG)

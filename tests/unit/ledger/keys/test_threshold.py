@@ -16,11 +16,12 @@ from ledger.keys.envelope import MAX_SIGNATURES, Envelope, sign
 from ledger.keys.key_scope import EVERYTHING, KeyScope
 from ledger.keys.trusted_keys import FILE_NAME, MOST_SIGNATURES, FixedThreshold, TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import BASE, KEYS, PROFILE, TRUSTED, at, receipt, resume
 
-ANNA, BERT, CARL = (SigningKey.from_seed(bytes([number]) * 32, "operator") for number in (1, 2, 3))
-STRANGER = SigningKey.from_seed(b"\x04" * 32, "operator")
+ANNA, BERT, CARL = (seeded_key(bytes([number]) * 32, "operator") for number in (1, 2, 3))
+STRANGER = seeded_key(b"\x04" * 32, "operator")
 
 
 def trusting(threshold: FixedThreshold) -> TrustedKeys:
@@ -55,7 +56,7 @@ def test_one_operator_cannot_be_two() -> None:
 
 
 def test_one_operator_cannot_replace_the_others_by_keys_of_his_own() -> None:
-    own = SigningKey.from_seed(b"\x05" * 32, "operator")
+    own = seeded_key(b"\x05" * 32, "operator")
     history = KeyHistory.of(TWO)
     for replaced in (BERT.key_id, STRANGER.key_id):
         entry = KeyEntry("operator", own.public, at(0), replaces=replaced)
@@ -71,7 +72,7 @@ def test_one_operator_cannot_replace_the_others_by_keys_of_his_own() -> None:
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role not in ("operator", "witness")])
 def test_one_operator_replaces_nobody_s_key_where_it_takes_two(role: str) -> None:
-    new = SigningKey.from_seed(b"\x06" * 32, role)
+    new = seeded_key(b"\x06" * 32, role)
     old = KEYS[role]
     history = KeyHistory.of(replace(TWO, by_role={**TWO.by_role, role: (old.public,)}))
     entry = KeyEntry(role, new.public, at(0), replaces=old.key_id)
@@ -230,7 +231,7 @@ def test_a_kind_that_says_nothing_of_a_tenant_is_outside_of_every_scope() -> Non
 
 
 def test_a_key_that_replaces_another_in_the_log_has_its_scope() -> None:
-    new = SigningKey.from_seed(b"\x21" * 32, "receipts")
+    new = seeded_key(b"\x21" * 32, "receipts")
     history = KeyHistory.of(trusting_mine(OURS))
     entry = sign_rotation(KeyEntry("receipts", new.public, at(0), replaces=KEY.key_id), new, KEY)
     history = history.after(3, history.open(3, entry))

@@ -7,7 +7,6 @@ import pytest
 
 from ledger.documents.signed_document import sign_document
 from ledger.errors import ChainError, FormatError, LedgerError, RolledBack, SignatureError, StoreLocked
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import admit
 from ledger.log.recovery import recover
@@ -15,6 +14,7 @@ from ledger.log.store import Batch, EntryStore
 from ledger.log.writer import LogWriter
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.tile import Tile, TileEdge
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_another_key_or_log_is_refused() -> None:
     store = filled(2)
     with pytest.raises(FormatError, match=r"other\.example"):
         recover(cast(EntryStore, store), KEYS["log"], TRUSTED, "other.example/log")
-    other = SigningKey.from_seed(b"\x01" * 32, "log")
+    other = seeded_key(b"\x01" * 32, "log")
     with pytest.raises(SignatureError):
         recover(cast(EntryStore, store), other, TrustedKeys.of(other), ORIGIN)
     assert recover(cast(EntryStore, store), other, TRUSTED, ORIGIN).head.size == 2  # a rotated key, the old one trusted

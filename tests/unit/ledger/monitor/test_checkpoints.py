@@ -20,6 +20,7 @@ from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
 from ledger.tree.merkle import verify_consistency
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
@@ -97,7 +98,7 @@ def test_other_entries_than_those_that_were_signed_are_not_remembered(memory: Mo
 
 def test_a_checkpoint_of_somebody_else_is_told(memory: MonitorMemory) -> None:
     log = owed(3)
-    stranger = SigningKey.from_seed(b"\x09" * 32, "log")
+    stranger = seeded_key(b"\x09" * 32, "log")
     for note in (
         log.checkpoint(key=stranger),
         b"no note",
@@ -157,7 +158,7 @@ def test_with_witnesses_the_age_is_by_their_word(memory: MonitorMemory) -> None:
 def test_a_log_whose_key_was_replaced_is_followed_and_its_old_key_is_not(memory: MonitorMemory) -> None:
     log = owed(2)
     assert told(log, memory, START) == []
-    successor = SigningKey.from_seed(b"\x31" * 32, "log")
+    successor = seeded_key(b"\x31" * 32, "log")
     rotation = KeyEntry("log", successor.public, at(20), replaces=KEYS["log"].key_id)
     log.append(sign_rotation(rotation, successor, KEYS["log"]).to_bytes(), receipt(30))
     assert told(log, memory, START) == [kinds.CHECKPOINT]

@@ -11,12 +11,12 @@ from ledger.documents.key_entry import KeyEntry
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document, sign_rotation
 from ledger.encoding.text_forms import cid
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.monitor import finding as kinds
 from ledger.monitor.judgement import Limits, Promised
 from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.monitor import Monitor
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
@@ -52,7 +52,7 @@ def second_receipt(log: ListedLog) -> None:
 
 
 def unsigned(log: ListedLog) -> None:
-    log.append(sign_document(receipt(20), SigningKey.from_seed(b"\x0a" * 32, "receipts")).to_bytes())
+    log.append(sign_document(receipt(20), seeded_key(b"\x0a" * 32, "receipts")).to_bytes())
 
 
 def halt_of_nothing(log: ListedLog) -> None:
@@ -215,7 +215,7 @@ def test_a_promise_is_held_against_the_log(memory: MonitorMemory) -> None:
     assert told(log, memory, late, two) == [kinds.PROMISE]  # one choice of it has come
     log.append(receipt(7))
     assert told(log, memory, late, mine, kept) == []
-    forged = Promised("x", sign_promise(promise(1), SigningKey.from_seed(b"\x0b" * 32, "receipts")).to_bytes())
+    forged = Promised("x", sign_promise(promise(1), seeded_key(b"\x0b" * 32, "receipts")).to_bytes())
     for bad in (forged, Promised("y", b"{}")):
         assert told(log, memory, early, bad) == [kinds.PROMISE]
 
@@ -259,7 +259,7 @@ def test_an_auditor_that_contradicts_itself_is_told(memory: MonitorMemory) -> No
 
 
 def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
-    successor = SigningKey.from_seed(b"\x32" * 32, "receipts")
+    successor = seeded_key(b"\x32" * 32, "receipts")
     rotation = KeyEntry("receipts", successor.public, at(20), replaces=KEYS["receipts"].key_id)
     log = ListedLog()
     log.append(sign_document(receipt(0), successor).to_bytes())

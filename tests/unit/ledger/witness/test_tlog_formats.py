@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledger.errors import FormatError, LedgerError, ProofError, SignatureError
-from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, NoteSignature, VerifierKey
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import leaf_hash, node_hash
@@ -17,6 +16,7 @@ from ledger.witness.cosignature import cosign, cosigners, cosigning_time
 from ledger.witness.freshness import Freshness, quorum_time
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from tests.examples import VECTORS
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 
@@ -26,7 +26,7 @@ LEAVES = (leaf_hash(b"entry 0"), leaf_hash(b"entry 1"))
 CHECKPOINT = Checkpoint(ORIGIN, 2, node_hash(*LEAVES))
 SIGNED = sign_checkpoint(CHECKPOINT, KEYS["log"])
 TEXT = CHECKPOINT.to_text()
-WITNESS_KEYS = {name: SigningKey.from_seed(name.encode().ljust(32), "witness") for name in ("a", "b", "c", "d")}
+WITNESS_KEYS = {name: seeded_key(name.encode().ljust(32), "witness") for name in ("a", "b", "c", "d")}
 WITNESSES = {name: VerifierKey(f"{name}.example/w", key.public, COSIGNATURE) for name, key in WITNESS_KEYS.items()}
 
 
@@ -261,7 +261,7 @@ NOW = datetime(2026, 7, 1, tzinfo=UTC)
 
 
 def witness(number: int) -> PolicyWitness:
-    key = SigningKey.from_seed(bytes([number]) * 32, "witness").public
+    key = seeded_key(bytes([number]) * 32, "witness").public
     return PolicyWitness(f"w{number}", VerifierKey(f"w{number}.example/w", key, COSIGNATURE))
 
 

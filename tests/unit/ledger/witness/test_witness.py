@@ -26,11 +26,12 @@ from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_ro
 from ledger.witness.cosignature import MAX_REQUEST_BYTES, AddCheckpoint, cosigners, read_size
 from ledger.witness.cosignature_store import CosignatureStore, merge
 from ledger.witness.witness import Accusation, SeenTree, Witness
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER
 from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
 
-KEY = SigningKey.from_seed(b"w" * 32, "witness")
+KEY = seeded_key(b"w" * 32, "witness")
 NAME = "w.example/1"
 VKEY = VerifierKey(NAME, KEY.public, COSIGNATURE)
 LOG = VerifierKey(ORIGIN, KEYS["log"].public)
@@ -232,7 +233,7 @@ def test_notes_can_be_recorded_from_many_threads(tmp_path: Path) -> None:
     notes = CosignatureStore(tmp_path)
     answers = []
     for number in range(8):
-        key = SigningKey.from_seed(b"%d" % number * 32, "witness")
+        key = seeded_key(b"%d" % number * 32, "witness")
         each = Witness(f"w{number}.example", key, [LOG], Memory(), lambda: 5.0)
         answers.append(Note.from_bytes(log.checkpoint(5) + each.add_checkpoint(log.request(0, 5))))
     threads = [threading.Thread(target=notes.record, args=(5, answer)) for answer in answers]

@@ -91,8 +91,9 @@ format: $(DEV) ## apply ruff's fixes and formatting
 proto: $(DEV) ## regenerate protos/gen from protos/kolm
 	@$(BIN)/python protos/generate.py
 
-docs: $(DEV) ## write docs/configuration.md from the settings, and README's table of lies from docs/guarantees.md
+docs: $(DEV) ## write the generated page and tables: configuration, public heads, README's table of lies
 	@$(BIN)/python -m docs.configuration
+	@$(BIN)/python -m docs.heads
 	@$(BIN)/python -m docs.lies
 
 outputs: $(DEV) ## run the commands whose output README and docs show, and write that output: a minute

@@ -191,6 +191,12 @@ BY_NAME = (
 )
 """Run by `tests/integration/cli/test_pull.py`, before a hub on this machine."""
 
+HEADS_BY_NAME = (
+    "kolm up hf:Qwen/Qwen3-8B-GGUF:Q4_K_M --head auto",
+    "kolm up --model BASE --head hf:yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+)
+"""Run by `tests/integration/cli/test_hub_heads.py`, before a hub on this machine."""
+
 BEFORE_VLLM = (
     "kolm up --engine vllm --plain-url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --weights path/to/model"
 )
@@ -216,6 +222,7 @@ RUN = {
     LONG_CONTEXT,
     OWN_MODEL,
     *BY_NAME,
+    *HEADS_BY_NAME,
     BEFORE_VLLM,
 }
 """All of them, but for how README starts the services: `docs.outputs` has that."""

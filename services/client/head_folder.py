@@ -34,6 +34,8 @@ from services.client.ledger.ledger import LedgerClient
 from services.client.registry import Head, RegistryClient, download
 
 CONFIG_FILE, WEIGHTS_FILE, TRAINING_FILE = "config.json", "model.safetensors", "training.json"
+ORIGIN_FILE = "origin.json"
+"""In a head's folder that was converted: repository, revision and the digest of each file that it was made from."""
 
 _LARGEST_TEXT = 1024 * 1024
 
@@ -58,7 +60,8 @@ class HeadFolderInvalid(Exception):
 def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | None = None) -> DraftHeadManifest:
     """The manifest of a head for this base; the same folder and annotations always give the same one.
 
-    `training.json`, if there is one, holds the facts about the head's training. Raises HeadFolderInvalid.
+    `training.json`, if there is one, has the facts about the head's training; each fact of `origin.json` becomes the
+    annotation `origin.NAME`. Raises HeadFolderInvalid.
     """
     try:
         config = _text(folder / CONFIG_FILE)
@@ -71,7 +74,7 @@ def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | No
             feature_layers=sizes.feature_layers,
             vocabulary=Vocabulary(sizes.vocab_size, sizes.draft_vocab_size),
             training=_training(folder / TRAINING_FILE),
-            annotations=dict(annotations or {}),
+            annotations=_origin(folder / ORIGIN_FILE) | dict(annotations or {}),
         )
         return DraftHeadManifest.from_bytes(manifest.to_bytes())
     except FormatError as error:
@@ -97,6 +100,15 @@ def _training(path: Path) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise FormatError(TRAINING_FILE, "expected a JSON object")
     return facts
+
+
+def _origin(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    facts = parse_json(_text(path), ORIGIN_FILE)
+    if not isinstance(facts, dict) or not all(isinstance(fact, str) for fact in facts.values()):
+        raise FormatError(ORIGIN_FILE, "expected a JSON object of texts")
+    return {f"origin.{name}": fact for name, fact in facts.items()}
 
 
 def _text(path: Path) -> bytes:

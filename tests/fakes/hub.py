@@ -14,9 +14,13 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass
 class FakeHub:
-    """Repositories as revisions of files; `main` names a commit. What is changed counts from the next request on."""
+    """A repository as revisions of files; `main` names a commit. Changes count from the next request on.
+
+    `others` are further repositories by name, at their newest commit.
+    """
 
     repo: str = "maker/model-GGUF"
+    others: dict[str, "FakeHub"] = field(default_factory=dict)
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     main: str = ""
     token: str | None = None
@@ -48,6 +52,8 @@ class FakeHub:
         parts = unquote(urlsplit(path).path).strip("/").split("/")
         of_api = parts[:2] == ["api", "models"]
         parts = parts[2:] if of_api else parts
+        if (other := self.others.get("/".join(parts[:2]))) is not None:
+            return other.answer(path, sent_token)
         if "/".join(parts[:2]) != self.repo:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         if self.gated:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
 
 if TYPE_CHECKING:
+    from services.generation.target.naming.hub import HubModel
     from services.generation.target.naming.hub_names import HubName
 
 
@@ -31,6 +34,30 @@ def pulled_model(context: typer.Context, param: typer.CallbackParam, named: Path
 
 def pull(name: HubName) -> Path:
     """Fetch a model, or the files of it that changed. Raises CommandError."""
+    from services.generation.target.naming import hub
+
+    return _fetched(name, hub.look_up)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PulledHead:
+    """A draft head's files as its repository has them at a commit."""
+
+    commit: str
+    config: Path
+    weights: Path
+
+
+def pull_head(name: HubName) -> PulledHead:
+    """Fetch a draft head. Raises CommandError."""
+    from services.generation.target.naming import hub
+
+    head, folder = _fetched(name, hub.look_up_head)
+    config, weights = (folder / file.name for file in head.files)
+    return PulledHead(head.commit, config, weights)
+
+
+def _fetched(name: HubName, look_up: Callable[[HubName], HubModel]) -> tuple[HubModel, Path]:
     from huggingface_hub import constants
 
     from services.generation.target.naming import hub
@@ -41,12 +68,12 @@ def pull(name: HubName) -> Path:
         hub.DigestWrong: VerificationFailed,
     }
     try:
-        model = hub.look_up(name)
+        model = look_up(name)
         files = model.file or f"{len(model.files)} files"
         to_fetch = f"{size(model.missing)} of {size(model.size)} to fetch" if model.missing else "all of it is here"
         source = f"from {constants.ENDPOINT}, commit {model.commit[:12]}, licence {model.licence}"
         print(f"{name}: {files} {source}; {to_fetch}", file=sys.stderr, flush=True)
-        return hub.fetch(model)
+        return model, hub.fetch(model)
     except ModelNotFound as error:
         raise UsageError(str(error)) from error
     except hub.HubError as error:

@@ -100,18 +100,6 @@ def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
         raise UsageError(f"{flag}: {error}") from None
 
 
-def expect_no_hub(option: str, head: str) -> None:
-    """A head's reference: registries have heads, hubs are not asked for them."""
-    if not head.startswith("hf:"):
-        return
-    steps = (
-        "download the repository (`hf download OWNER/REPOSITORY --local-dir FOLDER`), publish the folder "
-        "(`kolm heads push FOLDER --name NAME --model BASE`, while `kolm up` runs), and start again with --head NAME; "
-        "docs/heads.md shows it"
-    )
-    raise UsageError(f"{option}: {head}: heads are not fetched from a hub by name", steps)
-
-
 def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
     """Folders by name, from settings of the form NAME=DIR."""
     found = {}

@@ -28,7 +28,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, members, transfers
-from services.cli.frame.values import expect_no_hub
+from services.cli.frame.pull import pulled_model
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, facts, size, table
 from services.cli.trust import load_trusted
 from services.client import LedgerClient
@@ -45,7 +45,11 @@ _DRAFTED = 4  # tokens that each engine's own guide begins with
 
 def pull(
     reference: Annotated[
-        str, Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…; with --check also a pulled folder.")
+        str,
+        Argument(
+            help="name, name@sha256:<digits>, cidv1:sha256:…, or hf:OWNER/REPOSITORY[@REVISION] of a hub, which needs "
+            "--model; with --check also a pulled folder."
+        ),
     ],
     out: Annotated[Path | None, Option(help="Folder to fill. Default: <data-dir>/heads/<digits>.")] = None,
     check: Annotated[
@@ -55,6 +59,10 @@ def pull(
         bool, Option("--offline", help="With --check of a folder: do not ask the ledger about withdrawals.")
     ] = False,
     base: Base = None,
+    model: Annotated[
+        Path | None,
+        Option(callback=pulled_model, help="The base of a hub's head, which is converted for it."),
+    ] = None,
     engine: Annotated[
         Literal["vllm", "sglang", "llama-server"] | None,
         Option("--for", help="Print the flags with which this engine drafts with the head."),
@@ -64,8 +72,18 @@ def pull(
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong."""
-    expect_no_hub("REFERENCE", reference)
+    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong.
+
+    A hub's head is in no ledger: it is checked against the hub's digests and converted to kolm's layout.
+    """
+    if reference.startswith("hf:"):
+        if model is None:
+            raise UsageError("--model: a hub's head is converted for a base; expected its folder, file or name")
+        if check or offline or out is not None or base is not None:
+            raise UsageError("--check, --offline, --out and --base: are for published heads; leave them out")
+        return answer(json, _hub_head(reference, model, engine), lambda head: [each for each in head.values() if each])
+    if model is not None:
+        raise UsageError("--model: is for heads of a hub; leave it out, or use --base")
     if check and out is not None:
         raise UsageError("--out: is filled by a pull; --check keeps nothing")
     if check and engine is not None:
@@ -81,6 +99,17 @@ def pull(
         pulled = pull_head(client, log, keys, reference, base_cid=base, out=out, cache=paths.data_dir / "heads")
     flags = {} if engine is None or pulled.folder is None else {"flags": engine_flags(engine, pulled.folder)}
     answer(json, pulled.document() | flags, lambda head: [head["folder"], head["head_cid"], *flags.values()])
+
+
+def _hub_head(name: str, model: Path, engine: str | None) -> dict[str, Any]:
+    from services.cli.heads.hub import hub_head
+    from services.client.head_folder import manifest_of
+    from services.generation.target.identity import base_cid
+
+    folder = hub_head("REFERENCE", name, model, ask_hub=True)
+    manifest = manifest_of(folder, base_cid(model))
+    flags = {} if engine is None else {"flags": engine_flags(engine, folder)}
+    return {"folder": str(folder), "head_cid": manifest.cid, **flags}
 
 
 def engine_flags(engine: str, folder: Path) -> str:

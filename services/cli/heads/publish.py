@@ -28,6 +28,7 @@ from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer, members, remark, stderr_console, steps, transfers
 from services.cli.frame.values import expect_folder, expect_name, numbers
 from services.cli.heads.fetch import Base, Reference, head_document
+from services.cli.heads.hub import hub_head
 from services.client.errors import InvalidArgument
 from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
 from services.client.registry import Head, RegistryClient, upload
@@ -52,8 +53,8 @@ def push(
     folder: Annotated[
         Path,
         Argument(
-            help="A head: config.json, model.safetensors. SafeAILab's, SpecForge's and speculators' layouts are "
-            "written in kolm's."
+            help="A head: a folder with config.json and model.safetensors, or hf:OWNER/REPOSITORY[@REVISION] of a hub. "
+            "SafeAILab's, SpecForge's and speculators' layouts are written in kolm's."
         ),
     ],
     name: Annotated[str, Option(help="The name to publish it under.")],
@@ -73,8 +74,10 @@ def push(
     if publisher is not None:
         expect_name("--publisher", publisher)
     notes = _annotations(annotate or [])
-    expect_folder("FOLDER", folder, HEAD_FOLDER)
     layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
+    if str(folder).startswith("hf:"):
+        folder, layers = hub_head("FOLDER", str(folder), model, layers, ask_hub=True), None
+    expect_folder("FOLDER", folder, HEAD_FOLDER)
 
     us = Publisher.load(paths.key("publisher", key), paths.trusted, passphrase_file=key_passphrase_file)
     with registry_at(registry) as client, us.explaining(), in_own_layout(folder, model, layers) as own:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,17 +14,19 @@ from typer import Argument, Option
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.pull import pulled_model
-from services.cli.frame.values import expect_folder, expect_no_hub, named_adapters
+from services.cli.frame.values import expect_folder, named_adapters
 from services.cli.up.supervisor import Plan, Settings, words
-from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER
+from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER, default_head_for
 
 if TYPE_CHECKING:
+    from services.generation.target.naming.known_heads import KnownHead
     from services.runtime.settings import ServerSettings, TomlTable
 
 
 Port = Annotated[int, Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 
 _PAGE_PORT, _HTTP_PORT = 50056, 50057
+_KNOWN = "auto"  # as a head: the public one that is known for the model
 
 
 _SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
@@ -152,7 +154,11 @@ class ServedOptions:
     adapter: options.Adapters = None
     head: Annotated[
         list[str] | None,
-        Option(metavar="HEAD", help="Draft head: a reference, or a folder. Default: the registry's newest."),
+        Option(
+            metavar="HEAD",
+            help="Draft head: a reference, a folder, hf:OWNER/REPOSITORY[@REVISION] of a hub, or auto: the public head "
+            "that is known for the model (docs/heads.md). Default: the registry's newest.",
+        ),
     ] = None
     context_length: Annotated[
         int | None,
@@ -205,12 +211,29 @@ class ServedOptions:
             "arithmetic": self.arithmetic,
         }
 
+    def with_fetched_heads(self) -> ServedOptions:
+        """These options with the folders of a hub's heads in place of their names. Raises CommandError."""
+        from services.cli.heads.hub import hub_head, known_head
+
+        def folder(head: str) -> str:
+            named = known_head(self.model).name if head == _KNOWN else head
+            return str(hub_head("--head", named, self.model)) if named.startswith("hf:") else named
+
+        return replace(self, head=None if self.head is None else [folder(head) for head in self.head])
+
+    def public_head(self) -> KnownHead | None:
+        """The public head that `--head auto` would take, if no head is named and there is none beside the model."""
+        from services.cli.heads.hub import heads_known_for
+
+        if self.head or default_head_for(self.model) is not None:
+            return None
+        return next(iter(heads_known_for(self.model)), None)
+
     def server_settings(self) -> Settings:
         """Settings of the generation service alone. Raises UsageError for folders that are missing."""
         for store in self.shared_datastore or ():
             expect_folder("--shared-datastore", store, STORE_FOLDER)
         for head in self.head or ():
-            expect_no_hub("--head", head)
             if "/" in head:
                 expect_folder("--head", Path(head), HEAD_FOLDER)
         own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")

@@ -28,6 +28,7 @@ from services.generation.target.errors import (
 )
 from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.safetensors import FLOATS, Part, floats, in_text_part, read_parts
+from services.generation.target.naming.hub_names import same_name
 from services.generation.target.sizes import MOST_RANK
 from services.generation.target.weights import expected_shapes, heads_in_order, listing
 
@@ -106,11 +107,7 @@ def is_named(base: str, names: Iterable[str]) -> bool:
     """Whether an adapter's base, given as owner/name or as a path, is one of `names`. Letter case, blanks and
     underscores for hyphens, and GGUF at the end are ignored.
     """
-    return _compared(base.rstrip("/").rpartition("/")[2]) in map(_compared, names)
-
-
-def _compared(name: str) -> str:
-    return re.sub(r"[\s_-]+", "-", name).casefold().removesuffix("-gguf")
+    return any(same_name(base, name) for name in names)
 
 
 def _names_in_gguf(path: Path) -> Iterator[str]:

@@ -21,6 +21,8 @@ import kolm
 from docs import lies
 from docs.configuration import PAGE as CONFIGURATION
 from docs.configuration import page, service_settings
+from docs.heads import PAGE as HEADS
+from docs.heads import page as heads_page
 from docs.outputs import up
 from services.cli.main import app
 from services.generation.target.model_path import FolderKind
@@ -176,6 +178,10 @@ SETTINGS = [(service, name) for service in SERVICES for name in service_settings
 
 def test_the_page_is_what_the_settings_say() -> None:
     assert CONFIGURATION.read_text("utf-8") == page(), "`make docs` writes the page"
+
+
+def test_the_page_of_heads_has_the_table_of_public_heads() -> None:
+    assert HEADS.read_text("utf-8") == heads_page(HEADS.read_text("utf-8")), "`make docs` writes the table"
 
 
 def toml_line(name: str, field: FieldInfo) -> str:

@@ -54,12 +54,7 @@ def repo_folder(repo: str) -> Path:
 
 def in_hub_cache(name: HubName) -> Path | None:
     """The file or folder that was pulled under this name, or None. Raises ModelNotFound if several files match."""
-    folder = repo_folder(name.repo)
-    try:
-        commit = (folder / "refs" / name.revision).read_text().strip()
-    except OSError:
-        commit = name.revision
-    snapshot = folder / "snapshots" / commit
+    snapshot = repo_folder(name.repo) / "snapshots" / known_commit(name)
     sizes = {file: (snapshot / file).stat().st_size for file in _files(snapshot)}
     if not sizes or (name.wanted and not any(_is_meant(file, name.wanted) for file in sizes)):
         return None
@@ -69,6 +64,14 @@ def in_hub_cache(name: HubName) -> Path | None:
         return None
     file = choose(sizes, name, memory=None)
     return snapshot / file if file else snapshot
+
+
+def known_commit(name: HubName) -> str:
+    """The commit that the revision meant when it was last fetched, or the revision itself."""
+    try:
+        return (repo_folder(name.repo) / "refs" / name.revision).read_text().strip()
+    except OSError:
+        return name.revision
 
 
 def _is_meant(file: str, wanted: str) -> bool:

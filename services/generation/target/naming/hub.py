@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,49 @@ def look_up(name: HubName, memory: int | None = None) -> HubModel:
 
     Raises HubError, and ModelNotFound if no file of the repository matches or fits.
     """
+    found = _repository(name)
+    files = found.files
+    sizes = {file.name: file.size for file in files.values()}
+    chosen = choose(sizes, name, memory if memory is not None else memory_at_hand() or 1 << 62)
+    wanted = files_of(chosen) if chosen else [file for file in files if file in _CONFIGURATION or _is_weights(file)]
+    if chosen is None and name.wanted:
+        raise ModelNotFound(f"{name}: the repository has no GGUF files; leave out {name.wanted}")
+    return HubModel(name, found.commit, found.licence, tuple(files[each] for each in wanted), chosen)
+
+
+def look_up_head(name: HubName) -> HubModel:
+    """Ask the hub for a draft head's commit, configuration and weights, and its licence.
+
+    Raises HubError, and ModelNotFound if the repository has no config.json, or no weights or several in its root.
+    """
+    found = _repository(name)
+    if name.wanted:
+        raise ModelNotFound(f"{name}: a head is named by its repository alone; leave out :{name.wanted}")
+    if _HEAD_CONFIG not in found.files:
+        raise ModelNotFound(f"{name}: the repository has no {_HEAD_CONFIG}, so it is no draft head")
+    for ending in _HEAD_WEIGHTS:
+        weights = [file for file in found.files if file.endswith(ending) and "/" not in file]
+        if len(weights) > 1:
+            raise ModelNotFound(f"{name}: {', '.join(sorted(weights)[:8])}; expected one file of a head's weights")
+        if weights:
+            files = found.files[_HEAD_CONFIG], found.files[weights[0]]
+            return HubModel(name, found.commit, found.licence, files, None)
+    raise ModelNotFound(f"{name}: the repository has no {' and no '.join(f'*{end}' for end in _HEAD_WEIGHTS)}")
+
+
+_HEAD_CONFIG = "config.json"
+_HEAD_WEIGHTS = (".safetensors", ".bin")
+"""Endings of a head's weights, the preferred one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    commit: str
+    licence: str
+    files: Mapping[str, HubFile]
+
+
+def _repository(name: HubName) -> _Repository:
     from huggingface_hub import HfApi
 
     with _explained(str(name)):
@@ -104,14 +147,8 @@ def look_up(name: HubName, memory: int | None = None) -> HubModel:
         each.rfilename: HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
         for each in info.siblings or ()
     }
-    sizes = {file.name: file.size for file in files.values()}
-    chosen = choose(sizes, name, memory if memory is not None else memory_at_hand() or 1 << 62)
-    wanted = files_of(chosen) if chosen else [file for file in files if file in _CONFIGURATION or _is_weights(file)]
-    if chosen is None and name.wanted:
-        raise ModelNotFound(f"{name}: the repository has no GGUF files; leave out {name.wanted}")
     tagged = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))
-    licence = next(tagged, "none is stated")
-    return HubModel(name, str(info.sha), licence, tuple(files[each] for each in wanted), chosen)
+    return _Repository(str(info.sha), next(tagged, "none is stated"), files)
 
 
 def _is_weights(file: str) -> bool:

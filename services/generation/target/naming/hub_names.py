@@ -127,6 +127,18 @@ def _shown(sizes: Mapping[str, int]) -> str:
     return f"there are {', '.join(files[:12])}" if files else "there are no GGUF files"
 
 
+def same_name(repo: str, name: str) -> bool:
+    """Whether `name` means the model of a repository, or of a path: its owner, letter case, blanks and underscores for
+    hyphens, and GGUF at the end make no difference.
+    """
+    return _plain(repo) == _plain(name)
+
+
+def _plain(name: str) -> str:
+    last = name.rstrip("/").rpartition("/")[2]
+    return re.sub(r"[\s_-]+", "-", last).casefold().removesuffix("-gguf")
+
+
 def memory_at_hand() -> int | None:
     """Bytes that can be allocated without swapping, on the machine and in its control group; None if unknown."""
     found = []

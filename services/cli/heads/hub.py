@@ -1,0 +1,143 @@
+"""Draft heads of a hub, `hf:OWNER/REPOSITORY[@REVISION]`: fetched, converted to our layout, kept with their origin."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledger.durable_file import write_durably
+from services.cli.frame.exits import UsageError
+from services.cli.frame.output import remark
+from services.cli.frame.pull import PulledHead, pull_head
+from services.client.head_folder import CONFIG_FILE, ORIGIN_FILE, WEIGHTS_FILE
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import name_of
+from services.generation.target.naming.hub_names import HubName
+
+if TYPE_CHECKING:
+    from services.generation.target.naming.known_heads import KnownHead
+
+_DIGITS = 12  # of a commit and of the base's identifier, in the name of a folder
+
+
+def hub_head(
+    option: str, named: str, model: Path, feature_layers: tuple[int, ...] | None = None, *, ask_hub: bool = False
+) -> Path:
+    """The folder of a hub's head in kolm's layout, for the base in `model`.
+
+    The hub is asked if the head was not fetched before, or with `ask_hub`. `option` is named in messages;
+    `feature_layers` are the layers that the head reads, if its own configuration is wrong. Raises CommandError.
+    """
+    from services.generation.target.identity import base_cid
+    from services.generation.target.naming.folders import known_commit
+
+    name = _hub_name(option, named)
+    base = base_cid(model)
+    kept = _place(name, known_commit(name), base, feature_layers)
+    if not ask_hub and (kept / ORIGIN_FILE).is_file():
+        return kept
+    pulled = pull_head(name)
+    kept = _place(name, pulled.commit, base, feature_layers)
+    if not (kept / ORIGIN_FILE).is_file():
+        _convert(name, pulled, kept, model, feature_layers)
+    return kept
+
+
+def heads_known_for(model: Path) -> list[KnownHead]:
+    """Public heads of a base, by the names of its files and in its metadata; the preferred one first."""
+    from services.generation.target.adapters import base_names
+    from services.generation.target.naming.known_heads import known_heads
+
+    return known_heads(base_names(model))
+
+
+def known_head(model: Path) -> KnownHead:
+    """The public head that is taken for a base. Raises UsageError if none is known."""
+    if not (found := heads_known_for(model)):
+        raise UsageError(
+            f"--head: auto: no public head is known for {name_of(model)}",
+            "name one with --head hf:OWNER/REPOSITORY, or train one with kolm heads train",
+        )
+    return found[0]
+
+
+def _hub_name(option: str, named: str) -> HubName:
+    try:
+        name = HubName.of(named)
+    except ModelNotFound as error:
+        raise UsageError(f"{option}: {error}") from error
+    if name is None:
+        raise UsageError(f"{option}: {named} is no head of a hub", "expected hf:OWNER/REPOSITORY[@REVISION]")
+    return name
+
+
+def _place(name: HubName, commit: str, base_cid: str, feature_layers: tuple[int, ...] | None) -> Path:
+    """The folder of a converted head: what is in it depends on the commit, the base and the layers."""
+    from services.generation.target.kernels.compilation import user_cache
+
+    layers = "" if feature_layers is None else "-" + "-".join(map(str, feature_layers))
+    base = base_cid.removeprefix("cidv1:sha256:")[:_DIGITS]
+    return user_cache() / "heads" / f"{name.repo.replace('/', '--')}@{commit[:_DIGITS]}-{base}{layers}"
+
+
+def _convert(name: HubName, pulled: PulledHead, kept: Path, model: Path, layers: tuple[int, ...] | None) -> None:
+    from services.cli.heads.publish import convert
+    from services.generation.target.identity import FileDigests
+
+    digests = {path.name: FileDigests().digest(path) for path in (pulled.config, pulled.weights)}
+    with _folder_for(kept) as folder, tempfile.TemporaryDirectory() as scratch:
+        source = _unpickled(name, pulled, Path(scratch) / "source")
+        written = convert(source, folder, model, layers)
+        origin = {"repository": name.repo, "revision": pulled.commit} | digests
+        write_durably(folder / ORIGIN_FILE, json.dumps(origin, indent=1).encode())
+    read = ", ".join(map(str, written.feature_layers))
+    remark(f"{name}: {written.origin}'s layout, written in kolm's: it reads the features of layers {read}")
+
+
+@contextmanager
+def _folder_for(kept: Path) -> Iterator[Path]:
+    """An empty folder that becomes `kept` if the block succeeds, and is removed if it does not."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".converting-", dir=kept.parent))
+    try:
+        yield folder
+        shutil.rmtree(kept, ignore_errors=True)
+        folder.replace(kept)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unpickled(name: HubName, pulled: PulledHead, source: Path) -> Path:
+    """The folder `source` with config.json and model.safetensors; a pickle is converted in a process of its own."""
+    source.mkdir()
+    shutil.copyfile(pulled.config, source / CONFIG_FILE)
+    if pulled.weights.suffix == ".safetensors":
+        (source / WEIGHTS_FILE).symlink_to(pulled.weights.resolve())
+        return source
+    if find_spec("torch") is None:
+        raise UsageError(
+            f"{name}: {pulled.weights.name} is a pickle, which is read with torch, and torch is not installed",
+            "install torch (`pip install torch`), or take a head that is published as safetensors",
+        )
+    command = [sys.executable, "-m", "services.training.pickled_weights"]
+    command += [str(pulled.weights), str(source / WEIGHTS_FILE)]
+    with tempfile.TemporaryDirectory() as empty:
+        environment = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": empty}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=empty, env=environment, check=False)
+    try:
+        refused = json.loads(done.stdout).get("refused")
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
+        refused = f"cannot be converted: {lines[-1][:300]}"
+    if refused:
+        raise UsageError(f"{name}: {pulled.weights.name} {refused}", "take a head that is published as safetensors")
+    return source

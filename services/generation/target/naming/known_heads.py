@@ -1,0 +1,72 @@
+"""Public draft heads by the base they were trained on. Imports next to nothing.
+
+Bases and sizes are those of the repositories' pages, of z-lab's collection and of the lists of supported pairs of
+vLLM, AngelSlim and NVIDIA TensorRT Edge-LLM. The hub states size and licence again before anything is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.generation.target.naming.hub_names import same_name
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHead:
+    """A repository with a head of method `kind`. `megabytes` (10^6 bytes) and `licence` are empty if not published."""
+
+    base: str
+    repo: str
+    kind: str
+    megabytes: int | None = None
+    licence: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name that `--head` takes."""
+        return f"hf:{self.repo}"
+
+
+KNOWN_HEADS: tuple[KnownHead, ...] = (
+    KnownHead("Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3", "eagle3"),
+    KnownHead("Qwen/Qwen3-4B", "AngelSlim/Qwen3-4B_eagle3", "eagle3"),
+    KnownHead("Qwen/Qwen3-4B", "z-lab/Qwen3-4B-DFlash-b16", "block", 1000),
+    KnownHead("Qwen/Qwen3-4B", "deepseek-ai/dspark_qwen3_4b_block7", "block"),
+    KnownHead("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3", "eagle3", 2044, "apache-2.0"),
+    KnownHead("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "eagle3"),
+    KnownHead("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16", "block", 2000),
+    KnownHead("Qwen/Qwen3-14B", "RedHatAI/Qwen3-14B-speculator.eagle3", "eagle3", 2775, "apache-2.0"),
+    KnownHead("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3"),
+    KnownHead("Qwen/Qwen3-32B", "RedHatAI/Qwen3-32B-speculator.eagle3", "eagle3", 3121, "apache-2.0"),
+    KnownHead("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3"),
+    KnownHead(
+        "Qwen/Qwen3-30B-A3B-Instruct-2507", "RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3", "eagle3", 1000
+    ),
+    KnownHead(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct", "JinnP/SGLang-EAGLE3-Qwen3-Coder-30B-A3B-Instruct", "eagle3", 350,
+        "apache-2.0",
+    ),
+    KnownHead("Qwen/Qwen3-Coder-30B-A3B-Instruct", "z-lab/Qwen3-Coder-30B-A3B-DFlash", "block", 1000),
+    KnownHead("Qwen/Qwen3-Coder-Next", "thoughtworks/Qwen3-Coder-Next-Eagle3", "eagle3", None, "apache-2.0"),
+    KnownHead("Qwen/Qwen3.5-4B", "z-lab/Qwen3.5-4B-DFlash", "block", 1000),
+    KnownHead("Qwen/Qwen3.5-9B", "z-lab/Qwen3.5-9B-DFlash", "block", 2000),
+    KnownHead("Qwen/Qwen3.5-27B", "z-lab/Qwen3.5-27B-DFlash", "block"),
+    KnownHead("Qwen/Qwen3.5-35B-A3B", "z-lab/Qwen3.5-35B-A3B-DFlash", "block", 1000),
+    KnownHead("Qwen/Qwen3.6-27B", "z-lab/Qwen3.6-27B-DFlash", "block"),
+    KnownHead("Qwen/Qwen3.6-35B-A3B", "z-lab/Qwen3.6-35B-A3B-DFlash", "block", 800),
+    KnownHead("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3", 850),
+    KnownHead("meta-llama/Llama-3.1-8B-Instruct", "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat", "block", 2000),
+    KnownHead("meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "eagle3", 3152),
+    KnownHead("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", "eagle3"),
+    KnownHead("openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash", "block", 1600),
+    KnownHead("openai/gpt-oss-120b", "lmsys/EAGLE3-gpt-oss-120b-bf16", "eagle3"),
+    KnownHead("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3", "eagle3", 4000),
+)  # fmt: skip
+"""For each base the head that `--head auto` takes comes first."""
+
+
+def known_heads(base_names: Iterable[str]) -> list[KnownHead]:
+    """The heads of a base by any of its names: of its repository, folder or file, or in its GGUF metadata."""
+    names = [*base_names]
+    return [head for head in KNOWN_HEADS if any(same_name(head.base, name) for name in names)]

@@ -1,0 +1,60 @@
+"""From a hub's names to a drafted token: `kolm up hf:BASE --head auto`, from empty folders."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.generation.target.config.config import read_config
+from services.generation.target.identity import base_cid
+from tests.cli import kolm
+from tests.e2e.command import ENVIRONMENT, until
+from tests.fakes.heads import head_config, write_speculators
+from tests.fakes.hub import FakeHub, serving
+from tests.fakes.tiny_model import make_tiny_model
+
+BASE, HEAD = "Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"
+FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
+
+
+def committed(repo: str, folder: Path) -> FakeHub:
+    hub = FakeHub(repo=repo)
+    hub.commit({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
+    return hub
+
+
+def test_a_base_and_its_known_head_are_fetched_by_name_and_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KOLM_TOKEN")  # commands find that of the start by themselves
+    model = make_tiny_model(tmp_path / "model")
+    config = read_config(model)
+    write_speculators(tmp_path / "head", head_config(config))
+    data_dir, log = tmp_path / "data", tmp_path / "up.log"
+    with serving(committed(BASE, model)) as hub, log.open("w") as output:
+        hub.others[HEAD] = committed(HEAD, tmp_path / "head")
+        environment = {
+            **os.environ, **ENVIRONMENT, "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "XDG_CACHE_HOME": str(tmp_path / "xdg"), "HF_HUB_OFFLINE": "0",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "services.cli", "up", f"hf:{BASE}", "--head=auto", f"--data-dir={data_dir}"]
+        with subprocess.Popen([*command, *FREE], env=environment, stdout=output, stderr=output) as process:
+            try:
+                until(lambda: "ready after" in log.read_text() or process.poll() is not None)
+                assert process.poll() is None, log.read_text()
+                place = ("--json", "--data-dir", data_dir)
+                done = kolm("generate", "The ledger", "--method=eagle3", "--max-tokens=8", *place)
+                assert done.code == 0, done.err
+                receipts = kolm("receipts", "list", *place)
+                assert receipts.code == 0, receipts.err
+            finally:
+                process.terminate()
+    shown = json.dumps(receipts.document)
+    (kept,) = (tmp_path / "xdg" / "kolm" / "heads").glob("RedHatAI--*")
+    assert json.loads((kept / "origin.json").read_text())["repository"] == HEAD
+    assert base_cid(model) in shown
+    assert '"method": "eagle3"' in shown
+    assert done.document["usage"]["completion_tokens"] == 8

@@ -102,7 +102,7 @@ def pull(
 
 
 def _hub_head(name: str, model: Path, engine: str | None) -> dict[str, Any]:
-    from services.cli.heads.hub import hub_head
+    from services.cli.foreign_heads import hub_head
     from services.client.head_folder import manifest_of
     from services.generation.target.identity import base_cid
 

@@ -22,13 +22,13 @@ from ledger.encoding.canonical import parse_json
 from ledger.encoding.text_forms import timestamp
 from ledger.errors import FormatError
 from ledger.keys.signer import Signer, is_device, open_signer
+from services.cli.foreign_heads import convert, hub_head
 from services.cli.frame import options
 from services.cli.frame.exits import UsageError
 from services.cli.frame.options import registry_at
-from services.cli.frame.output import answer, members, remark, stderr_console, steps, transfers
+from services.cli.frame.output import answer, members, remark, steps, transfers
 from services.cli.frame.values import expect_folder, expect_name, numbers
 from services.cli.heads.fetch import Base, Reference, head_document
-from services.cli.heads.hub import hub_head
 from services.client.errors import InvalidArgument
 from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderInvalid, manifest_of, training_of
 from services.client.registry import Head, RegistryClient, upload
@@ -36,17 +36,7 @@ from services.generation.target.errors import TargetError
 from services.generation.target.model_path import HEAD_FOLDER
 
 if TYPE_CHECKING:
-    from services.generation.drafting.block.block_checkpoint import BlockHead
-    from services.generation.drafting.eagle3.head_pass import Head as LoadedHead
-
-
-_PROBE_TOKENS = 512
-_PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
-
-def total(prices, discount):
-    \"\"\"The sum of all prices after the discount.\"\"\"
-    return sum(prices) * (1 - discount)
-"""
+    pass
 
 
 def push(
@@ -290,66 +280,3 @@ class Publisher:
                 f"have {self.public} added to the trusted keys of the registry and the ledger (`kolm trust add`); "
                 "where they run and trust a publisher already, start them again",
             ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A head that was written in kolm's layout, whose layout it had, and the layers that it reads."""
-
-    origin: str
-    feature_layers: tuple[int, ...]
-
-
-def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Converted:
-    """Weights become float32, which holds every value of the other formats exactly.
-
-    If the layout leaves open which layers the head reads, both choices are tried on the base: the one under which the
-    head predicts more of the base's tokens is kept. Raises UsageError.
-    """
-    import numpy as np
-
-    from services.generation.drafting.block.block_checkpoint import BlockHead, write_block_head
-    from services.generation.drafting.eagle3.checkpoint import write_head
-    from services.generation.drafting.eagle3.head_pass import Head
-    from services.generation.drafting.eagle3.loading import with_layers
-    from services.generation.drafting.heads import HeadError, check_base
-    from services.generation.drafting.methods import load_head
-    from services.generation.target.config.config import read_config
-    from services.generation.target.files.safetensors import Part
-    from services.runtime.process import reason
-
-    def floats(head: LoadedHead | BlockHead) -> dict[str, Part]:
-        return {name: Part.of(values) for name, values in head.tensors.items()}
-
-    def offsets(head: LoadedHead | BlockHead) -> Part:
-        return Part.of(head.target_ids - np.arange(len(head.target_ids)))
-
-    try:
-        base = read_config(model)
-        head = load_head(source, base)
-        if isinstance(head, BlockHead):
-            if feature_layers is not None:
-                raise UsageError(f"--feature-layers: {source} is a block head, which names them", "leave the flag out")
-            own = {"d2t": offsets(head)} if len(head.target_ids) < head.config.vocab_size else {}
-            write_block_head(out, head.config, floats(head) | own)
-            return Converted(head.origin, head.config.feature_layers)
-        assert isinstance(head, Head)
-        if feature_layers is not None:
-            head = with_layers(head, feature_layers)
-            check_base(head.config, base)
-        elif head.other_layers:
-            head = _confirmed(head, model)
-        write_head(out, head.config, floats(head) | {"d2t": offsets(head)})
-    except (HeadError, TargetError, OSError) as error:
-        raise UsageError(reason(error)) from error
-    return Converted(head.origin, tuple(head.config.feature_layers))
-
-
-def _confirmed(head: LoadedHead, model: Path) -> LoadedHead:
-    from services.generation.drafting.eagle3.loading import confirm_layers
-    from services.generation.engine.text.tokenizer import Tokenizer
-    from services.generation.target.cpu import load_target
-
-    target = load_target(model, cache_tokens=_PROBE_TOKENS)
-    with stderr_console().status("trying which layers of the base the head reads"):
-        return confirm_layers(head, target, Tokenizer(model).encode(_PROBE)[: _PROBE_TOKENS // 4])

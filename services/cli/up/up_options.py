@@ -213,7 +213,7 @@ class ServedOptions:
 
     def with_fetched_heads(self) -> ServedOptions:
         """These options with the folders of a hub's heads in place of their names. Raises CommandError."""
-        from services.cli.heads.hub import hub_head, known_head
+        from services.cli.foreign_heads import hub_head, known_head
 
         def folder(head: str) -> str:
             named = known_head(self.model).name if head == _KNOWN else head
@@ -223,7 +223,7 @@ class ServedOptions:
 
     def public_head(self) -> KnownHead | None:
         """The public head that `--head auto` would take, if no head is named and there is none beside the model."""
-        from services.cli.heads.hub import heads_known_for
+        from services.cli.foreign_heads import heads_known_for
 
         if self.head or default_head_for(self.model) is not None:
             return None

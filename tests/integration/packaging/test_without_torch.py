@@ -99,7 +99,7 @@ def test_a_published_head_is_converted_there(python: Path, tmp_path: Path, model
     config = head_config(read_config(model))
     write_speculators(tmp_path / "theirs", config)
     write_kolm(tmp_path / "ours", config)
-    code = "import sys; from pathlib import Path; from services.cli.heads.publish import convert; "
+    code = "import sys; from pathlib import Path; from services.cli.foreign_heads import convert; "
     code += "convert(*map(Path, sys.argv[1:]), None)"
     subprocess.run([python, "-c", code, tmp_path / "theirs", tmp_path / "made", model], check=True)
     made, ours = (tmp_path / folder / "model.safetensors" for folder in ("made", "ours"))

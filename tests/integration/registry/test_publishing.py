@@ -12,8 +12,8 @@ from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
+from services.cli.foreign_heads import convert
 from services.cli.frame.exits import UsageError
-from services.cli.heads.publish import convert
 from services.client.errors import FailedPrecondition, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from services.client.head_folder import manifest_of
 from services.client.registry import RegistryClient

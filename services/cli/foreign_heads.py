@@ -1,4 +1,4 @@
-"""Draft heads of a hub, `hf:OWNER/REPOSITORY[@REVISION]`: fetched, converted to our layout, kept with their origin."""
+"""Draft heads in other layouts, in a folder or on a hub (`hf:OWNER/REPOSITORY`), converted to kolm's layout."""
 
 from __future__ import annotations
 
@@ -10,21 +10,32 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledger.durable_file import write_durably
 from services.cli.frame.exits import UsageError
-from services.cli.frame.output import remark
+from services.cli.frame.output import remark, stderr_console
 from services.cli.frame.pull import PulledHead, pull_head
 from services.client.head_folder import CONFIG_FILE, ORIGIN_FILE, WEIGHTS_FILE
-from services.generation.target.errors import ModelNotFound
+from services.generation.target.errors import ModelNotFound, TargetError
 from services.generation.target.model_path import name_of
 from services.generation.target.naming.hub_names import HubName
 
 if TYPE_CHECKING:
+    from services.generation.drafting.block.block_checkpoint import BlockHead
+    from services.generation.drafting.eagle3.head_pass import Head as LoadedHead
     from services.generation.target.naming.known_heads import KnownHead
+
+_PROBE_TOKENS = 512
+_PROBE = """The server writes a receipt for every request. A reader who doubts one looks it up and checks the signature.
+
+def total(prices, discount):
+    \"\"\"The sum of all prices after the discount.\"\"\"
+    return sum(prices) * (1 - discount)
+"""
 
 _DIGITS = 12  # of a commit and of the base's identifier, in the name of a folder
 
@@ -90,7 +101,6 @@ def _place(name: HubName, commit: str, base_cid: str, feature_layers: tuple[int,
 
 
 def _convert(name: HubName, pulled: PulledHead, kept: Path, model: Path, layers: tuple[int, ...] | None) -> None:
-    from services.cli.heads.publish import convert
     from services.generation.target.identity import FileDigests
 
     digests = {path.name: FileDigests().digest(path) for path in (pulled.config, pulled.weights)}
@@ -141,3 +151,66 @@ def _unpickled(name: HubName, pulled: PulledHead, source: Path) -> Path:
     if refused:
         raise UsageError(f"{name}: {pulled.weights.name} {refused}", "take a head that is published as safetensors")
     return source
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A head that was written in kolm's layout, whose layout it had, and the layers that it reads."""
+
+    origin: str
+    feature_layers: tuple[int, ...]
+
+
+def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Converted:
+    """Weights become float32, which holds every value of the other formats exactly.
+
+    If the layout leaves open which layers the head reads, both choices are tried on the base: the one under which the
+    head predicts more of the base's tokens is kept. Raises UsageError.
+    """
+    import numpy as np
+
+    from services.generation.drafting.block.block_checkpoint import BlockHead, write_block_head
+    from services.generation.drafting.eagle3.checkpoint import write_head
+    from services.generation.drafting.eagle3.head_pass import Head
+    from services.generation.drafting.eagle3.loading import with_layers
+    from services.generation.drafting.heads import HeadError, check_base
+    from services.generation.drafting.methods import load_head
+    from services.generation.target.config.config import read_config
+    from services.generation.target.files.safetensors import Part
+    from services.runtime.process import reason
+
+    def floats(head: LoadedHead | BlockHead) -> dict[str, Part]:
+        return {name: Part.of(values) for name, values in head.tensors.items()}
+
+    def offsets(head: LoadedHead | BlockHead) -> Part:
+        return Part.of(head.target_ids - np.arange(len(head.target_ids)))
+
+    try:
+        base = read_config(model)
+        head = load_head(source, base)
+        if isinstance(head, BlockHead):
+            if feature_layers is not None:
+                raise UsageError(f"--feature-layers: {source} is a block head, which names them", "leave the flag out")
+            own = {"d2t": offsets(head)} if len(head.target_ids) < head.config.vocab_size else {}
+            write_block_head(out, head.config, floats(head) | own)
+            return Converted(head.origin, head.config.feature_layers)
+        assert isinstance(head, Head)
+        if feature_layers is not None:
+            head = with_layers(head, feature_layers)
+            check_base(head.config, base)
+        elif head.other_layers:
+            head = _confirmed(head, model)
+        write_head(out, head.config, floats(head) | {"d2t": offsets(head)})
+    except (HeadError, TargetError, OSError) as error:
+        raise UsageError(reason(error)) from error
+    return Converted(head.origin, tuple(head.config.feature_layers))
+
+
+def _confirmed(head: LoadedHead, model: Path) -> LoadedHead:
+    from services.generation.drafting.eagle3.loading import confirm_layers
+    from services.generation.engine.text.tokenizer import Tokenizer
+    from services.generation.target.cpu import load_target
+
+    target = load_target(model, cache_tokens=_PROBE_TOKENS)
+    with stderr_console().status("trying which layers of the base the head reads"):
+        return confirm_layers(head, target, Tokenizer(model).encode(_PROBE)[: _PROBE_TOKENS // 4])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -228,10 +229,13 @@ def kinds(results: Results) -> str:
     return "\n".join(_table(("`auto` over `off`, T = 0", *_KINDS), rows))
 
 
-def llama_cpp(results: Results) -> str:
+def llama_cpp(results: Results, *, long: bool) -> str:
+    """Prompts of 512 tokens, or the longer ones."""
     rows = []
     for record in results["families"]:
         for each in record.figures:
+            if (each["prompt"] > 512) != long:
+                continue
             rate, ratio = each["a second"], each["kolm is faster by"]
             rows.append(
                 (
@@ -506,13 +510,91 @@ def fleet(results: Results) -> str:
     return "\n".join([*logs, *bundles])
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An aim, and the measured values by machine. `at_least`: larger is better."""
+
+    aim: str
+    bound: float
+    at_least: bool
+    unit: str
+    measured: Sequence[tuple[float, str]]
+
+    def row(self) -> Sequence[str]:
+        best, worst = max(self.measured), min(self.measured)
+        if not self.at_least:
+            best, worst = worst, best
+        met = [(value >= self.bound) == self.at_least or value == self.bound for value, _ in self.measured]
+        return (self.aim, *map(self._shown, (best, worst)), f"{sum(met)} of {len(met)}")
+
+    def _shown(self, value: tuple[float, str]) -> str:
+        number = f"{value[0]:.0f}" if self.unit else f"{value[0]:.2f}"
+        return f"{number}{self.unit} ({value[1]})"
+
+
+def targets(results: Results) -> str:
+    """What was aimed at, and the best and the worst of what was measured."""
+    rows = [each.row() for each in (*_speculation_targets(results), *_pass_and_caller_targets(results))]
+    return "\n".join(_table(("aim", "best", "worst", "met"), rows))
+
+
+def _speculation_targets(results: Results) -> Iterator[Target]:
+    cases = [
+        (record, case["temperature"], case["contenders"]["kolm auto"])
+        for record in results["specbench"]
+        for case in record.figures["cases"]
+        if case["batch"] == 1 and not case["context"]
+    ]
+    for aim, bound, temperature, weights in (
+        ("`auto`, int8, T = 0: 1.6 times `off`", 1.6, 0.0, "Q4_1"),
+        ("`auto`, bfloat16, T = 0: 2.2 times", 2.2, 0.0, "bfloat16"),
+        ("`auto`, int8, T = 1: 1.15 times", 1.15, 1.0, "Q4_1"),
+    ):
+        speedups = [
+            (auto["speedup"], _machine(record.machine))
+            for record, drawn, auto in cases
+            if drawn == temperature and ("bfloat16" in record.case) == (weights == "bfloat16")
+        ]
+        yield Target(aim, bound, True, "", speedups)
+    kinds = [
+        (part["speedup"], f"{kind}, T = {drawn:g}")
+        for record, drawn, auto in cases
+        for kind, part in auto["kinds"].items()
+        if part["speedup"]
+    ]
+    yield Target("every kind of question: 0.98 times", 0.98, True, "", kinds)
+
+
+def _pass_and_caller_targets(results: Results) -> Iterator[Target]:
+    growths = []
+    for record in results["arithmetic"]:
+        near = record.figures["milliseconds"]["100 tokens before"]
+        one = near[next(name for name in _INT8 if name in near)]
+        growths.append((one["8"] / one["1"], _machine(record.machine)))
+    yield Target("8 rows: at most 1.8 times the time of one", 1.8, False, "", growths)
+    sixteen = [
+        (case, f"{_machine(record.machine)}, {record.subject.model}")
+        for record in results["load"]
+        if record.figures["server"] == "kolm"
+        for case in record.figures["cases"]
+        if case["callers"] == 16
+    ]
+    for aim, bound, figure in (
+        ("16 callers, first token, 99 %: 1,500 ms", 1500.0, "first_token_ms"),
+        ("16 callers, between chunks, 99 %: 100 ms", 100.0, "inter_token_ms"),
+    ):
+        yield Target(aim, bound, False, " ms", [(case[figure]["p99"], where) for case, where in sixteen])
+
+
 BLOCKS: Mapping[str, Callable[[Results], str]] = {
     "readme": readme,
-    "machines": machines, "speculation": speculation, "kinds": kinds, "llama-cpp": llama_cpp,
+    "machines": machines, "speculation": speculation, "kinds": kinds,
+    "llama-cpp": lambda results: llama_cpp(results, long=False),
+    "llama-cpp long": lambda results: llama_cpp(results, long=True),
     "passes": passes, "losses": losses, "callers": callers,
     "callers smollm2": lambda results: callers(results, "SmolLM2"), "start": start, "identity": identity, "lies": lies,
     "ledger": ledger, "bundle": bundle, "head": head, "identity of others": identity_of_others,
-    "first start": first_start, "fleet": fleet,
+    "first start": first_start, "fleet": fleet, "targets": targets,
 }  # fmt: skip
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from services.generation.drafting.draft_tree.candidates import Vocabulary
 from services.generation.drafting.eagle3.checkpoint import EMBEDDING, FEATURE_NORM, HeadConfig, layer_spec
 from services.generation.drafting.heads import rotation_of_head
-from services.generation.engine.numba_cache import relaxed
+from services.generation.drafting.stepping.entry_pass import (
+    AHEAD,
+    MOST_ROWS,
+    Embed,
+    EntryPass,
+    EntrySizes,
+    vocabulary_of,
+)
 from services.generation.target.arrays import Float32, Int64
-from services.generation.target.blocks import BLOCK, BlockPool
+from services.generation.target.blocks import BLOCK
 from services.generation.target.config.rope import inverse_root, query_scales, rotations
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
@@ -23,8 +29,6 @@ from services.generation.target.program.layer import Layer, load_layer
 from services.generation.target.program.matrices import Matrix, matrix_of, vector
 from services.generation.target.program.operations import Operations
 from services.generation.target.program.program import EmbeddingTable
-from services.generation.target.program.team import Passes
-from services.generation.target.rows import Rows
 
 _CACHED = "float32"  # in which keys and values are kept
 
@@ -99,6 +103,7 @@ class HeadPrograms:
         widest, layers = max(features, 2 * config.hidden_size), [layer.spec for layer in parts.layers]
         self.buffers = Buffers(config, rows, members, positions, widest=widest, layers=layers)
         self.streams, self.embedded = self.buffers.lines(features), self.buffers.lines(config.hidden_size)
+        self.carried = self.buffers.x
         self._read = self.buffers.lines(2 * config.hidden_size)
         self.logits = self.buffers.lines(config.draft_vocab_size)
         self._parts = parts
@@ -147,61 +152,8 @@ class HeadPrograms:
             operations.norm(x, feature, parts.feature_norm)
 
 
-Embed = Callable[[Int64], Float32]
-
-
-class KeptEmbeddings:
-    """Embeddings that were read of late: in a packed matrix one token's lie among those of many others."""
-
-    def __init__(self, embed: Embed, size: int) -> None:
-        self._embed = embed
-        self._tokens, self._rows = np.full(_KEPT, -1, np.int64), np.empty((_KEPT, size), np.float32)
-
-    def read(self, tokens: Int64, out: Float32) -> None:
-        """[n] ids into `out` [n, size or more]."""
-        new = _copy_kept(tokens, self._tokens, self._rows, out)
-        if len(new):
-            places, found = tokens[new] % _KEPT, self._embed(tokens[new])
-            out[new, : found.shape[1]] = found
-            self._tokens[places], self._rows[places] = tokens[new], found
-
-
-@relaxed
-def _copy_kept(tokens: Int64, kept: Int64, rows: Float32, out: Float32) -> Int64:
-    """Copy the rows of those that are kept; returns which are not."""
-    missing, count = np.empty(len(tokens), np.int64), 0
-    for i in range(len(tokens)):
-        place = tokens[i] % len(kept)
-        if kept[place] == tokens[i]:
-            for j in range(rows.shape[1]):
-                out[i, j] = rows[place, j]
-        else:
-            missing[count] = i
-            count += 1
-    return missing[:count]
-
-
-_KEPT = 4096  # embeddings
-_AHEAD = 64  # positions past the context that draft entries may take
-MOST_ROWS = 256  # of a pass; more go through in several, earlier rows first
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOutput:
-    """A pass's output, which the next pass overwrites: `states` [wanted, hidden], which the next draft step gets in
-    place of features; logits [wanted, draft_vocab_size].
-    """
-
-    states: Float32
-    logits: Float32
-
-
-class HeadPass:
-    """Computes entries of the head: entry i reads the feature of position i and the token at position i + 1.
-
-    Used by one thread. Rows are those of `target.rows.Rows`, their tokens the following ones, over the head's own
-    cache (`blocks`).
-    """
+class HeadPass(EntryPass):
+    """Computes entries of an EAGLE-3 head."""
 
     def __init__(
         self, head: Head, embed: Embed, cache_blocks: int, context_length: int, *, threads: int = 1,
@@ -214,60 +166,17 @@ class HeadPass:
             WeightsInvalid: a weight is NaN or infinite.
         """
         config = head.config
-        self.config, self.blocks = config, BlockPool(cache_blocks)
-        draft_ids = np.full(config.vocab_size, -1, np.int64)
-        draft_ids[head.target_ids] = np.arange(len(head.target_ids))
-        self.vocabulary = Vocabulary(head.target_ids, draft_ids)
-        parts = HeadParts.of(head, arithmetic, cache_blocks, context_length + _AHEAD)
+        parts = HeadParts.of(head, arithmetic, cache_blocks, context_length + AHEAD)
         own = parts.embedding
-        read = embed if own is None else EmbeddingTable(own, config.hidden_size).rows
-        self._embeddings = KeptEmbeddings(read, config.hidden_size)
-        self._passes = Passes(threads)
-        positions = min(cache_blocks * BLOCK, context_length + _AHEAD)  # all that a row sees is in the cache
-        self._programs = HeadPrograms(parts, MOST_ROWS, threads, positions)
-
-    def read(self, rows: Rows, features: Float32) -> HeadOutput:
-        """Compute entries of committed tokens. `features` [rows, feature layers * target hidden], the target's streams.
-
-        Where no row is wanted, the last layer computes keys and values and no more: the only layer, mostly.
-        """
-        programs = self._programs
-        program = programs.reads if len(rows.wanted) else programs.stores
-        return self._in_pieces(program, rows, programs.streams, features)
-
-    def step(self, rows: Rows, states: Float32) -> HeadOutput:
-        """Compute draft entries that go on from `states` [rows, hidden]."""
-        return self._in_pieces(self._programs.steps, rows, self._programs.buffers.x, states)
-
-    def _in_pieces(self, program: Int64, rows: Rows, lines: Float32, inputs: Float32) -> HeadOutput:
-        """Run a program over as many rows at a time as there is room for; `inputs` go to `lines`."""
-        if len(rows) <= MOST_ROWS:
-            lines[: len(rows), : inputs.shape[1]] = inputs
-            return self._run(program, rows)
-        cuts = [slice(at, min(at + MOST_ROWS, len(rows))) for at in range(0, len(rows), MOST_ROWS)]
-        states, logits = list[Float32](), list[Float32]()
-        for cut in cuts:
-            piece = self._in_pieces(program, rows.part(cut.start, cut.stop), lines, inputs[cut])
-            states.append(piece.states.copy())
-            logits.append(piece.logits.copy())
-        return HeadOutput(np.concatenate(states), np.concatenate(logits))
-
-    def _run(self, program: Int64, rows: Rows) -> HeadOutput:
-        """Compute entries and store their keys and values, in place of what was in their slots.
-
-        Raises:
-            ValueError: a row's position is past a context and a draft.
-        """
-        self._programs.buffers.check(rows)
-        config, programs, count = self.config, self._programs, len(rows.wanted)
-        self._embeddings.read(rows.tokens, programs.embedded)
-        self._passes.run(program, rows)
-        buffers = programs.buffers
-        states = buffers.normed[:count] if config.norm_output else buffers.x[: len(rows)]
-        if len(states) > count:
-            states = states[rows.wanted]
-        logits = np.ascontiguousarray(programs.logits[:count, : config.draft_vocab_size])
-        return HeadOutput(states[:, : config.hidden_size], logits)
+        positions = min(cache_blocks * BLOCK, context_length + AHEAD)  # all that a row sees is in the cache
+        super().__init__(
+            HeadPrograms(parts, MOST_ROWS, threads, positions),
+            EntrySizes(config.hidden_size, config.draft_vocab_size, config.norm_output),
+            vocabulary_of(head.target_ids, config.vocab_size),
+            embed if own is None else EmbeddingTable(own, config.hidden_size).rows,
+            cache_blocks=cache_blocks,
+            threads=threads,
+        )
 
 
 Origin = Literal["kolm", "safeailab", "speculators"]

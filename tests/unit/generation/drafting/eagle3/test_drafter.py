@@ -158,7 +158,7 @@ def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(
     rows: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where some end earlier, and where a pass has no room for a level of all."""
-    monkeypatch.setattr("services.generation.drafting.eagle3.drafter.MOST_ROWS", rows)
+    monkeypatch.setattr("services.generation.drafting.stepping.step_drafter.MOST_ROWS", rows)
     together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
     together.step_cost = alone.step_cost = StepCost(1e-9, 1e-9)  # steps are shared, and shares of them cost less
     first, second = ([Fed(drafter, k, tree_width=3, k=k) for k in range(2, 6)] for drafter in (together, alone))

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation.drafting.eagle3.head_pass import _KEPT, HeadOutput, HeadPass, KeptEmbeddings
+from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import load_head
+from services.generation.drafting.stepping.entry_pass import _KEPT, HeadOutput, KeptEmbeddings
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder

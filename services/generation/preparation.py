@@ -16,6 +16,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.ledger import key_entries
 from services.generation.drafting.method_spec import DrafterInputs
 from services.generation.drafting.methods import CannotDraft, build_drafters, method_of
+from services.generation.drafting.mtp.draft_tokens import frequent_tokens
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.core import EngineCore, EngineSettings
@@ -35,6 +36,7 @@ from services.generation.requests.heads import (
     is_folder,
     load_beside,
     load_heads,
+    load_own,
 )
 from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
@@ -230,10 +232,17 @@ async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
     found = await _named_heads(settings, model) if settings.head_references else LoadedHeads()
     unnamed = settings.auto_discover and not settings.head and not found.loaded
     folder = default_head_for(settings.model) if unnamed else None
-    if folder is None:
-        return found
-    beside = await asyncio.to_thread(load_beside, folder, model.target.base_cid, model.target.config)
-    return LoadedHeads(beside.loaded, found.refused)
+    if folder is not None:
+        beside = await asyncio.to_thread(load_beside, folder, model.target.base_cid, model.target.config)
+        found = replace(found, loaded=beside.loaded)
+    own = await asyncio.to_thread(_own_head, settings, model) if settings.own_head else LoadedHeads()
+    return LoadedHeads((*found.loaded, *own.loaded), (*found.refused, *own.refused))
+
+
+def _own_head(settings: GenerationSettings, model: Model) -> LoadedHeads:
+    config, tokenizer = model.target.config, model.tokenizer.fast
+    tokens = frequent_tokens(tokenizer, settings.own_head_tokens, config.vocab_size, config.eos_token_ids)
+    return load_own(settings.model, config, tokens)
 
 
 async def _named_heads(settings: GenerationSettings, model: Model) -> LoadedHeads:

@@ -74,9 +74,18 @@ class GenerationSettings(RpcServerSettings):
     )
     head: tuple[_Head, ...] = Field(
         (),
-        description="Draft heads of either kind (eagle3, block), the preferred one first, may be repeated: name, "
+        description="Draft heads of any kind (eagle3, block), the preferred one first, may be repeated: name, "
         "name@sha256:DIGITS or cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: "
         "the registry's newest for the base.",
+    )
+    own_head: bool = Field(
+        True, description="Draft with the MTP block inside of the model's own files, if there is one."
+    )
+    own_head_tokens: int = Field(
+        32_768,
+        ge=0,
+        description="Tokens that the MTP block drafts, the most frequent ones: with fewer a draft is cheaper and less "
+        "often right. 0: all.",
     )
     auto_discover: bool = Field(
         True,

@@ -16,6 +16,8 @@ from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.heads import DraftHead
+from services.generation.drafting.mtp.block_weights import MtpBlock
+from services.generation.drafting.mtp.mtp_drafter import MtpDrafter
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
@@ -30,7 +32,11 @@ _AT_ONCE = 16
 _FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: beside such a pass every draft token is worth its row
 _SETTINGS = EngineSettings(max_sequences=_AT_ONCE, max_waiting=_AT_ONCE)
 
-_CHAINS = {"eagle3": {"tree_width": 1}, "block": {"block_width": 1}}  # parameters of drafts without branches
+_CHAINS = {
+    "eagle3": {"tree_width": 1},
+    "block": {"block_width": 1},
+    "mtp": {"tree_width": 1},
+}  # parameters of drafts without branches
 
 Prompt = tuple[int, ...]
 
@@ -91,6 +97,8 @@ def measure(
 def _drafter(head: DraftHead, target: Target) -> Drafter:
     if isinstance(head, BlockHead):
         return BlockDrafter(head, target, _FREE_ROWS)
+    if isinstance(head, MtpBlock):
+        return MtpDrafter(head, target, _FREE_ROWS)
     assert isinstance(head, Head)
     return Eagle3Drafter(head, target, _FREE_ROWS)
 

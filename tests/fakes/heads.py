@@ -23,7 +23,10 @@ from services.generation.drafting.draft_tree.draft_tree import DraftModelState
 from services.generation.drafting.eagle3.checkpoint import HeadConfig, head_shapes, write_head
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.head_pass import Head
-from services.generation.drafting.head_drafter import HeadDraft
+from services.generation.drafting.head_drafter import HeadDraft, HeadDrafter
+from services.generation.drafting.mtp.block_weights import MtpBlock
+from services.generation.drafting.mtp.block_weights import block_shapes as block_shapes_of_mtp
+from services.generation.drafting.mtp.mtp_drafter import MtpDrafter
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest
@@ -31,6 +34,7 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.files.safetensors import Part
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.target import Target
 
 
@@ -85,7 +89,7 @@ class InformedDrafter(Drafter):
 
     def __init__(
         self,
-        drafter: Eagle3Drafter | BlockDrafter,
+        drafter: HeadDrafter,
         seed: int,
         truth: Mapping[tuple[str, int], Sequence[int]],
         *,
@@ -172,6 +176,24 @@ def random_block(base: TargetConfig, seed: int = 0, **choices: Any) -> BlockHead
 def block(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> BlockDrafter:
     """A drafter by a random head for `target`."""
     return BlockDrafter(random_block(target.config, seed, **choices), target, cost, copies=copies)
+
+
+def random_mtp(base: TargetConfig, seed: int = 0, draft_tokens: int | None = None) -> MtpBlock:
+    """A block in memory; with `draft_tokens`, of as many tokens, with an output matrix of its own."""
+    shapes, count = block_shapes_of_mtp(base), draft_tokens or base.vocab_size
+    drawn = _random_tensors({**shapes, "output": (count, base.hidden_size)}, base.vocab_size, base.vocab_size, seed)
+    stored = {name: StoredTensor.of_values(name, tensor.numpy()) for name, tensor in drawn.items()}
+    output = stored.pop("output")
+    ids = np.sort(np.random.default_rng(seed).permutation(base.vocab_size)[:count])
+    norm = np.ones(base.hidden_size, np.float32)
+    return MtpBlock(base, f"cidv1:sha256:{seed:064x}", stored, norm, output if draft_tokens else None, ids)
+
+
+def mtp(
+    target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, draft_tokens: int | None = None
+) -> MtpDrafter:
+    """A drafter by a random block for `target`."""
+    return MtpDrafter(random_mtp(target.config, seed, draft_tokens), target, cost, copies=copies)
 
 
 def write_kolm(directory: Path, config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -191,6 +191,9 @@ class ServedOptions:
         list[Path] | None,
         Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
     ] = None
+    own_head: Annotated[bool, Option(help="Draft with the MTP block inside of the model's files, if it has one.")] = (
+        True
+    )
     auto_discover: Annotated[
         bool, Option(help="Use the head, adapters and datastore next to the model if none is named.")
     ] = True
@@ -237,7 +240,8 @@ class ServedOptions:
             if "/" in head:
                 expect_folder("--head", Path(head), HEAD_FOLDER)
         own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")
-        return {"no_auto_discover": not self.auto_discover} | {name: getattr(self, name) for name in own}
+        off = {"no_auto_discover": not self.auto_discover, "no_own_head": not self.own_head}
+        return off | {name: getattr(self, name) for name in own}
 
     def check_parts(self, found: dict[str, Path]) -> None:
         """Check by small files that heads, adapters and datastores fit the model; `found` are adapters that were not

@@ -76,6 +76,15 @@ class Sizes(Protocol):
     def trained_length(self) -> int: ...
 
 
+class FeatureSizes(Protocol):
+    """The target's streams that a head reads."""
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]: ...
+    @property
+    def target_hidden_size(self) -> int: ...
+
+
 class DraftHead(Protocol):
     """A head in memory, checked against its own configuration and its base; pure data."""
 
@@ -85,7 +94,7 @@ class DraftHead(Protocol):
         ...
 
     @property
-    def config(self) -> Sizes: ...
+    def config(self) -> FeatureSizes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ class MethodSpec:
     parameters: tuple[Parameter, ...] = ()
     by_name_only: bool = False  # whether `auto` passes it over
     heads: HeadKind | None = None  # of the published heads that it drafts with, one drafter each
+    own_head: bool = False  # whether it drafts with a head that comes inside the base's files
 
     @property
     def has_heads(self) -> bool:
-        return self.heads is not None
+        return self.heads is not None or self.own_head

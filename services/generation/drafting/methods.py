@@ -13,6 +13,7 @@ from services.generation.drafting.block import block_drafter as block
 from services.generation.drafting.eagle3 import drafter as eagle3
 from services.generation.drafting.heads import DraftHead, HeadConfigInvalid, HeadError, HeadKind, read_document
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
+from services.generation.drafting.mtp import mtp_drafter as mtp
 from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.drafter import Drafter
 from services.generation.target.config.config import TargetConfig
@@ -21,6 +22,7 @@ from services.generation.target.errors import TargetError
 METHODS: tuple[MethodSpec, ...] = (
     eagle3.METHOD,
     block.METHOD,
+    mtp.METHOD,  # behind heads that somebody named
     rest.METHOD,
     draft_model.METHOD,  # before copies: who names a draft model expects it to be tried
     lookahead.METHOD,

@@ -30,8 +30,11 @@ from services.client.head_folder import HeadFolderInvalid, answers, fetch_head, 
 from services.client.registry import RegistryClient
 from services.generation.drafting.heads import DraftHead, HeadError, HeadForAnotherBase
 from services.generation.drafting.methods import load_head
+from services.generation.drafting.mtp.block_weights import read_block
 from services.generation.ledger_link import LedgerUnreachable
+from services.generation.target.arrays import Int64
 from services.generation.target.config.config import TargetConfig
+from services.generation.target.errors import TargetError
 from services.runtime.errors import FailedPrecondition, NotFound
 from services.runtime.process import Outage
 
@@ -260,6 +263,24 @@ def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHead
         return LoadedHeads()
     _log.info("drafting with the head in %s, which lies beside the model; nobody vouches for it", folder)
     return LoadedHeads((read,))
+
+
+def load_own(model: Path, config: TargetConfig, draft_tokens: Int64 | None) -> LoadedHeads:
+    """The MTP block inside of the model's files, if there is one (`read_block`). A block that cannot be read is
+    refused, and the server serves on without it.
+    """
+    try:
+        block = read_block(model, config, draft_tokens)
+    except (HeadError, TargetError, OSError) as error:
+        return LoadedHeads(refused=tuple(_refusal(OWN, error)))
+    if block is None:
+        return LoadedHeads()
+    _log.info("drafting with the MTP block inside of %s, over %d tokens: %s", model, len(block.target_ids), block.cid)
+    return LoadedHeads((LoadedHead(ServedHead(block.cid, model, kind=block.kind), block),))
+
+
+OWN = "mtp"
+"""The reference of the block that comes with the model."""
 
 
 def _read(served: ServedHead, config: TargetConfig) -> LoadedHead:

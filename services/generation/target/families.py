@@ -318,6 +318,7 @@ QWEN3_5 = Family(
     delta=True,
     tiled=True,
     gated=True,
+    own_head=True,
     gguf_modules={
         "post_attention_norm": "post_attention_layernorm",
         "attn_qkv": f"{DELTA}.in_proj_qkv",

@@ -9,6 +9,8 @@ NORM = "model.norm.weight"
 """The last norm."""
 CONVOLUTION = "conv.conv"
 """The weights [hidden size, taps] of a layer's short convolution."""
+OWN_HEAD = "mtp."
+"""The prefix of the tensors of a block that predicts further tokens, inside of a checkpoint (MTP)."""
 DELTA, MAMBA = "linear_attn", "mamba"
 """Modules of layers that fold their inputs into a state: by the gated delta rule, and by Mamba-2."""
 
@@ -239,6 +241,7 @@ class Family:
     tiled: bool = False  # as in `StateRule`
     joined: bool = False  # as in `StateRule`
     gated: bool = False  # q_proj has a gate of each head's output after its query
+    own_head: bool = False  # checkpoints may contain a block that predicts further tokens
     gguf_modules: Mapping[str, str] = field(default_factory=dict)
     """Modules of a layer in transformers by their names in GGUF, if they differ from `gguf_file`'s."""
 

@@ -70,6 +70,13 @@ def test_adapters_next_to_the_model_are_given_to_server_and_auditor(ran: list[Lo
     assert settings.auto_discover is False
 
 
+def test_the_block_inside_of_a_model_can_be_left_out(ran: list[LocalServices], tmp_path: Path) -> None:
+    imported(tmp_path, "base")
+    assert kolm("up", *FREE, "--model", tmp_path / "base", "--no-own-head").code == 0
+    settings = GenerationSettings.load(ran[0].generation("127.0.0.1:1").flags, environment={})
+    assert settings.own_head is False
+
+
 def test_a_toml_file_reaches_every_service_and_what_server_and_auditor_share_reaches_both(
     ran: list[LocalServices], tmp_path: Path
 ) -> None:

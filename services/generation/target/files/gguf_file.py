@@ -17,7 +17,7 @@ from services.generation.target.architectures import gguf_families
 from services.generation.target.arrays import Bytes
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.families import FAMILIES
-from services.generation.target.family import Family
+from services.generation.target.family import OWN_HEAD, Family
 from services.generation.target.files.gguf_header import GgufHeader, GgufMetadata, TensorPlace, read_gguf_header
 from services.generation.target.files.gguf_parts import check_first, joined, part_count
 from services.generation.target.files.part_names import sibling_paths
@@ -74,6 +74,16 @@ _Stamp = tuple[Path, int, int, int, int]
 """A file's path, size, inode and times of modification and change; zeros for a missing file."""
 _open_files: WeakValueDictionary[tuple[_Stamp, ...], GgufFile] = WeakValueDictionary()
 
+_NEXTN = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head_norm": "norm",
+    "embed_tokens": "embed_tokens",
+    "shared_head_head": "lm_head",
+}
+"""Modules of the block that predicts further tokens beside its layer, in GGUF (`nextn.`) and in safetensors."""
+
 
 def transformers_name(name: str, modules: Mapping[str, str]) -> str:
     """The name in transformers' model. Unknown names are unchanged. `modules`: the family's own names."""
@@ -86,6 +96,20 @@ def transformers_name(name: str, modules: Mapping[str, str]) -> str:
         if kind and (found := modules.get(module) or _INSIDE.get(module)):
             return f"model.layers.{layer}.{found}.{kind}"
     return _OUTSIDE.get(name, name)
+
+
+def _own_head_name(name: str, layers: int, modules: Mapping[str, str]) -> str:
+    """The name in a checkpoint's `mtp.` of a tensor of the first block behind `layers` layers; others stay as they
+    are.
+    """
+    block, _, rest = name.removeprefix("blk.").partition(".")
+    if block != str(layers):
+        return name
+    module, _, kind = rest.removeprefix("nextn.").rpartition(".")
+    if rest.startswith("nextn."):
+        return f"{OWN_HEAD}{_NEXTN[module]}.{kind}" if module in _NEXTN else name
+    found = transformers_name(name, modules)
+    return found.replace(f"model.layers.{layers}.", f"{OWN_HEAD}layers.0.", 1)
 
 
 def _stamp(path: Path) -> _Stamp:
@@ -125,6 +149,10 @@ class GgufFile:
         mtp_layers = self.metadata.whole(f"{architecture}.nextn_predict_layers", 0)
         self.layers = self.metadata.whole(f"{architecture}.block_count", mtp_layers) - mtp_layers
         tensors = {name: place for name, place in header.tensors.items() if not (mtp_layers and self._is_mtp(name))}
+        self._own_head = {
+            _own_head_name(name, self.layers, modules): place
+            for name, place in header.tensors.items() if name not in tensors
+        }  # fmt: skip
         named = [(transformers_name(name, modules), place) for name, place in tensors.items()]
         parts = [part for name, place in named for part in _parts(path, name, place)]
         self._places: Mapping[str, TensorPlace] = dict(parts)
@@ -132,7 +160,7 @@ class GgufFile:
             raise WeightsInvalid(f"{path}: a tensor has two names; expected each once")
 
     def _is_mtp(self, name: str) -> bool:
-        """Whether a tensor belongs to a layer for multi-token prediction: the last blocks, which are left out."""
+        """Whether a tensor belongs to a layer for multi-token prediction: the last blocks (`own_head`)."""
         block = _BLOCK.fullmatch(name)
         return block is not None and int(block[1]) >= self.layers
 
@@ -181,6 +209,13 @@ class GgufFile:
             file = _open_files[stamps] = cls(paths, headers[0], data)
         return file
 
+    def own_head(self) -> dict[str, StoredTensor]:
+        """The tensors of the block that predicts further tokens, by names that begin with `mtp.`; experts each by
+        itself. Empty if the file has no such block. Raises WeightsInvalid.
+        """
+        parts = [part for name, place in self._own_head.items() for part in _parts(self.path, name, place)]
+        return {name: self._stored(name, place) for name, place in sorted(parts)}
+
     def names(self) -> frozenset[str]:
         return frozenset(self._places)
 
@@ -199,10 +234,12 @@ class GgufFile:
         return _LAYOUTS[self._places[name].ggml].storage
 
     def tensor(self, name: str) -> StoredTensor:
-        place = self._places[name]
-        data = self._data[place.part][place.offset : _end(self.path, name, place)]
-        stored = StoredTensor.of_bytes(name, self.storage(name), place.shape, data)
+        stored = self._stored(name, self._places[name])
         return replace(stored, data=self._in_order(name, stored.data))
+
+    def _stored(self, name: str, place: TensorPlace) -> StoredTensor:
+        data = self._data[place.part][place.offset : _end(self.path, name, place)]
+        return StoredTensor.of_bytes(name, _LAYOUTS[place.ggml].storage, place.shape, data)
 
     def _in_order(self, name: str, data: Bytes) -> Bytes:
         """Rows in transformers' order: in q and k, the first elements of all rotated pairs before the second elements.

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
 from services.generation.target.arrays import Bytes, Float32, address
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.family import CONVOLUTION, NORM, Family, StackedExperts
+from services.generation.target.family import CONVOLUTION, NORM, OWN_HEAD, Family, StackedExperts
 from services.generation.target.files.stored_tensor import StoredTensor, map_file
 from services.generation.target.sizes import MOST_EXPERTS
 
@@ -52,9 +52,11 @@ _TEXT = (
 )
 """Prefixes of the text part in multimodal checkpoints, and in a text model."""
 _OTHERS = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*|mtp\..*"
+    r"(model\.)?(visual|vision_tower|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\..*"
 )
-"""Names of tensors that are not read: of other modalities, and of layers for multi-token prediction."""
+"""Names of tensors of other modalities, which are not read."""
+_OWN_HEAD = re.compile(r"(?:model\.|language_model\.|model\.language_model\.)?mtp\.(.*)")
+"""Names of tensors of the block for multi-token prediction, which `SafetensorsFiles.own_head` reads."""
 
 
 class SafetensorsFiles:
@@ -72,6 +74,16 @@ class SafetensorsFiles:
         experts in an unknown form.
         """
         return cls(directory, parts_of(family, _entries(directory)))
+
+    @classmethod
+    def own_head(cls, directory: Path, family: Family) -> dict[str, StoredTensor]:
+        """The tensors of the block that predicts further tokens, by names that begin with `mtp.`; experts each by
+        itself. Empty if the checkpoint has no such block. Raises WeightsInvalid as `open` and `storage` do.
+        """
+        named = ((_OWN_HEAD.fullmatch(name), part) for name, part in _entries(directory).items())
+        entries = _once((f"{OWN_HEAD}{match[1]}", part) for match, part in named if match)
+        files = cls(directory, _once(_by_module(family.stacked, entries)))
+        return {name: files.tensor(name) for name in sorted(files.names())}
 
     def names(self) -> frozenset[str]:
         return frozenset(self._parts)
@@ -269,6 +281,8 @@ def _once(named: Iterable[tuple[str, Part]]) -> dict[str, Part]:
 
 def in_text_part(name: str) -> str | None:
     """A tensor's name in a text model, or None for a tensor of another part."""
+    if _OWN_HEAD.fullmatch(name):
+        return None
     for prefix, replacement in _TEXT:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)

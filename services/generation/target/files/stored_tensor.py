@@ -146,11 +146,11 @@ class StoredTensor:
             found: Float32 = dequantize(self.data, LAYOUTS[self.storage].ggml)
         return found
 
-    def rounded(self) -> StoredTensor:
-        """A matrix with its values rounded to q4_1; unchanged if rows are not whole blocks, or a scale or a minimum
-        would not be finite in float16.
+    def rounded(self, storage: str = "q4_1") -> StoredTensor:
+        """A matrix with its values rounded to q4_1 or q8_0; unchanged if rows are not whole blocks, or a scale or a
+        minimum would not be finite in float16.
         """
-        layout = LAYOUTS["q4_1"]
+        layout = LAYOUTS[storage]
         if len(self.shape) < 2 or self.shape[1] % layout.weights:
             return self
         with np.errstate(over="ignore", invalid="ignore"):

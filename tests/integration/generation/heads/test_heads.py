@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
@@ -20,6 +21,7 @@ from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from services.cli.heads.publish import Description, push_head
 from services.client.registry import RegistryClient
+from services.generation.drafting.mtp.block_weights import read_block
 from services.generation.target.config.config import read_config
 from services.registry.__main__ import opened_servicer
 from services.registry.settings import RegistrySettings
@@ -27,6 +29,7 @@ from services.runtime.process import CannotStart
 from services.runtime.server import Mount, start_server
 from tests.access import everybody
 from tests.fakes.heads import block_config, head_config, write_kolm, write_kolm_block
+from tests.fakes.mtp_models import make_mtp_model
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.api.test_methods import build
 from tests.integration.generation.deployment import Deployment, asking, failure, until
@@ -257,3 +260,44 @@ async def test_what_is_for_another_model_is_left_out(deployment: Deployment, bas
     stub = await deployment.start_generation(model=base)
     for method in ("eagle3", "rest"):
         assert (await failure(stub.Generate(asking(max_tokens=4, method=method)))).reason == "METHOD_NOT_LOADED"
+
+
+async def test_the_block_inside_of_a_model_drafts_without_being_named(deployment: Deployment, tmp_path: Path) -> None:
+    model = make_mtp_model(tmp_path / "model", vocab=384)
+    stub = await deployment.start_generation(model=model)
+    block = read_block(model, read_config(model))
+    assert block is not None
+    *_, plain = await served_by(stub, method="off")
+    for members in ({}, {"method": "mtp"}, {"eagle_head": block.cid}):
+        assert await served_by(stub, **members) == ("mtp", "", plain)
+    listed = await info(stub)
+    assert [each.head_cid for each in listed.heads] == [block.cid]
+    assert "mtp" in {each.name for each in listed.draft_methods}
+    receipts = [receipt.spec_decode for receipt in await deployment.receipts(4)]
+    assert [receipt.method for receipt in receipts] == ["off", *3 * ["mtp"]]
+    assert [receipt.head_cid for receipt in receipts] == [None, *3 * [block.cid]]
+
+
+async def test_a_head_beside_the_model_goes_before_the_block_inside(deployment: Deployment, tmp_path: Path) -> None:
+    model = make_mtp_model(tmp_path / "model", vocab=384)
+    write(model, model / "head")
+    stub = await deployment.start_generation(model=model)
+    assert (await stub.Generate(asking(max_tokens=8))).metrics.method == "eagle3"
+    assert (await stub.Generate(asking(max_tokens=8, method="mtp"))).metrics.method == "mtp"
+
+
+async def test_the_block_inside_is_left_out_where_the_operator_says_so(deployment: Deployment, tmp_path: Path) -> None:
+    model = make_mtp_model(tmp_path / "model", vocab=384)
+    stub = await deployment.start_generation(model=model, own_head=False)
+    assert (await failure(stub.Generate(asking(max_tokens=4, method="mtp")))).reason == "METHOD_NOT_LOADED"
+
+
+async def test_a_broken_block_inside_is_refused_and_the_model_serves_on(deployment: Deployment, tmp_path: Path) -> None:
+    model = make_mtp_model(tmp_path / "model", vocab=384)
+    tensors = load_file(model / "model.safetensors")
+    del tensors["mtp.fc.weight"]
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    stub = await deployment.start_generation(model=model)
+    response = await stub.Generate(asking(max_tokens=4))
+    assert response.metrics.method not in ("off", "mtp")
+    assert (await failure(stub.Generate(asking(max_tokens=4, eagle_head="mtp")))).reason == "HEAD_INVALID"

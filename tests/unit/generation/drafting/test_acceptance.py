@@ -18,7 +18,7 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import CHEAP_ROWS, run
-from tests.fakes.heads import eagle3
+from tests.fakes.heads import eagle3, mtp
 from tests.unit.generation.drafting.test_draft_model import drafter_of
 from tests.unit.generation.engine.test_identity import alone, check_unchanged, parameters, short_battery, signature
 
@@ -39,14 +39,15 @@ def test_what_is_sampled_otherwise_is_counted_apart(like: EngineRequest) -> None
     assert shared.begin(request()).rates()[kind] < RequestAcceptance().rates()[kind]
 
 
-METHODS = ("lookahead", "rest", "eagle3", "draft", "suffix")
+METHODS = ("lookahead", "rest", "eagle3", "draft", "suffix", "mtp")
 PROMPT = (1, 2, 3)
 
 
 def drafters_of(target: CpuTarget) -> dict[str, Drafter]:
     return {
         "lookahead": LookaheadDrafter(CHEAP_ROWS), "rest": RestDrafter({}), "suffix": SuffixDrafter(),
-        "eagle3": eagle3(target, CHEAP_ROWS, copies=True), "draft": drafter_of(target),
+        "eagle3": eagle3(target, CHEAP_ROWS, copies=True), "mtp": mtp(target, CHEAP_ROWS, copies=True),
+        "draft": drafter_of(target),
     }  # fmt: skip
 
 

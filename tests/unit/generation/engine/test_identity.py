@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -14,19 +15,24 @@ from hypothesis import strategies as st
 from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.drafting.mtp.mtp_drafter import MtpDrafter
 from services.generation.drafting.rest import RestDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.files.stored_tensor import StoredTensor
 from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
-from tests.fakes.heads import InformedDrafter, block, eagle3
+from tests.fakes.heads import InformedDrafter, block, eagle3, mtp, random_mtp
 from tests.fakes.tiny_head import make_tiny_adapters
 
 ONE_ROW = EngineSettings(max_sequences=1, max_rows=1, prefill_rows=1)
-METHODS = ("off", "lookahead", "lying", "wide lookahead", "eagle3 chain", "eagle3 tree", "block", "narrow block")
+METHODS = (
+    "off", "lookahead", "lying", "wide lookahead", "eagle3 chain", "eagle3 tree", "block", "narrow block", "mtp chain",
+    "mtp tree",
+)  # fmt: skip
 
 battery = settings(
     max_examples=examples(60),
@@ -67,7 +73,8 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
         method = rng.choice(METHODS)
         wide = method == "wide lookahead"
         block_width = {"block": rng.choice((2, 5)), "narrow block": 1}.get(method)
-        width = {"eagle3 chain": 1, "eagle3 tree": rng.choice((2, 3, 8))}.get(method)
+        wide_tree = rng.choice((2, 3, 8))
+        width = {"eagle3 chain": 1, "mtp chain": 1, "eagle3 tree": wide_tree, "mtp tree": wide_tree}.get(method)
         shape = {"window": 3, "ngram": 4, "guesses": 4} if wide else {"tree_width": width} if width else {}
         requests.append(
             EngineRequest(
@@ -75,7 +82,7 @@ def requests_of(rng: random.Random, count: int) -> list[EngineRequest]:
                 prompt=tuple(prompt),
                 sampling=parameters(rng),
                 choice=rng.randrange(3),
-                method="lookahead" if wide else "eagle3" if width else "block" if block_width else method,
+                method="lookahead" if wide else method.split()[0] if width else "block" if block_width else method,
                 next_methods=("lying", "lookahead") if method != "off" and rng.random() < 0.3 else (),
                 k=rng.choice((None, 1, 4)) if width or block_width else None,
                 parameters={"block_width": block_width} if block_width else shape,
@@ -104,8 +111,10 @@ def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple
     )
     shape = {"from_first": False, "draft_vocab_size": 384, "own_output": False} if seed % 2 else {}
     drafted = block(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, **shape)
+    inside = mtp(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, draft_tokens=100 if seed % 2 else None)
     return {
         "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "mtp": InformedDrafter(inside, seed, truth, bugs=0.02 * (seed % 2)),
         "lying": LyingDrafter(seed, 384, truth),
         "eagle3": head,
         "block": InformedDrafter(drafted, seed, truth, bugs=0.02 * (seed % 2)),
@@ -184,8 +193,11 @@ def test_a_drafter_that_knows_the_answer_saves_passes_and_changes_nothing(target
 
 
 SHAPES = [
-    (method, {width: rows}) for method, width in (("eagle3", "tree_width"), ("block", "block_width")) for rows in (1, 4)
+    (method, {width: rows})
+    for method, width in (("eagle3", "tree_width"), ("mtp", "tree_width"), ("block", "block_width"))
+    for rows in (1, 4)
 ]
+HEADS = {"eagle3": eagle3, "block": block, "mtp": mtp}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -194,11 +206,10 @@ def test_a_head_that_knows_the_answer_saves_passes_and_changes_nothing(
     target: CpuTarget, temperature: float, method: str, shape: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=100, ignore_eos=True)
-    depth = 4 if method == "eagle3" else None
+    depth = None if method == "block" else 4
     request = EngineRequest("r", tuple(range(70)), sampling, method=method, parameters=shape, k=depth)
     expected = alone(target, request)
-    drafter = eagle3(target, CHEAP_ROWS) if method == "eagle3" else block(target, CHEAP_ROWS)
-    informed = InformedDrafter(drafter, 1, {request.key: expected[0]}, right=0.9)
+    informed = InformedDrafter(HEADS[method](target, CHEAP_ROWS), 1, {request.key: expected[0]}, right=0.9)
     collected = run(target, [request], drafters={method: informed})
     metrics = collected.outcomes[request.key].metrics
     assert signature(collected, request) == expected
@@ -209,16 +220,11 @@ def test_a_head_that_knows_the_answer_saves_passes_and_changes_nothing(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("poison", [None, 3e38, -1e30])  # sums of the latter two are infinite or no numbers
-@pytest.mark.parametrize("method", ["eagle3", "block"])
+@pytest.mark.parametrize("method", HEADS)
 def test_heads_of_noise_and_heads_gone_mad_change_nothing(
     target: CpuTarget, temperature: float, poison: float | None, method: str
 ) -> None:
-    trees, kind = method == "eagle3", Eagle3Drafter if method == "eagle3" else BlockDrafter
-    drafter = eagle3(target, CHEAP_ROWS, fc_norm=True, norm_output=True) if trees else block(target, CHEAP_ROWS)
-    if poison is not None:
-        for tensor in drafter.head.tensors.values():
-            tensor.fill(poison)
-        drafter = kind(drafter.head, target, CHEAP_ROWS)
+    trees, drafter = method != "block", _poisoned(target, method, poison)
     sampling = SamplingParams(temperature=temperature, seed=5, max_tokens=40, ignore_eos=True)
     requests = [
         EngineRequest(
@@ -231,6 +237,24 @@ def test_heads_of_noise_and_heads_gone_mad_change_nothing(
     assert [signature(collected, request) for request in requests] == [alone(target, request) for request in requests]
     if poison is None:
         assert any(collected.outcomes[request.key].metrics.num_draft_tokens for request in requests)
+
+
+def _poisoned(target: CpuTarget, method: str, poison: float | None) -> Drafter:
+    """A drafter by a random head, all of whose weights are `poison` if that is given."""
+    if method == "mtp":
+        drawn = random_mtp(target.config)
+        filled = {
+            name: StoredTensor.of_values(name, np.full(tensor.shape, poison or 0.0, np.float32))
+            for name, tensor in drawn.tensors.items()
+        }
+        return MtpDrafter(drawn if poison is None else replace(drawn, tensors=filled), target, CHEAP_ROWS)
+    trees, kind = method == "eagle3", Eagle3Drafter if method == "eagle3" else BlockDrafter
+    drafter = eagle3(target, CHEAP_ROWS, fc_norm=True, norm_output=True) if trees else block(target, CHEAP_ROWS)
+    if poison is None:
+        return drafter
+    for tensor in drafter.head.tensors.values():
+        tensor.fill(poison)
+    return kind(drafter.head, target, CHEAP_ROWS)
 
 
 def test_a_head_drafts_on_past_its_trained_length(target: CpuTarget, caplog: pytest.LogCaptureFixture) -> None:
@@ -287,13 +311,12 @@ def test_choices_of_one_request_differ_and_each_is_reproducible(target: CpuTarge
     assert [alone(target, request)[0] for request in requests] == outputs
 
 
-@pytest.mark.parametrize("method", ["lookahead", "rest", "eagle3", "block"])
+@pytest.mark.parametrize("method", ["lookahead", "rest", *HEADS])
 def test_copies_that_run_far_change_no_bit(target: CpuTarget, method: str) -> None:
     drafters: dict[str, Drafter] = {
         "lookahead": LookaheadDrafter(CHEAP_ROWS),
         "rest": RestDrafter({}),
-        "eagle3": eagle3(target, CHEAP_ROWS, copies=True),
-        "block": block(target, CHEAP_ROWS, copies=True),
+        **{name: head(target, CHEAP_ROWS, copies=True) for name, head in HEADS.items()},
     }
     sampling = SamplingParams(max_tokens=200, ignore_eos=True, logit_bias=((9, 100.0),))
     request = EngineRequest("r", (9,) * 40, sampling, method=method)

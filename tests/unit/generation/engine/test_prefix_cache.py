@@ -14,7 +14,7 @@ from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import CHEAP_ROWS, Collected
-from tests.fakes.heads import eagle3
+from tests.fakes.heads import eagle3, mtp
 from tests.unit.generation.engine.test_identity import alone, check_unchanged, drafters_of, requests_of, short_battery
 
 PLAIN = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -59,7 +59,7 @@ class Server:
     """A core that goes on from request to request."""
 
     def __init__(self, target: CpuTarget, **choices: bool) -> None:
-        self.drafters = {"eagle3": eagle3(target, CHEAP_ROWS)}
+        self.drafters = {"eagle3": eagle3(target, CHEAP_ROWS), "mtp": mtp(target, CHEAP_ROWS)}
         self.target, self.collected, self.count = target, Collected(), 0
         known = EngineSettings(**choices)  # type: ignore[arg-type]
         self.core = EngineCore(target, self.drafters, LetterDecoder, CHEAP_ROWS, known, lambda: 0.0)
@@ -115,11 +115,12 @@ def test_it_can_be_left_out(target: CpuTarget) -> None:
         assert server.reused == 0
 
 
-def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget) -> None:
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget, method: str) -> None:
     server = Server(target)
     tokens = server.ask(PROMPT)
     for reused in (0, 2 * BLOCK, 2 * BLOCK):  # off has left none
-        assert server.ask(PROMPT, method="eagle3") == tokens
+        assert server.ask(PROMPT, method=method) == tokens
         assert server.reused == reused
     server.ask(PROMPT)
     assert server.reused == 2 * BLOCK

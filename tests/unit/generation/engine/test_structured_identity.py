@@ -28,11 +28,11 @@ from services.generation.verification import Record, RecordDrafter
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import CHEAP_ROWS, run
 from tests.fakes.grammars import CONSTRAINTS, PERSON, grammar
-from tests.fakes.heads import InformedDrafter, eagle3
+from tests.fakes.heads import InformedDrafter, eagle3, mtp
 from tests.fakes.marked import FAMILIES, marked_grammar, markup_of, opening_of, tokenizer_of
 from tests.unit.generation.engine.test_identity import ONE_ROW, battery
 
-METHODS = ("off", "lying", "lookahead", "suffix", "rest", "eagle3")
+METHODS = ("off", "lying", "lookahead", "suffix", "rest", "eagle3", "mtp")
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,14 @@ def test_no_method_and_no_schedule_changes_a_token_under_a_grammar(
         "suffix": SuffixDrafter(),
         "rest": RestDrafter({}),
         "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
+        "mtp": InformedDrafter(mtp(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
     }
     schedule = EngineSettings(
         max_sequences=rng.choice((1, 8)), max_rows=rng.choice((8, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
     )
-    busy = cramped_target if "eagle3" not in {each.method for each in requests} and rng.random() < 0.3 else target
+    busy = (
+        cramped_target if not {"eagle3", "mtp"} & {each.method for each in requests} and rng.random() < 0.3 else target
+    )
     arrivals = [rng.randrange(10) for _ in requests]
     collected = run(busy, requests, drafters=drafters, settings=schedule, arrivals=arrivals)
     for request in requests:
@@ -141,6 +144,7 @@ def test_calls_in_markup_run_to_their_end_and_are_those_of_off(target: CpuTarget
         "suffix": SuffixDrafter(),
         "rest": RestDrafter({}),
         "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=1), 1, truth),
+        "mtp": InformedDrafter(mtp(target, CHEAP_ROWS, seed=1), 1, truth),
     }
     outcomes = run(target, requests, drafters=drafters).outcomes
     assert expected.finish_reason == "stop"

@@ -112,13 +112,13 @@ class SpecDecodeConfig(_message.Message):
     VERIFY_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "block", "lookahead", "rest",
-    "draft", "suffix".
+    """"auto", "off" or a method of the server (GetModelInfoResponse.draft_methods): "eagle3", "block", "mtp", "lookahead",
+    "rest", "draft", "suffix".
     Default "auto", the server's policy decides, or the method of the head's kind where eagle_head is given.
     Unknown names are INVALID_ARGUMENT. The method that ran is in Resolved.method and in the receipt's spec_decode.method.
     """
     eagle_head: _builtins.str
-    """The head, of either kind: "cidv1:sha256:<64 hex>", "name@sha256:<hex prefix>" or "name". Only with the method of its
+    """The head, of any kind: "cidv1:sha256:<64 hex>", "name@sha256:<hex prefix>" or "name". Only with the method of its
     kind. Default: the first of the method that the server has loaded.
     """
     k: _builtins.int

@@ -1,0 +1,174 @@
+"""An MTP block in memory, and how it is read from the files of the model that it comes with.
+
+Tensors are those of Qwen3-Next, Qwen3.5 and later, dense and with experts, as vLLM (qwen3_5_mtp), llama.cpp (nextn) and
+speculators (MTPDraftModel) read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from ledger.encoding.text_forms import cid_of_json
+from services.generation.drafting.heads import HeadForAnotherBase, HeadWeightsInvalid, layer_shapes
+from services.generation.target.arrays import Float32, Int64
+from services.generation.target.config.config import TargetConfig
+from services.generation.target.config.config_document import named_family
+from services.generation.target.config.layer_specs import LayerSpec, layer_specs
+from services.generation.target.errors import WeightsInvalid
+from services.generation.target.families import BY_NAME
+from services.generation.target.family import NORM, OWN_HEAD
+from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.safetensors import SafetensorsFiles
+from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.program.matrices import vector
+from services.generation.target.weights import Weights, open_weights, output_name
+
+JOINT, LAST_NORM = f"{OWN_HEAD}fc.weight", f"{OWN_HEAD}norm.weight"
+EMBEDDING_NORM, HIDDEN_NORM = (f"{OWN_HEAD}pre_fc_norm_{of}.weight" for of in ("embedding", "hidden"))
+OWN_EMBEDDING, OWN_OUTPUT = f"{OWN_HEAD}embed_tokens.weight", f"{OWN_HEAD}lm_head.weight"
+"""Tensors of a block that does not share those of its base."""
+
+_LAYER = f"{OWN_HEAD}layers.0."
+_SHOWN = 4  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class MtpConfig:
+    """`DraftHead.config` of a block: it reads the stream after the base's last layer."""
+
+    feature_layers: tuple[int, ...]
+    target_hidden_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MtpBlock:
+    """Checked against its base; pure data, mapped from disk, `MtpPass` computes with it."""
+
+    kind: ClassVar[str] = "mtp"
+
+    base: TargetConfig
+    cid: str  # of its tensors
+    tensors: Mapping[str, StoredTensor]  # under the names of `block_shapes`, and OWN_EMBEDDING
+    base_norm: Float32  # [hidden] weights of the base's final norm, their offset added
+    output: StoredTensor | None  # [draft vocabulary, hidden]; None: the target's output matrix gives logits
+    target_ids: Int64  # [draft vocabulary] the target's tokens, ascending
+
+    @property
+    def config(self) -> MtpConfig:
+        return MtpConfig((self.base.layers,), self.base.hidden_size)
+
+
+def layer_alike(base: TargetConfig) -> int:
+    """The number of a layer of the base that the block's layer is like: one that attends, with experts if there are
+    such layers. Raises HeadForAnotherBase if none attends.
+    """
+    attending = [number for number in range(base.layers) if not (base.rule and base.rule.layers[number])]
+    with_experts = [number for number in attending if base.experts and base.experts.layers[number]]
+    if not attending:
+        raise HeadForAnotherBase("an MTP block attends as its base does, and no layer of this base attends")
+    return (with_experts or attending)[0]
+
+
+def block_layer(base: TargetConfig) -> LayerSpec:
+    """The block's decoder layer as the target's kernels know it."""
+    return replace(layer_specs(base)[layer_alike(base)], prefix=_LAYER)
+
+
+def block_shapes(base: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a block for this base; matrices are [out, in]."""
+    hidden = base.hidden_size
+    norms = dict.fromkeys((EMBEDDING_NORM, HIDDEN_NORM, LAST_NORM), (hidden,))
+    return {JOINT: (hidden, 2 * hidden), **norms, **layer_shapes(block_layer(base), hidden)}
+
+
+def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None) -> MtpBlock | None:
+    """The block inside of the model at `path`; None if it has none, or is of a family whose blocks are not read.
+
+    `draft_tokens` [n]: ids, ascending, that the block drafts; the rows of the output matrix for them are gathered. With
+    None it drafts all tokens.
+
+    Raises:
+        HeadWeightsInvalid: a tensor is missing, unknown, of another shape, or holds a value that is not finite.
+        TargetError: the files cannot be read.
+    """
+    family = BY_NAME[base.architecture]
+    if not family.own_head:
+        return None
+    own = _own_tensors(path)
+    if not own:
+        return None
+    weights = open_weights(path)
+    if is_gguf(path) and LAST_NORM not in own:  # llama.cpp takes the base's there
+        own[LAST_NORM] = weights.tensor(NORM)
+    _check(own, base)
+    tensors = {name: tensor for name, tensor in own.items() if name != OWN_OUTPUT}
+    return MtpBlock(
+        base=base,
+        cid=_cid(own),
+        tensors=tensors,
+        base_norm=vector(weights.tensor, NORM, base.norm_offset),
+        output=_output(own, weights, base, draft_tokens),
+        target_ids=np.arange(base.vocab_size) if draft_tokens is None else draft_tokens,
+    )
+
+
+def _own_tensors(path: Path) -> dict[str, StoredTensor]:
+    if is_gguf(path):
+        return GgufFile.open(path).own_head()
+    family = named_family(path)
+    return SafetensorsFiles.own_head(path, family) if family else {}
+
+
+def _output(
+    own: Mapping[str, StoredTensor], weights: Weights, base: TargetConfig, draft_tokens: Int64 | None
+) -> StoredTensor | None:
+    """The rows of the output matrix that drafts need, as they are stored."""
+    if draft_tokens is None:
+        return own.get(OWN_OUTPUT)
+    whole = own[OWN_OUTPUT] if OWN_OUTPUT in own else weights.tensor(output_name(weights, base))
+    return replace(whole, shape=(len(draft_tokens), base.hidden_size), data=whole.data[draft_tokens])
+
+
+def _check(own: Mapping[str, StoredTensor], base: TargetConfig) -> None:
+    shapes = block_shapes(base)
+    missing = sorted(shapes.keys() - own.keys())
+    shapes |= dict.fromkeys((OWN_EMBEDDING, OWN_OUTPUT), (base.vocab_size, base.hidden_size))
+    unknown = sorted(own.keys() - shapes.keys())
+    if missing or unknown:
+        raise HeadWeightsInvalid(
+            f"the MTP block inside of the model: missing {_listing(missing)}; unknown {_listing(unknown)}; supported: "
+            "one block of the model's own layers; download the model again, or leave the block out: --no-own-head"
+        )
+    for name, tensor in own.items():
+        if tensor.shape != shapes[name]:
+            raise HeadWeightsInvalid(
+                f"{name} has shape {list(tensor.shape)}; the model's configuration makes it {list(shapes[name])}"
+            )
+        try:
+            tensor.check_finite()
+        except WeightsInvalid as error:
+            raise HeadWeightsInvalid(str(error)) from error
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(names[:_SHOWN]) or "nothing") + more
+
+
+def _cid(tensors: Mapping[str, StoredTensor]) -> str:
+    """The digest of a canonical listing of all tensors: storage, shape and SHA-256 of the bytes of each."""
+    listed = {
+        name: {
+            "storage": tensor.storage,
+            "shape": list(tensor.shape),
+            "sha256": hashlib.sha256(np.ascontiguousarray(tensor.data).data).hexdigest(),
+        }
+        for name, tensor in tensors.items()
+    }
+    return cid_of_json({"type": "kolm.mtp.v1", "tensors": listed})

@@ -1,1 +1,1 @@
-"""Checks that anybody can make of a log: its signatures and rules, the promised replays, its halts."""
+"""Checks of a log for any reader: its signatures and rules, the promised replays, its halts."""

@@ -1,7 +1,8 @@
 """Verdicts of one auditor that contradict each other: EXACT and DEVIATION about one receipt, by one key.
 
-A replay on kolm's own arithmetic has one answer, so one of the two is a lie, or the auditor's machine computes wrongly.
-Checks of other engines have no such answer: an engine may answer differently the next time, and thresholds change.
+A replay on kolm's own arithmetic has one answer, so one of the two verdicts is false: a lie, or an auditor's machine
+that computes wrongly. Checks of other engines have no such answer: an engine may answer differently the next time, and
+thresholds change.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ledger.documents.signed_document import Document
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """The verdict at `index` says the opposite of the one at `earlier`, by the same key, of the receipt at
+    """A verdict at `index` that is the opposite of the verdict at `earlier`, by the same key, about the receipt at
     `receipt_index`.
     """
 
@@ -33,18 +34,20 @@ class Contradiction:
         )
 
 
-class SaidBefore(Protocol):
-    """What auditors have said so far. It grows with the log, and so is kept on disk."""
+class EarlierVerdicts(Protocol):
+    """The verdicts of auditors so far. They grow with the log, and so are kept on disk."""
 
     def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
-        """Take a verdict that `auditor`, a key id, has signed; returns the entry in which it had said the opposite."""
+        """Record a verdict that `auditor`, a key id, has signed; returns the entry of its opposite verdict, None if
+        there is none.
+        """
         ...
 
 
 def contradictions(
-    before: SaidBefore, index: int, document: Document, signers: Sequence[str]
+    before: EarlierVerdicts, index: int, document: Document, signers: Sequence[str]
 ) -> Iterator[Contradiction]:
-    """Take the next entry; the contradictions that it makes."""
+    """Record the next entry, and yield its contradictions with earlier entries."""
     if isinstance(document, Verdict):
         for auditor in signers:
             earlier = before.opposite(index, document, auditor)
@@ -52,12 +55,12 @@ def contradictions(
                 yield Contradiction(index, earlier, document.receipt_index, auditor)
 
 
-class SaidInSqlite:
-    """`SaidBefore` in a database that keeps other things too. Raises what SQLite raises."""
+class SqliteVerdicts:
+    """`EarlierVerdicts` in two tables of an SQLite database. Raises the errors of SQLite."""
 
     SCHEMA = """
 CREATE TABLE IF NOT EXISTS auditors (number INTEGER PRIMARY KEY, key_id TEXT NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS said
+CREATE TABLE IF NOT EXISTS judged
     (receipt INTEGER NOT NULL, auditor INTEGER NOT NULL, exact INTEGER NOT NULL, entry INTEGER NOT NULL,
      PRIMARY KEY (receipt, auditor, exact)) WITHOUT ROWID;
 """
@@ -72,7 +75,7 @@ CREATE TABLE IF NOT EXISTS said
         execute("INSERT OR IGNORE INTO auditors (key_id) VALUES (?)", (auditor,))
         (number,) = execute("SELECT number FROM auditors WHERE key_id = ?", (auditor,)).fetchone()
         receipt, exact = verdict.receipt_index, verdict.outcome == EXACT
-        execute("INSERT OR IGNORE INTO said VALUES (?, ?, ?, ?)", (receipt, number, exact, index))
-        query = "SELECT entry FROM said WHERE (receipt, auditor, exact) = (?, ?, ?)"
+        execute("INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?)", (receipt, number, exact, index))
+        query = "SELECT entry FROM judged WHERE (receipt, auditor, exact) = (?, ?, ?)"
         row = execute(query, (receipt, number, not exact)).fetchone()
         return None if row is None else int(row[0])

@@ -1,14 +1,13 @@
-"""May this draft head be loaded? A numbered checklist over the evidence that travels with it.
-Only `check_files` reads files.
+"""A numbered checklist that decides whether a draft head may be loaded, by the evidence in its folder. Only
+`check_files` reads files.
 
     1  the manifest is well-formed, and the draft head is for this base
     2  the entry holds a publication of exactly this manifest, signed by a trusted publisher
-    3  the entry stands in a tree that a trusted key of the log has signed
-    4  every file has the size and digest that the manifest says
-    5  no withdrawal of it stands in the log
+    3 the entry is in a tree that a trusted key of the log has signed
+    4 every file has the size and digest of the manifest
+    5 the log holds no withdrawal of it
 
-1 to 4 cannot stop holding. 5 is the log's answer of the moment: no offline proof of it exists.
-"""
+Once passed, 1 to 4 stay passed. 5 is the log's present answer: it has no offline proof."""
 
 from __future__ import annotations
 
@@ -40,15 +39,13 @@ PROVENANCE = "provenance"
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadEvidence:
-    """The evidence that travels with a draft head: its manifest, and a C2SP tlog-proof that
-    carries the publication's entry.
-    """
+    """The evidence for a draft head: its manifest, and a C2SP tlog-proof with the publication's entry."""
 
     manifest: bytes
     proof: TlogProof
 
     def write(self, head: Path) -> None:
-        """Into a head's folder, under `provenance/`. Raises OSError."""
+        """Write it into a head's folder, under `provenance/`. Raises OSError."""
         folder = head / PROVENANCE
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST_FILE).write_bytes(self.manifest)
@@ -61,12 +58,12 @@ class DraftHeadEvidence:
         try:
             return cls((folder / MANIFEST_FILE).read_bytes(), TlogProof.from_bytes((folder / PROOF_FILE).read_bytes()))
         except OSError as error:
-            raise DraftHeadUnlogged(f"{head} does not say where it was published: {error}") from None
+            raise DraftHeadUnlogged(f"{head} has no evidence of its publication: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedDraftHead:
-    """A draft head for which checks 1 to 3 hold."""
+    """A draft head that passed checks 1 to 3."""
 
     manifest: DraftHeadManifest
     publication: DraftHeadPublication
@@ -104,8 +101,7 @@ def check_files(manifest: DraftHeadManifest, folder: Path) -> None:
 def check_not_withdrawn(head_cid: str, entries: Iterable[bytes]) -> None:
     """Check 5, over the withdrawals of a log. Raises DraftHeadWithdrawn.
 
-    A signature that nobody trusts counts too: the log took it, and to leave a head unloaded is never wrong.
-    """
+    A signature by an untrusted key counts too: the log took it, and not loading a head is always safe."""
     for data in entries:
         withdrawal = withdrawal_in(data)
         if withdrawal is not None and withdrawal.manifest_cid == head_cid:
@@ -113,7 +109,7 @@ def check_not_withdrawn(head_cid: str, entries: Iterable[bytes]) -> None:
 
 
 def withdrawal_in(entry: bytes) -> DraftHeadWithdrawal | None:
-    """The withdrawal in an entry; None where it holds something else. Raises FormatError."""
+    """The withdrawal in an entry; None if it holds another document. Raises FormatError."""
     document = read_document(Entry.from_bytes(entry).envelope)
     return document if isinstance(document, DraftHeadWithdrawal) else None
 
@@ -152,10 +148,10 @@ def _publication(entry: Entry, manifest: DraftHeadManifest, trusted: TrustedKeys
 def _check_file(file: NamedFile, path: Path) -> None:
     try:
         if path.stat().st_size != file.size:
-            raise DraftHeadDamaged(f"{path} has {path.stat().st_size:,} bytes; its manifest says {file.size:,}")
+            raise DraftHeadDamaged(f"{path} has {path.stat().st_size:,} bytes; its manifest has {file.size:,}")
         with path.open("rb") as opened:
             found = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise DraftHeadDamaged(f"cannot read {path}: {error.strerror}") from None
     if found != file.digest:
-        raise DraftHeadDamaged(f"{path} is {found}; its manifest says {file.digest}")
+        raise DraftHeadDamaged(f"{path} is {found}; its manifest has {file.digest}")

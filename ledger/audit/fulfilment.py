@@ -15,9 +15,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 
 @dataclass(slots=True)
 class Fulfilment:
-    """`entries` are the places in the log by choice, `endings` their finish reasons.
-
-    The caller observes only receipts that are proven to stand in the log, signed by a key that was valid there.
+    """The receipts of a promise: `entries` has their indexes by choice, `endings` their finish reasons. The caller
+    observes only receipts that are proven to be in the log, signed by a key that was valid there.
     """
 
     promise: Promise
@@ -26,7 +25,7 @@ class Fulfilment:
     _empty: set[int] = field(default_factory=set)
 
     def observe(self, index: int, receipt: Receipt) -> None:
-        """Note the receipt if it is one of the promised."""
+        """Record the receipt if it was promised."""
         if self.promise.is_kept_by(receipt):
             self.entries[receipt.sampling.choice] = index
             self.endings[receipt.sampling.choice] = receipt.output.finish_reason
@@ -40,8 +39,8 @@ class Fulfilment:
 
     @property
     def without_output(self) -> list[int]:
-        """Choices whose receipt is of an error before any output: it keeps the promise in form alone. A server that was
-        killed leaves such receipts; a caller who has another receipt of the same id holds proof against it.
+        """Choices whose receipt has an error before any output, which keeps the promise only formally. A killed server
+        leaves such receipts; a caller with another receipt of the same id has proof against it.
         """
         return sorted(self._empty)
 
@@ -54,7 +53,7 @@ class Fulfilment:
 
 
 def open_with_any(data: bytes, epochs: Iterable[TrustedKeys]) -> Promise:
-    """The promise, by the keys of any time of the log: it stands at no index. Raises FormatError, SignatureError."""
+    """The promise, by the keys of any time of the log, because it has no index. Raises FormatError, SignatureError."""
     refused = SignatureError("no key is trusted to sign a promise")
     for trusted in epochs:
         try:

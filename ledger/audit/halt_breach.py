@@ -1,7 +1,8 @@
-"""Receipts in a halted scope: served by a service that knew of the halt, or long after it by one that should have.
+"""Receipts in a halted scope: served by a service that knew of the halt, or long after the halt by a service that
+should have known.
 
-The index says what the log held before a receipt, the epoch what its service knew, the times how long that may have
-taken. A receipt that was kept back until a resume stood in the log is found by its times.
+The index shows which halts the log held before a receipt, the epoch which halts its service knew, the times how long
+the service had to hear of them. A receipt that was held back until a resume was in the log is found by its times.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import moved
 
 GRACE_SECONDS = 300
-"""Clocks differ, a service asks the ledger every few seconds, and a ledger may be away for a moment."""
+"""Room for clocks that differ, for the seconds between two polls of a service, and for a ledger that is briefly
+away.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """The receipt at `index` was issued in the scope that the halt at `halt_index` had stopped. `knew`: its epoch says
-    that the service had heard of it; otherwise it was issued more than GRACE_SECONDS later by one that had not.
+    """A receipt at `index`, issued in the scope of the halt at `halt_index`. `knew`: by its epoch, the service knew the
+    halt; otherwise it did not, and the receipt was issued more than GRACE_SECONDS later.
     """
 
     index: int
@@ -51,7 +54,7 @@ class _Span:
 
 @dataclass(slots=True)
 class HaltWatch:
-    """The fold of halts, resumes and receipts, whose places in the log `reference_rules.follow` has checked."""
+    """The fold of halts, resumes and receipts; `reference_rules.follow` has checked their references."""
 
     breaches: list[Breach] = field(default_factory=list)
     _spans: list[_Span] = field(default_factory=list)
@@ -62,12 +65,12 @@ class HaltWatch:
         return tuple((breach.index, breach.halt_index) for breach in self.breaches)
 
     def take_breaches(self) -> tuple[Breach, ...]:
-        """Take the breaches found so far, and forget them, for a caller that keeps its own count."""
+        """Return the breaches found so far and forget them, for a caller that keeps its own count."""
         found, self.breaches = tuple(self.breaches), []
         return found
 
     def to_document(self) -> dict[str, Any]:
-        """The fold as JSON, to go on from later, without its breaches."""
+        """The fold as JSON, to continue from, without its breaches."""
         return {
             "spans": [asdict(span) | {"scope": span.scope.to_document()} for span in self._spans],
             "auditors_clock": self._auditors_clock,
@@ -75,14 +78,14 @@ class HaltWatch:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> HaltWatch:
-        """The fold that `to_document` wrote. Trusts the document: it is the caller's own."""
+        """The fold that `to_document` wrote. Trusts the document, which the caller has kept."""
         return cls(
             _spans=[_Span(**span | {"scope": Scope(**span["scope"])}) for span in document["spans"]],
             _auditors_clock=document["auditors_clock"],
         )
 
     def observe(self, index: int, document: Document, moment: Moment) -> None:
-        """The next entry, and its time by the log's clock."""
+        """Fold the next entry; `moment` is its time by the log's clock."""
         match document:
             case Receipt():
                 self._check(index, document, moment.time)
@@ -95,8 +98,8 @@ class HaltWatch:
                 self._end(document, moment.time)
 
     def _end(self, resume: Resume, time: str) -> None:
-        """A halt ends where the resume stands, however early the operator dates it: every document that the auditor
-        signed before it counts as older.
+        """End a halt at its resume, but not before the latest document that the auditor signed before it, however early
+        the operator dates the resume.
         """
         ends = max(time, self._auditors_clock)
         ended = (replace(span, ends=ends) if span.halt_index == resume.halt_index else span for span in self._spans)
@@ -116,5 +119,5 @@ class HaltWatch:
 
 def _during(span: _Span, receipt: Receipt, time: str) -> bool:
     if span.ends is not None and time >= moved(span.ends, -GRACE_SECONDS):
-        return False  # after the resume, or so shortly before it that the clocks may say so wrongly
+        return False  # after the resume, or so shortly before it that the clocks may be wrong
     return receipt.halt_epoch >= span.epoch or time > moved(span.begins, GRACE_SECONDS)

@@ -1,8 +1,7 @@
-"""A page of listed receipts, and what it proves: every row is in the log and, where asked for, none was left out. Pure.
+"""A page of listed receipts, and its proof: every row is in the log and, if requested, none was left out. Pure.
 
-A row is proven through its entry bytes, which are made again from index and envelope. A page that claims
-to be complete also brings the entries of its range that do not match. The verifier reads their bytes, so a receipt that
-matches cannot hide among them.
+A row is proven by its entry bytes, made from index and envelope. A complete page also has the entries of its range that
+do not match. The verifier reads their bytes, so a receipt that matches cannot hide among them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ledger.tree.multiproof import verify_multi_proof, verify_range_proof
 
 @dataclass(frozen=True, slots=True)
 class ListedReceipt:
-    """One row as it travels."""
+    """One row of a page."""
 
     index: int
     envelope: bytes
@@ -33,7 +32,9 @@ class ListedReceipt:
 
 @dataclass(frozen=True, slots=True)
 class CompleteRange:
-    """The page covers [start, end); `others` are the entry bytes of every index in it that has no row, in order."""
+    """The range [start, end) of a complete page; `others` has the entry bytes of every index without a row, in
+    order.
+    """
 
     start: int
     end: int
@@ -46,7 +47,7 @@ class CompleteRange:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows by index, and the multi-proof of their leaves, and of those of `complete`, in a tree of `tree_size`."""
+    """Rows by index, and the multi-proof of their leaves and of the leaves of `complete`, in a tree of `tree_size`."""
 
     rows: tuple[ListedReceipt, ...]
     tree_size: int
@@ -55,18 +56,18 @@ class Page:
 
 
 class Criteria(Protocol):
-    """The condition that all rows meet; `receipt_filter.ReceiptFilter` is one."""
+    """The condition that all rows meet, such as `receipt_filter.ReceiptFilter`."""
 
     def admits(self, index: int, receipt: Receipt) -> bool:
-        """Whether the receipt at `index` belongs into the list, by its own fields."""
+        """Whether the receipt at `index` belongs in the list, by its own fields."""
         ...
 
 
 def verify_page(page: Page, head: Checkpoint, trusted: TrustedKeys, criteria: Criteria) -> tuple[Receipt, ...]:
-    """The receipts of the rows, if all of it holds under `head`, which the caller has checked. Which keys were valid at
-    an index takes the whole log: `key_history`.
+    """The receipts of the rows, if all of the page holds under `head`, which the caller has checked. Only the whole log
+    shows which keys were valid at an index: see `key_history`.
 
-    1. the rows stand in order, and each is a receipt signed by a trusted key that `criteria` admits
+    1. the rows are in order, and each is a receipt signed by a trusted key that `criteria` admits
     2. the proof leads from the leaves to the root of `head`
     3. a complete range is whole, and nothing in `others` is a receipt that `criteria` admits
 
@@ -115,7 +116,7 @@ def _verify_complete(
 
 
 def _check_range(claimed: CompleteRange, rows: Collection[int], head: Checkpoint) -> None:
-    """Each index of the range has a row or another entry, and no row is outside of it."""
+    """Raises ProofError unless each index of the range has a row or another entry, and no row is outside of it."""
     if not 0 <= claimed.start <= claimed.end <= head.size or len(rows) + len(claimed.others) != claimed.width:
         raise ProofError(f"{len(rows)} rows and {len(claimed.others)} others are not all of the page's range")
     if any(not claimed.start <= index < claimed.end for index in rows):

@@ -1,8 +1,8 @@
-"""The log's own time, for documents that name a time of which a verifier knows that it was still to come.
+"""The log's own time, which replaces dates that were in the future when they were read.
 
-Deadlines, halts and resumes are counted from the times that documents name. A time ahead would put off a replay that is
-owed, so it does not count: in its place stands the latest time that the log had named before. That one is no later than
-the document was appended, if the other clocks were right, and the next entries bring the log's time on.
+Deadlines, halts and resumes are counted from the times in documents. A future time would delay an owed replay, so it
+does not count: the latest earlier time in the log replaces it. That time is no later than the append of the document,
+if the other clocks were right, and the next entries advance the log's time.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import moved, timestamp
 
 _SHOWN = 5
-"""Entries that are named; a log whose own clock was ahead may have thousands."""
+"""The most entries that are named; a log whose own clock was ahead may have thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time of an entry as it counts. `ahead`: its document names a later one, which does not."""
+    """The time of an entry that counts. `ahead`: its document names a later time, which does not count."""
 
     time: str
     ahead: bool = False
 
     @classmethod
     def of(cls, document: Document | None) -> Moment:
-        """The time that the document names, without a clock to hold it against."""
+        """The document's own time, without a clock to compare it with."""
         return cls("" if document is None else date_of(document))
 
 
 @dataclass(frozen=True, slots=True)
 class DatedAhead:
-    """The entries with a time that was still to come when they were read: `first` are some of them, `newest` is the
-    last one, `latest` the latest time that one names.
+    """The entries whose time was in the future when they were read: `first` has some of them, `newest` is the last one,
+    `latest` the latest of their times.
     """
 
     count: int = 0
@@ -64,11 +64,11 @@ class LogClock:
 
     not_after: str | None = None
     latest: str = ""
-    """The latest time that was named so far and counts."""
+    """The latest time so far that counts."""
     ahead: DatedAhead = DatedAhead()
 
     def now_is(self, now: datetime | None) -> None:
-        """Hold what is read from here on against a moment at which all of it was there."""
+        """Compare later entries with `not_after`, a time at which all of them existed."""
         self.not_after = None if now is None else moved(timestamp(now), MOST_SKEW_SECONDS)
 
     def read(self, index: int, document: Document) -> Moment:
@@ -82,11 +82,11 @@ class LogClock:
         return Moment(time)
 
     def to_document(self) -> dict[str, Any]:
-        """JSON, to go on from."""
+        """The clock as JSON, to continue from."""
         return {"latest": self.latest, "ahead": asdict(self.ahead)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> LogClock:
-        """Reads the output of `to_document`: the caller's own."""
+        """Read the output of `to_document`, which the caller has kept."""
         ahead = document["ahead"]
         return cls(None, document["latest"], DatedAhead(**ahead | {"first": tuple(ahead["first"])}))

@@ -25,7 +25,7 @@ from ledger.tree.merkle import leaf_hash, verify_inclusion
 
 CHECKS = (
     "The checkpoint is signed by a trusted key of the log",
-    "Every entry is canonical and stands at its own index",
+    "Every entry is canonical and has its own index",
     "Every document is well-formed and signed by a key that may sign its kind",
     "Every document is allowed at its position, and no receipt appears twice",
     "The checkpoint is over exactly these entries",
@@ -36,7 +36,7 @@ _PIECE = 128
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the checklist. `passed` is None where the check was not reached or had nothing to check."""
+    """One line of the checklist. `passed` is None if the check was not reached or had nothing to check."""
 
     number: int
     title: str
@@ -46,12 +46,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of a verification. `bad_index` is the first entry that is wrong; None where none is.
+    """The report of a verification. `bad_index` is the first wrong entry; None if there is none.
 
-    `size`, `root`, `chain` (`entry.chained`), `halts` and `kinds` (entries by kind) describe the entries that passed,
-    up to the first that did not. `defied_halts` are the receipts (index, and index of the halt) that were served in a
-    halted scope (`halt_breach`): the log is in order, its operator is at fault. It is in order, too, with entries that
-    are `dated_ahead` and with `contradictions` of an auditor.
+    `size`, `root`, `chain` (`entry.chained`), `halts` and `kinds` (entries by kind) describe the entries up to the
+    first failure. `defied_halts` has the receipts (index, and index of the halt) that were served in a halted scope
+    (`halt_breach`): the log is in order, its operator is at fault. The log is also in order with entries that are
+    `dated_ahead` and with `contradictions` of an auditor.
     """
 
     checks: tuple[Check, ...]
@@ -81,18 +81,18 @@ def verify_log(
 ) -> Report:
     """Run the checklist `CHECKS` over entries 0, 1, 2, … as they stream by, and stop at the first failure.
 
-    `spread` may have several processes read the entries and verify their signatures; the report is the same.
+    `spread` may read the entries and verify their signatures in several processes; the report is the same.
 
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
-    yet. Without one, checks 1 and 5 have nothing to check. `now` is the verifier's clock: times to come (by more than
-    clocks differ) are reported and do not count. Never raises for bytes that are wrong or cannot be read.
+    yet. Without a checkpoint, checks 1 and 5 have nothing to check. `now` is the verifier's clock: future times (by
+    more than clocks differ) are reported and do not count. Wrong and unreadable bytes are never raised.
     """
     walk = LogWalk(KeyHistory.of(trusted))
     walk.clock.now_is(now)
     try:
         head = _open_head(checkpoint, trusted, origin)
         _walk(walk, _Pieces(walk, iter(entries)), head, spread)
-        if head is not None and checkpoint is not None:  # and with a key that had not been replaced by then
+        if head is not None and checkpoint is not None:  # and with a key that was not replaced before
             _open_head(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
     except CheckFailed as failed:
         return _report(walk, checkpoint is not None, failed)
@@ -118,7 +118,7 @@ def verify_appended(
     keys: Iterable[PublicKey],
     origin: str | None = None,
 ) -> Entry:
-    """The entry, if it holds this envelope and the signed checkpoint's tree holds it; a careful client checks this.
+    """The entry, if it holds this envelope and the signed checkpoint's tree holds it; for clients after an append.
 
     Raises FormatError, SignatureError, ProofError.
     """
@@ -139,7 +139,7 @@ def _open_head(checkpoint: bytes | None, trusted: TrustedKeys, origin: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries that one process checks at once, by the keys that were known when they were read."""
+    """The number of entries that one process checks together, by the keys that were known when they were read."""
 
     entries: tuple[bytes, ...]
     keys: KeyHistory
@@ -149,11 +149,13 @@ class Piece:
 
 
 Spread = Callable[[Callable[[Piece], list[CheckedEntry]], Iterable[Piece]], Iterable[list[CheckedEntry]]]
-"""`map`, or one like it that uses several processes; results in the order of the pieces."""
+"""`map`, or a variant with several processes; results in the order of the pieces."""
 
 
 class _Pieces:
-    """A log, cut up as it is read. `waiting` are the pieces that were taken, `failure` is why no more came."""
+    """A log in pieces, as it is read. `waiting` has the pieces that were taken, `failure` the error that ended
+    the log.
+    """
 
     def __init__(self, walk: LogWalk, entries: Iterator[bytes]) -> None:
         self.waiting: deque[Piece] = deque()
@@ -167,7 +169,7 @@ class _Pieces:
             yield self.waiting[-1]
 
     def _read(self) -> Iterator[bytes]:
-        """What was read before a failure is still a piece: its entries may fail first."""
+        """Yield pieces; the entries before a failure are also a piece, because they may fail first."""
         try:
             yield from islice(self._entries if self.failure is None else (), _PIECE)
         except LedgerError as error:
@@ -179,12 +181,12 @@ def _walk(walk: LogWalk, pieces: _Pieces, head: Checkpoint | None, spread: Sprea
     for checked in spread(Piece.checked, pieces):
         piece = pieces.waiting.popleft()
         for data, entry in zip(piece.entries, checked, strict=True):
-            # A key that was replaced meanwhile counts at once: such entries are checked again, by the keys of now.
+            # A key rotation counts immediately: entries read before it are checked again with the present keys.
             walk.take(entry if piece.keys is walk.keys else check_entry(data, walk.keys))
             _compare_root(walk, head)
-    if isinstance(pieces.failure, ChainError):  # the database knows which entry is damaged
+    if isinstance(pieces.failure, ChainError):  # the database names the damaged entry
         raise CheckFailed(2, pieces.failure.problem, pieces.failure.index) from pieces.failure
-    if pieces.failure is not None:  # it does not, but this is the one that should have come next
+    if pieces.failure is not None:  # otherwise it is the next expected entry
         raise CheckFailed(2, f"cannot be read: {pieces.failure}", walk.frontier.size) from pieces.failure
     if head is not None and walk.frontier.size < head.size:
         raise CheckFailed(5, f"the checkpoint covers {head.size} entries, the log holds {walk.frontier.size}")
@@ -220,7 +222,7 @@ def _check(number: int, walk: LogWalk, with_checkpoint: bool, failed: CheckFaile
         return Check(number, title, True, "" if number in (1, 5) else entries)
     if number == failed.number:
         return Check(number, title, False, str(failed))
-    # Checks 2 to 4 run entry by entry, so the failure of one cuts the others short.
+    # Checks 2 to 4 run entry by entry, so the failure of one ends the others.
     return Check(
         number, title, None, "not reached" if 1 in (number, failed.number) or number == 5 else f"held for {entries}"
     )

@@ -1,4 +1,4 @@
-"""A log read entry by entry from its first one: checks 2 to 4 of `log_verification.CHECKS`, and what they need."""
+"""A walk over a log from its first entry: checks 2 to 4 of `log_verification.CHECKS`, and their state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ledger.audit.contradiction import Contradiction, SaidBefore, contradictions
+from ledger.audit.contradiction import Contradiction, EarlierVerdicts, contradictions
 from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.log_clock import LogClock, Moment
 from ledger.audit.seen import SeenOnDisk
@@ -29,16 +29,16 @@ from ledger.tree.merkle import Frontier, leaf_hash
 T = TypeVar("T")
 
 NOT_KEPT = Envelope(b"", "", ())
-"""Stands for the envelopes that no rule looks at."""
+"""Replaces the envelopes that no rule uses."""
 
 _SAMPLING, _PROMPT = Sampling(), PromptPart(1, "")
 
 
-class CheckedEntry(Struct, frozen=True, gc=False):  # made twice of each entry; a dataclass takes three times as long
-    """One entry as far as it can be judged alone, which is most of the work; travels from one process to another.
-
-    `malformed` says why the bytes are not an entry; all but the leaf hash is then missing. `refused` says why the
-    document does not hold: its form, or its signatures. `envelope` is kept where its bytes judge others (draws, keys).
+class CheckedEntry(Struct, frozen=True, gc=False):  # made twice for each entry; a dataclass takes three times as long
+    """One entry with the checks that need no other entry, which is most of the work; sent between processes.
+    `malformed` is the reason why the bytes are not an entry; then only the leaf hash is present. `refused` is the
+    reason why the document is invalid: its form, or its signatures. `envelope` is kept if its bytes affect other
+    entries (draws, keys).
     """
 
     leaf: bytes
@@ -51,7 +51,7 @@ class CheckedEntry(Struct, frozen=True, gc=False):  # made twice of each entry; 
 
 
 def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:
-    """Read an entry and verify its signatures by the keys of its index. Never raises for its bytes."""
+    """Read an entry and verify its signatures with the keys of its index. Never raises for its bytes."""
     leaf = leaf_hash(data)
     try:
         entry = Entry.from_bytes(data)
@@ -67,7 +67,7 @@ def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:
 
 
 def for_the_walk(entry: CheckedEntry) -> CheckedEntry:
-    """The entry without what the rules about its place do not look at: half of a receipt need not travel."""
+    """A copy without the members that the rules do not use, which are half of a receipt."""
     receipt = entry.document
     if not isinstance(receipt, Receipt):
         return entry
@@ -78,7 +78,7 @@ def for_the_walk(entry: CheckedEntry) -> CheckedEntry:
 
 
 class CheckFailed(Exception):
-    """Check `number` has failed, at entry `index` if it was one entry's fault."""
+    """The failure of check `number`, at entry `index` if one entry is at fault."""
 
     def __init__(self, number: int, detail: str, index: int | None = None) -> None:
         super().__init__(detail if index is None else str(ChainError(index, detail)))
@@ -86,21 +86,21 @@ class CheckFailed(Exception):
         self.index = index
 
 
-class SeenEntries(References, SaidBefore, Protocol):
-    """The entries before, as far as later ones depend on them. It grows with the log, and so is kept on disk."""
+class SeenEntries(References, EarlierVerdicts, Protocol):
+    """The facts of earlier entries that later entries depend on. They grow with the log, and so are kept on disk."""
 
     def knows(self, receipt_id: str) -> bool:
         """Whether a receipt has this id."""
         ...
 
     def remember(self, index: int, document: Document) -> None:
-        """Take the next entry."""
+        """Record the next entry."""
         ...
 
 
 @dataclass(slots=True)
 class LogWalk:
-    """The log as far as it has been read. `chain` is the running hash of what has been read (`entry.chained`)."""
+    """The state of a walk after the entries so far. `chain` is their running hash (`entry.chained`)."""
 
     keys: KeyHistory
     seen: SeenEntries = field(default_factory=SeenOnDisk)
@@ -114,10 +114,8 @@ class LogWalk:
     contradictions: list[Contradiction] = field(default_factory=list)
 
     def take(self, entry: CheckedEntry) -> tuple[Document, Moment]:
-        """Check the place of the next entry, which was checked by `keys` as they are. Returns its document, and its
-        time by the log's clock.
-
-        Raises CheckFailed; then nothing has been taken.
+        """Check the next entry, which was read with the present `keys`. Returns its document, and its time by the log's
+        clock. Raises CheckFailed without a change of state.
         """
         index, document = self.frontier.size, entry.document
         if entry.malformed is not None:
@@ -146,7 +144,7 @@ class LogWalk:
 def _attempt(number: int, index: int, step: Callable[[], T]) -> T:
     try:
         return step()
-    except StoreError:  # says nothing of the entry
+    except StoreError:  # the entry is not at fault
         raise
     except LedgerError as error:
         raise CheckFailed(number, str(error), index) from error

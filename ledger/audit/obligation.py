@@ -1,4 +1,4 @@
-"""A receipt that an auditor owes a replay; for a whole log, whether every sampled receipt got its verdict in time."""
+"""An obligation of an auditor to replay a receipt, and the completeness of all obligations of a log."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ STATES = (UNDRAWN, OWED, OVERDUE, LATE, JUDGED)
 
 @dataclass(frozen=True, slots=True)
 class Obligation:
-    """A receipt that is owed a verdict, or may turn out to be.
-
-    `policy_index` is the entry of the policy that was in force, None where none was (a deviation that the issuer
-    itself receipted is owed without one). `draw_index` is the entry of the draw that sampled it, None where nothing
-    was or has been drawn. `due_by` is the promised time, "" where none was promised. The verdict is the first one;
-    `independent` says whether it names an engine of the auditor's own.
+    """A receipt that is owed a verdict, or may be after a draw. `policy_index` is the entry of the policy in force,
+    None without a policy (a deviation that the issuer itself receipted is owed without one). `draw_index` is the entry
+    of the draw that sampled it, None without a draw. `due_by` is the promised time, "" without a promise. The verdict
+    is the first one; `independent`: it names an engine of the auditor.
     """
 
     index: int
@@ -33,7 +31,7 @@ class Obligation:
     independent: bool = False
 
     def state(self, now: str) -> str:
-        """One of STATES at document time `now`. LATE is judged after the promised time, OVERDUE not even then."""
+        """One of STATES at document time `now`. LATE has a verdict after the promised time, OVERDUE has none."""
         if self.judged_at is not None:
             return LATE if self._past(self.judged_at) else JUDGED
         if self._past(now):
@@ -46,14 +44,13 @@ class Obligation:
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """Whether every sampled receipt has its verdict in time.
+    """The completeness of an audit: whether every sampled receipt has its verdict in time.
 
-    `outcomes` counts the verdicts on sampled receipts; UNREPLAYABLE, UNSTABLE and UNCHECKED among them are answers and
-    no pass. `overdue` are receipts without a verdict past their promised time, drawn or not; `late` those judged past
-    it. `void_draws` are the entries of draws over another log than this one: the auditor was shown a different one.
-    `unpromised` counts receipts that stand before any policy. `as_of` is the document time that it was judged by.
-    `independent` counts those among the EXACT verdicts that an engine of the auditor's own stands behind; the others
-    are the word of the audited server.
+    `outcomes` counts the verdicts on sampled receipts; UNREPLAYABLE, UNSTABLE and UNCHECKED among them are answers, but
+    no pass. `overdue` has receipts without a verdict after their promised time, drawn or not; `late` has receipts with
+    a verdict after it. `void_draws` has the entries of draws over another log: the auditor was shown a different log.
+    `unpromised` counts receipts before any policy. `as_of` is the document time of this judgement. `independent` counts
+    the EXACT verdicts by an engine of the auditor; the others rest on the audited server's answer.
     """
 
     as_of: str
@@ -69,7 +66,7 @@ class Completeness:
 
     @property
     def kept(self) -> bool:
-        """Whether the promise has been kept so far. A verdict that is owed and not yet due breaks nothing."""
+        """Whether the promise has been kept so far. A verdict that is not yet due breaks nothing."""
         return not (self.late or self.overdue or self.void_draws)
 
     @property
@@ -79,7 +76,7 @@ class Completeness:
 
     @property
     def problem(self) -> str | None:
-        """The first broken promise in a sentence, None where the promise is kept."""
+        """A description of the first broken promise, None if the promise is kept."""
         if self.void_draws:
             return f"entry {self.void_draws[0]}: this draw is over another log than this one"
         for broken, what in ((self.overdue, "has no verdict"), (self.late, "got its verdict too late")):

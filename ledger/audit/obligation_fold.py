@@ -1,8 +1,8 @@
-"""The receipts that an auditor owes a replay, folded from the log alone, and whether it kept its promise.
+"""The fold of a log into the receipts that an auditor has to replay, and whether it kept its promise.
 
 An `AuditPolicy` promises a rate and a time for the receipts after it. A `Draw` decides about the receipts in the tree
-that it signs: nobody can know before which of them are sampled, everybody can recompute it afterwards. At rate 1, and
-for a receipt whose issuer's own replay deviated, nothing is drawn: those are owed as soon as they stand in the log.
+that it signs: the sample cannot be known before, and any reader can recompute it afterwards. At rate 1, and for a
+receipt whose issuer's own replay deviated, nothing is drawn: a verdict is owed as soon as the log holds the receipt.
 
     fold = ObligationFold()
     for data in entries:
@@ -32,11 +32,9 @@ from ledger.tree.multiproof import GrowingTree
 
 @dataclass(slots=True)
 class ObligationFold:
-    """The fold. Not for several threads.
-
-    Entries come in order from 0, with documents whose signatures the caller has checked. With `keep_judged`
-    every sampled receipt stays listed; without it, only the open ones, so that memory grows with the open work
-    and not with the log.
+    """The fold; not thread-safe. Entries come in order from 0, and the caller has checked the signatures of their
+    documents. With `keep_judged` every sampled receipt stays listed; without it only open ones, so that memory grows
+    with the open work and not with the log.
     """
 
     keep_judged: bool = True
@@ -44,13 +42,13 @@ class ObligationFold:
     void_draws: list[int] = field(default_factory=list)
     unpromised: int = 0
     latest: str = ""
-    """The latest time that receipts, policies, draws and verdicts name, as far as their times count."""
+    """The latest time of receipts, policies, draws and verdicts that counts."""
 
     _auditor_spoke: str = ""
     _base: GrowingTree = field(default_factory=GrowingTree)
-    _leaves: list[bytes] = field(default_factory=list)  # from the base on, while a draw may still decide about them
+    _leaves: list[bytes] = field(default_factory=list)  # from the base on; a draw may still decide about them
     _dated_ahead: set[int] = field(default_factory=set)
-    """Receipts whose own time does not count, while the log has not named a later one than before them."""
+    """Receipts whose own time does not count, until the log names a later time than before them."""
     _undrawn: dict[int, Obligation] = field(default_factory=dict)
     _open: dict[int, Obligation] = field(default_factory=dict)
     _judged: list[Obligation] = field(default_factory=list)
@@ -69,23 +67,23 @@ class ObligationFold:
         return self.policies[-1][1] if self.policies else None
 
     def undrawn(self) -> tuple[Obligation, ...]:
-        """Receipts that no draw has decided about yet, in order."""
+        """Receipts without a draw, in order."""
         return tuple(self._undrawn.values())
 
     def owed(self) -> tuple[Obligation, ...]:
-        """Sampled receipts without a verdict, in order of being sampled."""
+        """Sampled receipts without a verdict, in the order of sampling."""
         return tuple(self._open.values())
 
     def owed_by_index(self) -> Mapping[int, Obligation]:
-        """The same, to look one up."""
+        """`owed` by index."""
         return self._open
 
     def judged(self) -> tuple[Obligation, ...]:
-        """Sampled receipts with their first verdict, where `keep_judged`."""
+        """Sampled receipts with their first verdict, if `keep_judged`."""
         return tuple(self._judged)
 
     def all(self) -> tuple[Obligation, ...]:
-        """Everything that is listed, in index order."""
+        """All listed receipts, in index order."""
         return tuple(sorted((*self._undrawn.values(), *self._open.values(), *self._judged), key=lambda one: one.index))
 
     def lists(self, index: int) -> bool:
@@ -93,8 +91,8 @@ class ObligationFold:
         return index in self._undrawn or index in self._open
 
     def observe(self, leaf: bytes, envelope: Envelope, document: Document | None, moment: Moment | None = None) -> None:
-        """Fold the next entry; `leaf` is its RFC 6962 leaf hash, `document` None for one that does not count. `moment`
-        is its time by the log's clock; None takes the document's own, whatever it is.
+        """Fold the next entry; `leaf` is its RFC 6962 leaf hash, `document` is None if it does not count. `moment` is
+        its time by the log's clock; None takes the document's own time.
         """
         index = self.size
         moment = moment or Moment.of(document)
@@ -113,12 +111,14 @@ class ObligationFold:
         self._grow(leaf)
 
     def root_at(self, size: int) -> bytes | None:
-        """The root over the first `size` entries; None where those are beyond, or before what a draw could decide."""
+        """The root over the first `size` entries; None if they are beyond the log, or before any receipt that a draw
+        could decide about.
+        """
         frontier = self._frontier_at(size)
         return None if frontier is None else frontier.root()
 
     def completeness(self, now: datetime | None = None) -> Completeness:
-        """Whether the promise is kept at `now`; None is the latest time that the log itself names."""
+        """Whether the promise is kept at `now`; None is the log's latest time."""
         as_of = self.latest if now is None else timestamp(now)
         waiting = (*self._undrawn.values(), *self._open.values())
         overdue = sorted((one for one in waiting if one.state(as_of) == OVERDUE), key=lambda one: one.index)
@@ -136,12 +136,12 @@ class ObligationFold:
         )
 
     def take_late(self) -> tuple[Obligation, ...]:
-        """Take what was judged past its time, and forget it, for a caller that keeps its own count."""
+        """Return the late receipts and forget them, for a caller that keeps its own count."""
         late, self._late = tuple(self._late), []
         return late
 
     def to_document(self) -> dict[str, Any]:
-        """The fold as JSON, to go on from later; without what it keeps of judged ones."""
+        """The fold as JSON, to continue from, without judged receipts."""
         return {
             "policies": [[index, policy.to_document()] for index, policy in self.policies],
             "void_draws": self.void_draws,
@@ -160,7 +160,7 @@ class ObligationFold:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ObligationFold:
-        """The fold that `to_document` wrote, with `keep_judged` off. Trusts the document: it is the caller's own."""
+        """The fold that `to_document` wrote, with `keep_judged` off. Trusts the document, which the caller has kept."""
         return cls(
             keep_judged=False,
             policies=[(index, AuditPolicy.from_document(policy)) for index, policy in document["policies"]],
@@ -182,7 +182,7 @@ class ObligationFold:
         self._see(moment)
         if moment.ahead:
             self._dated_ahead.add(index)
-        # The issuer's own replay deviated: its halt must not be left to chance.
+        # The issuer's own replay deviated: its halt must not depend on a draw.
         confesses = receipt.spec_decode.verified_identical_to_off is False
         if not self.policies and not confesses:
             self.unpromised += 1
@@ -198,7 +198,7 @@ class ObligationFold:
         if not self.policies:
             return Obligation(index, receipt.receipt_id, 0.0, "", None, False)
         policy_index, policy = self.policies[-1]
-        # It may have waited in a spool: it was not in the log before the auditor's document before it.
+        # It may have waited in a spool: the log received it after the auditor's previous document.
         due = moved(max(time, self._auditor_spoke), policy.within_seconds)
         return Obligation(index, receipt.receipt_id, policy.rate, due, policy_index, False)
 
@@ -271,8 +271,8 @@ class ObligationFold:
         self._auditor_spoke = max(self._auditor_spoke, moment.time)
 
     def _date(self, time: str) -> None:
-        """Receipts that were dated ahead were there by now: the auditor's time begins here. Until the log names a time
-        it is counted from the one before them, so that nobody puts a replay off by letting the log name none.
+        """Begin the auditor's time for receipts with future dates: they exist by now. Until the log names a time, it
+        counts from the time before them, so that a log without times cannot delay a replay.
         """
         for waiting in (self._undrawn, self._open):
             for index in self._dated_ahead.intersection(waiting):

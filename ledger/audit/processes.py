@@ -1,4 +1,4 @@
-"""Work on a log divided among processes: like `map`, with results in the order of the jobs, few of them in memory."""
+"""Work on a log divided among processes: a `map` with few jobs in memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
 
 _ALONE = 4
-"""Jobs that are done here before other processes are started, which takes longer than these jobs."""
+"""The number of jobs done in this process first: starting other processes takes longer."""
 
 
 class Processes:
-    """Divides the work of one check. Jobs, results and the function travel by pickle, to new processes of Python."""
+    """Divides the work of one check. Jobs, results and the function are pickled for new processes of Python."""
 
     def __init__(self, workers: int = 0) -> None:
-        """`workers`: how many processes; 0: one for each core."""
+        """`workers` is the number of processes; 0: one for each core."""
         self._workers = workers or os.cpu_count() or 1
 
     def map(self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]) -> Iterator[_Result]:
-        """`map(work, jobs)`. Jobs are taken a few ahead of the results that were asked for. Raises what the work does,
-        and StoreError where a process dies.
+        """`map(work, jobs)`, with a few jobs ahead of the requested results. Raises the errors of the work, and
+        StoreError if a process dies.
         """
         remaining, threshold = iter(jobs), gc.get_threshold()
         _collect_seldom()
@@ -54,11 +54,11 @@ class Processes:
                 while waiting:
                     yield waiting.popleft().result()
             except BrokenProcessPool:
-                raise StoreError("a process that checked entries was ended; nothing is known of them") from None
+                raise StoreError("a process that checked entries was killed, so their state is unknown") from None
 
 
 def _collect_seldom() -> None:
-    """Documents have no cycles. Looking for some takes a tenth of the time here, and of them as they arrive from other
-    processes, three quarters.
+    """Disable garbage collection: documents have no cycles, and the search takes a tenth of the time here, and three
+    quarters when documents arrive from other processes.
     """
     gc.set_threshold(50_000)

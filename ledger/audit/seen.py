@@ -1,28 +1,30 @@
-"""What later entries need to know of earlier ones, kept in SQLite: memory does not grow with the log."""
+"""The facts of earlier entries that later entries depend on, kept in SQLite so that memory does not grow with the
+log.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from ledger.audit.contradiction import SaidInSqlite
+from ledger.audit.contradiction import SqliteVerdicts
+from ledger.audit.state_database import StateDatabase
 from ledger.documents.audit import DEVIATION, Verdict
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document
-from ledger.errors import FormatError, StoreError
+from ledger.errors import StoreError
 
-_APPLICATION, _VERSION = 0x6B6F6C6D, 2
-"""Marks of our files in the header that SQLite has for them; the version counts what is kept and how it is folded."""
+_APPLICATION, _VERSION = 0x6B6F6C6D, 3
+"""Marks of a state file in SQLite's header; the version changes with the tables and with the fold."""
 _SCHEMA = (
     """
 CREATE TABLE receipts
@@ -31,9 +33,9 @@ CREATE TABLE receipts
 CREATE TABLE deviations (entry INTEGER PRIMARY KEY);
 CREATE TABLE erasures (receipt INTEGER PRIMARY KEY, entry INTEGER NOT NULL);
 CREATE TABLE documents (entry INTEGER PRIMARY KEY, document TEXT NOT NULL);
-CREATE TABLE summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);
 """
-    + SaidInSqlite.SCHEMA
+    + StateDatabase.SCHEMA
+    + SqliteVerdicts.SCHEMA
 )
 _CACHE_KIB = 16 * 1024
 _BATCH = 4096  # receipts in memory before they are written
@@ -43,7 +45,7 @@ _FEW = {kind.type_name(): kind for kind in (Retention, Expiry, DraftHeadPublicat
 
 
 class SeenReceipt(Struct, frozen=True, gc=False):
-    """A receipt of before; `foreign` is one of another engine's output. `tokens` is the length of the output."""
+    """An earlier receipt; `foreign`: another engine computed the output, which has `tokens` tokens."""
 
     receipt_id: bytes
     tenant: str
@@ -53,15 +55,15 @@ class SeenReceipt(Struct, frozen=True, gc=False):
 
 
 class SeenOnDisk:
-    """Implements `log_walk.SeenEntries`. Not for several threads at once. Every method may raise StoreError.
+    """`log_walk.SeenEntries` in SQLite. Not thread-safe. Every method may raise StoreError.
 
-    Without a path the database is temporary: in memory while it is small, then in a file that goes with the process.
-    With one it is a verifier's state. Nothing in the file changes before `keep`; a crash leaves what was kept last.
+    Without a path the database is temporary: in memory while it is small, then in a file that ends with the process.
+    With a path it is a verifier's state: the file changes only in `keep`, and a crash leaves the previous state.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Opens a state, new where the file is missing. Raises StoreError for any other file, which stays as it is, and
-        while another process has it open.
+        """Open a state, new if the file is missing. Raises StoreError for any other file, which stays unchanged, and if
+        another process has it open.
         """
         self._path = path
         self.expiries: list[tuple[int, Expiry]] = []
@@ -70,52 +72,46 @@ class SeenOnDisk:
         self._waiting: dict[int, SeenReceipt] = {}
         self._waiting_ids: set[bytes] = set()
         self._newest = b""  # of those on disk
-        self._asked: tuple[int, SeenReceipt | None] = (-1, None)  # rules ask for one several times
-        with self._errors():
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path or "", timeout=1.0, isolation_level=None, check_same_thread=False)
-            self._said = SaidInSqlite(self._connection)
-            try:
+        self._asked: tuple[int, SeenReceipt | None] = (-1, None)  # rules read a receipt several times
+        self._state = StateDatabase(_connected(path), "a temporary database" if path is None else f"the state {path}")
+        self._verdicts = SqliteVerdicts(self._state.connection)
+        try:
+            with self._state.errors():
                 self._open()
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def load(self) -> dict[str, Any] | None:
-        """The summary that was kept last; None in a new state."""
-        row = self._row("SELECT document FROM summary")
-        try:
-            return None if row is None else dict(json.loads(row[0]))
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"the state {self._path} is damaged: {error}") from None
+        """The last kept summary; None in a new state."""
+        return self._state.summary()
 
     def keep(self, summary: dict[str, Any]) -> None:
-        """Keep a summary and all that was remembered, whole or not at all, on disk when this returns."""
+        """Write a summary and all recorded facts to the disk, in one transaction."""
         self._flush()
-        with self._errors():
-            text = json.dumps(summary, separators=(",", ":"))
-            self._connection.execute("INSERT OR REPLACE INTO summary VALUES (1, ?)", (text,))
-            self._connection.commit()
-            self._connection.execute("BEGIN IMMEDIATE")
+        self._state.save_summary(summary)
+        with self._state.errors():
+            self._state.connection.commit()
+            self._state.connection.execute("BEGIN IMMEDIATE")
 
     def close(self) -> None:
-        """Forget what was not kept."""
+        """Drop the changes since the last `keep`."""
         with suppress(sqlite3.Error):
-            self._connection.rollback()
-        self._connection.close()
+            self._state.connection.rollback()
+        self._state.connection.close()
         with suppress(OSError):
-            if self._path is not None and self._path.stat().st_size == 0:  # nothing was ever kept in it
+            if self._path is not None and self._path.stat().st_size == 0:  # nothing was kept in it
                 self._path.unlink()
 
     def knows(self, receipt_id: str) -> bool:
         name = _bytes(receipt_id)
-        if name in self._waiting_ids or name > self._newest:  # ids begin with a time: most are greater, and so are new
+        # Ids begin with a time: most are greater than all before, and so new.
+        if name in self._waiting_ids or name > self._newest:
             return name in self._waiting_ids
-        return self._row("SELECT 1 FROM receipts WHERE receipt_id = ?", name) is not None
+        return self._state.row("SELECT 1 FROM receipts WHERE receipt_id = ?", name) is not None
 
     def remember(self, index: int, document: Document) -> None:
-        """Take the next entry. A receipt's id is one that is not known yet."""
+        """Record the next entry. A receipt's id must be new."""
         match document:
             case Receipt():
                 name, output = _bytes(document.receipt_id), JudgedOutput.of(document)
@@ -127,18 +123,18 @@ class SeenOnDisk:
                 if len(self._waiting) >= _BATCH:
                     self._flush()
             case Verdict() if document.outcome == DEVIATION:
-                self._write("INSERT INTO deviations VALUES (?)", index)
+                self._state.write("INSERT INTO deviations VALUES (?)", index)
             case Erasure():
-                self._write("INSERT OR REPLACE INTO erasures VALUES (?, ?)", document.receipt_index, index)
+                self._state.write("INSERT OR REPLACE INTO erasures VALUES (?, ?)", document.receipt_index, index)
             case Retention() | Expiry() | DraftHeadPublication():
-                self._write("INSERT INTO documents VALUES (?, ?)", index, document.to_bytes().decode())
+                self._state.write("INSERT INTO documents VALUES (?, ?)", index, document.to_bytes().decode())
                 self._list(index, document)
 
     def receipt(self, index: int) -> SeenReceipt | None:
-        """The receipt at an index; None where another entry is, or none that has been seen."""
+        """The receipt at an index; None for another entry and beyond the entries so far."""
         if self._asked[0] != index:
             found = self._waiting.get(index)
-            if found is None and (row := self._row(_RECEIPT, index)) is not None:
+            if found is None and (row := self._state.row(_RECEIPT, index)) is not None:
                 found = SeenReceipt(row[0], row[1], row[2], bool(row[3]), row[4])
             self._asked = (index, found)
         return self._asked[1]
@@ -152,19 +148,19 @@ class SeenOnDisk:
         return None if receipt is None else JudgedOutput(receipt.foreign, receipt.tokens)
 
     def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
-        with self._errors():
-            return self._said.opposite(index, verdict, auditor)
+        with self._state.errors():
+            return self._verdicts.opposite(index, verdict, auditor)
 
     def outcome_at(self, index: int) -> str | None:
         """DEVIATION or None: no entry refers to another verdict."""
-        return None if self._row("SELECT 1 FROM deviations WHERE entry = ?", index) is None else DEVIATION
+        return None if self._state.row("SELECT 1 FROM deviations WHERE entry = ?", index) is None else DEVIATION
 
     def retentions(self) -> list[tuple[int, Retention]]:
         return self._retentions
 
     def erased_by(self, index: int) -> int | None:
-        """The first entry by which the content of the receipt at `index` was erased."""
-        row = self._row("SELECT entry FROM erasures WHERE receipt = ?", index)
+        """The first entry that erased the content of the receipt at `index`."""
+        row = self._state.row("SELECT entry FROM erasures WHERE receipt = ?", index)
         receipt = self.receipt(index)
         if row is not None or receipt is None:
             return None if row is None else int(row[0])
@@ -172,7 +168,7 @@ class SeenOnDisk:
         return next(covering, None)
 
     def _open(self) -> None:
-        execute = self._connection.execute
+        execute = self._state.connection.execute
         if self._path is None:
             execute("PRAGMA journal_mode=OFF")
         execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
@@ -185,8 +181,8 @@ class SeenOnDisk:
                 execute(statement)
         elif marks != (_APPLICATION, _VERSION):
             raise StoreError(
-                f"{self._path} is not a state that this version keeps, and is left as it is; name another file, to "
-                "begin a new one"
+                f"{self._path} is not a state of this version, and stays unchanged; name another file to begin a new "
+                "one"
             )
         newest = execute("SELECT max(receipt_id) FROM receipts").fetchone()[0]
         self._newest = b"" if newest is None else bytes(newest)
@@ -207,31 +203,23 @@ class SeenOnDisk:
             (index, each.receipt_id, each.tenant, each.issued_at, each.foreign, each.tokens)
             for index, each in self._waiting.items()
         ]
-        with self._errors():
-            self._connection.executemany("INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?)", rows)
+        with self._state.errors():
+            self._state.connection.executemany("INSERT INTO receipts VALUES (?, ?, ?, ?, ?, ?)", rows)
         self._newest = max(self._newest, *self._waiting_ids, b"")
         self._waiting.clear()
         self._waiting_ids.clear()
 
-    def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
-        with self._errors():
-            row: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
-        return row
 
-    def _write(self, statement: str, *values: object) -> None:
-        with self._errors():
-            self._connection.execute(statement, values)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError, FormatError, ValueError, TypeError, KeyError) as error:
-            name = "a temporary database" if self._path is None else f"the state {self._path}"
-            raise StoreError(f"{name} cannot be used: {error}") from None
+def _connected(path: Path | None) -> sqlite3.Connection:
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return sqlite3.connect(path or "", timeout=1.0, isolation_level=None, check_same_thread=False)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"the state {path} cannot be opened: {error}") from None
 
 
-@lru_cache(maxsize=1)  # asked about, then remembered
+@lru_cache(maxsize=1)  # a lookup, then a record
 def _bytes(receipt_id: str) -> bytes:
     return bytes.fromhex(receipt_id.replace("-", ""))
 

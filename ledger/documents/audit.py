@@ -1,11 +1,11 @@
-"""What auditors sign: how much they will replay and by when, which receipts that is, and what came out.
+"""The documents of auditors: policies (which share is replayed, and by when), draws (which receipts), and verdicts.
 
 A draw is an auditor's signature over a tree, which decides which receipts in it are replayed:
 
     receipt i is sampled  ⇔  SHA-256(seed ‖ i as u64 big-endian) < p · 2^256
     seed = SHA-256 of the draw's DSSE envelope in canonical form (one signature, by the auditor)
 
-Nobody without the auditor's key can compute the seed before the auditor has signed, and the signed document names the
+The seed cannot be computed without the auditor's key before the auditor has signed, and the signed document names a
 tree that already holds i. p is the IEEE double of the policy, so p · 2^256 is exact.
 """
 
@@ -51,7 +51,7 @@ UNCHECKED = "UNCHECKED"
 OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE, SAME, UNSTABLE, CONSISTENT, INCONSISTENT, UNCHECKED)
 
 OWN_OUTCOMES = (EXACT, DEVIATION, UNREPLAYABLE)
-"""What a replay on kolm's own arithmetic finds."""
+"""The outcomes of a replay on kolm's own arithmetic."""
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -65,7 +65,9 @@ OUTCOMES_BY = {
     AGAIN: (SAME, DEVIATION, UNSTABLE),
     REFERENCE: (CONSISTENT, INCONSISTENT),
 }
-"""What each way of verifying can find. They differ in strength, and no outcome of one stands for another's."""
+"""The outcomes of each verification. They differ in strength, and an outcome of one never replaces an outcome of
+another.
+"""
 
 AUDITOR = "auditor"
 SERVER = "server"
@@ -74,30 +76,30 @@ REPLAYERS = (AUDITOR, SERVER, ENGINE)
 
 
 PASSES = (EXACT, SAME, CONSISTENT)
-"""Outcomes that speak for a receipt, each with the strength of its own check: only EXACT says that no bit differs."""
+"""Outcomes in favour of a receipt, each with the strength of its check: only EXACT means that no bit differs."""
 ACCUSATIONS = (DEVIATION, INCONSISTENT)
 NO_ANSWERS = (UNREPLAYABLE, UNSTABLE, UNCHECKED)
-"""Outcomes that accuse nobody and are not a pass."""
+"""Outcomes that are neither an accusation nor a pass."""
 
 SHORT = 64
-"""Tokens that an output counts as at least, where a mean is taken: a single near tie is much of a shorter one."""
+"""The least number of tokens in the denominator of a mean: in a shorter output, one near tie would weigh too much."""
 
 _MARGIN_RATE, _MARGIN_ALLOWED = 4.0, 0.007
 _SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
 _MISSED_RATE, _MISSED_ALLOWED = 8.0, 0.003
-"""Steps of `Drift`: so much for what is above this. Calibrated as the thresholds are (docs/benchmarks.md)."""
+"""Rates and allowances of `Drift`'s steps, calibrated like the thresholds (docs/benchmarks.md)."""
 
 
 class ReferenceThresholds(Part, frozen=True):
-    """The most that an honest output of another engine may have, before a reference pass calls it INCONSISTENT. The
-    members are those of `ReferencePass`; `surprise` bounds both sides of zero, and a sampled output may have SAMPLED
-    times `largest`. `drift` bounds each sum of `Drift`; None judges each output alone. `missed` is for a llama-server
-    whose draws are known; None asks nothing of them.
+    """The largest statistics of an honest output of another engine; beyond them, a reference pass finds INCONSISTENT.
+    The members have the names of `ReferencePass`; `surprise` bounds both sides of zero, and a sampled output may have
+    SAMPLED times `largest`. `drift` bounds each sum of `Drift`; None judges each output alone. `missed` is for a
+    llama-server with known draws; None does not check them.
     """
 
     SAMPLED: ClassVar = 2.0
-    """At temperature 0 a token is held against the few that are likely there. What top_k, top_p and min_p cut off ends
-    among many unlikely ones, whose logits are the least certain, and one among that number gets in by more.
+    """At temperature 0, a token is compared with a few likely tokens. The limits of top_k, top_p and min_p are among
+    many unlikely tokens with the least certain logits, so an unlikely token may pass by a larger margin.
     """
 
     mean: NotNegative
@@ -108,7 +110,9 @@ class ReferenceThresholds(Part, frozen=True):
     missed: NotNegative | None = None
 
     def exceeded(self, by: ReferencePass) -> str | None:
-        """The first statistic that is beyond, in words; None where the output is consistent with the weights."""
+        """A description of the first statistic beyond its threshold; None if the output is consistent with the
+        weights.
+        """
         for name in ("mean", "largest", "surprise", "rarest", "missed"):
             value, most = getattr(by, name), getattr(self, name)
             if name == "largest" and by.rarest is not None:
@@ -121,13 +125,13 @@ class ReferenceThresholds(Part, frozen=True):
 
 
 class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
-    """A `kolm.audit_policy.v1` document. Signed by a key of role `auditor`; binds until the next one.
+    """A `kolm.audit_policy.v1` document. Signed by a key of role `auditor`; in force until the next policy. `reference`
+    has the thresholds of passes over other engines' outputs, if the auditor makes them.
 
-    `reference` are the thresholds of passes along other engines' outputs, where the auditor makes such.
-
-    A receipt after this entry is sampled with probability `rate` (0 to 1), and a sampled one has its verdict
-    `within_seconds` of its issue (of the auditor's last document before it in the log, where that is later: a receipt
-    may have waited in a spool). A later policy leaves earlier receipts alone, so no promise is lowered in hindsight.
+    A receipt after this entry is sampled with probability `rate` (0 to 1), and a sampled receipt gets its verdict
+    `within_seconds` of its issue (or of the auditor's last document before it in the log if that is later: a receipt
+    may have waited in a spool). A later policy does not apply to earlier receipts, so no promise is lowered in
+    hindsight.
     """
 
     SIGNERS: ClassVar = ("auditor",)
@@ -141,8 +145,8 @@ class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
 class Draw(Document, tag="kolm.draw.v1", frozen=True):
     """A `kolm.draw.v1` document. Signed by one key of role `auditor`.
 
-    Decides about the receipts below `tree_size` that no earlier draw has decided about. `root` is the root over the
-    first `tree_size` entries (`sha256:<hex>`) as the auditor computed it: over another log the draw is void.
+    Decides about the receipts below `tree_size` without an earlier draw. `root` is the root over the first `tree_size`
+    entries (`sha256:<hex>`) as the auditor computed it: over another log the draw is void.
     """
 
     SIGNERS: ClassVar = ("auditor",)
@@ -158,7 +162,7 @@ class Draw(Document, tag="kolm.draw.v1", frozen=True):
 
 
 def draw_seed(envelope: Envelope) -> bytes:
-    """The 32-byte seed of a draw, from the envelope as it was signed."""
+    """The 32-byte seed of a draw, from its signed envelope."""
     return hashlib.sha256(envelope.to_bytes()).digest()
 
 
@@ -172,9 +176,9 @@ def is_sampled(seed: bytes, index: int, rate: float) -> bool:
 class Deviation(Part, frozen=True):
     """The first position (0 = first output token) where replay and receipt differ.
 
-    `expected_token` is the replay's, `actual_token` the receipted one; null where that stream had already ended.
-    Margins are best minus second best logit; null where unknown (a receipt keeps only its digest). Equal tokens mean
-    that the logits' bits differed (`stream_digest`) although the text did not.
+    `expected_token` is the replay's, `actual_token` the receipted one; null if that stream had ended before. Margins
+    are best minus second best logit; null if unknown (a receipt keeps only its digest). Equal tokens mean that the
+    logits' bits differed (`stream_digest`) although the text did not.
     """
 
     position: Count
@@ -187,13 +191,13 @@ class Deviation(Part, frozen=True):
 
 
 class Drift(Part, frozen=True):
-    """What the outputs of one engine profile show together, up to and with this one, that each alone does not: sums
-    that start at 0, take a step with each output, and never fall below 0 (E. S. Page, 1954).
+    """Cumulative sums over the outputs of one engine profile up to this output, which reveal what single outputs do
+    not: they start at 0, take a step with each output, and never fall below 0 (CUSUM, E. S. Page, 1954).
 
     The exponential of an honest output's step has an expectation of 1 at most, so that on average a sum goes beyond h
     after exp(h) honest outputs at the earliest. `margin` sums margins, `rarer` and `likelier` sum `surprise` up and
-    down, `missed` what tokens are off the draws of their seeds. A new sum
-    begins with the first verdict, and after each that is INCONSISTENT.
+    down, `missed` the distances of tokens from the draws of their seeds. The sums begin with the first verdict, and
+    again after each INCONSISTENT.
     """
 
     margin: NotNegative = written(0.0)
@@ -218,19 +222,18 @@ class Drift(Part, frozen=True):
 
 
 class ReferencePass(Part, frozen=True):
-    """What one pass of kolm's own arithmetic, with the weights `base_cid`, says of another engine's output.
+    """The statistics of another engine's output from one pass of kolm's own arithmetic with the weights `base_cid`.
 
-    A token's margin is how much smaller its logit is than the least that the receipt's parameters leave to choose from:
-    at temperature 0 that is the largest one, otherwise the last that top_k, top_p and min_p keep. It is 0 for a token
-    that could be chosen. `mean` (over SHORT tokens at least) and `largest` are over the output, `differing` counts the
-    tokens that could not be chosen.
+    A token's margin is the difference between the least logit that the receipt's parameters allow and the token's
+    logit: at temperature 0 the least allowed logit is the largest logit, otherwise the last logit that top_k, top_p and
+    min_p keep. It is 0 for a token that could be chosen. `mean` (over SHORT tokens at least) and `largest` are over the
+    output, `differing` counts the tokens that could not be chosen.
 
-    Of sampled outputs: `surprise` is by how many standard deviations the output's log-probability is off the one to be
-    expected, positive for rarer tokens; `rarest` the largest number of nats that a token's probability is below 1.
-    `missed`, of a llama-server: the mean over tokens (SHORT at least) of how far, as a probability, the number that is
-    drawn from the request's seed is from those that give the token; None where that is not asked.
-
-    `drift` is what the profile's outputs that this auditor has passed along show together; None where it does not sum.
+    Of sampled outputs: `surprise` is the difference of the output's log-probability from its expectation in standard
+    deviations, positive for rarer tokens; `rarest` is the largest negative log-probability of a token in nats.
+    `missed`, of a llama-server: the mean over tokens (SHORT at least) of the distance, as a probability, between the
+    number drawn from the request's seed and the numbers that give the token; None if it is not checked. `drift` has the
+    sums over the profile's outputs that this auditor has checked; None if it does not sum.
     """
 
     base_cid: Cid
@@ -247,16 +250,15 @@ class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
     """A `kolm.verdict.v1` document. Signed by a key of role `auditor`.
 
     DEVIATION carries `deviation` and nothing else does; UNREPLAYABLE carries `reason` and is never a pass.
-    `off_seconds` is the time that decoding with speculation off took; null where nothing was decoded.
+    `off_seconds` is the time that decoding with speculation off took; null if nothing was decoded. `verification` names
+    the method: `prefill` in passes over prompt and recorded output, `decode` token by token with speculation off. Both
+    check every token and the stream digest. `replayed_by` names the engine: the `auditor`'s own, or a generation
+    `server`, whose answer the auditor believed. Both are None, and not in the document, if nothing was computed; older
+    documents lack them too.
 
-    `verification` says how the stream was computed: `prefill` in passes over prompt and recorded output, `decode` token
-    by token with speculation off. Both decide the same: every token and the stream digest. `replayed_by` says on whose
-    engine: the `auditor`'s own, or a generation `server` that was asked, whose answer the auditor believed. Both are
-    None, and not in the document, where nothing was computed; older documents lack them too.
-
-    An output of another engine is never EXACT. `again` asks that `engine` once more with speculation off: SAME, or
-    DEVIATION; or UNSTABLE, where it then differs from itself. `reference` is a pass of kolm's own arithmetic along the
-    output, which `reference` describes: CONSISTENT or INCONSISTENT with the weights. UNCHECKED has a reason.
+    An output of another engine is never EXACT. `again` asks that `engine` once more with speculation off: SAME,
+    DEVIATION, or UNSTABLE if it then differs from itself. `reference` is a pass of kolm's own arithmetic over the
+    output, with its statistics in `reference`: CONSISTENT or INCONSISTENT with the weights. UNCHECKED has a reason.
     """
 
     SIGNERS: ClassVar = ("auditor",)
@@ -276,19 +278,19 @@ class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
 
     @property
     def independent(self) -> bool:
-        """Whether somebody else than the audited server computed the stream again, as far as the auditor says."""
+        """Whether another engine than the audited server's computed the stream again, by the auditor's statement."""
         return self.replayed_by == AUDITOR
 
     def check(self) -> None:
         if (self.outcome == DEVIATION) != (self.deviation is not None):
-            raise FormatError("deviation", f"expected an object exactly where outcome is {DEVIATION}")
+            raise FormatError("deviation", f"expected an object if and only if outcome is {DEVIATION}")
         if self.outcome in (UNREPLAYABLE, UNCHECKED) and self.reason is None:
-            raise FormatError("reason", f"expected text where outcome is {self.outcome}")
+            raise FormatError("reason", f"expected text if outcome is {self.outcome}")
         if (self.verification is None) != (self.replayed_by is None):
-            raise FormatError("verification", "expected beside replayed_by, or neither of the two")
+            raise FormatError("verification", "expected together with replayed_by, or neither of the two")
         if self.outcome not in OUTCOMES_BY[self.verification]:
-            raise FormatError("outcome", f"{self.outcome} is nothing that verification {self.verification} can find")
+            raise FormatError("outcome", f"{self.outcome} is not an outcome of verification {self.verification}")
         if (self.verification == AGAIN) != (self.replayed_by == ENGINE):
-            raise FormatError("replayed_by", f"expected {ENGINE} exactly where verification is {AGAIN}")
+            raise FormatError("replayed_by", f"expected {ENGINE} if and only if verification is {AGAIN}")
         if (self.verification == REFERENCE) != (self.reference is not None):
-            raise FormatError("reference", f"expected an object exactly where verification is {REFERENCE}")
+            raise FormatError("reference", f"expected an object if and only if verification is {REFERENCE}")

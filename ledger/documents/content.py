@@ -1,4 +1,4 @@
-"""What commitments commit to: token ids, salts and texts, and a conversation as a list of turns, each a few texts."""
+"""The content behind commitments: token ids, salts and texts, and conversations as lists of turns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ledger.errors import FormatError
 
 Turn = dict[str, str]
 """`role` and `content`. An assistant's turn may have `tool_calls`, a tool's `tool_call_id`, and the first `tools`. The
-last may have `continued`, which is "true": the output goes on within that turn. A prompt whose middle the output fills
-in is one turn of the role "prompt", its content the text before, with the text behind as `suffix`.
+last may have `continued`, which is "true": the output continues that turn. A prompt with a gap that the output fills is
+one turn of the role "prompt": its content is the text before the gap, `suffix` the text after it.
 """
 
 TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools", "continued", "suffix")
@@ -35,8 +35,8 @@ _NAMES = {Receipt: "receipt", Promise: "promise"}
 
 
 class Content(Part, frozen=True):
-    """Input of a replay: token ids, salts, and the text of the constraint that the output followed, if any. It has a
-    table of its own; erasing it leaves every proof over the receipt intact.
+    """Input of a replay: token ids, salts, and the text of the constraint that the output followed, if any. It is
+    stored in a separate table; erasing it leaves every proof over the receipt intact.
     """
 
     prompt_salt: bytes
@@ -49,7 +49,7 @@ class Content(Part, frozen=True):
         return "Content(…)"  # logs and tracebacks show no prompt
 
     def check_against(self, receipt: Receipt) -> None:
-        """Raises FormatError unless this is exactly what the receipt commits to."""
+        """Raises FormatError unless the receipt commits to exactly this content."""
         check_prompt(receipt, self.prompt_salt, self.prompt_token_ids)
         _check("output", OUTPUT_DOMAIN, self.output_salt, self.output_token_ids, receipt.output, receipt)
         constraint = receipt.sampling.structured_outputs
@@ -105,13 +105,13 @@ def _check(
 
 
 def sent_turn(role: str, content: str, calls: Sequence[tuple[str, str, str]] = (), call_id: str = "") -> Turn:
-    """`calls`: (id, name, arguments), written as a JSON array of such arrays. Empty ones are left out."""
+    """`calls`, each (id, name, arguments), as a JSON array of arrays. Empty values are left out."""
     more = {"tool_calls": canonical([list(call) for call in calls]).decode() if calls else "", "tool_call_id": call_id}
     return {"role": role, "content": content} | {name: value for name, value in more.items() if value}
 
 
 def continued_turns(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns where the output goes on within the last one."""
+    """The turns of a prompt whose last turn the output continues."""
     return [*turns[:-1], turns[-1] | {"continued": "true"}]
 
 
@@ -120,6 +120,6 @@ def sent_infill(prefix: str, suffix: str) -> list[Turn]:
 
 
 def sent_tools(tools: Sequence[tuple[str, str, str, bool]]) -> list[Turn]:
-    """The turn before all others where there are tools, none otherwise: (name, description, parameters, strict)."""
+    """The first turn, with the tools as (name, description, parameters, strict); none without tools."""
     written = canonical([list(tool) for tool in tools]).decode()
     return [{"role": "tools", "content": "", "tools": written}] if tools else []

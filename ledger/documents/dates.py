@@ -1,4 +1,4 @@
-"""The times that documents name, found by their types; and the bound on how far ahead of a clock they may be."""
+"""The times in documents, found by their types, and the bound by which they may be ahead of a clock."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ledger.encoding.text_forms import moved, parse_timestamp, time_of, timestam
 from ledger.errors import ClockAhead
 
 MOST_SKEW_SECONDS = 300
-"""How far two clocks may differ before one of them counts as wrong."""
+"""The largest difference of two clocks; beyond it, one of them counts as wrong."""
 
 
 def times_of(document: Document) -> Iterator[tuple[str, str]]:
-    """Path and text of each time in a document, at any depth, and the time that a receipt's own id begins with."""
+    """Path and text of each time in a document, at any depth, and the time at the beginning of a receipt's id."""
     if isinstance(document, UnknownDocument):
         return
     yield from _times(document, type(document), "")
@@ -28,7 +28,7 @@ def times_of(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def date_of(document: Document) -> str:
-    """The time at which a document was made: the latest in it. Empty for a kind that this version does not know."""
+    """The time at which a document was made: the latest in it. Empty for an unknown kind."""
     times = () if isinstance(document, UnknownDocument) else _times(document, type(document), "")
     return max((time for _, time in times), default="")
 
@@ -50,7 +50,7 @@ def check_not_ahead(document: Document, now: str) -> None:
 
 @cache
 def _holds_times(kind: Any) -> bool:
-    """Whether values of an annotated type can have times in them."""
+    """Whether values of an annotated type can contain times."""
     if kind == Time:
         return True
     if isinstance(kind, type) and issubclass(kind, Part):
@@ -60,7 +60,7 @@ def _holds_times(kind: Any) -> bool:
 
 @cache
 def _members(kind: type[Part]) -> tuple[tuple[str, Any], ...]:
-    """Name and type of the members with times in them."""
+    """Name and type of the members that contain times."""
     return tuple((each.name, each.type) for each in msgspec.structs.fields(kind) if _holds_times(each.type))
 
 

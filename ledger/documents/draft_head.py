@@ -1,6 +1,4 @@
-"""What publishers sign about a draft head: that it may be loaded under a name, that it may no longer, how well it
-drafts.
-"""
+"""The documents of publishers about draft heads: publication under a name, withdrawal, and measured acceptance."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ _MOST_DEPTHS = 64
 class DraftHeadPublication(Document, tag="kolm.head_publication.v1", frozen=True):
     """A `kolm.head_publication.v1` document. Signed by a key of role `publisher`; gives a head a name.
 
-    `manifest_cid` identifies the head, `base_cid` is its manifest's subject, `publisher` is the name of
-    the signer, for people.
+    `manifest_cid` identifies the head, `base_cid` is its manifest's subject, `publisher` is the name of the signer, as
+    text.
     """
 
     SIGNERS: ClassVar = ("publisher",)
@@ -47,8 +45,7 @@ class DraftHeadPublication(Document, tag="kolm.head_publication.v1", frozen=True
 class DraftHeadWithdrawal(Document, tag="kolm.head_withdrawal.v1", frozen=True):
     """A `kolm.head_withdrawal.v1` document. Signed by a `publisher` or an `operator`; final, under every name.
 
-    A head that was withdrawn is never loaded again, not even after another publication: publish a better one.
-    """
+    A withdrawn head is never loaded again, not even after another publication: publish a better head."""
 
     SIGNERS: ClassVar = ("publisher", "operator")
 
@@ -62,7 +59,7 @@ class KScore(Document, tag="kolm.kscore.v1", frozen=True):
 
     `mean_acceptance` is the mean over `prompts` prompts of accepted / proposed tokens, chain drafts of depth `k` at
     temperature 0. `acceptance_by_depth[i]` is the share of drafts whose token i was accepted. `adapter_cid` is null for
-    the bare base. `status` is what `kscore_status` says. `prompts_digest` names the prompts that were used.
+    the bare base. `status` is the result of `kscore_status`. `prompts_digest` identifies the prompts.
     """
 
     SIGNERS: ClassVar = ("publisher",)
@@ -88,5 +85,5 @@ class KScore(Document, tag="kolm.kscore.v1", frozen=True):
 
 
 def kscore_status(mean_acceptance: float, threshold: float) -> str:
-    """GOOD or NEEDS_RETRAINING; a policy picks no head for an adapter for which it needs retraining."""
+    """GOOD or NEEDS_RETRAINING; a policy does not select a head for an adapter if it needs retraining."""
     return NEEDS_RETRAINING if mean_acceptance < threshold else GOOD

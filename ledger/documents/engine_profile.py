@@ -1,4 +1,4 @@
-"""The profile of an engine that is not kolm's own: what is known of how its tokens are computed, and by whose word."""
+"""The profile of an engine other than kolm's: how its tokens are computed, with the source of each statement."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     """A `kolm.engine_profile.v1` document, signed by a key of role `receipts`. Receipts of requests that the engine has
     served name the cid of its canonical bytes as their `profile_cid`.
 
-    All of it is the operator's word, or the engine's, but `base_cid` where `weights_checked`: then it is that of files
-    whose digests were computed, otherwise one of the model's name alone. `flags` are those of the engine that change
-    numbers, by name. `batch_invariant`: whether the engine says that an answer does not depend on what is computed
-    beside it; None where it says nothing. `speculation` is how it drafts, in its own words; None where it does not say.
+    All members are statements of the operator or the engine, except `base_cid` if `weights_checked`: then it comes from
+    the digests of files, otherwise from the model's name alone. `flags` are the engine's flags that change numbers, by
+    name. `batch_invariant`: whether the engine states that an answer does not depend on other requests of the batch;
+    None if it states nothing. `speculation` describes its drafts, in the engine's words; None if it states nothing.
     """
 
     SIGNERS: ClassVar = ("receipts",)
@@ -40,5 +40,5 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
 
     @property
     def name(self) -> str:
-        """What receipts call the engine, such as `vllm/0.32.0`."""
+        """The name of the engine in receipts, such as `vllm/0.32.0`."""
         return f"{self.engine}/{self.version}"

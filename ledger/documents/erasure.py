@@ -1,5 +1,5 @@
-"""Erasures of content: the one that somebody asks for, the policies by which operators have contents kept, and the
-log's own entry where it has carried one out.
+"""Erasures of content: erasures on request, retention policies of operators, and expiries, which the log appends when
+it has carried out a policy.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ledger.errors import FormatError
 
 LONGEST_DAYS = 36_500
 MOST_TENANTS = 64
-"""Tenants with a policy of their own; an expiry names them all."""
+"""The most tenants with their own policy; an expiry names them all."""
 
 _DAY_SECONDS = 86_400
 
 
 class Erasure(Document, tag="kolm.erasure.v1", frozen=True):
-    """A `kolm.erasure.v1` document, signed by a key of role `operator`, or, where the receipt's tenant has asked for it
-    by a credential of its own, of role `log`; names the receipt at `receipt_index`.
+    """A `kolm.erasure.v1` document, signed by a key of role `operator` or, if the receipt's tenant asked for it with
+    its own credential, of role `log`; names the receipt at `receipt_index`.
 
-    The store removes the receipt's token ids and salts in the transaction that appends this. The receipt itself stays:
-    without the salts, its commitments say nothing about prompt and output.
+    The store removes the receipt's token ids and salts in the transaction that appends this. The receipt stays: without
+    the salts, its commitments reveal nothing about prompt and output.
     """
 
     SIGNERS: ClassVar = ("operator", "log")
@@ -43,10 +43,11 @@ class Erasure(Document, tag="kolm.erasure.v1", frozen=True):
 
 
 class Retention(Document, tag="kolm.retention.v1", frozen=True):
-    """A `kolm.retention.v1` document, signed by a key of role `operator`; binds until the next one for the same tenant.
+    """A `kolm.retention.v1` document, signed by a key of role `operator`; in force until the next policy for the same
+    tenant.
 
-    The content of a receipt is kept for `days` days from its issue, without limit where that is None. With `tenant`
-    None, it is about all tenants that have no policy of their own.
+    The content of a receipt is kept for `days` days from its issue, without limit if that is None. With `tenant` None,
+    it applies to all tenants without their own policy.
     """
 
     SIGNERS: ClassVar = ("operator",)
@@ -56,15 +57,16 @@ class Retention(Document, tag="kolm.retention.v1", frozen=True):
     issued_at: Time
 
     def erases_before(self, now: str) -> str | None:
-        """Receipts issued earlier than this have outlived the policy at `now`; None where it has no limit."""
+        """The issue time before which contents have expired at `now`; None without a limit."""
         return None if self.days is None else moved(now, -self.days * _DAY_SECONDS)
 
 
 class Expiry(Document, tag="kolm.expiry.v1", frozen=True):
-    """A `kolm.expiry.v1` document, signed by a key of role `log`: contents that the policy at `retention_index` ended.
+    """A `kolm.expiry.v1` document, signed by a key of role `log`: contents erased under the policy at
+    `retention_index`.
 
-    Erased are the contents of all receipts before entry `end_index` that were issued earlier than `issued_before`:
-    those of `tenant`, or, where that is None, of all but `except_tenants`, which have policies of their own. The store
+    Erased are the contents of all receipts before entry `end_index` that were issued earlier than `issued_before`: of
+    `tenant` or, if that is None, of all tenants except `except_tenants`, which have their own policies. The store
     removes them in the transaction that appends this.
     """
 
@@ -82,29 +84,29 @@ class Expiry(Document, tag="kolm.expiry.v1", frozen=True):
             raise FormatError("except_tenants", "expected rising names, each once")
 
     def covers(self, index: int, tenant: str, issued_at: str) -> bool:
-        """Whether the content of the receipt at `index` is among the erased."""
+        """Whether it erases the content of the receipt at `index`."""
         theirs = tenant == self.tenant if self.tenant is not None else tenant not in self.except_tenants
         return theirs and index < self.end_index and issued_at < self.issued_before
 
 
 def in_force(policies: Iterable[tuple[int, Retention]]) -> dict[str | None, tuple[int, Retention]]:
-    """The newest policy of each tenant with its index, of entries in the order of the log."""
+    """The newest policy of each tenant with its index, from entries in the order of the log."""
     return {policy.tenant: (index, policy) for index, policy in policies}
 
 
 def own_tenants(newest: Iterable[str | None]) -> tuple[str, ...]:
-    """The tenants with policies of their own, as an expiry names them."""
+    """The tenants with their own policies, as an expiry names them."""
     return tuple(sorted(tenant for tenant in newest if tenant is not None))
 
 
 def check_retention(policy: Retention, before: Iterable[tuple[int, Retention]]) -> None:
-    """Raises FormatError where too many tenants have policies of their own."""
+    """Raises FormatError if too many tenants have their own policies."""
     if len({*own_tenants(in_force(before)), policy.tenant} - {None}) > MOST_TENANTS:
-        raise FormatError("tenant", f"at most {MOST_TENANTS} tenants have a policy of their own")
+        raise FormatError("tenant", f"at most {MOST_TENANTS} tenants have their own policy")
 
 
 def check_expiry(index: int, expiry: Expiry, before: Iterable[tuple[int, Retention]]) -> None:
-    """Raises FormatError unless entry `index` erases what the policies before it say, and nothing else."""
+    """Raises FormatError unless entry `index` erases exactly the contents that the policies before it end."""
     newest = in_force(before)
     at, policy = newest.get(expiry.tenant, (-1, None))
     if policy is None or at != expiry.retention_index:
@@ -115,4 +117,4 @@ def check_expiry(index: int, expiry: Expiry, before: Iterable[tuple[int, Retenti
     if expiry.end_index > index:
         raise FormatError("end_index", f"is {expiry.end_index}, beyond the entries before this one")
     if expiry.except_tenants != (() if expiry.tenant is not None else own_tenants(newest)):
-        raise FormatError("except_tenants", "are not the tenants with policies of their own")
+        raise FormatError("except_tenants", "are not the tenants with their own policies")

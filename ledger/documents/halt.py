@@ -1,4 +1,4 @@
-"""Halts and resumes of speculation, and the state that the log's halts and resumes add up to."""
+"""Halts and resumes of speculation, and the halt state of a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ledger.errors import FormatError
 
 
 class Scope(Part, frozen=True):
-    """The scope of a halt: one method on one base, with one head, or with any head where `head_cid` is null."""
+    """The scope of a halt: one method on one base, with one head, or with any head if `head_cid` is null."""
 
     base_cid: Cid
     method: Name
@@ -23,14 +23,13 @@ class Scope(Part, frozen=True):
     def check_method(self) -> None:
         """Raises FormatError for a scope that cannot be halted."""
         if self.method == "off":
-            raise FormatError("scope.method", "expected a method of speculation, which off is not")
+            raise FormatError("scope.method", "expected a method of speculation, not off")
 
 
 def scopes_of(base_cid: str, method: str, head_cid: str | None, others: Iterable[str] = ()) -> tuple[Scope, ...]:
-    """The scopes that a deviation of one output puts in doubt: every method that drafted for it (`others` may name
-    it again, and `off`), the first one first.
-
-    The head is that of the first method; a method with heads that joined later stands for all of its heads.
+    """The scopes in doubt after a deviation of one output: every method that drafted for it, the first method first
+    (`others` may repeat it, and name `off`). The head belongs to the first method; a later method with heads is halted
+    with all of its heads.
     """
     joined = (other for other in sorted(others) if other not in (method, "off"))
     return (Scope(base_cid, method, head_cid), *(Scope(base_cid, other) for other in joined))
@@ -88,18 +87,18 @@ class HaltState:
         return HaltState(self.epoch + 1, (*self.open, OpenHalt(index, halt, self.epoch + 1)))
 
     def after_resume(self, resume: Resume) -> HaltState:
-        """Raises FormatError where `halt_index` is not an open halt of exactly the resume's scope."""
+        """Raises FormatError if `halt_index` is not an open halt of exactly the resume's scope."""
         lifted = [halt for halt in self.open if (halt.halt_index, halt.scope) == (resume.halt_index, resume.scope)]
         if not lifted:
             raise FormatError("halt_index", f"entry {resume.halt_index} is not an open halt of this scope")
         return HaltState(self.epoch, tuple(halt for halt in self.open if halt not in lifted))
 
     def find(self, base_cid: str, method: str, head_cid: str | None = None) -> OpenHalt | None:
-        """The oldest open halt that covers this way of serving, None where it may be served."""
+        """The oldest open halt that covers this way of serving, None if there is none."""
         return next((halt for halt in self.open if halt.scope.covers(base_cid, method, head_cid)), None)
 
     def to_document(self) -> dict[str, Any]:
-        """JSON, to go on from."""
+        """The state as JSON, to continue from."""
         return {
             "epoch": self.epoch,
             "open": [[each.halt_index, each.halt.to_document(), each.epoch] for each in self.open],
@@ -107,6 +106,6 @@ class HaltState:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> HaltState:
-        """Reads the output of `to_document`: the caller's own."""
+        """Read the output of `to_document`, which the caller has kept."""
         halts = (OpenHalt(index, Halt.from_document(halt), epoch) for index, halt, epoch in document["open"])
         return cls(document["epoch"], tuple(halts))

@@ -1,4 +1,4 @@
-"""The key entry: puts on record, inside the log, which public key signs for which role, and which one it replaces."""
+"""The key entry: it records in the log which public key signs for which role, and which key it replaces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _KeyId = Annotated[str, form("ed25519:[0-9a-f]{64}", "ed25519:<64 lowercase hex 
 class KeyEntry(Document, tag="kolm.key.v1", frozen=True):
     """A `kolm.key.v1` document. Signed by the key itself or by any trusted key.
 
-    It records trust and does not create it: the key must already be trusted for its role by configuration.
-    With `replaces`, the id of an earlier key of the role, it is a rotation: signed by the new key and by the
-    old one (or, if that is lost, by as many operators as a resume takes), it ends the old key's interval and
-    begins the new one's (`key_history`).
+    It records trust and does not create it: the key must already be trusted for its role by configuration. With
+    `replaces`, the id of an earlier key of the role, it is a rotation: signed by the new key and by the old key (or, if
+    that is lost, by as many operators as a resume needs), it ends the old key's interval and begins the new key's
+    (`key_history`).
     """
 
     SIGNERS: ClassVar = ROLES

@@ -21,7 +21,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """A key entry with `replaces`, and where it stands."""
+    """A key entry with `replaces`, and its index."""
 
     index: int
     role: str
@@ -31,9 +31,8 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
-    """The keys of every index, as far as the log has been read. `rotations` are in the order of their indexes.
-
-    `epochs` are spans of the log with the same keys, each with the index that it begins at.
+    """The keys of every index that has been read. `rotations` are in the order of their indexes. `epochs` are spans of
+    the log with the same keys, each with its first index.
     """
 
     epochs: tuple[tuple[int, TrustedKeys], ...]
@@ -45,14 +44,13 @@ class KeyHistory:
         return cls(((0, trusted),))
 
     def at(self, index: int) -> TrustedKeys:
-        """The keys that may sign the entry at `index`; the log's may sign a checkpoint of `index` + 1 entries."""
+        """The keys that may sign the entry at `index`; the log's keys may sign a checkpoint of `index` + 1 entries."""
         return self.epochs[bisect_right(self.epochs, index, key=lambda epoch: epoch[0]) - 1][1]
 
     def open(self, index: int, envelope: Envelope) -> Document:
         """`open_document` with the keys of `index`. Raises FormatError, SignatureError.
 
-        A rotation is opened with its new key among the trusted ones: the other signature vouches for it.
-        """
+        A rotation is opened with its new key among the trusted keys: the other signature vouches for it."""
         trusted = self.at(index)
         if envelope.payload_type == payload_type("key"):
             trusted = _with_successor(trusted, read_document(envelope))
@@ -62,8 +60,8 @@ class KeyHistory:
             raise self._explained(index, envelope) or error from None
 
     def after(self, index: int, document: Document) -> KeyHistory:
-        """The history once `document`, opened with `open`, stands at `index`. Raises FormatError for a key
-        that was retired before.
+        """The history after `document`, opened with `open`, at `index`. Raises FormatError for a key that was retired
+        before.
         """
         if not isinstance(document, KeyEntry) or document.replaces is None:
             return self
@@ -75,7 +73,7 @@ class KeyHistory:
         return KeyHistory((*self.epochs, (index, both), (index + 1, alone)), (*self.rotations, rotation))
 
     def following(self, key_entries: Iterable[tuple[int, bytes]]) -> KeyHistory:
-        """The history once these envelopes, by index, stand in the log; those that do not hold here change nothing."""
+        """The history after these envelopes, by index; invalid ones change nothing."""
         history = self
         for index, data in key_entries:
             with suppress(FormatError, SignatureError):
@@ -83,7 +81,7 @@ class KeyHistory:
         return history
 
     def check_log_key(self, key: PublicKey, size: int) -> None:
-        """Raises SignatureError where a rotation says that `key` was not the log's for a checkpoint of this size."""
+        """Raises SignatureError if, by a rotation, `key` was not the log's key for a checkpoint of this size."""
         retired = self._retired(key.key_id, size - 1)
         if retired is not None:
             raise retired

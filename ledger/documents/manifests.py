@@ -1,4 +1,4 @@
-"""Manifests: the files that the identifier of a base or of a draft head stands for, by name, size and digest."""
+"""Manifests of bases and draft heads: their files by name, size and digest, behind one identifier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG_TYPES, WEIGHTS_TYPES = (
     {kind: f"application/vnd.kolm.{kind}.{part}" for kind in HEAD_KINDS}
     for part in ("config.v1+json", "weights.v1+safetensors")
 )
-"""Media types by kind: a head's kind is what its files are."""
+"""Media types of the files, by the kind of head."""
 
 _MOST_LAYERS = 1024
 _MOST_WORDS = 256
@@ -28,7 +28,7 @@ _Layer = Annotated[int, Meta(ge=0, le=_MOST_LAYERS)]
 
 
 class NamedFile(Part, frozen=True):
-    """One file. `digest` is `sha256:<hex>` of its bytes, `size` their number."""
+    """One file. `digest` is `sha256:<hex>` of its bytes, `size` the number of bytes."""
 
     name: FileName
     size: Count
@@ -69,7 +69,7 @@ class BaseManifest(_Manifest, tag="kolm.base.v1", frozen=True):
 
     @property
     def model_config(self) -> NamedFile:
-        """The file config.json. Raises FormatError where it is missing."""
+        """The file config.json. Raises FormatError if it is missing."""
         for file in self.config:
             if file.name == "config.json":
                 return file
@@ -99,18 +99,18 @@ class HeadWeights(Part, frozen=True):
 
 
 class Vocabulary(Part, frozen=True):
-    """The vocabulary of a base, and how much of it a draft head knows."""
+    """The sizes of a base's vocabulary and of a draft head's part of it."""
 
     size: Positive
     draft_size: Positive
 
 
 class DraftHeadManifest(_Manifest, tag="kolm.head.v1", frozen=True):
-    """A `kolm.head.v1` document. The identifier of a draft head is that of its manifest's canonical bytes.
+    """A `kolm.head.v1` document. The identifier of a draft head is made from its manifest's canonical bytes.
 
     `subject` is the base_cid of the base that it was trained on. `feature_layers` are indexes of hidden states (0 =
-    embeddings), low to high. `training` holds facts about how it was trained, `annotations` any texts of its publisher;
-    both are signed with the rest, and no program reads them.
+    embeddings), low to high. `training` describes its training, `annotations` has any texts of its publisher; both are
+    signed with the rest, and no program reads them.
     """
 
     subject: Cid
@@ -147,7 +147,7 @@ class DraftHeadManifest(_Manifest, tag="kolm.head.v1", frozen=True):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The manifest of canonical bytes. Raises FormatError naming the first field that is wrong."""
+        """The manifest of canonical bytes. Raises FormatError naming the first wrong field."""
         if len(data) > MAX_MANIFEST_BYTES:
             raise FormatError("manifest", f"measures {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are taken")
         return super().from_bytes(data)
@@ -155,6 +155,8 @@ class DraftHeadManifest(_Manifest, tag="kolm.head.v1", frozen=True):
     def check(self) -> None:
         _check_names("weights.files", self.files)
         if self.weights.media_type != WEIGHTS_TYPES[self.kind]:
-            raise FormatError("weights.media_type", f"expected {WEIGHTS_TYPES[self.kind]}, as config.media_type says")
+            raise FormatError(
+                "weights.media_type", f"expected {WEIGHTS_TYPES[self.kind]}, which belongs to config.media_type"
+            )
         if self.vocabulary.draft_size > self.vocabulary.size:
             raise FormatError("vocabulary.draft_size", f"expected at most vocabulary.size = {self.vocabulary.size}")

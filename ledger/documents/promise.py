@@ -1,8 +1,8 @@
-"""A promise, a signature before the answer under the receipts that the log will hold and by when; and the log's signed
-answer to it: which of them its tree holds.
+"""Promises: a server signs, before it answers, which receipts the log will hold and by when. The log's signed answer to
+a promise names the receipts in its tree.
 
-A caller who may not read the whole log cannot show that a receipt is missing from it. The log can, by its signature:
-an answer without a receipt that was due proves the omission to everybody who trusts the keys of promise and log.
+A caller who may not read the whole log cannot show that a receipt is missing from it. The log can, by its signature: an
+answer without a receipt that was due proves the omission to all who trust the keys of promise and log.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ledger.keys.trusted_keys import TrustedKeys
 PAYLOAD_TYPE = "application/vnd.kolm.promise.v1+json"
 ANSWER_TYPE = "application/vnd.kolm.promise_answer.v1+json"
 MOST_CHOICES = 1024
-"""Choices of one promise: more than servers take in one request, and few enough to list."""
+"""The most choices of one promise: more than servers accept in one request, and few enough to list."""
 
 
 class Promise(Document, tag="kolm.promise.v1", frozen=True):
-    """A `kolm.promise.v1` document, signed by a key of role `receipts`. It is the caller's; the log does not hold it.
+    """A `kolm.promise.v1` document, signed by a key of role `receipts`. The caller keeps it; the log does not hold it.
 
     The log will hold one receipt for each of `choices` by `due`, with this tenant, request and prompt commitment.
     """
@@ -48,16 +48,16 @@ class Promise(Document, tag="kolm.promise.v1", frozen=True):
             raise FormatError("due", "is before promised_at")
 
     def is_kept_by(self, receipt: Receipt) -> bool:
-        """Whether a receipt is one of those that were promised."""
+        """Whether a receipt is a promised one."""
         return receipt.sampling.choice < self.choices and _terms(receipt) == _terms(self)
 
     def digests(self) -> tuple[bytes, ...]:
-        """`kept_digest` of the receipts that were promised, by choice."""
+        """`kept_digest` of the promised receipts, by choice."""
         return tuple(_digest(self, choice) for choice in range(self.choices))
 
 
 def kept_digest(receipt: Receipt) -> bytes:
-    """32 bytes that a receipt and a promise that it keeps have in common, to look receipts up by."""
+    """A key of 32 bytes that finds the receipts of a promise."""
     return _digest(receipt, receipt.sampling.choice)
 
 
@@ -72,8 +72,8 @@ def _digest(of: Promise | Receipt, choice: int) -> bytes:
 class PromiseAnswer(Document, tag="kolm.promise_answer.v1", frozen=True):
     """A `kolm.promise_answer.v1` document, signed by a key of role `log`; the log does not hold it.
 
-    `promise` is the digest of the promise's canonical envelope. `entries` are the indexes of the promised receipts by
-    choice, None where the tree of `tree_size` entries with `root_hash` holds none.
+    `promise` is the digest of the promise's canonical envelope. `entries` has the index of the promised receipt of each
+    choice, None if the tree of `tree_size` entries with `root_hash` holds none.
     """
 
     promise: Digest
@@ -88,7 +88,7 @@ class PromiseAnswer(Document, tag="kolm.promise_answer.v1", frozen=True):
         return [choice for choice, index in enumerate(self.entries) if index is None]
 
     def breaks(self, promise: Promise) -> bool:
-        """Whether receipts were missing once they were due, by the log's own clock."""
+        """Whether receipts were missing after they were due, by the log's clock."""
         return bool(self.missing) and parse_timestamp(self.answered_at) > parse_timestamp(promise.due)
 
 
@@ -109,7 +109,7 @@ def _signed(document: Promise | PromiseAnswer, payload_type: str, role: str, key
 
 
 def read_promise(data: bytes) -> Promise:
-    """The promise in a DSSE envelope whose signature nobody has checked. Raises FormatError."""
+    """The promise in a DSSE envelope, without a check of its signature. Raises FormatError."""
     return Promise.from_bytes(_envelope(data, PAYLOAD_TYPE).payload)
 
 
@@ -135,7 +135,7 @@ def open_promise(data: bytes, trusted: TrustedKeys) -> Promise:
 
 
 def promise_digest(data: bytes) -> str:
-    """The digest of a promise's envelope, however it is laid out. Raises FormatError."""
+    """The digest of a promise's envelope in any layout. Raises FormatError."""
     return digest(Envelope.from_bytes(data).to_bytes())
 
 

@@ -1,4 +1,4 @@
-"""The receipt of one finished choice of one request: its inputs, how it was computed, and its output."""
+"""The receipt of one finished choice of one request: its inputs, its computation and its output."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ FINISH_REASONS = ("stop", "length", "cancelled", "error")
 OFF = "off"
 REPLAYED = "replayed"
 ENGINE = "engine"
-"""The method of what another engine has drafted, whatever it drafts with, and the word that its counts rest on."""
+"""The method of another engine's speculation, of any kind, and the source of its counts."""
 SPEEDUP_BASES = (REPLAYED, "calibrated")
-"""`calibrated`, an estimate from steps that were timed at start, is in older documents and is no longer written."""
+"""`calibrated`, an estimate from steps timed at start, is in older documents and is no longer written."""
 
 _Engine = Annotated[
     str, form("[a-z][a-z0-9_.-]{0,31}/[0-9a-zA-Z.+-]{1,31}", "a library and its version, as llguidance/1.9.1")
@@ -53,7 +53,7 @@ _StopReason = Annotated[str, Meta(min_length=1, max_length=1024)] | TokenId
 
 class StructuredOutputsPart(Part, frozen=True):
     """The constraint that an output followed. `commitment` is to its text, with the prompt's salt. `engine` is the
-    library, with its version, that decided which tokens were allowed: a replay needs the same one.
+    library, with its version, that decided which tokens were allowed: a replay needs the same library.
     """
 
     kind: Name
@@ -73,7 +73,7 @@ class StructuredOutputsPart(Part, frozen=True):
 class Sampling(Part, frozen=True):
     """Sampling parameters after defaults and clamping; with base, adapter and prompt they determine every token.
 
-    Names and defaults are those of the engine's SamplingParams; `choice` is the receipt's place among the `n` of its
+    Names and defaults come from the engine's SamplingParams; `choice` is the receipt's number among the `n` of its
     request. `logprobs` is not here: it does not change tokens. Documents without a constraint lack
     `structured_outputs`.
     """
@@ -100,8 +100,8 @@ class Sampling(Part, frozen=True):
 class PromptPart(Part, frozen=True):
     """The prompt's length in tokens and the salted commitment to its ids.
 
-    `text_commitment` is to what the caller sent, where that was a text or a conversation; of a conversation,
-    `chat_template` is the digest of the template that laid it out. Older documents lack both.
+    `text_commitment` commits to the caller's text or conversation; `chat_template` is the digest of a conversation's
+    template. Older documents lack both.
     """
 
     tokens: Positive
@@ -111,11 +111,11 @@ class PromptPart(Part, frozen=True):
 
 
 class OutputPart(Part, frozen=True):
-    """The output's length, the salted commitment to its ids, why it ended, and the stream digest over its logits.
+    """The output's length, the salted commitment to its ids, its finish reason, and the stream digest over its logits.
 
     `stop_reason` is the stop string or token id that matched. `min_margin` is the least distance between the two best
-    logits over the output; null for an output without tokens. `text_commitment` is to the text that was served, without
-    a matched stop string; older documents lack it.
+    logits over the output; null for an output without tokens. `text_commitment` commits to the served text, without a
+    matched stop string; older documents lack it.
     """
 
     tokens: Count
@@ -128,22 +128,22 @@ class OutputPart(Part, frozen=True):
 
 
 class SpecDecode(Part, frozen=True):
-    """How speculation ran for this output, and what is known about its exactness. Field names are the published ones.
+    """The speculation of this output, and its known exactness. Field names are the published ones.
 
-    `verified_identical_to_off` is true or false only where a replay with speculation off was compared before signing;
-    otherwise null, and the verdict entry answers. `wall_clock_speedup` is null exactly where `speedup_basis` is, and
-    measured only where that is `replayed`. `acceptance_rate` is accepted / proposed tokens; null where nothing was
-    proposed. `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null without one.
-    `k` is null for methods without a draft depth.
+    `verified_identical_to_off` is true or false only if a replay with speculation off was compared before signing;
+    otherwise it is null, and the verdict entry has the answer. `wall_clock_speedup` is null if and only if
+    `speedup_basis` is, and measured only if that is `replayed`. `acceptance_rate` is accepted / proposed tokens; null
+    without proposed tokens. `mean_acceptance_length` is emitted tokens per target pass of the decode phase; null
+    without one. `k` is null for methods without a draft depth.
 
-    Where `auto` was free to change methods inside the request, `method` is the one it began with, and
-    `passes_by_method` counts target passes by whose draft they verified; those without any draft are `off`. It is empty
-    elsewhere, and not a member of the document. So is `gains`, which says why: by each method that has drafted, the
-    tokens that a pass of it brought less what it took, in times of a token without drafts, as the server measured it.
+    If `auto` could change methods within the request, `method` is its first method, and `passes_by_method` counts
+    target passes by the method of the verified draft; passes without a draft count as `off`. Otherwise it is empty, and
+    not a member of the document. The same holds for `gains`, the reason: for each method that drafted, the tokens of a
+    pass less its cost in times of a token without drafts, as the server measured it.
 
-    Of another engine than kolm's, the method that speculates is ENGINE. Its counts are its own word (`reported_by`),
-    and null, all three, where it says nothing. `unverified` says why a comparison before signing that was asked for
-    came to no answer: UNSTABLE, as the engine differs from itself, or UNCHECKED, and what stood in the way.
+    For another engine than kolm's, the speculating method is ENGINE. Its counts are its own statement (`reported_by`),
+    and all three are null if it states nothing. `unverified` is the reason why a requested comparison before signing
+    had no result: UNSTABLE, as the engine differs from itself, or UNCHECKED with the obstacle.
     """
 
     method: Name
@@ -168,12 +168,11 @@ class SpecDecode(Part, frozen=True):
 class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
     """A `kolm.receipt.v1` document. Signed by a key of role `receipts`; one for each choice of a request.
 
-    `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be
-    computed side by side; where not, they were computed one at a time, with speculation off. Older documents
-    lack the member (None: unknown). `nonce` is the caller's own, where one was sent.
-
-    `engine` is another engine than kolm's that has computed the output, with its version; `profile_cid` then is the
-    cid of its EngineProfile, and `output.stream_digest` is over the tokens alone.
+    `profile_proven`: whether the server's numerics profile had passed its probe, so that rows could be computed in
+    batches; otherwise they were computed one at a time, with speculation off. Older documents lack the member (None:
+    unknown). `nonce` is the caller's, if one was sent. `engine` is another engine than kolm's that computed the output,
+    with its version; `profile_cid` then is the cid of its EngineProfile, and `output.stream_digest` is over the tokens
+    alone.
     """
 
     SIGNERS: ClassVar = ("receipts",)
@@ -197,10 +196,9 @@ class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
 
     @property
     def overclaim(self) -> str | None:
-        """The speedup that this receipt claims above its tokens per pass, or with nothing drafted, in words.
-
-        No such speedup can have been measured: a pass of the target costs no less for what it verifies. The claim is in
-        form, and takes nothing from what is proven about the tokens; receipts of before may have one.
+        """A description of a claimed speedup above the tokens per pass, or without a draft. Such a speedup cannot have
+        been measured: a pass of the target costs no less when it verifies drafts. The claim is well-formed, and does
+        not affect the proofs about the tokens; earlier receipts may have one.
         """
         block = self.spec_decode
         if block.wall_clock_speedup is None:
@@ -214,7 +212,7 @@ class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
 
     @property
     def measured_speedup(self) -> float | None:
-        """The speedup that a replay measured; None without one, and for a claim that cannot be one."""
+        """The speedup that a replay measured; None without a replay, and for an impossible claim."""
         block = self.spec_decode
         return block.wall_clock_speedup if block.speedup_basis == REPLAYED and self.overclaim is None else None
 
@@ -232,10 +230,10 @@ def _check_sampling(sampling: Sampling) -> None:
 
 
 def _check_output(receipt: Receipt) -> None:
-    """What a receipt says of its passes has to follow from what it says of its output. Raises FormatError.
+    """Raises FormatError unless a receipt's statements about passes follow from its output.
 
-    Each pass emits the draft tokens that it accepts and one of the target's own; the pass in which an output ended with
-    an error may have emitted some of that.
+    Each pass emits the draft tokens that it accepts and a token of the target; the pass in which an output ended with
+    an error may have emitted fewer.
     """
     block, output = receipt.spec_decode, receipt.output
     if receipt.engine is not None:
@@ -262,14 +260,16 @@ def _check_acceptance_length(receipt: Receipt) -> None:
 
 
 def _check_foreign(receipt: Receipt) -> None:
-    """What a receipt may state of another engine's output: no logits, no proof of a profile, no counts of its own."""
+    """Raises FormatError unless a receipt states only facts known of another engine's output: no logits, no proof of a
+    profile, no counts by kolm.
+    """
     block = receipt.spec_decode
     if block.method not in (ENGINE, OFF):
         raise FormatError("spec_decode.method", f"expected {ENGINE} or {OFF}, as the output is of {receipt.engine}")
     if block.reported_by != ENGINE:
         raise FormatError("spec_decode.reported_by", f"expected {ENGINE}, as the output is of {receipt.engine}")
     if block.unverified is not None and block.verified_identical_to_off is not None:
-        raise FormatError("spec_decode.unverified", "expected to be absent beside an answer")
+        raise FormatError("spec_decode.unverified", "expected to be absent if verified_identical_to_off has an answer")
     if receipt.output.min_margin is not None:
         raise FormatError("output.min_margin", f"expected null, as the output is of {receipt.engine}")
     if receipt.profile_proven is not None:
@@ -300,19 +300,19 @@ def _check_speculation(block: SpecDecode) -> None:
         raise FormatError("spec_decode.acceptance_rate", f"expected {expected}")
     _check_methods(block)
     if (block.wall_clock_speedup is None) != (block.speedup_basis is None):
-        raise FormatError("spec_decode.speedup_basis", "expected null exactly where wall_clock_speedup is null")
+        raise FormatError("spec_decode.speedup_basis", "expected null if and only if wall_clock_speedup is null")
 
 
 def _check_methods(block: SpecDecode) -> None:
-    """A method that has drafted cannot go by the name `off`, nor one that was not asked for by that of another."""
+    """Raises FormatError if a method that drafted is called `off`, or has another name than the requested method."""
     if block.requested_method != "auto" and block.method not in (block.requested_method, OFF):
         raise FormatError("spec_decode.method", f"expected {block.requested_method}, which was asked for, or {OFF}")
     drafted = sum(count for method, count in block.passes_by_method.items() if method != OFF)
     if block.method == OFF and (drafted or block.head_cid is not None or block.k is not None):
-        raise FormatError("spec_decode.method", f"is {OFF}, beside a draft head, a draft depth or passes of a method")
-    # Each pass that verified a draft has verified a token of it, and no other pass has.
+        raise FormatError("spec_decode.method", f"is {OFF}, with a draft head, a draft depth or passes of a method")
+    # Each pass that verified a draft has verified at least one of its tokens, and no other pass has.
     nothing = block.method == OFF or not block.target_passes or (bool(block.passes_by_method) and not drafted)
     if nothing and block.tokens_proposed:
         raise FormatError("spec_decode.tokens_proposed", "expected 0, as no pass verified a draft")
     if (block.tokens_proposed or 0) < drafted:
-        raise FormatError("spec_decode.tokens_proposed", f"expected one at least for each of {drafted} passes")
+        raise FormatError("spec_decode.tokens_proposed", f"expected at least one for each of {drafted} passes")

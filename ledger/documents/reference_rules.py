@@ -16,8 +16,8 @@ from ledger.errors import FormatError
 
 @dataclass(frozen=True, slots=True)
 class JudgedOutput:
-    """The facts about a receipt's output that bound a verdict on it: whether another engine than kolm's has computed
-    it, and its number of tokens.
+    """The facts about a receipt's output that limit a verdict on it: whether another engine than kolm's computed it,
+    and its number of tokens.
     """
 
     foreign: bool
@@ -29,32 +29,32 @@ class JudgedOutput:
 
 
 class References(Protocol):
-    """The entries before the document, as far as documents refer to them."""
+    """The entries before the document, for references of documents."""
 
     def receipt_id_at(self, index: int) -> str | None:
-        """The id of the receipt at `index`; None where that entry is not a receipt or does not exist yet."""
+        """The id of the receipt at `index`; None if that entry is not a receipt or does not exist yet."""
         ...
 
     def output_at(self, index: int) -> JudgedOutput | None:
-        """The output of the receipt at `index`; None where it is not known any more."""
+        """The output of the receipt at `index`; None if it is not known any more."""
         ...
 
     def outcome_at(self, index: int) -> str | None:
-        """The outcome of the verdict at `index`; None where that entry is not a verdict or does not exist yet."""
+        """The outcome of the verdict at `index`; None if that entry is not a verdict or does not exist yet."""
         ...
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:
-        """Index and document of the retention policies, in order; later ones than the document's may be among them."""
+        """Index and document of the retention policies, in order; policies after the document may be among them."""
         ...
 
 
 def follow(index: int, document: Document, halts: HaltState, before: References) -> HaltState:
-    """The halt state after `document` becomes entry `index`. Raises FormatError where it may not stand there.
+    """The halt state after `document` becomes entry `index`. Raises FormatError if it is not allowed there.
 
     A receipt cannot have seen a halt that is not in the log yet. A verdict or an erasure names a receipt and its index;
-    a verdict says what can be said of the engine that the receipt names, and compares no more tokens than there are. A
-    halt names a DEVIATION. A resume names an open halt of exactly its scope. An expiry erases what the retention
-    policies before it say.
+    a verdict has an outcome that exists for the receipt's engine, and compares at most the output's tokens. A halt
+    names a DEVIATION. A resume names an open halt of exactly its scope. An expiry erases the contents that the
+    retention policies before it end.
     """
     if isinstance(document, Receipt):
         if document.halt_epoch > halts.epoch:
@@ -81,16 +81,16 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
 
 
 def _check_strength(verdict: Verdict, *, foreign: bool) -> None:
-    """Checks of another engine's output say nothing of ours, and ours nothing of theirs."""
+    """Raises FormatError if the outcome belongs to a check of the other kind of engine."""
     weaker = verdict.verification in (AGAIN, REFERENCE) or verdict.outcome == UNCHECKED
     if weaker == foreign or verdict.outcome == UNREPLAYABLE:
         return
     whose = "another engine than kolm's" if foreign else "kolm's own engine"
-    raise FormatError("outcome", f"{verdict.outcome} cannot be said of entry {verdict.receipt_index}, of {whose}")
+    raise FormatError("outcome", f"{verdict.outcome} is no outcome for entry {verdict.receipt_index}, of {whose}")
 
 
 def _check_tokens(verdict: Verdict, tokens: int) -> None:
-    """EXACT is said of every token. A replay that deviates may have gone on by a token after the output had ended."""
+    """EXACT covers every token. A replay that deviates may have continued by a token after the end of the output."""
     field, deviation = "tokens_compared", verdict.deviation
     if deviation is not None and deviation.position > tokens:
         raise FormatError("deviation.position", f"is {deviation.position}, the output has {tokens} tokens")

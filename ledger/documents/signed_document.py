@@ -1,8 +1,8 @@
 """The kinds of document that the log takes: payload type, reader and the role that may sign each.
 
-A document of one kind can never pass for another: the payload type is under the signature (DSSE) and
-stands in the document. A kind that a later version has added is carried: a verifier checks its place and that a trusted
-key has signed it, reports it, and draws nothing from it. The ledger takes the kinds that it knows.
+A document of one kind can never pass for another: the payload type is under the signature (DSSE) and in the document. A
+verifier accepts a kind that a later version has added: it checks its place and that a trusted key has signed it,
+reports it, and draws nothing from it. The ledger takes known kinds only.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _BY_TYPE = {document_type.type_name(): document_type for document_type in KINDS.
 
 
 def kind_of(document: Document) -> str:
-    """The short name of a document's kind, as in `KINDS`; UNKNOWN for one that is not there."""
+    """The short name of a document's kind, as in `KINDS`; UNKNOWN for other kinds."""
     return UNKNOWN if isinstance(document, UnknownDocument) else _kind(type(document))
 
 
@@ -98,7 +98,7 @@ def sign_document(document: Document, key: Signer) -> Envelope:
 
 
 def sign_rotation(entry: KeyEntry, new: Signer, *others: Signer) -> Envelope:
-    """Sign a key entry that replaces a key, by the new key and by the old one, or as many operators' as it takes."""
+    """Sign a key entry that replaces a key, with the new key, and the old key or enough operators' keys."""
     envelope = sign_document(entry, new)
     more = (signature for key in others for signature in sign_document(entry, key).signatures)
     return replace(envelope, signatures=(*envelope.signatures, *more))
@@ -119,22 +119,20 @@ def read_document(envelope: Envelope) -> Document:
 
 
 def add_signature(envelope: Envelope, key: Signer) -> Envelope:
-    """The same document signed by one key more; the same key again changes nothing.
-
-    Raises FormatError for something that is not a document, SignatureError for a key of a role that may not sign it.
+    """Add a key's signature to a document; the same key again changes nothing. Raises FormatError for an unknown
+    document, SignatureError for a key of a role that may not sign it.
     """
     more = sign_document(read_document(envelope), key)
     return replace(envelope, signatures=tuple(dict.fromkeys((*envelope.signatures, *more.signatures))))
 
 
 def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = None) -> Document:
-    """The document in an envelope, if every signature on it is by a different key that may sign its kind, and there
-    are enough of them: a resume needs as many operators as the trusted threshold says for entry `index`. Every trusted
-    key may sign a kind that this version does not know.
+    """The document in an envelope, if every signature on it is by a different key that may sign its kind, and there are
+    enough of them: a resume needs as many operators as the trusted threshold at entry `index`. Every trusted key may
+    sign an unknown kind.
 
-    Stricter than DSSE, which skips signatures that it cannot verify: in the log a junk signature
-    beside a good one would make other bytes of the same receipt, and every signature there has a known
-    signer. Raises FormatError, SignatureError.
+    Stricter than DSSE, which skips signatures that it cannot verify: in the log, an added junk signature would make
+    other bytes of the same receipt, and every signature there has a known signer. Raises FormatError, SignatureError.
     """
     document = read_document(envelope)
     signers = [_signer(envelope, place, document, trusted) for place in range(len(envelope.signatures))]
@@ -153,9 +151,9 @@ def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: Trus
     if document.replaces is None:
         return
     if document.public_key not in signers:
-        raise SignatureError("a rotation is signed by the new key: somebody has to hold it")
+        raise SignatureError("a rotation must be signed by the new key")
     operators = {*trusted.keys("operator")} - {document.public_key}
-    # Otherwise one operator could replace everybody's keys by his own, and resume or publish alone.
+    # Otherwise one operator could replace all keys by his own, and resume or publish alone.
     by_holder = trusted.find(document.role, document.replaces) in signers
     if not by_holder and len(operators.intersection(signers)) < (needed := trusted.threshold.at(index)):
         raise SignatureError(f"a key is replaced by its own holder or by {needed} of the operators: neither signed")
@@ -177,7 +175,7 @@ def _signer(envelope: Envelope, place: int, document: Document, trusted: Trusted
 
 
 def counted(kinds: Mapping[str, int]) -> str:
-    """Entries by kind as people read them: `1 audit policy, 2 receipts`."""
+    """Entries by kind in words: `1 audit policy, 2 receipts`."""
     return ", ".join(f"{count} {_named(kind, count)}" for kind, count in sorted(kinds.items()))
 
 

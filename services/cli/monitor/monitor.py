@@ -25,8 +25,8 @@ from services.cli.frame.exits import CommandError, Unreachable
 from services.cli.frame.output import print_json
 from services.cli.frame.process import printable, stop_signals
 from services.cli.frame.values import age
-from services.cli.monitor.memory import SqliteMonitorMemory
 from services.cli.monitor.sources import LogFiles, Webhook, opened_log, read_promises
+from services.cli.monitor.state_file import SqliteMonitorMemory
 from services.cli.verify.sources import TrustSources, own_trust
 
 

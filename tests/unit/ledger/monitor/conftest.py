@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ledger.monitor.memory import MonitorMemory
-from services.cli.monitor.memory import SqliteMonitorMemory
+from services.cli.monitor.state_file import SqliteMonitorMemory
 from tests.unit.ledger.monitor.listed_log import ListedMemory
 
 

@@ -1,0 +1,48 @@
+"""The SQLite database of a reader's state, a verifier's or a monitor's: one summary, and tables of its own."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ledger.errors import FormatError, StoreError
+
+
+class StateDatabase:
+    """A connection whose errors are StoreErrors that name the state. Not thread-safe."""
+
+    SCHEMA = "CREATE TABLE IF NOT EXISTS summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);"
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        """`name` is the state's name in messages."""
+        self.connection = connection
+        self._name = name
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raise the errors of the database, and of damaged values in it, as StoreError."""
+        try:
+            yield
+        except (sqlite3.Error, OSError, FormatError, ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"{self._name} cannot be used: {error}") from error
+
+    def row(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        with self.errors():
+            row: tuple[Any, ...] | None = self.connection.execute(query, values).fetchone()
+        return row
+
+    def write(self, statement: str, *values: object) -> None:
+        with self.errors():
+            self.connection.execute(statement, values)
+
+    def summary(self) -> dict[str, Any] | None:
+        """The last saved summary; None in a new state."""
+        row = self.row("SELECT document FROM summary")
+        with self.errors():
+            return None if row is None else dict(json.loads(row[0]))
+
+    def save_summary(self, summary: dict[str, Any]) -> None:
+        self.write("INSERT OR REPLACE INTO summary VALUES (1, ?)", json.dumps(summary, separators=(",", ":")))

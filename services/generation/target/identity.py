@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024
 """Smaller files are hashed each time, which is fast enough."""
 
-_READ_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 1 << 18  # a buffer that stays in a core's cache
 _LOG_SECONDS = 5.0
 _PUBLISHED = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
 
@@ -85,10 +85,11 @@ class FileDigests:
 
     def _hash(self, path: Path) -> str:
         sha256, position = hashlib.sha256(), 0
-        with path.open("rb") as file:
-            while chunk := file.read(_READ_BYTES):
-                sha256.update(chunk)
-                position += len(chunk)
+        buffer = memoryview(bytearray(_READ_BYTES))
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                sha256.update(buffer[:count])
+                position += count
                 self.progress(path, position)
         return "sha256:" + sha256.hexdigest()
 

@@ -260,6 +260,22 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.damaged(f"the text at byte {start} is not UTF-8") from error
 
+    def texts(self, count: int) -> list[str]:
+        """`count` texts. A vocabulary has some 400,000 of them: this loop takes a fifth of the time of `text`."""
+        data, position, size_of, found = self._data, self.position, struct.Struct("<Q").unpack_from, []
+        try:
+            for _ in range(count):
+                (size,) = size_of(data, position)
+                end = position + 8 + size
+                if end > len(data):
+                    break
+                found.append(str(data[position + 8 : end], "utf-8"))
+                position = end
+        except (struct.error, UnicodeDecodeError):
+            pass
+        self.position = position
+        return found if len(found) == count else [*found, self.text()]  # raises for the text that does not fit
+
     def damaged(self, found: str) -> WeightsInvalid:
         return WeightsInvalid(f"{self.path}: {found}; the file is truncated or damaged: download or copy it again")
 
@@ -310,7 +326,7 @@ def _scalar(cursor: _Cursor, kind: int) -> Value:
 def _array(cursor: _Cursor) -> Value:
     kind, count = cursor.number("<I"), cursor.number("<Q")
     if kind == _TEXT:
-        return [cursor.text() for _ in range(count)]
+        return cursor.texts(count)
     if kind not in _NUMBERS:
         raise cursor.damaged(f"the array before byte {cursor.position} is of type {kind}; expected numbers or texts")
     dtype = np.dtype(_NUMBERS[kind])

@@ -1,7 +1,10 @@
-"""The packing of published weights into panels (`storages`), without rounding."""
+"""The packing of published weights into panels (`storages`), without rounding, on all CPUs."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.arrays import Bytes, Int64
-from services.generation.target.kernels.storages import GROUP, PANEL, ROTATION, Storage, packed_as, padded, upper_place
+from services.generation.target.kernels.storages import (
+    GROUP,
+    PANEL,
+    ROTATION,
+    Storage,
+    packed_as,
+    padded,
+    upper_place,
+)
 from services.generation.target.program.buffers import on_huge_pages
 
-_CHUNK = 64 * PANEL  # columns that are packed at a time
+_CHUNK_BYTES = 1 << 18  # of published rows that are packed at a time: intermediate results stay in a core's cache
+_CPUS = len(os.sched_getaffinity(0))
+_SHIFTS = np.arange(8, dtype=np.uint64)[:, None]
 _IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
+
+Field = NDArray[Any]
+"""Numbers of all columns, [columns, groups or headers, n], in the type that they are stored in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,82 +49,99 @@ class PackedWeights:
 def pack(storage_name: str, inputs: int, rows: Bytes, order: Int64 | None = None) -> PackedWeights:
     """Pack published rows [columns, bytes of a row] of `inputs` weights each.
 
-    `order` gives the row that each column of the packed weights holds, -1 for a column of zeros: layers that are
+    `order` gives the row that each column of the packed weights has, -1 for a column of zeros: layers that are
     computed together are one packed matrix.
     """
     storage = packed_as(storage_name)
-    order = np.arange(len(rows)) if order is None else order
-    count = padded(len(order), PANEL)
-    whole = np.full(count, -1, np.int64)
-    whole[: len(order)] = order
-    packed = on_huge_pages(count // PANEL * storage.panel(padded(inputs, GROUP))).reshape(count // PANEL, -1)
-    for first in range(0, count, _CHUNK):
-        chosen = whole[first : first + _CHUNK]
-        part = rows[np.maximum(chosen, 0)]
-        part[chosen < 0] = 0
-        part = _in_bytes(part) if storage_name == "iq4_nl" else part
-        packed[first // PANEL : (first + len(chosen)) // PANEL] = _panels(storage, inputs, part)
-    return PackedWeights(storage, len(order), inputs, packed)
+    columns = len(rows) if order is None else len(order)
+    panels = padded(columns, PANEL) // PANEL
+    packed = on_huge_pages(panels * storage.panel(padded(inputs, GROUP))).reshape(panels, -1)
+    step = max(1, _CHUNK_BYTES // (PANEL * rows.shape[1]))
+
+    def fill(first: int) -> None:
+        chosen = _rows(rows, order, columns, first * PANEL, min(first + step, panels) * PANEL)
+        if storage_name == "iq4_nl":
+            chosen = _in_bytes(chosen)
+        _fill(packed[first : first + step], storage, *_fields(storage.name, inputs, chosen))
+
+    chunks = range(0, panels, step)
+    if len(chunks) == 1:
+        fill(0)
+    else:
+        with ThreadPoolExecutor(_CPUS) as pool:
+            list(pool.map(fill, chunks))
+    return PackedWeights(storage, columns, inputs, packed)
 
 
-def _panels(storage: Storage, inputs: int, rows: Bytes) -> Bytes:
-    """Rows [n, bytes], n a multiple of PANEL, as [n / PANEL, bytes of a panel]."""
-    groups = padded(inputs, GROUP) // GROUP
-    header, parts = _parts(storage.name, inputs, rows)
-    panels = len(rows) // PANEL
-    group = np.concatenate([p.reshape(panels, groups, -1) for p in parts], axis=-1)
-    if not storage.header:
-        return group.reshape(panels, -1)
-    shared = groups // storage.groups
-    tops = np.concatenate([_side_by_side(h, panels) for h in header], axis=-1).reshape(panels, shared, -1)
-    return np.concatenate([tops, group.reshape(panels, shared, -1)], axis=-1).reshape(panels, -1)
+def _rows(rows: Bytes, order: Int64 | None, columns: int, first: int, end: int) -> Bytes:
+    """The rows of the columns from `first` to `end`, zeros for those that have none."""
+    if order is None and end <= columns:
+        return rows[first:end]
+    chosen = np.arange(first, columns) if order is None else order[first:end]
+    found = np.zeros((end - first, rows.shape[1]), np.uint8)
+    found[: len(chosen)] = rows[np.maximum(chosen, 0)]
+    found[: len(chosen)][chosen < 0] = 0
+    return found
 
 
-def _parts(name: str, inputs: int, rows: Bytes) -> tuple[list[Bytes], list[Bytes]]:
-    """(headers [n, shared, bytes of a scale], parts of a group [panels, groups, bytes]) of rows [n, bytes]."""
-    panels = len(rows) // PANEL
+def _fill(panels: Bytes, storage: Storage, header: Sequence[Field], fields: Sequence[Field]) -> None:
+    """Write fields into panels [panels, bytes], columns beside each other."""
+    shared = panels.reshape(len(panels), -1, storage.header + storage.groups * storage.group)
+    groups = shared[..., storage.header :].reshape(*shared.shape[:2], storage.groups, storage.group)
+    _write(shared[..., None, : storage.header], header)
+    _write(groups, fields)
+
+
+def _write(places: Bytes, fields: Sequence[Field]) -> None:
+    """Write fields one after another into places [panels, headers, groups of a header, bytes]."""
+    panels, first = len(places), 0
+    for field in fields:
+        end = first + field.nbytes // (places.size // places.shape[-1])
+        # [panels, headers, groups of a header, n, columns]
+        ordered = field.reshape(panels, PANEL, *places.shape[1:3], -1).transpose(0, 2, 3, 4, 1)
+        places[..., first:end].view(field.dtype).reshape(ordered.shape)[...] = ordered
+        first = end
+
+
+def _fields(name: str, inputs: int, rows: Bytes) -> tuple[list[Field], list[Field]]:
+    """The fields of a header and those of a group, in the order of `storages`, of rows [columns, bytes]."""
     if name in ("float32", "float16", "bfloat16"):
         return [], [_plain(name, inputs, rows)]
-    if name in ("q8_0", "q4_0", "q4_1"):
-        blocks = rows.reshape(len(rows), -1, {"q8_0": 34, "q4_0": 18, "q4_1": 20}[name])
-        scales = [_side_by_side(blocks[..., at : at + 2], panels) for at in range(0, 4 if name == "q4_1" else 2, 2)]
-        if name == "q8_0":
-            return [], [*scales, _words(blocks[..., 2:] ^ 0x80, 8, panels)]
-        return [], [*scales, _words(_nibbles(blocks[..., -16:]), 4, panels)]
-    if name in ("q5_0", "q5_1"):
-        blocks = rows.reshape(len(rows), -1, 22 if name == "q5_0" else 24)
-        halves = 2 if name == "q5_0" else 4
-        scales = [_side_by_side(blocks[..., at : at + 2], panels) for at in range(0, halves, 2)]
-        upper = np.unpackbits(blocks[..., halves : halves + 4], axis=-1, bitorder="little")
-        values = _nibbles(blocks[..., halves + 4 :])
-        return [], [*scales, _words(values, 4, panels), _words(_upper(upper, 1), 1, panels)]
+    if name in ("q4_k", "q5_k", "q6_k"):
+        return _fields_of_k(name, rows)
+    size, scales = {
+        "q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "q5_0": (22, 1), "q5_1": (24, 2), "mxfp4": (17, 0),
+    }[name]  # fmt: skip
+    blocks = rows.reshape(len(rows), -1, size)
     if name == "mxfp4":
-        blocks = rows.reshape(len(rows), -1, 17)
-        return [], [_side_by_side(blocks[..., :1], panels), _words(_nibbles(blocks[..., 1:]), 4, panels)]
-    return _parts_of_k(name, rows)
+        return [], [blocks[..., :1], _halves_first(blocks[..., 1:])]
+    fields = [_as(np.uint16, blocks[..., at : at + 2]) for at in range(0, 2 * scales, 2)]
+    if name == "q8_0":
+        return [], [*fields, _turned(_as(np.uint32, blocks[..., 2:]) ^ np.uint32(0x80808080), 8)]
+    fields.append(_halves_first(blocks[..., -16:]))
+    if name in ("q5_0", "q5_1"):
+        upper = np.unpackbits(blocks[..., 2 * scales : 2 * scales + 4], axis=-1, bitorder="little")
+        fields.append(_upper_words(_as(np.uint64, upper), 1))
+    return [], fields
 
 
-def _parts_of_k(name: str, rows: Bytes) -> tuple[list[Bytes], list[Bytes]]:
-    """`_parts` of the kinds with 256 weights to a header; blocks are laid out as in ggml's block_q4_K and its kin."""
-    count, panels = len(rows), len(rows) // PANEL
+def _fields_of_k(name: str, rows: Bytes) -> tuple[list[Field], list[Field]]:
+    """`_fields` of the kinds with 256 weights to a header; blocks are laid out as in ggml's block_q4_K and its kin."""
+    count = len(rows)
     blocks = rows.reshape(count, -1, {"q4_k": 144, "q5_k": 176, "q6_k": 210}[name])
     if name == "q6_k":
-        low, high = blocks[..., :128].reshape(count, -1, 2, 2, 32), blocks[..., 128:192].reshape(count, -1, 2, 1, 32)
-        low = np.concatenate([low & 15, low >> 4], axis=-2).reshape(count, -1, GROUP)
-        high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-2).reshape(count, -1, GROUP)
+        low, high = _nibble_words(blocks[..., :128].reshape(count, -1, 2, 64))
+        words = np.concatenate([low, high], axis=-1).reshape(count, -1, 4)  # of 64 low halves, then of 64 high ones
+        pairs = _as(np.uint64, blocks[..., 128:192]).reshape(count, -1, 2, 1, 4) >> _SHIFTS[::2]
         scales = blocks[..., 192:208].reshape(count, -1, 2)
-        both = np.concatenate([_side_by_side(scales[..., j : j + 1], panels) for j in (0, 1)], axis=-1)
-        return [blocks[..., 208:210]], [both, _words(low, 4, panels), _words(_upper(high, 2), 2, panels)]
-    scales, least = _six_bits(blocks[..., 4:16])
-    parts = [_side_by_side(s.reshape(count, -1, 1), panels) for s in (scales, least)]
-    values: NDArray[Any] = blocks[..., -128:].reshape(count, -1, 4, 1, 32)
-    values = np.concatenate([values & 15, values >> 4], axis=-2).reshape(count, -1, GROUP)
-    parts.append(_words(values, 4, panels))
+        return [_as(np.uint16, blocks[..., 208:210])], [scales, words, _upper_words(pairs.reshape(count, -1, 4), 2)]
+    low, high = _nibble_words(blocks[..., -128:].reshape(count, -1, 4, 32))
+    words = np.concatenate([low, high], axis=-1).reshape(count, -1, 4)  # of 32 low halves, then of 32 high ones
+    fields: list[Field] = [each.reshape(count, -1, 1) for each in _six_bits(blocks[..., 4:16])]
+    fields.append(words)
     if name == "q5_k":
-        bits = np.arange(8, dtype=np.uint8)[:, None]
-        upper = (blocks[..., 16:48][..., None, :] >> bits & 1).reshape(count, -1, GROUP)
-        parts.append(_words(_upper(upper, 1), 1, panels))
-    return [blocks[..., 0:2], blocks[..., 2:4]], parts
+        fields.append(_upper_words((_as(np.uint64, blocks[..., None, 16:48]) >> _SHIFTS).reshape(count, -1, 4), 1))
+    return [_as(np.uint16, blocks[..., at : at + 2]) for at in (0, 2)], fields
 
 
 def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -121,49 +154,70 @@ def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
 def _in_bytes(rows: Bytes) -> Bytes:
     """Rows of iq4_nl as the q8_0 that has its scales, and its values as they are."""
     blocks = rows.reshape(len(rows), -1, 18)
-    values = _IQ4_NL[_nibbles(blocks[..., 2:])].view(np.uint8)
+    halves = blocks[..., 2:]
+    values = _IQ4_NL[np.concatenate([halves & 15, halves >> 4], axis=-1)].view(np.uint8)
     return np.concatenate([blocks[..., :2], values], axis=-1).reshape(len(rows), -1)
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """Blocks [n, groups, 16] as values [n, groups, 32]: the low halves come first."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+def _plain(name: str, inputs: int, rows: Bytes) -> Field:
+    values = np.ascontiguousarray(rows).view(np.uint32 if name == "float32" else np.uint16)
+    if inputs % GROUP:
+        values = np.pad(values, ((0, 0), (0, -inputs % GROUP)))
+    kind = values.dtype if name != "bfloat16" else np.uint32  # an even input in the low half, an odd one above it
+    return values.view(kind).reshape(len(rows), padded(inputs, GROUP) // GROUP, -1)
 
 
-def _side_by_side(scales: Bytes, panels: int) -> Bytes:
-    """Scales [n, groups, bytes of one] as [panels, groups, PANEL * bytes of one]."""
-    _, groups, size = scales.shape
-    return np.ascontiguousarray(scales.reshape(panels, PANEL, groups, size).transpose(0, 2, 1, 3)).reshape(
-        panels, groups, -1
-    )
+def _as(kind: type[np.generic], packed: Bytes) -> Field:
+    """Bytes [.., n] as little-endian numbers [.., n / bytes of one]."""
+    return np.ascontiguousarray(packed).view(kind)
 
 
-def _plain(name: str, inputs: int, rows: Bytes) -> Bytes:
-    kind = np.uint32 if name == "float32" else np.uint16
-    values = np.pad(np.ascontiguousarray(rows).view(kind), ((0, 0), (0, -inputs % GROUP)))
-    # [panel, group, input, column]
-    lines: NDArray[Any] = values.reshape(len(rows) // PANEL, PANEL, -1, GROUP).transpose(0, 2, 3, 1)
-    if name == "bfloat16":
-        lines = lines[:, :, 0::2].astype(np.uint32) | lines[:, :, 1::2].astype(np.uint32) << 16
-    flat = np.ascontiguousarray(lines).reshape(*lines.shape[:2], -1)
-    return flat.view(np.uint8)
+def _halves_first(packed: Bytes) -> Field:
+    """Words of blocks [columns, groups, 16] whose low halves are the first 16 values and the high ones the others."""
+    return np.concatenate(_nibble_words(packed), axis=-1)
 
 
-def _upper(values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Upper bits [n, groups, 32] in the order in which they lie in their words."""
-    in_word = 32 // bits
-    order = np.argsort([upper_place(bits, k) for k in range(in_word)])
-    return values.reshape(*values.shape[:2], -1, in_word)[..., order].reshape(values.shape)
+def _nibble_words(packed: Bytes) -> tuple[Field, Field]:
+    """Words [.., n / 8] of the low halves of bytes [.., n], and of the high ones, eight values to a word."""
+    eights = _as(np.uint64, packed)
+    return _nibbles_of(eights), _nibbles_of(eights >> np.uint64(4))
 
 
-def _words(values: NDArray[Any], bits: int, panels: int) -> Bytes:
-    """Values [n, groups, 32] of `bits` bits as words [panels, groups, bytes]."""
-    in_word = 32 // bits
-    fields = values.reshape(panels, PANEL, -1, GROUP // in_word, in_word)
-    words = np.zeros((panels, fields.shape[2], GROUP // in_word, PANEL), np.uint32)
-    for j in range(in_word):
-        words |= fields[..., j].transpose(0, 2, 3, 1).astype(np.uint32) << np.uint32(bits * j)
-    turn = ROTATION.get(bits, 0)
-    if turn:
-        words = words << np.uint32(turn) | words >> np.uint32(32 - turn)
-    return words.reshape(panels, words.shape[1], -1).view(np.uint8)
+def _nibbles_of(eights: Field) -> Field:
+    """The low halves of eight bytes as a word of eight values, turned."""
+    found = eights & np.uint64(0x0F0F0F0F0F0F0F0F)
+    found |= found >> np.uint64(4)
+    found &= np.uint64(0x00FF00FF00FF00FF)
+    return _turned(_joined(found), 4)
+
+
+def _joined(found: Field) -> Field:
+    """The low bytes of four numbers of 16 bits as a word; the bytes above them are zero."""
+    found |= found >> np.uint64(8)
+    found &= np.uint64(0x0000FFFF0000FFFF)
+    found |= found >> np.uint64(16)
+    return found.astype(np.uint32)
+
+
+def _turned(words: Field, bits: int) -> Field:
+    """Words of values of `bits` bits, rotated to the left."""
+    turn = ROTATION[bits]
+    turned: Field = words << np.uint32(turn) | words >> np.uint32(32 - turn)
+    return turned
+
+
+def _upper_words(eights: Field, bits: int) -> Field:
+    """Words [columns, groups, bits] of the upper bits of values, in the order of `upper_place`.
+
+    `eights` [columns, groups, 4] have in each byte a value's upper bits lowest, and anything above them.
+    """
+    # The k-th byte goes to place (k + ROTATION[4] / 4) of `byte_of`.
+    turned = eights << np.uint64(2 * ROTATION[4]) | eights >> np.uint64(64 - 2 * ROTATION[4])
+    turned &= np.uint64(0x0101010101010101 * (2**bits - 1))
+    turned |= turned >> np.uint64(8 - bits)  # the two values that share a byte of the word
+    turned &= np.uint64(0x0001000100010001 * (4**bits - 1))
+    words = _joined(turned).reshape(*eights.shape[:2], bits, -1)
+    found = words[..., 0].copy()
+    for k in range(1, words.shape[-1]):
+        found |= words[..., k] << np.uint32(upper_place(bits, 8 * k) - upper_place(bits, 0))
+    return found

@@ -157,9 +157,9 @@ def _object(folder: Path, module: str, machine: Machine) -> Path:
     that for this CPU is, by another name: tests make smaller modules.
     """
     path, kept = folder / f"{module}.o", compilation._object_path(machine, f"emulated_{module}")
-    if (code := compilation._kept(kept)) is None:
+    if (code := compilation._cached(kept)) is None:
         code = compilation.object_code(machine, module)
-        compilation._keep(kept, code)
+        compilation._write(kept, code)
     path.write_bytes(code)
     renames = [f"--redefine-sym={name}={_symbol(module, name)}" for name in compilation.exports(module)]
     subprocess.run([_OBJCOPY, *renames, str(path)], check=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from services.generation.state_folder import one_at_a_time
-from services.generation.target.kernels.compilation import cache_folder, is_writable
+from services.generation.target.kernels.compilation import cache_folder, make_writable
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def leave_mark(part: Part) -> None:
 
 def can_be_kept() -> bool:
     """Whether compiled code outlives this process."""
-    return is_writable(cache_folder())
+    return make_writable(cache_folder())
 
 
 def _mark(part: Part) -> Path:

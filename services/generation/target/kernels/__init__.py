@@ -1,1 +1,1 @@
-"""The kernels of the canonical pass as LLVM IR, and how they are compiled."""
+"""The kernels of the canonical pass as LLVM IR, and their compilation."""

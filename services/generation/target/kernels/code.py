@@ -1,4 +1,4 @@
-"""LLVM IR in the few words that kernels are made of: addresses, vectors, loops, branches."""
+"""A builder of LLVM IR with the operations of kernels: addresses, vectors, loops, branches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 POINTER = ir.PointerType()
 _BYTES = {I8: 1, I16: 2, I32: 4, I64: 8, F16: 2, F32: 4}
 Value = Any
-"""An SSA value of llvmlite, which has no types of its own that could be checked."""
+"""An SSA value of llvmlite, which has no type annotations."""
 
 
 class Code:
     """A function under construction. Integers are i64, addresses are counted in bytes.
 
-    Nothing here allows LLVM to change an operation: no fast-math flag is ever set, so float operations are IEEE 754's
-    in the order in which they are written.
+    LLVM may not change a float operation: no fast-math flag is set, so operations are IEEE 754's in the written order.
     """
 
     def __init__(
@@ -34,8 +33,8 @@ class Code:
             self.function.linkage = "internal"
             self.function.attributes.add("noinline")
         if machine.lanes > 1:
-            # LLVM takes the stack as it finds it. A vector that is kept there would lie across two cache lines, or not,
-            # by the depth of the call, and a pass over one row take half as long again.
+            # Without it, a vector on the stack would cross two cache lines or not by the depth of the call, and a pass
+            # over one row could take half as long again.
             self.function.attributes.alignstack = 64
         self.b = ir.IRBuilder(self.function.append_basic_block("entry"))
         self.arguments = self.function.args
@@ -70,7 +69,7 @@ class Code:
         return self.div(self.add(a, b - 1), b)
 
     def even(self, count: Value, most: int) -> Value:
-        """The size of parts of about one size, `most` at most, that `count` is taken in."""
+        """The size of nearly equal parts of `count`, at most `most`."""
         parts = self.ceil_div(count, most)
         return self.div(self.sub(self.add(count, parts), 1), parts)
 
@@ -88,7 +87,7 @@ class Code:
     # Memory
 
     def at(self, pointer: Value, offset: Value | int) -> Value:
-        """The address `offset` bytes on."""
+        """The address `offset` bytes after `pointer`."""
         return self.b.gep(pointer, [self.whole(offset)], source_etype=I8)
 
     def load(self, pointer: Value, offset: Value | int, kind: Any, lanes: int = 1, align: int = 0) -> Value:
@@ -138,7 +137,7 @@ class Code:
     # Vectors
 
     def vector(self, kind: Any, value: Any, lanes: int) -> Value:
-        """A constant in every lane, or of a sequence one in each."""
+        """A constant in every lane, or the constants of a sequence."""
         each = list(value) if isinstance(value, Sequence) else [value] * lanes
         return ir.Constant(ir.VectorType(kind, lanes), each) if lanes > 1 else ir.Constant(kind, each[0])
 
@@ -158,14 +157,14 @@ class Code:
         return self.intrinsic("llvm.sqrt", a.type, a)
 
     def intrinsic(self, name: str, kind: Any, *arguments: Value) -> Value:
-        """An LLVM intrinsic of arguments and result of one type."""
+        """An LLVM intrinsic whose arguments and result have the same type."""
         lanes, element = (kind.count, kind.element) if isinstance(kind, ir.VectorType) else (0, kind)
         suffix = f"f{32 if element == F32 else 16}" if element in (F32, F16) else f"i{element.width}"
         full = f"{name}.v{lanes}{suffix}" if lanes else f"{name}.{suffix}"
         return self.b.call(self.external(full, kind, [a.type for a in arguments]), arguments)
 
     def folded(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """All lanes joined, lane l with lane l + n/2, then halves of that, down to one."""
+        """The reduction of all lanes: lane l is joined with lane l + n/2, then so are halves of that, down to one."""
         lanes = vector.type.count
         while lanes > 1:
             lanes //= 2
@@ -210,7 +209,7 @@ class Code:
                 no()
 
     def choose(self, value: Value, cases: dict[int, Callable[[], None]]) -> None:
-        """Run the case of a value; nothing for any other value."""
+        """Execute the case of a value, or nothing for other values."""
         end = self.function.append_basic_block("chosen")
         switch = self.b.switch(value, end)
         for number, case in cases.items():
@@ -233,10 +232,10 @@ class Code:
         return self.function
 
     def keep_order(self, sums: Sequence[Value]) -> None:
-        """Nothing that reads memory or adds to the variables `sums` moves across this point; it costs no instruction.
+        """Forbid LLVM to move reads of memory and changes of the variables `sums` across this point. No instruction.
 
-        LLVM's scheduler would otherwise load all of an unrolled loop first, run out of registers and put the rest on
-        the stack, which makes tiles three times as slow.
+        Otherwise LLVM's scheduler would load all of an unrolled loop first and spill registers to the stack, which
+        makes tiles three times as slow.
         """
         kinds = [variable.allocated_type for variable in sums]
         result = ir.LiteralStructType(kinds) if len(kinds) > 1 else kinds[0]
@@ -249,7 +248,7 @@ class Code:
 
 
 def calling(c: Code, function: Any, *arguments: Value) -> Callable[[], None]:
-    """A call, to be made where it is a case of `Code.choose`."""
+    """A case of `Code.choose` that calls a function."""
 
     def case() -> None:
         c.call(function, *arguments)

@@ -1,7 +1,7 @@
 """Gated short convolutions over a row's own path: `docs/numerics.md`, Short convolutions.
 
-What is convolved lies in the paged cache, a line for each token, in the place of values: so what a row sees of it is
-what it sees of keys, on any branch of a tree and behind any shared prefix, and nothing has to be kept or rolled back.
+The inputs are in the paged cache, a line for each token, in place of values: a row sees them as it would see keys, on
+any branch of a tree and after any shared prefix, and nothing has to be saved or rolled back.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from services.generation.target.sizes import MOST_TAPS
 
 
 def build(module: ir.Module, machine: Machine, cached: Lines) -> None:
-    """Add `convolve`: of lines b, c, x side by side, b * x to the cache, then c * its convolution to `mixed`.
+    """Add `convolve`: a row's line is b, c, x; b * x is stored in the cache, then c * its convolution in `mixed`.
 
-    values [slots][padded], weight [taps][padded]. A member has columns of its own, those of all rows: it reads nothing
-    that another one writes.
+    values [slots][padded], weight [taps][padded]. A member computes some columns of all rows, and reads nothing that
+    another member writes.
     """
     kernel = Kernel(module, machine, "convolve")
     c, record, passed = kernel.code, kernel.record, kernel.passed

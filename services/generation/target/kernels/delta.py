@@ -1,10 +1,9 @@
 """The gated delta rule (Yang et al. 2024) and Mamba-2 (Dao and Gu 2024) over a row's own path: `docs/numerics.md`,
 States.
 
-What a state is made of lies in the paged cache, a line for each token, in the place of values. A pass folds *steps*:
-its own rows, and before them tokens whose lines are there but that the state it begins with has not taken up.
-`states.py` says which they are, in which order, and from which state to which each of them leads; no bit depends on
-that choice.
+The inputs of a state are in the paged cache, a line for each token, in place of values. A pass folds *steps*: its own
+rows, and before them cached tokens that are not yet in the state from which it starts. `states.py` plans the steps,
+their order, and the states before and after each; no bit depends on that plan.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from services.generation.target.sizes import MOST_TAPS, STATE_LANES
 
 KERNELS = ("fold", "normed_gate", "head_gate")
 PARTS = 4  # partial sums over a state's rows: part of the definition
-LEAST = 1e-6  # what is added to the sum of a head's squares
+LEAST = 1e-6  # added to the sum of a head's squares
 _BYTES = 4 * STATE_LANES
 
 
@@ -39,13 +38,13 @@ def build(module: ir.Module, machine: Machine) -> None:
 
 
 def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
-    """Add `fold_inputs`: lines q, k, v, z, b, a side by side; q, k, v, b and a of the rows to the cache. Then of every
-    step, to `folded`: q, k and v convolved, the heads of q and k of length 1, and of each value head a decay and a
-    strength. Lines of Mamba-2 are z, v, k, q, a, and heads stay as long as they are.
+    """Add `fold_inputs`. A row's line is q, k, v, z, b, a, of which all but z are stored in the cache. Then `folded`
+    gets for every step: the convolutions of q, k and v, with heads of q and k of length 1, and a decay and a strength
+    of each value head. Lines of Mamba-2 are z, v, k, q, a, and heads are not normalised.
 
-    values [slots][padded], weight [taps][convolved], folded [steps][q, k, v, decays, strengths]; `heads_at`,
-    `values_at` and so on are columns of what is convolved. A member has heads of its own, those of all rows and steps:
-    it reads nothing that another one writes.
+    values [slots][padded], weight [taps][convolved], folded [steps][q, k, v, decays, strengths]; `heads_at` and
+    `values_at` are columns of the convolution. A member computes some heads of all rows and steps, and reads nothing
+    that another member writes.
     """
     kernel = Kernel(module, machine, "fold_inputs")
     c, record, passed = kernel.code, kernel.record, kernel.passed
@@ -56,7 +55,7 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
     first, last = kernel.share(c.add(heads, 1))
 
     def stored(column: Value, size: Value, source: Value) -> None:
-        """`size` numbers of every row to the cache's column, from `source` on."""
+        """Store columns [source, source + size) of every row in the cache, from `column` on."""
         with c.loop(passed.rows) as row:
             to = c.at(record.values, c.add(c.mul(c.index(passed.slots, row), line), c.mul(column, cached.size)))
             x = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(source, 4))
@@ -97,11 +96,11 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
                 strengths = c.at(record.values, c.add(c.mul(slot, line), own))
                 decays = c.at(strengths, c.mul(before, cached.size))
                 to = c.at(record.folded, c.add(c.mul(step, record.folded_stride), c.mul(convolved, 4)))
-                beside = c.at(to, c.mul(record.value_heads, 4))
+                strength_to = c.at(to, c.mul(record.value_heads, 4))
 
                 def gate(
                     at: Value, lanes: int, strengths: Value = strengths, decays: Value = decays, to: Value = to,
-                    beside: Value = beside,
+                    strength_to: Value = strength_to,
                 ) -> None:  # fmt: skip
                     place = c.div(c.mul(at, cached.size), 4)
                     time = c.b.fadd(cached.load(c, decays, place, lanes), c.load(record.shifts, at, F32, lanes))
@@ -109,8 +108,8 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
                     c.store(exponential(c, c.b.fneg(c.b.fmul(c.load(record.rates, at, F32, lanes), time))), to, at)
                     c.either(
                         c.compare(record.delta, "!=", 0),
-                        lambda: c.store(sigmoid(c, cached.load(c, strengths, place, lanes)), beside, at),
-                        lambda: c.store(time, beside, at),
+                        lambda: c.store(sigmoid(c, cached.load(c, strengths, place, lanes)), strength_to, at),
+                        lambda: c.store(time, strength_to, at),
                     )
 
                 vectors(c, record.value_heads, gate)
@@ -122,7 +121,7 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
 def _convolved(
     kernel: Kernel, cached: Lines, step: Value, column: Value, size: Value, channels: Value, to: Value
 ) -> None:
-    """to = silu of the convolution of a step's columns with those of the tokens before it on its path."""
+    """to = silu of the convolution of columns over a step's token and the tokens before it on its path."""
     c, record, passed = kernel.code, kernel.record, kernel.passed
     places = c.stack_alloc(8 * MOST_TAPS)
     taps = c.at(passed.step_taps, c.mul(c.mul(step, record.taps), 4))
@@ -147,10 +146,10 @@ def _convolved(
 
 
 def _fold(module: ir.Module, machine: Machine) -> None:
-    """States of all steps, in order, and of steps that are rows what the state gives for the query, to `mixed`.
+    """Compute the states of all steps, in order, and for steps that are rows the output for the query, in `mixed`.
 
-    states [state][value heads][value columns / STATE_LANES][key size][STATE_LANES]; numbers from `kept` on are states
-    in a member's scratch. State 0 is one of zeros. A member has columns of its own, those of all steps.
+    states [state][value heads][value columns / STATE_LANES][key size][STATE_LANES]; states from `kept` on are in a
+    member's scratch. State 0 is zero. A member computes some columns of all steps.
     """
     kernel = Kernel(module, machine, "fold")
     c, record, passed = kernel.code, kernel.record, kernel.passed
@@ -210,7 +209,7 @@ def _fold(module: ir.Module, machine: Machine) -> None:
 
 
 def _together(c: Code, parts: list[Value]) -> Value:
-    """The partial sums of each column, folded."""
+    """The sum of the partial sums of each column."""
     sums = [c.get(part) for part in parts]
     while len(sums) > 1:
         half = len(sums) // 2
@@ -219,8 +218,8 @@ def _together(c: Code, parts: list[Value]) -> Value:
 
 
 def _normed_gate(module: ir.Module, machine: Machine) -> None:
-    """mixed = norm(mixed) * silu(gate), head by head; gates lie in `qkv` from the column `first` on. In Mamba-2
-    norm(mixed * silu(gate)), and each head has weights of its own.
+    """mixed = norm(mixed) * silu(gate) for each head; gates are in `qkv` from column `first` on. In Mamba-2
+    norm(mixed * silu(gate)), with weights for each head.
     """
     kernel = Kernel(module, machine, "normed_gate")
     c, record = kernel.code, kernel.record
@@ -255,7 +254,7 @@ def _normed_gate(module: ir.Module, machine: Machine) -> None:
 
 
 def _head_gate(module: ir.Module, machine: Machine) -> None:
-    """mixed *= the sigmoid of each head's gate, which lies in `qkv` behind its query."""
+    """mixed *= sigmoid of each head's gate, which follows its query in `qkv`."""
     kernel = Kernel(module, machine, "head_gate")
     c, record = kernel.code, kernel.record
     first, last = kernel.share(c.mul(kernel.passed.rows, record.heads))

@@ -1,7 +1,7 @@
-"""Experts: `docs/numerics.md`, Experts. Rows are sorted by expert, so that each expert's matrices are read once a pass.
+"""Experts: `docs/numerics.md`, Experts. Rows are sorted by expert, so that a pass reads each expert's matrices once.
 
-A *pair* is a row and one of the experts that it chose; pair r * chosen + j is row r's expert of rank j. `places` says
-where a pair's line is in the buffers that are sorted by expert, `starts` [experts + 1] where an expert's lines begin.
+A *pair* is a row and one of its chosen experts; pair r * chosen + j is row r's expert of rank j. In buffers that are
+sorted by expert, `places` are the lines of pairs, and `starts` [experts + 1] the first lines of experts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, KERNEL, PASS, WORDS, Kernel
 from services.generation.target.kernels.row_operations import exponential, sigmoid, vectors
 
-SCORED_EPSILON = 1e-6  # beside a sum of scores
+SCORED_EPSILON = 1e-6  # added to a sum of scores
 KERNELS = ("route", "gather", "experts", "mix", "gate_rows")
 
 
@@ -27,7 +27,7 @@ def build(module: ir.Module, machine: Machine) -> None:
 
 
 def _route(module: ir.Module, machine: Machine) -> None:
-    """Choose the experts of all rows, their shares, and the order of the pairs; one member does it."""
+    """Choose the experts of all rows, compute their shares, and sort the pairs; one member does it."""
     kernel = Kernel(module, machine, "route")
     c, record, rows = kernel.code, kernel.record, kernel.passed.rows
     with c.when(c.compare(kernel.member, "==", 0)):
@@ -38,7 +38,7 @@ def _route(module: ir.Module, machine: Machine) -> None:
 
 
 def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
-    """Picks and shares of one row, whose first pair is `pair`."""
+    """Compute picks and shares of one row, whose first pair is `pair`."""
     c, record = kernel.code, kernel.record
     b, zero = c.b, c.real(0.0)
     with c.when(c.compare(record.scored, "!=", 0)), c.loop(record.experts) as expert:
@@ -57,7 +57,7 @@ def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
             with c.when(b.and_(free, ahead)):
                 c.put(expert, best)
                 c.put(logit, best_logit)
-        found = c.larger(c.get(best), 0)  # NaN are ahead of nothing: the row's request ends with an error anyway
+        found = c.larger(c.get(best), 0)  # if all are NaN: the row's request ends with an error anyway
         c.put(found, last)
         c.put(c.get(best_logit), last_logit)
         c.store(found, record.picks, c.mul(c.add(pair, rank), 8))
@@ -73,7 +73,7 @@ def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
 
 
 def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
-    """Shares of a row that are each the sigmoid of the expert's own logit."""
+    """Compute shares of a row: each is the sigmoid of its expert's logit."""
     c, record = kernel.code, kernel.record
     with c.loop(record.chosen) as rank:
         number = c.add(pair, rank)
@@ -82,7 +82,7 @@ def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
 
 
 def _scores(kernel: Kernel, scores: Value, pair: Value) -> None:
-    """Shares of a row that are its scores, or sum to one but for SCORED_EPSILON."""
+    """Compute shares of a row: its scores, normalised (with SCORED_EPSILON) or not."""
     c, record = kernel.code, kernel.record
     total = c.variable(F32, c.real(0.0))
     c.put(c.real(0.0), total)
@@ -101,7 +101,7 @@ def _scores(kernel: Kernel, scores: Value, pair: Value) -> None:
 
 
 def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:
-    """Shares of a row that sum to one, over the chosen or over all."""
+    """Compute shares of a row by softmax over the chosen experts or over all."""
     c, record = kernel.code, kernel.record
     b, zero = c.b, c.real(0.0)
     top = c.load(logits, c.mul(c.word(record.picks, pair), 4), F32)
@@ -128,7 +128,7 @@ def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:
 
 
 def _sort(kernel: Kernel, pairs: Value) -> None:
-    """Starts and places, by counting; pairs of one expert stay in order."""
+    """Compute starts and places by a stable counting sort."""
     c, record = kernel.code, kernel.record
 
     def raise_(array: Value, number: Value) -> Value:
@@ -167,9 +167,9 @@ def _gather(module: ir.Module, machine: Machine) -> None:
 
 
 def _experts(module: ir.Module, machine: Machine) -> None:
-    """Each expert's linear layer on its own lines: `records` has one of `linear` for each expert.
+    """Compute each expert's linear layer for its lines: `records` has a record of `linear` for each expert.
 
-    All members share every expert's panels, so that what follows in the same panels needs no barrier.
+    All members share every expert's panels, so that an operation on the same panels can follow without a barrier.
     """
     kernel = Kernel(module, machine, "experts")
     c, record = kernel.code, kernel.record

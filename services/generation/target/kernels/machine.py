@@ -1,4 +1,4 @@
-"""The machine that kernels are compiled for. It decides how many elements are computed side by side, never a bit."""
+"""The machine for which kernels are compiled. It determines the number of lanes and tiles, and no bit of a result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import llvmlite.binding as llvm
 from services.generation.target.errors import TargetError
 
 RESTRICTION = "KOLM_INSTRUCTION_SET"
-"""Environment variable: an instruction set by name, where less than the CPU has is wanted."""
+"""Environment variable: the name of an instruction set to use in place of the CPU's best."""
+_UNREAD = {"dotprod": "asimddp", "i8mm": "i8mm"}
+"""Features of Arm CPUs that LLVM does not detect, and Linux's names of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An instruction set, in LLVM's words, and the tiles that suit its registers."""
+    """An instruction set in LLVM's terms, and properties that determine tiles."""
 
     name: str
     triple: str  # LLVM's architecture, vendor and system
@@ -27,15 +29,13 @@ class Machine:
     lanes: int  # float32 in a vector register
     registers: int  # vector registers
     letter: str  # LLVM's constraint for a vector register in inline assembly
-    products: (
-        str  # of bytes: four at a time into int32 ("vnni", "sdot"), two into int16 ("pairs"), one by one ("plain")
-    )
-    needs: tuple[str, ...]  # features beyond those of `cpu`, as LLVM names them
+    products: str  # of bytes: four into an int32 ("vnni", "sdot"), two into an int16 ("pairs"), or single ("plain")
+    needs: tuple[str, ...]  # LLVM's names of features beyond those of `cpu`
     matrices: str = ""  # of bytes: 16 x 64 with 64 x 16 ("amx"), 2 x 8 with 8 x 2 ("smmla")
 
     @property
     def features(self) -> str:
-        """What kernels may use, for LLVM."""
+        """The features that kernels may use, as LLVM's string."""
         return ",".join([f"+{feature}" for feature in self.needs] + ["-prefer-256-bit"] * (self.lanes == 16))
 
 
@@ -59,20 +59,20 @@ MACHINES = {
         Machine("neon", _ARM, "generic", 4, 32, "w", "plain", ()),
     )
 }
-"""The best first, of each architecture."""
+"""Machines by name, for each architecture the best first."""
 
 
 @cache
 def this_machine() -> Machine:
-    """The best instruction set of the CPU at hand, or the one that KOLM_INSTRUCTION_SET names.
+    """The best instruction set of this CPU, or KOLM_INSTRUCTION_SET.
 
     Raises:
-        TargetError: the CPU has no fused multiply-add, or not the instruction set asked for.
+        TargetError: the CPU has no fused multiply-add, or lacks the requested instruction set.
     """
-    able = _able()
-    wanted = os.environ.get(RESTRICTION) or (able[0] if able else "")
-    if wanted not in able:
-        has = ", ".join(able) or "none"
+    supported = _supported()
+    wanted = os.environ.get(RESTRICTION) or (supported[0] if supported else "")
+    if wanted not in supported:
+        has = ", ".join(supported) or "none"
         raise TargetError(
             f"{RESTRICTION}: {wanted or 'a CPU with fused multiply-add'} is not available; this CPU supports: {has}"
         )
@@ -81,37 +81,33 @@ def this_machine() -> Machine:
 
 @cache
 def looks_ahead() -> bool:
-    """Whether the CPU fetches weights, keys and values of few rows early enough by itself. AMD's do; one row takes
-    Intel's 1.6 times as long where kernels do not ask. Of others nothing is known.
+    """Whether the CPU prefetches weights, keys and values for few rows by itself. AMD's CPUs do; without prefetch
+    instructions one row takes 1.6 times as long on Intel's. Others were not measured.
     """
-    return "GenuineIntel" not in _linux_says()
+    return "GenuineIntel" not in _cpuinfo()
 
 
-_UNREAD = {"dotprod": "asimddp", "i8mm": "i8mm"}
-"""Features that LLVM does not read from an Arm CPU, and Linux's words for them."""
-
-
-def _able() -> list[str]:
+def _supported() -> list[str]:
     """Names of the instruction sets of this CPU, the best first."""
     architecture = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
     has = dict(llvm.get_host_cpu_features())
-    has |= {feature: f" {word}" in _linux_says() for feature, word in _UNREAD.items()}
+    has |= {feature: f" {word}" in _cpuinfo() for feature, word in _UNREAD.items()}
     return [
         machine.name
         for machine in MACHINES.values()
         if machine.triple.startswith(architecture)
         and all(has.get(feature) for feature in machine.needs)
-        and (machine.matrices != "amx" or _matrices_are_permitted())
+        and (machine.matrices != "amx" or _request_matrices())
     ]
 
 
-def _matrices_are_permitted() -> bool:
-    """Whether Linux lets this process, and those that it forks, use the registers of matrices; asks for it."""
+def _request_matrices() -> bool:
+    """Ask Linux for AMX's registers in this process and its children; return whether they are granted."""
     arch_prctl, request, tile_data = 158, 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0)
 
 
-def _linux_says() -> str:
+def _cpuinfo() -> str:
     try:
         return Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -119,5 +115,5 @@ def _linux_says() -> str:
 
 
 def cpus() -> int:
-    """CPUs that this process may use."""
+    """The number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The arguments of kernels: a record of words for each operation of a program, and one for the pass."""
+"""The arguments of kernels: a record of words for each operation of a program, and the words of a pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.generation.target.rows import Part
 
 WORDS = 24  # of 8 bytes in a record
 KERNEL, BARRIER = 0, 1
-"""Every record begins with the address of its kernel, and whether the team waits for each other after it."""
+"""The first two words of every record: the address of its kernel, and whether a barrier follows it."""
 
 PASS = (
     "program", "operations", "rows", "wanted", "table_stride", "tokens", *(part.name.lower() for part in Part),
@@ -69,8 +69,9 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "gate": ("x", "x_stride", "y", "y_stride", "out", "out_stride", "size"),
     "scale": ("x", "x_stride", "size", "factor"),
 }  # fmt: skip
-"""Words of an operation's record after the first two. Strides and sizes of scratch are in bytes, others in elements;
-float32 constants are held by their bits. `count` is the word of the pass that says how many rows there are."""
+"""Words of an operation's record after the first two. Strides and sizes of scratch are in bytes, other sizes in
+elements; float32 constants are stored as their bits. `count` is the index of the pass's word with the number of rows.
+"""
 
 _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
@@ -105,25 +106,22 @@ class Kernel:
         self._pass = pass_
 
     def rows(self) -> Value:
-        """How many rows the record's `count` says."""
+        """The number of rows: the word of the pass that the record's `count` selects."""
         return self.code.word(self._pass, self.record.count)
 
     def share(self, units: Value) -> tuple[Value, Value]:
-        """This member's run [first, last) of `units` of work."""
+        """This member's range [first, last) of `units` of work."""
         c = self.code
         first = c.div(c.mul(units, self.member), self.members)
         return first, c.div(c.mul(units, c.add(self.member, 1)), self.members)
 
     def scratch(self) -> Value:
-        """This member's own scratch."""
+        """The scratch of this member."""
         return self.code.at(self.record.scratch, self.code.mul(self.member, self.record.scratch_size))
 
 
 def record_of(operation: str, kernel: int, values: Mapping[str, Any], *, barrier: bool = True) -> Int64:
-    """The words of an operation; arrays stand for their addresses, missing fields are 0.
-
-    The arrays must outlive the record.
-    """
+    """The record of an operation. Arrays become their addresses and must outlive it; missing fields are 0."""
     words = np.zeros(WORDS, np.int64)
     words[KERNEL], words[BARRIER] = kernel, barrier
     unknown = values.keys() - set(FIELDS[operation])
@@ -142,5 +140,5 @@ def _word(name: str, value: Any) -> int:
 
 
 def count_of(name: str) -> int:
-    """The word of the pass that `count` names."""
+    """The index of a word of the pass, as the `count` of a record."""
     return PASS.index(name)

@@ -1,4 +1,4 @@
-"""The row operations of a pass, between its linear layers and attention: `docs/numerics.md`, section by section."""
+"""The row operations of a pass, between its linear layers and attention (`docs/numerics.md`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,20 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 in two parts (Cody and W
 LOWEST, HIGHEST = -87.0, 88.0
 TANH = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
 SERIES = tuple(2.0 / odd for odd in range(15, 1, -2))  # of 2 artanh
-TANH_NEAR = 0.625  # below it the polynomial is taken
+TANH_NEAR = 0.625  # the polynomial is used below it
 SQRT_2_OVER_PI, GELU_CUBE = 0.7978845608028654, 0.044715
+LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
+KERNELS = (
+    "norm", "add", "activate_silu", "activate_gelu", "activate_clamped", "low_rank", "cap", "copy", "gate", "scale",
+)  # fmt: skip
+PART = ("down", "up", "inputs", "rank", "outputs", "first", "alternating", "scale")
+"""Words of a part of an adapter: addresses of A [inputs][rank padded] and B [rank][outputs padded]; the first column of
+the outputs, and 1 if panels of the layer's two halves alternate; the scale's bits."""
+_BYTES = 4 * LANES
+_Gated = Callable[[Code, Any, Value, Value], Value]
+"""A function of the record and of vectors of gate and up."""
+_Element = Callable[..., Value]
+"""A function of the record and of vectors of each input."""
 
 
 def _lanes(x: Value) -> int:
@@ -53,7 +65,7 @@ def exponential(c: Code, x: Value) -> Value:
 
 
 def decay(c: Code, x: Value) -> Value:
-    """exp(x) as `exponential` gives it, of an x that is not above 0; a NaN for NaN."""
+    """exp(x) for x <= 0, with the bits of `exponential`; NaN for NaN."""
     b, lanes = c.b, _lanes(x)
     shifted = c.fma(x, _real(c, LOG2_E, lanes), _real(c, ROUND, lanes))
     n = b.fsub(shifted, _real(c, ROUND, lanes))
@@ -62,7 +74,7 @@ def decay(c: Code, x: Value) -> Value:
     for coefficient in EXP[1:]:
         p = c.fma(p, r, _real(c, coefficient, lanes))
     y = b.fadd(c.fma(b.fmul(p, r), r, r), _real(c, 1.0, lanes))
-    # The lowest bits of `shifted` are the whole number n: those of ROUND are 0.
+    # The lowest bits of `shifted` are the whole number n, since ROUND's are 0.
     words: Any = ir.VectorType(I32, lanes) if lanes > 1 else I32
     places = c.vector(I32, 23, lanes)
     power = b.add(b.shl(b.bitcast(shifted, words), places), c.vector(I32, 127 << 23, lanes))
@@ -104,7 +116,7 @@ def sigmoid(c: Code, x: Value) -> Value:
 
 
 def softplus(c: Code, x: Value) -> Value:
-    """ln(1 + exp(x)): with u = exp(-|x|), max(x, 0) + 2 artanh(u / (2 + u)), the latter by its series."""
+    """ln(1 + exp(x)) as max(x, 0) + 2 artanh(u / (2 + u)) with u = exp(-|x|), artanh by its series."""
     b, lanes = c.b, _lanes(x)
     zero = _real(c, 0.0, lanes)
     u = exponential(c, b.fneg(c.intrinsic("llvm.fabs", x.type, x)))
@@ -135,22 +147,6 @@ def clamped(c: Code, gate: Value, up: Value, slope: Value, limit: Value) -> Valu
     return b.fmul(b.fdiv(gate, b.fadd(one, power)), b.fadd(up, one))
 
 
-LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
-KERNELS = (
-    "norm",
-    "add",
-    "activate_silu",
-    "activate_gelu",
-    "activate_clamped",
-    "low_rank",
-    "cap",
-    "copy",
-    "gate",
-    "scale",
-)
-_BYTES = 4 * LANES
-
-
 def build(module: ir.Module, machine: Machine) -> None:
     _norm(module, machine)
     _add(module, machine)
@@ -165,7 +161,7 @@ def build(module: ir.Module, machine: Machine) -> None:
 
 
 def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
-    """`wide(byte offset, lanes)` for all elements: LANES at a time, then one by one."""
+    """Call `wide(byte offset, lanes)` for all elements: LANES at a time, then one by one."""
     whole = c.sub(size, c.rem(size, LANES))
     with c.loop(whole, step=LANES) as i:
         wide(c.mul(i, 4), LANES)
@@ -180,7 +176,7 @@ def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
 
 
 def sum_of_squares(c: Code, row: Value, size: Value) -> Value:
-    """Square i of [size] goes to lane i % LANES by fma, then lanes are folded."""
+    """The sum of squares of [size]: square i is added to lane i % LANES by fma, then lanes are folded."""
     b, kind = c.b, ir.VectorType(F32, LANES)
     sums = c.variable(kind, c.vector(F32, 0.0, LANES))
     whole = c.sub(size, c.rem(size, LANES))
@@ -198,7 +194,7 @@ def sum_of_squares(c: Code, row: Value, size: Value) -> Value:
 
 
 def _norm(module: ir.Module, machine: Machine) -> None:
-    """out[r] = (x[r] * inverse rms) * weight (Zhang and Sennrich 2019); with `index`, of the r-th wanted row."""
+    """out[r] = (x[r] * inverse rms) * weight (Zhang and Sennrich 2019); with `index`, x of the r-th wanted row."""
     kernel = Kernel(module, machine, "norm")
     c, record = kernel.code, kernel.record
     b = c.b
@@ -220,7 +216,7 @@ def _norm(module: ir.Module, machine: Machine) -> None:
 
 
 def _own_panels(kernel: Kernel) -> tuple[Value, Value]:
-    """The panels that the linear layer before this operation gave to this member, so that no barrier is needed."""
+    """This member's panels in the linear layer before this operation, so that no barrier is needed between them."""
     c, record = kernel.code, kernel.record
     first, last = kernel.share(c.div(record.panels, record.unit))
     return c.mul(first, record.unit), c.mul(last, record.unit)
@@ -242,10 +238,6 @@ def _add(module: ir.Module, machine: Machine) -> None:
 
         vectors(c, size, added)
     c.done()
-
-
-_Gated = Callable[[Code, Any, Value, Value], Value]
-"""A function of the record and of vectors of gate and up."""
 
 
 def _product_with(function: Callable[[Code, Value], Value]) -> _Gated:
@@ -284,10 +276,6 @@ def _cap(module: ir.Module, machine: Machine) -> None:
     c.done()
 
 
-_Element = Callable[..., Value]
-"""A function of the record and of vectors of each input."""
-
-
 def _each_row(module: ir.Module, machine: Machine, name: str, inputs: Sequence[str], out: str, of: _Element) -> None:
     """out[r] = of(inputs[r]), element by element."""
     kernel = Kernel(module, machine, name)
@@ -306,7 +294,6 @@ def _each_row(module: ir.Module, machine: Machine, name: str, inputs: Sequence[s
 
 
 def _copied(c: Code, record: Any, x: Value) -> Value:
-    """Hidden states that are wanted as features."""
     return x
 
 
@@ -318,13 +305,8 @@ def _scaled(c: Code, record: Any, x: Value) -> Value:
     return c.b.fmul(x, c.repeated(record.factor, _lanes(x)))
 
 
-# A part of an adapter: A [inputs][rank padded], B [rank][outputs padded], by address; the outputs' first column, and 1
-# where panels of the layer's two halves alternate; the scale by its bits.
-PART = ("down", "up", "inputs", "rank", "outputs", "first", "alternating", "scale")
-
-
 def _low_rank(module: ir.Module, machine: Machine) -> None:
-    """y[r] += scale * ((x[r] A^T) B^T) for each part of the row's adapter (Hu et al. 2021), both products as Linear.
+    """y[r] += scale * ((x[r] A^T) B^T) for each part of the row's adapter (Hu et al. 2021), both products as in Linear.
 
     parts: records of PART; adapter_parts int64 [adapters + 1]: the first part of each adapter.
     """
@@ -355,7 +337,7 @@ def _low_rank(module: ir.Module, machine: Machine) -> None:
 
 
 def _product(module: ir.Module, machine: Machine) -> object:
-    """product(x, matrix, terms, outputs, out): out = x M by the program of Linear; matrix [terms][outputs padded]."""
+    """product(x, matrix, terms, outputs, out): out = x M as in Linear; matrix [terms][outputs padded]."""
     c = Code(module, machine, "product", (POINTER, POINTER, I64, I64, POINTER))
     x, matrix, terms, outputs, out = c.arguments
     b, kind, zero = c.b, ir.VectorType(F32, LANES), c.vector(F32, 0.0, LANES)

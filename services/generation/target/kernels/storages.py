@@ -1,7 +1,6 @@
-"""The layout of packed weights: panels of 32 columns, inside a panel groups of 32 inputs, read from start to end.
+"""The layout of packed weights: panels of 32 columns, each of groups of 32 inputs, which passes read sequentially.
 
-A pass reads each weight once, in the order in which it lies in memory. A group holds the values of its 32 inputs for
-the 32 columns, columns side by side, after the scales that belong to it:
+A group has its scales, then the values of its 32 inputs for the 32 columns, adjacent columns next to each other:
 
     float32   f32 [32][32]
     bfloat16  u32 [16][32]                                    an even input in the low half, an odd one above it
@@ -16,13 +15,13 @@ the 32 columns, columns side by side, after the scales that belong to it:
     q6_k      i8 s[2][32]; u32 [4][32]; u32 [2][32]           w = (d * s) * (q - 32), a scale for 16 inputs
     mxfp4     u8 e[32]; u32 [4][32]                           w = v * 2^(e - 127), v a float of four bits
 
-The K kinds have groups of eight below one header: f16 d[32], and f16 e[32] but for q6_k. All products are exact in
-float32, so that at most the last addition rounds: w is the float32 that dequantising gives. iq4_nl has a whole number
-from -127 to 113 for each of its sixteen q, and is held as the q8_0 that has the same d and these numbers (`packed_as`).
+In the K storages eight groups share a header: f16 d[32], and f16 e[32] except in q6_k. All products are exact in
+float32, so that at most the last addition rounds: w is the float32 of dequantisation. iq4_nl has a whole number from
+-127 to 113 for each of its sixteen q, and is packed as the q8_0 with the same d and these numbers (`packed_as`).
 
-A word holds four 8-bit values (q + 128) or eight 4-bit values, the first input in the lowest bits, and is then rotated
-to the left (`ROTATION`), which saves the kernels a shift. Upper bits of 32 or 16 values lie in their word so that one
-shift and one mask bring those of four inputs above the four that a mask cuts out of a word of 4-bit values.
+A word has four 8-bit values (q + 128) or eight 4-bit values, the first input in the lowest bits, and is rotated left
+(`ROTATION`), which saves the kernels a shift. Upper bits of 32 or 16 values are ordered in their word so that one shift
+and one mask move the upper bits of four inputs above the four values that a mask extracts from a word of 4-bit values.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ PANEL = 32  # columns
 GROUP = 32  # inputs
 BLOCK = 128  # terms of a partial sum: docs/numerics.md, Linear
 ROTATION = {8: 4, 4: 12}
-SLACK = 1 << 16  # bytes behind packed weights that kernels may prefetch
+SLACK = 1 << 16  # bytes after packed weights that kernels may prefetch
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Sizes in bytes of one way to hold weights."""
+    """A storage of packed weights. Sizes in bytes."""
 
     name: str
-    scales: int  # of a group's scales, before its values
+    scales: int  # of a group's scales
     values: int  # of a group's values
     header: int = 0  # before the groups that share it
     groups: int = 1  # that share a header
@@ -87,18 +86,18 @@ STORAGES = {
 
 
 def packed_as(storage: str) -> Storage:
-    """The layout that published weights of a storage are packed in."""
+    """The storage in which published weights are packed."""
     return STORAGES["q8_0" if storage == "iq4_nl" else storage]
 
 
 def byte_of(k: int) -> tuple[int, int]:
-    """The place of the k-th of eight 4-bit values in a rotated word: whether a byte's upper half, and which byte."""
+    """The place of the k-th of eight 4-bit values in a rotated word: 1 for a byte's upper half, and the byte."""
     place = (k + ROTATION[4] // 4) % 8
     return place % 2, place // 2
 
 
 def upper_place(bits: int, k: int) -> int:
-    """The lowest bit of the upper `bits` of the k-th value in their word, which holds 32 / bits values."""
+    """The lowest bit of the k-th value's upper `bits` in their word, which has upper bits of 32 / bits values."""
     half, byte = byte_of(k % 8)
     return 8 * byte + bits * (2 * (k // 8) + half)
 

@@ -19,7 +19,7 @@ from services.generation.target.arrays import Int64, address
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.records import PASS
-from services.generation.target.kernels.team import POOL, float_mode
+from services.generation.target.kernels.team_loop import POOL, float_mode
 from services.generation.target.rows import Rows
 from services.generation.target.states import Steps
 

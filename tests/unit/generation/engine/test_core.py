@@ -18,7 +18,7 @@ from services.generation.engine.request import EngineFull, EngineRequest, Invali
 from services.generation.engine.tree import TokenTree
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import this_machine
-from services.generation.target.kernels.team import float_mode
+from services.generation.target.kernels.team_loop import float_mode
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.drafters import LetterDecoder, LyingDrafter

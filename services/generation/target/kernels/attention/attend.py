@@ -1,8 +1,8 @@
 """Attention over the paged key/value cache: `docs/numerics.md`, Attention.
 
-The keys that a row sees are cut into blocks of 64 by their position. Each block is finished by itself (its largest
-score, the sum of its weights, its weighted values); blocks are joined in ascending order. So it makes no difference
-which rows go through a block together, which member of the team takes which block, or where in the cache a key lies.
+The keys that a row sees are divided into blocks of 64 by position. Each block is computed separately (its largest
+score, the sum of its weights, its weighted values); blocks are joined in ascending order. No bit depends on the rows
+that compute a block together, on the member that computes it, or on the slots of keys.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, Kernel, Words
 from services.generation.target.kernels.row_operations import decay
 
+_Take = Callable[[Value, Value, Value, Value], None]
+"""take(row, rows, block, first block): process the results in `Layout.one` of a block, for rows from `row` on."""
+
 
 def join_function(module: ir.Module, machine: Machine) -> Any:
-    """join(all, one, group_size, padded, first): the results so far and one more block's, for each query head.
+    """join(all, one, group_size, padded, first): join one block's results to earlier ones, for each query head.
 
     With largest scores M and m: top = max(M, m), a = exp(M - top), c = exp(m - top), then sums and values become
-    fma(new, c, old * a); one of a and c is exp(0) = 1. The first block is taken as it is.
+    fma(new, c, old * a); one of a and c is exp(0) = 1. The first block is copied.
     """
     c = Code(module, machine, "join", (POINTER, POINTER, I64, I64, I64))
     all_, one, group_size, padded, first = c.arguments
@@ -59,9 +62,9 @@ def join_function(module: ir.Module, machine: Machine) -> Any:
 
 
 def sink_function(module: ir.Module, machine: Machine, join: Any) -> Any:
-    """sink(record, all, one, kv): where there are sinks, join a block that has nothing but them; `one` is room for it.
+    """sink(record, all, one, kv): if there are sinks, join a block of them, which is made in `one`.
 
-    Of each head the largest score is the head's sink, the sum of weights 1, and all values are 0.
+    Its largest score is the head's sink, its sum of weights 1, and its values are 0.
     """
     c = Code(module, machine, "sink", (POINTER, POINTER, POINTER, I64))
     record_, all_, one, kv = c.arguments
@@ -102,14 +105,14 @@ def finish_function(module: ir.Module, machine: Machine) -> Any:
 
 
 def build(module: ir.Module, machine: Machine, form: Form) -> None:
-    """Add `attend` and `combine`: with few rows, members share out blocks, and their results are joined afterwards."""
+    """Add `attend` and `combine`: for few rows, blocks are divided among members, and `combine` joins their results."""
     parts = _AttentionFunctions(module, machine, form)
     _attend(module, machine, parts)
     _combine(module, machine, parts)
 
 
 class _AttentionFunctions:
-    """The functions that both kernels are made of."""
+    """The functions that both kernels call."""
 
     def __init__(self, module: ir.Module, machine: Machine, form: Form) -> None:
         self.join = join_function(module, machine)
@@ -117,10 +120,6 @@ class _AttentionFunctions:
         self.finish = finish_function(module, machine)
         products = form.products(module, machine)
         self.block, self.registers = block_function(module, machine, form, products), products.registers
-
-
-_Take = Callable[[Value, Value, Value, Value], None]
-"""take(row, rows, block, first block): the results of a block for rows from `row` on are in `Layout.one`."""
 
 
 def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> None:
@@ -131,7 +130,7 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
     rows, kv_heads = passed.rows, record.kv_heads
 
     def compute(tile: _Tile, span: _Span, kv: Value, queries: Value, block: Value, take: _Take) -> None:
-        """Compute a block of a tile, rows together where all see it whole, and let `take` have the results."""
+        """Compute a block of a tile and `take` the results: all rows together if they see the whole block."""
 
         def call(row: Value, some: Value) -> None:
             before = c.mul(c.mul(c.sub(row, tile.start), layout.group_size), c.mul(record.padded, 4))
@@ -174,14 +173,14 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
 
     def by_blocks() -> None:
         blocks = _Span(c, record, passed, _Tile(c.i(0), rows))
-        # Rows go through a block together, which then is fetched once, where there are enough blocks for all members.
+        # If there are enough blocks for all members, rows compute a block together, so that it is read once.
         many = c.compare(c.mul(kv_heads, c.sub(blocks.end, blocks.first)), ">=", c.mul(kernel.members, 4))
         height = c.b.select(many, layout.tile, c.i(1))
         with c.loop(rows, step=height) as start:
             tile = _Tile(start, c.smaller(c.add(start, height), rows))
             span = _Span(c, record, passed, tile)
-            # A member goes through the cache as it lies in memory, all key heads of a block and then the next block:
-            # processors fetch it three times as fast as one head's keys and values here and there.
+            # A member reads the cache sequentially, all key heads of a block and then the next block: processors fetch
+            # it three times as fast as the scattered keys and values of one head.
             first, last = kernel.share(c.mul(c.sub(span.end, span.first), kv_heads))
             with c.loop(last, first) as number:
                 block, kv = c.add(span.first, c.div(number, kv_heads)), c.rem(number, kv_heads)
@@ -201,7 +200,7 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
 
 
 def _copied_queries(c: Code, record: Any, layout: Layout, tile: _Tile, kv: Value) -> Value:
-    """The queries of a tile's rows for a key head, side by side: [rows][group size][padded]."""
+    """Copy the queries of a tile's rows for a key head: [rows][group size][padded]."""
     size = c.mul(layout.group_size, c.mul(record.padded, 4))
     with c.loop(tile.end, tile.start) as row:
         source = c.at(record.queries, c.mul(c.add(c.mul(row, record.kv_heads), kv), size))
@@ -234,15 +233,15 @@ def _combine(module: ir.Module, machine: Machine, parts: _AttentionFunctions) ->
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Rows [start, end) that go through blocks together."""
+    """Rows [start, end) that compute blocks together."""
 
     start: Value
     end: Value
 
 
 class _Span:
-    """The blocks [first, end) that any row of a tile sees, at least one row; `is_whole` says of which all see each key,
-    in one sequence and side by side in the cache, and that it is the first block of all of them or of none.
+    """The blocks [first, end) that any row of a tile of at least one row sees. `is_whole`: all rows are of one sequence
+    and see every key of the block, its keys are one block of the cache, and it is the first block of all rows or none.
     """
 
     def __init__(self, c: Code, record: Any, passed: Any, tile: _Tile) -> None:
@@ -268,6 +267,6 @@ class _Span:
 
 
 def _blocks(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:
-    """[first, end) of the blocks that a row sees."""
+    """The blocks [first, end) that a row sees."""
     first, length = seen(c, record, passed, row)
     return c.div(first, BLOCK), c.ceil_div(length, BLOCK)

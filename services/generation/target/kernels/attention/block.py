@@ -16,16 +16,16 @@ from services.generation.target.kernels.records import FIELDS, PASS, Words
 from services.generation.target.kernels.row_operations import capped, decay
 
 _VECTORS = BLOCK // LANES
-_TOGETHER = 3  # heads whose weights are computed side by side: one alone waits for its largest score and its sums
+_TOGETHER = 3  # heads whose weights are computed together: a single head waits for its largest score and its sums
 
 Put = Callable[[Code, Value, Sequence[Value], Sequence[Value], Value, Value], None]
-"""put(code, line, weights, masks, values, padded): keep a head's weights in its line of the scores; `masks` say which
-positions are visible, `values` are those of the block.
+"""put(code, line, weights, masks, values, padded): store a head's weights in its line of the scores; `masks` are of
+visible positions, `values` are the block's.
 """
 
 
 def weights_function(module: ir.Module, machine: Machine, put: Put) -> Any:
-    """`Products.weights`, whose weights `put` keeps."""
+    """`Products.weights`; `put` stores the weights."""
     c = Code(module, machine, "weights", (POINTER, I64, I64, I64, POINTER, I64, POINTER, I64))
     b, (scores, heads, low, high, to, stride, values, padded) = c.b, c.arguments
     bounds = [c.repeated(b.trunc(v, I32), LANES) for v in (low, high)]
@@ -64,14 +64,14 @@ def weights_function(module: ir.Module, machine: Machine, put: Put) -> Any:
 
 
 def fetch(c: Code, start: Value, offset: Value, size: int) -> None:
-    """Fetch `size` bytes behind an offset into the second-level cache: in the first they would not live to be used."""
+    """Prefetch `size` bytes from an offset on into the second-level cache: the first would evict them before use."""
     line = c.at(start, offset)
     for at in range(0, size, 64):
         c.prefetch(line, at, locality=2)
 
 
 def in_columns(c: Code, padded: Value, together: int, columns: Callable[[Value, int], None]) -> None:
-    """columns(first column, registers) for all columns of a value: `together` registers at a time, then one by one."""
+    """Call columns(first column, vectors) for all columns of a value: `together` vectors at a time, then one by one."""
     lanes = c.machine.lanes
     whole = c.sub(padded, c.rem(padded, lanes * together))
     with c.loop(whole, step=lanes * together) as i:
@@ -81,10 +81,10 @@ def in_columns(c: Code, padded: Value, together: int, columns: Callable[[Value, 
 
 
 def block_function(module: ir.Module, machine: Machine, form: Form, products: Products) -> Any:
-    """block(record, pass, scratch, queries, row, rows, kv, block, out): a block's results [rows][heads] for the
-    query heads of a key head, of one row, or of several rows of a sequence that all see the block whole.
+    """block(record, pass, scratch, queries, row, rows, kv, block, out): a block's results [rows][heads] for the query
+    heads of a key head, for one row, or for several rows of a sequence that see the whole block.
 
-    Keys and values of the sequence's next block are fetched meanwhile.
+    Keys and values of the sequence's next block are prefetched meanwhile.
     """
     c = Code(module, machine, "attend_block", (POINTER, POINTER, POINTER, POINTER, I64, I64, I64, I64, POINTER))
     block = _Block(c, form, products)
@@ -112,7 +112,7 @@ class _Block:
         self.keys_size, self.values_size = form.key_bytes(c, self.record.dim), form.value_bytes(c, self.padded)
 
     def values_in_order(self) -> Value:
-        """Score the keys; returns the values, where they lie side by side or copied."""
+        """Compute the scores; return the address of the values in order of positions, which may be copied."""
         c = self.c
 
         def straight() -> None:
@@ -127,7 +127,7 @@ class _Block:
         return self.c.at(self.record.values, self.c.mul(place, self.values_size))
 
     def mix(self, values: Value) -> None:
-        """Weights of the scores, then each head's weighted values to `out`."""
+        """Compute weights from the scores, then each head's weighted values in `out`."""
         c, layout, padded = self.c, self.layout, self.padded
         is_capped = c.b.fcmp_ordered(">", self.record.cap, c.real(0.0))
         with c.when(is_capped), c.loop(c.mul(self.heads, LINE), step=4 * LANES) as at:
@@ -143,11 +143,11 @@ class _Block:
         )  # fmt: skip
 
     def _place(self, number: Value) -> Value:
-        """Where the keys and values of a block of the cache are, counted in blocks of one key head."""
+        """The index of a block's keys and values among the blocks of single key heads."""
         return self.c.add(self.c.mul(number, self.record.kv_heads), self.kv)
 
     def _score(self, number: Value, to: Value) -> None:
-        """Scores of all keys of a block of the cache."""
+        """Compute scores of all keys of a block of the cache."""
         c, padded = self.c, self.padded
         keys = c.at(self.record.keys, c.mul(self._place(number), self.keys_size))
         ahead = c.at(self.record.keys, c.mul(self._place(self.after), self.keys_size))
@@ -158,9 +158,9 @@ class _Block:
         )  # fmt: skip
 
     def _gather(self) -> None:
-        """Scores and values of a block whose keys do not lie side by side, in the order of their positions.
+        """Collect scores and values of a block whose keys are in several blocks of the cache, in order of positions.
 
-        A key's score does not depend on its neighbours, so blocks of the cache are scored whole, one after another.
+        A key's score does not depend on its neighbours, so whole blocks of the cache are scored, one after another.
         """
         c = self.c
         scored = c.variable(I64, c.i(-1))
@@ -173,7 +173,7 @@ class _Block:
             self._copy(number, offset, j)
 
     def _copy(self, number: Value, offset: Value, j: Value) -> None:
-        """A key's scores and its value to the j-th place."""
+        """Copy a key's scores and its value to place j."""
         c, layout = self.c, self.layout
         with c.loop(layout.group_size) as head:
             at = c.mul(head, LINE)
@@ -183,7 +183,7 @@ class _Block:
         self.form.copy_value(c, Place(block, offset), Place(layout.values, j), self.padded)
 
     def _by_heads(self, functions: dict[int, Any], arguments: Any) -> None:
-        """Call functions[n](*arguments(first head)) for heads in groups, of as many as there are functions for."""
+        """Call functions[n](*arguments(first head)) for groups of up to max(functions) heads."""
         c, most = self.c, max(functions)
         with c.loop(self.heads, step=most) as head:
             values = arguments(head)

@@ -1,4 +1,4 @@
-"""The forms in which the cache can hold keys and values, by the names of `--cache-dtype`."""
+"""The forms of keys and values in the cache, by the names of `--cache-dtype`."""
 
 from __future__ import annotations
 

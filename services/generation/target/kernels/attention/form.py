@@ -1,4 +1,4 @@
-"""The forms in which a block of the cache can hold keys and values, and moves of the accepted path."""
+"""The forms of keys and values in a block of the cache, and moves of the accepted path."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from services.generation.target.kernels.records import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """The functions of a block's arithmetic, `scores` and `mixes` by the number of heads. They are called within
-    `registers`.
+    """The functions of a block's arithmetic, `scores` and `mixes` by the number of heads. Calls are within `registers`.
 
     scores(keys, queries, stride, dim, out, ahead): out [heads][BLOCK] float32, of queries `stride` bytes apart. As many
-    bytes as the keys have are fetched from `ahead`.
+    bytes as the keys have are prefetched from `ahead`.
 
     weights(scores, heads, low, high, to, stride, values, padded): each head's scores become weights for `mixes`, of
     exp(score - largest), +0 outside [low, high); to[0] = the largest score, to[1] = the sum of the exponentials, by
-    halves of the block down to one; the next head's are `stride` bytes behind.
+    halves of the block down to one. Results of heads are `stride` bytes apart.
 
-    mixes(values, padded, low, high, weights, out, stride, ahead): out[h] [padded] float32, `stride` bytes apart, are
-    the values of positions [low, high) times the weights of head h. As many bytes as the values have are fetched from
-    `ahead`.
+    mixes(values, padded, low, high, weights, out, stride, ahead): out[h] [padded] float32, `stride` bytes apart, is the
+    sum of values of positions [low, high) times the weights of head h. As many bytes as the values have are prefetched
+    from `ahead`.
     """
 
     scores: dict[int, Any]
@@ -41,26 +40,26 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A position's key or value: where those of its block begin, and its number among them."""
+    """A position's key or value: the address of its block's, and its offset among them in positions."""
 
     block: Value
     offset: Value
 
 
 class Form(Protocol):
-    """How a block of the cache holds the keys and values of a key head, and what is computed with them."""
+    """A form of the keys and values of a key head in a block of the cache, and its arithmetic."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def lines(self) -> Lines:
-        """How it holds what a convolution or a state is made of."""
+        """The form of the inputs of convolutions and states."""
 
     def empty(
         self, layers: int, blocks: int, kv_heads: int, key: int, value: int
     ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]:
-        """Type and shapes of arrays of keys and of values."""
+        """The dtype, and the shapes of arrays of keys and of values."""
 
     def key_bytes(self, c: Code, dim: Value) -> Value:
         """Bytes of a block's keys of one head."""
@@ -68,7 +67,7 @@ class Form(Protocol):
     def value_bytes(self, c: Code, padded: Value) -> Value: ...
 
     def store_query(self, kernel: Kernel, head_buffer: Value, to: Value, scale: Value) -> None:
-        """The rotated head at `head_buffer`, times its scale, to a line of `padded` float32."""
+        """Store the rotated head in `head_buffer`, times its scale, in a line of `padded` float32."""
 
     def store_key(self, kernel: Kernel, head_buffer: Value, to: Place) -> None: ...
 
@@ -95,8 +94,8 @@ class Lines(Form, Protocol):
 
 
 def build_move(module: ir.Module, machine: Machine, form: Form, name: str) -> None:
-    """Add `name`(keys, values, layers, blocks, kv_heads, dim, padded, sources, targets, count), one pair of slots after
-    another; sources and targets int64 [count].
+    """Add `name`(keys, values, layers, blocks, kv_heads, dim, padded, sources, targets, count), which copies slots in
+    order; sources and targets int64 [count].
     """
     kinds = (POINTER, POINTER, I64, I64, I64, I64, I64, POINTER, POINTER, I64)
     c = Code(module, machine, name, kinds, exported=True)

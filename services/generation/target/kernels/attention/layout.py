@@ -1,4 +1,4 @@
-"""Where attention finds things: what a row sees, where the cache has it, the parts of the scratch."""
+"""Addresses in attention: the positions that a row sees, their slots in the cache, the parts of the scratch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from services.generation.target.kernels.records import Kernel
 
 LANES = 16
 LINE = 4 * BLOCK  # bytes of a block's scores
-HEADS = 6  # query heads, of one row or of several, that a key is loaded for
-TILE = 16  # query heads, of one row or of several, that go through a block together
-_SPLIT = 8  # units of work for each member below which blocks, not rows, are shared out
+HEADS = 6  # query heads, of one row or several, for which a key is loaded
+TILE = 16  # query heads, of one row or several, that compute a block together
+_SPLIT = 8  # with fewer units of work per member, blocks and not rows are divided among members
 
 
 def scratch_bytes(group_size: int, padded: int) -> int:
-    """Scratch of a member: of a tile the scores, queries, results of a block and results so far; of a row the scores
-    and values of a block that are gathered.
+    """Bytes of a member's scratch: scores, queries, results of a block and joined results of a tile; gathered scores
+    and values of a block of a row.
     """
     tile = max(TILE, group_size)
     return tile * (LINE + 4 * padded + 2 * result_bytes(padded)) + LINE * (group_size + padded)
@@ -29,12 +29,12 @@ def result_bytes(padded: int) -> int:
 
 
 def most_split(members: int) -> int:
-    """Rows times key heads whose blocks may be shared out at once."""
+    """The most rows times key heads whose blocks are divided among members."""
     return _SPLIT * members
 
 
 class Layout:
-    """A row's place in the record, and the parts of the scratch."""
+    """The parts of the scratch, and sizes of results."""
 
     def __init__(self, c: Code, record: Any, scratch: Value) -> None:
         self.group_size = c.div(record.heads, record.kv_heads)
@@ -49,7 +49,7 @@ class Layout:
         self._rows = c.at(self.one, c.mul(lines, self.result))
 
     def of_row(self, row: Value) -> Value:
-        """The blocks joined so far of a row of the tile."""
+        """The joined results of a row of the tile."""
         return self._code.at(self._rows, self._code.mul(row, self.row))
 
 
@@ -60,9 +60,7 @@ def is_split(kernel: Kernel) -> Value:
 
 
 def seen(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:
-    """Positions [first, length) that a row sees: of those up to the last one, a window hides those that lie `window` or
-    more back, a chunk those before the last one's.
-    """
+    """Positions [first, length) that a row sees: the last `window` of them that are in the last position's chunk."""
     length = c.index(passed.lengths, row)
     position = c.sub(length, 1)
     windowed = c.larger(c.sub(length, record.window), 0)
@@ -72,9 +70,7 @@ def seen(c: Code, record: Any, passed: Any, row: Value) -> tuple[Value, Value]:
 
 
 class Path:
-    """Where the cache holds what a row sees: by its sequence's table, from position `run` on by the row's own branch of
-    the tree.
-    """
+    """The slots of positions that a row sees: from its sequence's table, from position `run` on from its branch."""
 
     def __init__(self, c: Code, passed: Any, row: Value) -> None:
         self._code, self.run = c, c.index(passed.contiguous, row)

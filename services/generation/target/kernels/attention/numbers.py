@@ -1,4 +1,4 @@
-"""Keys and values in the cache as plain numbers: float32, or bfloat16 that is widened where it is read."""
+"""Keys and values in the cache as plain numbers: float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from services.generation.target.kernels.records import Kernel
 from services.generation.target.kernels.row_operations import vectors
 from services.generation.target.kernels.storages import padded
 
-_BYTES = 32  # that are copied at once
+_BYTES = 32  # of a copied vector
+
+_Part = Callable[[int], Value]
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """float32 as it is, or rounded to bfloat16 where it is stored and widened where it is read.
+    """float32, or bfloat16, rounded when it is stored and widened when it is read.
 
     keys [layers][blocks][kv_heads][dim][BLOCK], values [layers][blocks][kv_heads][BLOCK][padded].
     """
@@ -41,7 +43,7 @@ class Numbers:
         return c.b.bitcast(c.b.shl(wide, c.vector(I32, 16, lanes)), ir.VectorType(F32, lanes) if lanes > 1 else F32)
 
     def store(self, c: Code, value: Value, pointer: Value, offset: Value | int) -> None:
-        """Store float32 values, to the nearest bfloat16, ties to even; a NaN stays one."""
+        """Store float32 values, rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
         if self.size == 4:
             c.store(value, pointer, offset)
             return
@@ -116,19 +118,14 @@ class Numbers:
         )
 
 
-_Part = Callable[[int], Value]
-
-
 def _together(machine: Machine, heads: int) -> int:
-    """Registers beside each other whose sums fit the registers, for each of the heads."""
+    """Adjacent vectors of columns whose sums fit the registers, for each of the heads."""
     fits = (12 if machine.registers == 16 else 24) // heads
     return min(BLOCK // machine.lanes, 1 << (fits.bit_length() - 1))
 
 
 def _add_products(c: Code, sums: list[list[Value]], factor: _Part, term: _Part) -> None:
-    """sums[h][v] += factor(h) * term(v), by fma. Registers hold the factors where there is room, else the terms; the
-    others come one by one.
-    """
+    """sums[h][v] += factor(h) * term(v), by fma. Factors are loaded into registers first if they fit, else terms."""
     heads, vectors = len(sums), len(sums[0])
 
     def add(h: int, v: int, factor: Value, term: Value) -> None:
@@ -158,7 +155,7 @@ def _scores(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> A
     """scores(keys, queries, stride, dim, out, ahead): out[h][j] = sum over i of queries[h][i] * keys[i][j].
 
     i ascends, terms are added by fma, from +0. keys [dim][BLOCK], queries `stride` bytes apart, out [heads][BLOCK]. As
-    many bytes as the keys have are fetched from `ahead`.
+    many bytes as the keys have are prefetched from `ahead`.
     """
     c = Code(module, machine, f"scores_{heads}", (POINTER, POINTER, I64, I64, POINTER, POINTER))
     keys, queries, stride, dim, out, ahead = c.arguments
@@ -185,7 +182,7 @@ def _mix(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> Any:
     """mix(values, padded, low, high, weights, out, stride, ahead): out[h][i] = sum over j of weights[h][j] values[j][i]
 
     j ascends from low to high, terms are added by fma, from +0. out[h] `stride` bytes apart. As many bytes as the
-    values have are fetched from `ahead`.
+    values have are prefetched from `ahead`.
     """
     kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, POINTER)
     c = Code(module, machine, f"mix_{heads}", kinds)

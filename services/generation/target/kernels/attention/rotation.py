@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021), and the way of keys and values into the cache."""
+"""Rotary position embeddings (Su et al. 2021), and storing keys and values in the cache."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from services.generation.target.sizes import MOST_HEAD_DIM
 
 
 def build(module: ir.Module, machine: Machine, form: Form) -> None:
-    """Queries to `queries`, keys and values to the cache; normalised where asked, queries and keys rotated, scaled.
-
-    queries [rows][heads][padded], in the form's own way.
+    """Add `rotate`: heads are normalised if they have a norm, queries and keys rotated, queries scaled; queries are
+    stored in `queries` [rows][heads][padded], in the form's own layout, keys and values in the cache.
     """
     kernel = Kernel(module, machine, "rotate")
     c, record, passed = kernel.code, kernel.record, kernel.passed
@@ -32,7 +31,7 @@ def build(module: ir.Module, machine: Machine, form: Form) -> None:
 
     with c.loop(last, first) as unit:
         row, head = c.div(unit, each), c.rem(unit, each)
-        place = c.add(head, c.mul(record.gated, c.smaller(head, record.heads)))  # behind each query is its gate
+        place = c.add(head, c.mul(record.gated, c.smaller(head, record.heads)))  # each query is followed by its gate
         source = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(c.mul(place, record.dim), 4))
         slot = c.index(passed.slots, row)
         is_key = c.compare(head, ">=", record.heads)
@@ -62,7 +61,7 @@ def build(module: ir.Module, machine: Machine, form: Form) -> None:
 
 
 def _normalise(kernel: Kernel, source: Value, head_buffer: Value, weight: Value) -> None:
-    """head_buffer = the head at `source`, normalised where it has a norm."""
+    """head_buffer = the head at `source`, normalised if it has a norm."""
     c, record = kernel.code, kernel.record
     b = c.b
 
@@ -117,7 +116,7 @@ def _every_second(c: Code, vector: Value, first: int) -> Value:
 
 
 def _alternating(c: Code, low: Value, high: Value) -> Value:
-    """The vector whose elements are by turns of the one and of the other."""
+    """The vector whose elements alternate between the two."""
     if not isinstance(low.type, ir.VectorType):
         pair = c.b.insert_element(ir.Constant(ir.VectorType(F32, 2), ir.Undefined), low, ir.Constant(I32, 0))
         return c.b.insert_element(pair, high, ir.Constant(I32, 1))

@@ -1,11 +1,11 @@
 """Keys and values in the cache as bytes, and products of whole numbers with them (`docs/numerics.md`, Attention with
 int8).
 
-Heads are rounded as rows of int8 linear layers are, with one scale each. Bytes lie by fours, as `IntegerProducts` takes
-them: four elements of a key, of all keys of a block; four positions, of all columns of a value. 128 is added to each.
+Heads are rounded like rows of int8 linear layers, with one scale each. Four bytes are adjacent, for `IntegerProducts`:
+four elements of a key, for all keys of a block; four positions, for all columns of a value. 128 is added to each.
 
-With fewer heads than HEADS the arithmetic of a block takes no longer than it takes to come from memory, and processors
-look ahead better by themselves, where memory is gone through as it lies.
+With fewer heads than HEADS the arithmetic of a block takes no longer than its transfer from memory, and processors
+prefetch better by themselves if memory is read sequentially.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK
-from services.generation.target.kernels.attention import matrices
+from services.generation.target.kernels.attention import amx
 from services.generation.target.kernels.attention.block import fetch, in_columns, weights_function
 from services.generation.target.kernels.attention.form import Place, Products
 from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE
@@ -34,18 +34,22 @@ from services.generation.target.kernels.storages import padded
 from services.generation.target.sizes import MOST_HEAD_DIM
 
 MIDDLE = 128
-SCALES = 4 * BLOCK  # bytes of a block's scales, behind its keys or values
-_GROUP = 32  # elements of a key, or positions, that words of four are multiplied for together
+SCALES = 4 * BLOCK  # bytes of a block's scales, after its keys or values
+_GROUP = 32  # elements of a key, or positions, that are multiplied together
 _WORDS = _GROUP // 4
 _SCALE, _START = 64, 68
-"""Where a head's line of weights has, after its bytes, their scale and what sums of products begin with."""
+"""Offsets in a head's line of weights, after its bytes: their scale, and the initial sum of products."""
+_FOURS = ("vnni", "sdot")
+"""Machines that multiply bytes by fours: each word for all adjacent columns. Other machines go on to the next columns
+after a group of words.
+"""
 
 
 class Rounded:
     """keys [layers][blocks][kv_heads]: [key / 4][BLOCK][4] and scales [BLOCK], keys padded to multiples of 32; values
     [layers][blocks][kv_heads]: [BLOCK / 4][padded][4] and scales [BLOCK].
 
-    A query's line has its bytes, padded as keys are, then its scale, then what sums of products begin with, int32.
+    A query's line has its bytes, padded like keys, then its scale, then the initial sum of products, int32.
     """
 
     name = "int8"
@@ -99,7 +103,7 @@ class Rounded:
 
     def copy_key(self, c: Code, source: Place, target: Place, dim: Value) -> None:
         one, other = (c.at(place.block, c.mul(place.offset, 4)) for place in (source, target))
-        with c.loop(c.add(c.div(_whole(c, dim), 4), 1)) as i:  # the scale lies as four more elements do
+        with c.loop(c.add(c.div(_whole(c, dim), 4), 1)) as i:  # the scale is at the place of four more elements
             at = c.mul(i, 4 * BLOCK)
             c.store(c.load(one, at, I32), other, at)
 
@@ -123,10 +127,10 @@ class Rounded:
         mixes = {heads: _mix(module, machine, heads) for heads in few}
         if machine.matrices != "amx":
             return Products(scores, weights, mixes)
-        for heads in range(HEADS + 1, matrices.MOST + 1):
-            scores[heads] = matrices.scores(module, machine, heads, _whole)
-            mixes[heads] = matrices.mix(module, machine, heads, _SCALE)
-        return Products(scores, weights, mixes, matrices.registers)
+        for heads in range(HEADS + 1, amx.MOST + 1):
+            scores[heads] = amx.scores(module, machine, heads, _whole)
+            mixes[heads] = amx.mix(module, machine, heads, _SCALE)
+        return Products(scores, weights, mixes, amx.registers)
 
 
 def query_lines(whole: NDArray[Any], scales: Float32 | np.float32, size: int) -> Float32:
@@ -146,7 +150,7 @@ def _whole(c: Code, dim: Value) -> Value:
 
 
 def _byte(c: Code, offset: Value, padded: Value) -> Value:
-    """Where a block's values have the first byte of a position."""
+    """The offset of a position's first byte in a block's values."""
     return c.add(c.mul(c.mul(c.div(offset, 4), padded), 4), c.rem(offset, 4))
 
 
@@ -155,19 +159,19 @@ def _scale_at(c: Code, offset: Value, padded: Value) -> Value:
 
 
 def _start(c: Code, whole: Value) -> Value:
-    """What sums of products with bytes that MIDDLE was added to begin with: -MIDDLE times the sum of the factors."""
+    """The initial sum of products with bytes to which MIDDLE was added: -MIDDLE times the sum of the factors."""
     reduce = c.external(f"llvm.vector.reduce.add.v{LANES}i32", I32, (whole.type,))
     return c.b.mul(c.call(reduce, whole), ir.Constant(I32, -MIDDLE))
 
 
 def _loaded_start(c: Code, place: Value, offset: int) -> Value:
-    """0 where `IntegerProducts` takes the middle away as it multiplies."""
+    """The stored initial sum, or 0 if `IntegerProducts` subtracts MIDDLE itself."""
     return ir.Constant(I32, 0) if c.machine.products == "sdot" else c.load(place, offset, I32)
 
 
 def _rounded(c: Code, head: Value, dim: Value, keep: Callable[[Value, Value], None]) -> Value:
-    """The scale of a head [dim] of float32, which is filled up with zeros; `keep(i, whole)` has LANES of its whole
-    numbers from element i on, one call after another.
+    """Round a head [dim] of float32, padded with zeros, and return its scale. `keep(i, whole)` gets LANES whole numbers
+    from element i on, for ascending i.
     """
     b, kind, whole = c.b, ir.VectorType(I32, LANES), _whole(c, dim)
     with c.loop(whole, dim) as i:
@@ -192,18 +196,12 @@ def _biased(c: Code, head: Value, dim: Value) -> tuple[Value, Value]:
     return bytes_, scale
 
 
-_FOURS = ("vnni", "sdot")
-"""Machines that multiply bytes by fours: word after word, of all columns beside each other. Others go on to the next
-columns after a group of words.
-"""
-
-
 def _fetches(machine: Machine, heads: int) -> bool:
     return heads == HEADS or machine.products not in _FOURS or not looks_ahead()
 
 
 def _together(machine: Machine, heads: int) -> int:
-    """Registers beside each other whose sums fit the registers, for each of the heads."""
+    """Adjacent vectors of columns whose sums fit the registers, for each of the heads."""
     fits = (12 if machine.registers == 16 else 24) // heads // (1 if machine.products in _FOURS else 2)
     return min(BLOCK // machine.lanes, 1 << max(fits.bit_length() - 1, 0))
 
@@ -284,7 +282,7 @@ def _round_weights(
 
 
 def _mix(module: ir.Module, machine: Machine, heads: int) -> Any:
-    """out[h][i] = scale of the weights of head h * the sum of products of their bytes with those of column i."""
+    """out[h][i] = scale of the weights of head h * the sum of products of their bytes with column i's bytes."""
     kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, POINTER)
     c = Code(module, machine, f"mix_{heads}", kinds)
     values, padded, low, high, weights, out, stride, ahead = c.arguments

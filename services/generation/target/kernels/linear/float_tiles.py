@@ -1,6 +1,5 @@
-"""Tiles of float32 products: a few rows by weights widened in registers, many by weights widened into the cache.
-
-`direct` is for a few rows, and for chunks of many where registers are many; `tiled` for many rows where they are few.
+"""Tiles of float32 products: `direct` widens weights in registers, for a few rows, and for chunks of many rows on
+machines with many registers; `tiled` widens them into the cache, for many rows on machines with few registers.
 """
 
 from __future__ import annotations
@@ -17,25 +16,32 @@ from services.generation.target.kernels.records import FIELDS, Words
 from services.generation.target.kernels.storages import BLOCK, GROUP, PANEL, Storage
 
 PER_BLOCK = BLOCK // GROUP
-LINE = 4 * BLOCK  # bytes of a row of x in one block, where it is copied
+LINE = 4 * BLOCK  # bytes of a copied row of x in one block
+UNPACKED = 4  # up to this many rows, x is not copied
+_AHEAD = 8192  # bytes of weights that are prefetched
+_TOGETHER = 4  # blocks whose x is kept in the second-level cache
+_MOST_TILED = 256  # rows whose x is kept there
+_TALLEST = 6  # rows of a tile
 
 
-def linear_part(module: ir.Module, machine: Machine, name: str) -> tuple[Code, Any, Value, Value, Value, Value]:
-    """A part of the kernel: (code, record, rows, scratch, first panel, last panel)."""
-    c = Code(module, machine, name, (POINTER, I64, POINTER, I64, I64))
-    record, rows, scratch, first, last = c.arguments
-    return c, Words(c, record, FIELDS["linear"], 2), rows, scratch, first, last
+class LinearPart:
+    """A function of the kernel under construction: name(record, rows, scratch, first panel, last panel)."""
+
+    def __init__(self, module: ir.Module, machine: Machine, name: str) -> None:
+        self.code = Code(module, machine, name, (POINTER, I64, POINTER, I64, I64))
+        record, self.rows, self.scratch, self.first, self.last = self.code.arguments
+        self.record = Words(self.code, record, FIELDS["linear"], 2)
 
 
 def copy_x(c: Code, record: Any, x: Value, rows: Value, stride: int, to: Value) -> None:
-    """x as [block][stride rows][BLOCK], so that a row's place is a constant."""
+    """Copy x as [block][stride rows][BLOCK], so that a row's offset is a constant."""
     with c.loop(c.ceil_div(record.groups, PER_BLOCK)) as block:
         source, place = c.at(x, c.mul(block, LINE)), c.at(to, c.mul(block, LINE * stride))
         copy_block(c, record, block, source, place, rows)
 
 
 def copy_block(c: Code, record: Any, block: Value, source: Value, to: Value, rows: Value) -> None:
-    """One block of x, a line for each row."""
+    """Copy one block of x, a line for each row."""
     count = c.smaller(c.sub(record.groups, c.mul(block, PER_BLOCK)), PER_BLOCK)
     with c.loop(rows) as row:
         line, place = c.at(source, c.mul(row, record.x_stride)), c.at(to, c.mul(row, LINE))
@@ -52,13 +58,9 @@ def panel_bytes(c: Code, record: Any, storage: Storage) -> Value:
     return c.add(size, c.mul(c.div(record.groups, storage.groups), storage.header))
 
 
-UNPACKED = 4  # rows up to which x is read where it lies
-_AHEAD = 8192  # bytes of weights that are fetched ahead
-
-
 @dataclass(frozen=True, slots=True)
 class _Direct:
-    """The state of a direct kernel's parts. x of up to UNPACKED rows lies in lines, else as `copy_x` leaves it."""
+    """Values in a direct kernel. x of more than UNPACKED rows was copied by `copy_x`."""
 
     code: Code
     storage: Storage
@@ -70,7 +72,7 @@ class _Direct:
     count: Value
 
     def x_rows(self, block: Value) -> list[Value]:
-        """Where each row's x of a block begins."""
+        """The address of each row's x in a block."""
         c = self.code
         if self.rows > UNPACKED:
             place = c.at(self.x, c.mul(block, LINE * self.rows))
@@ -79,7 +81,7 @@ class _Direct:
         return [c.at(place, c.mul(self.record.x_stride, r)) for r in range(self.rows)]
 
     def outs(self, panel: Value) -> list[Value]:
-        """Where each row's y of a panel begins."""
+        """The address of each row's y in a panel; `nowhere` for surplus rows."""
         c = self.code
         place = c.at(self.y, c.mul(panel, 4 * PANEL))
         outs = [c.at(place, c.mul(self.record.y_stride, r)) for r in range(self.rows)]
@@ -129,7 +131,7 @@ def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) 
         with c.loop(left) as group:
             groups = [c.at(start, c.mul(group, storage.group)) for _, start in places]
             wide = [Widening(c, storage, places[s][0], groups[s], column, lanes) for s, column in pieces]
-            # Panels side by side are streams of their own: the end of one is followed by the panel after the others.
+            # Each panel is a stream of its own; after its end, the panel after the others is prefetched.
             done = c.b.sub(c.b.ptrtoint(groups[0], I64), c.b.ptrtoint(panels[0], I64))
             over = c.compare(c.add(done, _AHEAD), ">=", size)
             distance = c.b.select(over, c.add(c.mul(size, together - 1), _AHEAD), c.i(_AHEAD))
@@ -152,10 +154,10 @@ def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) 
 
 
 def _columns_at_once(machine: Machine, storage: Storage, rows: int) -> int:
-    """Columns whose sums fit the registers, beside the weights, their scales and the factors.
+    """Columns whose sums fit the registers together with the weights, their scales and the factors.
 
-    Each sum waits four cycles for its last fma. Where registers are few, enough sums to fill that time count for more
-    than scales in registers: those are read from the stack, which the load units have time for.
+    Each sum waits four cycles for its last fma. If registers are few, enough sums to fill that time matter more than
+    scales in registers: these are read from the stack, for which the load units have time.
     """
     if machine.registers == 16 and machine.lanes > 1:
         return (4 if rows == 1 or (rows == 2 and not storage.scales) else 2) * machine.lanes
@@ -179,7 +181,7 @@ def _add_block(
     c: Code, record: Any, panel: Value, block: Value, blocks: Value, sums: list[list[Value]],
     pieces: list[tuple[int, int]], outs: list[Value],
 ) -> None:  # fmt: skip
-    """y = y + part, from +0 in the first block; in the last block + bias."""
+    """y = y + sums, from +0 in the first block; in the last block + bias."""
     b, lanes = c.b, c.machine.lanes
     zero = c.vector(F32, 0.0, lanes)
     is_first, is_last = c.compare(block, "==", 0), c.compare(c.add(block, 1), "==", blocks)
@@ -197,18 +199,13 @@ def _add_block(
                 c.store(b.fadd(c.load(out, at, F32, lanes), more), out, at)
 
 
-_TOGETHER = 4  # blocks whose x is kept in the second-level cache
-_MOST_TILED = 256  # rows of a turn
-_TALLEST = 6  # rows of a tile
-
-
 def tiled_scratch_bytes() -> int:
-    """Scratch of one member."""
+    """Bytes of one member's scratch."""
     return LINE * (PANEL + _MOST_TILED * _TOGETHER)
 
 
 def _widen(module: ir.Module, machine: Machine, storage: Storage) -> Any:
-    """widen(to, header, group, count): groups of one panel as float32 [inputs][PANEL]."""
+    """widen(to, header, group, count): write groups of one panel as float32 [inputs][PANEL]."""
     c = Code(module, machine, "widen", (POINTER, POINTER, POINTER, I64))
     to, header, group0, count = c.arguments
     with c.loop(count) as group:
@@ -226,22 +223,20 @@ def _widen(module: ir.Module, machine: Machine, storage: Storage) -> Any:
 
 
 def widen_function(module: ir.Module, machine: Machine, storage: Storage) -> Any:
-    """The module's `widen`, made where it has none yet."""
+    """The module's function `widen`, which is added if it is missing."""
     return module.globals.get("widen") or _widen(module, machine, storage)
 
 
 def _tile_vectors(machine: Machine, rows: int) -> int:
-    """Vectors of columns side by side in a tile: as many sums as the registers hold beside weights and factors, since
-    each sum waits for its last fma.
-    """
+    """Vectors of columns in a tile: as many as sums fit the registers, since each sum waits for its last fma."""
     sums = 12 if machine.registers == 16 else 24
     return min(PANEL // machine.lanes, 1 << ((sums // rows).bit_length() - 1))
 
 
 def _tile(module: ir.Module, machine: Machine, rows: int) -> Any:
-    """tile(weights, count, x, y, y_stride, is_first, bias): y of `rows` rows of a panel gains one block.
+    """tile(weights, count, x, y, y_stride, is_first, bias): add one block to y of `rows` rows of a panel.
 
-    weights float32 [count][PANEL]; x [rows][BLOCK]; `bias` is 0 where this is not the last block.
+    weights float32 [count][PANEL]; x [rows][BLOCK]; `bias` is null except in the last block.
     """
     c = Code(module, machine, f"tile_{rows}", (POINTER, I64, POINTER, POINTER, I64, I64, POINTER))
     weights, count, x, y, y_stride, first, bias = c.arguments
@@ -280,19 +275,19 @@ def _tile(module: ir.Module, machine: Machine, rows: int) -> Any:
 def tiled(module: ir.Module, machine: Machine, storage: Storage) -> Any:
     """Panels [first, last) for any number of rows.
 
-    x of up to _MOST_TILED rows and _TOGETHER blocks is copied side by side, which the second-level cache holds; then
-    each panel's weights of a block are widened into the first-level cache, and tiles of rows go through them, all of
-    nearly the same height.
+    x of up to _MOST_TILED rows and _TOGETHER blocks is copied and then in the second-level cache. Each panel's weights
+    of a block are widened into the first-level cache and multiplied with tiles of rows of nearly equal height.
     """
     tiles = {rows: _tile(module, machine, rows) for rows in range(1, _TALLEST + 1)}
     widen = widen_function(module, machine, storage)
-    c, record, all_rows, scratch, first, last = linear_part(module, machine, "tiled")
+    part = LinearPart(module, machine, "tiled")
+    c, record, scratch = part.code, part.record, part.scratch
     blocks = c.ceil_div(record.groups, PER_BLOCK)
     x_place = c.at(scratch, LINE * PANEL)
     size = panel_bytes(c, record, storage)
     null = ir.Constant(POINTER, None)
-    with c.loop(all_rows, step=_MOST_TILED) as begin:
-        rows = c.smaller(c.sub(all_rows, begin), _MOST_TILED)
+    with c.loop(part.rows, step=_MOST_TILED) as begin:
+        rows = c.smaller(c.sub(part.rows, begin), _MOST_TILED)
         height = c.even(rows, _TALLEST)
         y = c.at(record.y, c.mul(begin, record.y_stride))
         with c.loop(blocks, step=_TOGETHER) as start:
@@ -301,7 +296,7 @@ def tiled(module: ir.Module, machine: Machine, storage: Storage) -> Any:
                 block = c.add(start, number)
                 source = c.at(c.at(record.x, c.mul(begin, record.x_stride)), c.mul(block, LINE))
                 copy_block(c, record, block, source, c.at(x_place, c.mul(number, LINE * _MOST_TILED)), rows)
-            with c.loop(last, first) as panel, c.loop(some) as number:
+            with c.loop(part.last, part.first) as panel, c.loop(some) as number:
                 block = c.add(start, number)
                 count = c.smaller(c.sub(record.groups, c.mul(block, PER_BLOCK)), PER_BLOCK)
                 place = c.at(record.weights, c.mul(panel, size))

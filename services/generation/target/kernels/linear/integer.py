@@ -1,4 +1,4 @@
-"""Linear layers of int8 (`docs/numerics.md`): rows rounded to signed bytes, and exact sums of integer products."""
+"""Linear layers in int8 (`docs/numerics.md`): rows are rounded to signed bytes, sums of integer products are exact."""
 
 from __future__ import annotations
 
@@ -18,17 +18,32 @@ from services.generation.target.kernels.storages import GROUP, PANEL, Storage
 
 ROUNDED = 64  # bytes of a row's rounded group
 SCALE, SCALED_SUM, STARTS = 32, 36, (40, 44)
-"""Where a rounded group has, after its bytes: d and d * sum of the bytes, float32; for each half of its inputs what
-the sum of products begins with, int32, where integers of weights have a middle. Weights with one scale for all of the
-group begin with the first of the two, which then stands for all inputs."""
+"""Offsets in a rounded group after its bytes: d and d * sum of the bytes, float32; and, for weights with an offset, the
+initial sums of products of each half of its inputs, int32. Weights with one scale for the whole group use the first
+initial sum, for all inputs."""
 
 _ROUND = 12582912.0  # 1.5 * 2^23: a float32 of this size has no fraction
 _ROUND_BITS = 0x4B400000
 _SMALLEST = 2.0**-64
+_LARGEST_PAIRS = 32767 // (2 * 127)  # the largest weight for which two products with x fit an int16
+_FOURS = {
+    "vnni": {8: "llvm.x86.avx512.vpdpbusd.256", 16: "llvm.x86.avx512.vpdpbusd.512"},  # unsigned weights, signed x
+    "sdot": {4: "llvm.aarch64.neon.sdot.v4i32.v16i8"},  # both signed
+}
+"""Instructions that add sums of four products of bytes, by machine and lanes."""
+_PAIRS = {
+    8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+}
+"""Instructions for sums of two products of bytes, and of two products of int16, by lanes."""
+_X_BYTES = 3 << 17  # of rounded x that are multiplied with a panel together: most of a second-level cache
+_AHEAD = 8192  # bytes of weights that are prefetched into the second-level cache
+_MANY = 4  # rows from which on arithmetic takes longer than reading: with fewer, CPUs may prefetch better by themselves
+_DWORDS = 8  # of a group's rounded bytes
 
 
 def round_rows(c: Code, record: Any, storage: Storage, x: Value, rows: Value, to: Value) -> None:
-    """x as [group][row][ROUNDED bytes], the bytes in the order of `QuantisedGroup.words`."""
+    """Round x to [group][row][ROUNDED bytes], the bytes in the order of `QuantisedGroup.words`."""
     with c.loop(rows) as row:
         line = c.at(x, c.mul(row, record.x_stride))
         with c.loop(record.groups) as group:
@@ -62,9 +77,9 @@ def _round_group(c: Code, storage: Storage, x: Value, place: Value) -> None:
 
 
 def scale_of(c: Code, magnitudes: Value) -> tuple[Value, Value]:
-    """What numbers are rounded by, largest / 127, and its inverse; of the magnitudes' bits, a vector of int32.
+    """The scale of rounding, largest / 127, and its inverse, for the bits of magnitudes, a vector of int32.
 
-    Magnitudes compare as integers do, and what is not a number is above all others.
+    Bits of magnitudes compare as integers, with NaN above all numbers.
     """
     b, kind = c.b, magnitudes.type
     reduce = c.external(f"llvm.vector.reduce.umax.v{kind.count}i32", I32, (kind,))
@@ -76,23 +91,20 @@ def scale_of(c: Code, magnitudes: Value) -> tuple[Value, Value]:
 
 
 def to_bytes(c: Code, values: Value, inverse: Value) -> Value:
-    """A vector of float32 as whole numbers from -127 to 127, int32."""
+    """A vector of float32 rounded to whole numbers from -127 to 127, int32."""
     lanes = values.type.count
     raised = c.fma(values, c.repeated(inverse, lanes), c.vector(F32, _ROUND, lanes))
     return c.b.sub(c.b.bitcast(raised, ir.VectorType(I32, lanes)), c.vector(I32, _ROUND_BITS, lanes))
 
 
 def _middle(machine: Machine, storage: Storage) -> int:
-    """What weights are too large by, as `IntegerProducts` multiplies them."""
+    """The offset of weights when `IntegerProducts` multiplies them."""
     return 0 if machine.products == "sdot" and BITS[storage.name] == 8 else MIDDLE.get(storage.name, 0)
-
-
-_LARGEST_PAIRS = 32767 // (2 * 127)  # the largest weight whose products with two x fit an int16 together
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Whole numbers of `bits` bits that are multiplied; what their sums count is `times` as much."""
+    """Factors of `bits` bits; sums of their products are multiplied by `times`."""
 
     word: Callable[[int], Value]
     bits: int
@@ -100,16 +112,16 @@ class _Part:
 
 
 class IntegerProducts:
-    """The weights of some columns and 32 inputs, ready to be multiplied with the rows of a tile.
+    """The weights of some columns and 32 inputs, to be multiplied with the rows of a tile.
 
-    All ways give the same integers: none of them saturates. Two products of a weight up to w and |x| up to 127 sum up
-    to 254 w in an int16, so 4-bit weights are added up eight times, 5-bit ones four times, 6-bit ones twice before
-    they are widened; 8-bit weights are taken apart into two halves of 4 bits. Where both
-    bytes are signed ("sdot"), 8-bit weights have their middle taken away here, else it is what sums begin with.
+    All instruction sets give the same integers, without saturation. Two products of a weight up to w and |x| up to 127
+    sum up to 254 w in an int16: eight sums of 4-bit weights are added before they are widened, four of 5-bit weights
+    and two of 6-bit weights; 8-bit weights are split into two halves of 4 bits. If both bytes are signed ("sdot"), the
+    offset of 8-bit weights is subtracted here; otherwise it is part of the initial sums.
 
-    Rows take turns: each four bytes of weights go to all rows before the next, so that sums of different rows, which do
-    not wait for each other, stand side by side in the code. A row's bytes are loaded once for all vectors of 64 bytes:
-    Intel's Ice Lake multiplies two of them a cycle and loads about one.
+    Each four bytes of weights are multiplied with all rows before the next four, so that adjacent instructions belong
+    to different rows and do not wait for each other. A row's bytes are loaded once for all vectors of 64 bytes: Intel's
+    Ice Lake multiplies two vectors a cycle and loads about one.
     """
 
     def __init__(self, code: Code, words: Sequence[Callable[[int], Value]], bits: int, lanes: int) -> None:
@@ -119,7 +131,7 @@ class IntegerProducts:
         self._parts = [self._apart(word, bits) for word in words]
 
     def _apart(self, word: Callable[[int], Value], bits: int) -> list[_Part]:
-        """A vector of columns as this machine multiplies it."""
+        """The factors of a vector of columns on this machine."""
         b = self._c.b
         if self._way == "sdot" and bits == 8:
             return [_Part(lambda i: b.xor(word(i), self._int(0x80808080)), bits)]
@@ -130,7 +142,7 @@ class IntegerProducts:
         return [_Part(word, bits)]
 
     def add(self, rows: Sequence[Value], places: range, totals: Sequence[Sequence[Value]]) -> None:
-        """totals[row][v], a variable int32 [lanes], gains products of words with as many times four bytes of x."""
+        """Add products of words, four bytes each, and x to totals[row][v], variables of int32 [lanes]."""
         paired = len(rows) // 2 * 2 if self._c.machine.matrices == "smmla" else 0
         if self._way in _FOURS and paired < len(rows):
             self._by_fours(rows[paired:], places, totals[paired:])
@@ -147,7 +159,7 @@ class IntegerProducts:
         c, lanes = self._c, self._lanes
         kind, wide = ir.VectorType(I32, lanes), ir.VectorType(I8, 4 * lanes)
         function = c.external(_FOURS[self._way][lanes], kind, (kind, wide, wide))
-        together = len(self._parts) if lanes == 16 else 1  # fewer registers have no room for words of all vectors
+        together = len(self._parts) if lanes == 16 else 1  # words of all vectors do not fit fewer registers
         for i, first in product(places, range(0, len(self._parts), together)):
             some = slice(first, first + together)
             words = [c.b.bitcast(parts[0].word(i), wide) for parts in self._parts[some]]
@@ -158,7 +170,7 @@ class IntegerProducts:
             c.keep_order([total for each in totals for total in each[some]])
 
     def _by_matrices(self, part: _Part, rows: Sequence[Value], places: range, totals: Sequence[Value]) -> None:
-        """Eight bytes of two rows with those of two columns: [2][2] sums."""
+        """Add products of eight bytes of two rows and two columns: [2][2] sums."""
         c, b = self._c, self._c.b
         kind, bytes_ = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
         function = c.external("llvm.aarch64.neon.smmla.v4i32.v16i8", kind, (kind, bytes_, bytes_))
@@ -216,38 +228,17 @@ class IntegerProducts:
 
 
 def _picked(c: Code, first: Value, second: Value, mask: list[int]) -> Value:
-    """Lanes of two vectors, those of the second counted on from the first's."""
+    """Lanes of two concatenated vectors."""
     return c.b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, len(mask)), mask))
 
 
-_FOURS = {
-    "vnni": {8: "llvm.x86.avx512.vpdpbusd.256", 16: "llvm.x86.avx512.vpdpbusd.512"},  # unsigned weights, signed x
-    "sdot": {4: "llvm.aarch64.neon.sdot.v4i32.v16i8"},  # both signed
-}
-"""The instructions, by machine and lanes, for products of bytes summed by fours and added."""
-
-_PAIRS = {
-    8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-    16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
-}
-"""The instructions, by lanes, for products of bytes summed by twos and products of int16 summed by twos."""
-
-
-_X_BYTES = 3 << 17  # of rounded x that go through the panels together: most of a second-level cache
-_AHEAD = 8192  # bytes of weights that are fetched ahead into the second-level cache
-_MANY = (
-    4  # rows from which on arithmetic takes longer than reading: for fewer, CPUs may look ahead better by themselves
-)
-_DWORDS = 8  # of a group's rounded bytes
-
-
 def _vectors(machine: Machine) -> int:
-    """Vectors of columns whose sums stand in registers together, for each row of a tile."""
+    """Vectors of columns whose sums are in registers at the same time, for each row of a tile."""
     return 2 if machine.products == "vnni" and machine.lanes == 16 else 1
 
 
 def _most_rows(machine: Machine) -> int:
-    """Rows, at most, that a group's weights are multiplied with, once they are in registers."""
+    """The most rows of a tile, which are multiplied with a group's weights in registers."""
     if machine.products == "plain":
         return min(machine.lanes, 4)
     return 8 if machine.registers == 32 else 6
@@ -267,8 +258,8 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
         some = c.smaller(c.sub(rows, begin), together)
         round_rows(c, record, storage, c.at(record.x, c.mul(begin, record.x_stride)), some, x)
         y = c.at(record.y, c.mul(begin, record.y_stride))
-        height = c.even(some, most)  # a tile that is lower than others would take longer for each row
-        # Where all rows fit a tile, it goes through all panels; else all tiles go through a panel.
+        height = c.even(some, most)  # a lower tile would take longer for each row
+        # If all rows fit a tile, it computes all panels; else all tiles compute a panel.
         span = c.b.select(c.compare(some, "<=", most), c.sub(last, first), c.i(1))
         with c.loop(last, first, span) as panel, c.loop(some, step=height) as row:
             arguments = (
@@ -283,7 +274,7 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
 def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> Any:
     """tile(record, x, x_stride, y, first, last): panels [first, last) for `rows` rows.
 
-    x is rounded; a row is ROUNDED bytes behind the one before it, a group x_stride bytes.
+    x is rounded; its rows are ROUNDED bytes apart, its groups x_stride bytes.
     """
     c = Code(module, machine, f"tile_{rows}", (POINTER, POINTER, I64, POINTER, I64, I64))
     record_, x, x_stride, y, first, last = c.arguments
@@ -328,7 +319,7 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
 def _add_group(
     c: Code, storage: Storage, weights: Sequence[QuantisedGroup], rows: list[Value], totals: list[list[Value]]
 ) -> None:
-    """totals[row][v] gains a group: scale * d * sum of products, then least * (d * sum of bytes)."""
+    """Add a group to totals[row][v]: scale * d * sum of products, then least * (d * sum of bytes)."""
     lanes = c.machine.lanes
     vector, whole = (ir.VectorType(k, lanes) if lanes > 1 else k for k in (F32, I32))
     products = IntegerProducts(c, [each.words.__getitem__ for each in weights], BITS[storage.name], lanes)

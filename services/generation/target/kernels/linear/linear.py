@@ -1,13 +1,13 @@
 """Linear layers, y = x W^T + b: `docs/numerics.md`, Linear. One kernel for each storage of the weights.
 
 The sum over a block of 128 inputs is one chain of fma; blocks are added in ascending order, then the bias. Lanes run
-across columns, tiles across rows and columns, members of the team across panels; none of them along a sum. So a row's
-bits depend neither on the number of rows nor on who computes it.
+across columns, tiles across rows and columns, members of the team across panels, and nothing runs along a sum: a row's
+bits do not depend on the number of rows or on the member that computes it.
 
-Weights are widened in registers and used at once for up to 12 rows. More rows go through each panel in chunks, by when
+Weights are widened in registers and used for up to 12 rows. More rows are multiplied with each panel in chunks, while
 its weights are in a cache. A chunk leaves registers for two vectors of columns, so that an x is loaded once for both:
 Intel's Ice Lake multiplies two vectors of 64 bytes a cycle and loads about one. Machines with few registers would widen
-too often: there, a block of 64 columns is widened into the first-level cache, and all rows go through it in tiles.
+too often: they widen a block of 64 columns into the first-level cache and multiply it with all rows in tiles.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from services.generation.target.kernels.linear.float_tiles import (
     LINE,
     PER_BLOCK,
     UNPACKED,
+    LinearPart,
     copy_x,
     direct,
-    linear_part,
     panel_bytes,
     tiled,
     tiled_scratch_bytes,
@@ -35,15 +35,15 @@ from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
 from services.generation.target.kernels.storages import BLOCK, GROUP, PANEL, Storage
 
-_DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # rows that direct kernels are compiled for
-_DIRECT_SCALED = (1, 2, 3, 4, 5, 6, 8)  # the same where scales take registers, too
-_DIRECT_NARROW = (1, 2, 3, 4)  # the same for machines of 16 registers or few lanes
-_X_BYTES = 3 << 17  # of x that go through the panels together: most of a second-level cache
-_NOWHERE = 1024  # bytes at the end of the scratch for rows that nobody asked for
+_DIRECT = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # numbers of rows with a direct kernel
+_DIRECT_SCALED = (1, 2, 3, 4, 5, 6, 8)  # if scales need registers, too
+_DIRECT_NARROW = (1, 2, 3, 4)  # for machines of 16 registers or few lanes
+_X_BYTES = 3 << 17  # of x that are multiplied with a panel together: most of a second-level cache
+_NOWHERE = 1024  # bytes at the end of the scratch for surplus rows of a kernel
 
 
 def _is_wide(machine: Machine) -> bool:
-    """Whether the registers hold the sums of _DIRECT's most rows and two vectors of columns."""
+    """Whether sums of _DIRECT's most rows and two vectors of columns fit the registers."""
     return machine.registers * machine.lanes >= 512
 
 
@@ -82,21 +82,22 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
 
 
 def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
-    """Panels [first, last) for many rows: as many rows as the second-level cache holds go through a panel in chunks of
-    about one size, which is one of `few` at most.
+    """Panels [first, last) for many rows: as many rows as fit the second-level cache are multiplied with a panel in
+    nearly equal chunks, at most as large as the largest of `few`.
     """
-    c, record, rows, scratch, first, last = linear_part(module, machine, "chunked")
+    part = LinearPart(module, machine, "chunked")
+    c, record, scratch = part.code, part.record, part.scratch
     nowhere, most = c.at(scratch, c.sub(record.scratch_size, _NOWHERE)), max(few)
     line = c.mul(c.ceil_div(record.groups, PER_BLOCK), LINE)
     chunk_bytes = c.mul(line, most)
     together = c.mul(c.larger(c.div(c.i(_X_BYTES), chunk_bytes), 1), most)
     variants = [count for count in few if count > UNPACKED]
-    with c.loop(rows, step=together) as begin:
-        some = c.smaller(c.sub(rows, begin), together)
+    with c.loop(part.rows, step=together) as begin:
+        some = c.smaller(c.sub(part.rows, begin), together)
         size = c.even(some, most)
 
         def place(row: Value, begin: Value = begin, size: Value = size) -> tuple[Value, Value]:
-            """Where the chunk that begins with a row has its x, and its y."""
+            """The addresses of x and y of the chunk that begins with a row."""
             x = c.at(scratch, c.mul(c.div(row, size), chunk_bytes))
             return x, c.at(record.y, c.mul(c.add(begin, row), record.y_stride))
 
@@ -111,8 +112,8 @@ def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
                 return lambda: copy_x(c, record, source, count, stride, place(row)[0])
 
             cases(count, copied)
-        with c.loop(last, first, 2) as panel, c.loop(some, step=size) as row:
-            end, count = c.smaller(c.add(panel, 2), last), c.smaller(c.sub(some, row), size)
+        with c.loop(part.last, part.first, 2) as panel, c.loop(some, step=size) as row:
+            end, count = c.smaller(c.add(panel, 2), part.last), c.smaller(c.sub(some, row), size)
 
             def computed(
                 stride: int, row: Value = row, count: Value = count, panel: Value = panel, end: Value = end
@@ -124,8 +125,8 @@ def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
 
 
 def build_embedding(module: ir.Module, machine: Machine, storage: Storage) -> None:
-    """Add the kernel `embed`: x[row] = weights[tokens[row]] * factor + 0; the zero makes +0 of -0, which some storages
-    lack.
+    """Add the kernel `embed`: x[row] = weights[tokens[row]] * factor + 0. Adding 0 turns -0 into +0: some storages have
+    no -0.
     """
     kernel = Kernel(module, machine, "embed")
     widen = widen_function(module, machine, storage)

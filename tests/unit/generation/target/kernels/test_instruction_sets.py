@@ -15,7 +15,7 @@ from services.generation.target.kernels import compilation, machine
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.linear import integer
 from services.generation.target.kernels.linear.widening import BITS
-from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _able, this_machine
+from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _supported, this_machine
 from services.generation.target.kernels.storages import STORAGES
 from services.generation.target.program.team import team
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
@@ -44,7 +44,7 @@ def _same_code(name: str) -> bool:
 @pytest.mark.parametrize("storages", STORED)
 @pytest.mark.parametrize("name", [*MACHINES])
 def test_vectors_and_a_whole_model_on_one_instruction_set(tmp_path: Path, name: str, storages: tuple[str, ...]) -> None:
-    if name not in _able():
+    if name not in _supported():
         pytest.skip(f"this CPU has no {name}")
     if name == this_machine().name:
         pytest.skip(f"{name} is what the other tests run on")
@@ -70,8 +70,8 @@ def test_matrices_are_for_processes_that_linux_permits_them(permitted: bool, mon
     features = {feature: True for each in MACHINES.values() for feature in each.needs}
     monkeypatch.setattr(machine.llvm, "get_host_cpu_features", lambda: features)
     monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(machine, "_matrices_are_permitted", lambda: permitted)
-    assert _able()[0] == ("amx" if permitted else "avx512vnni")
+    monkeypatch.setattr(machine, "_request_matrices", lambda: permitted)
+    assert _supported()[0] == ("amx" if permitted else "avx512vnni")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def test_whether_an_earlier_start_has_compiled_them(
 
 
 @pytest.mark.parametrize("change", ["a bit of the code", "the end", "another module's file", "no digest"])
-def test_object_code_that_is_not_what_was_compiled_is_compiled_anew(
+def test_object_code_that_is_not_what_was_compiled_is_compiled_again(
     compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     monkeypatch.setenv("KOLM_KERNEL_CACHE", str(tmp_path))
@@ -207,7 +207,7 @@ def test_object_code_that_is_not_what_was_compiled_is_compiled_anew(
     assert not compilation.kernels_are_compiled()
     compilation.compile_ahead([path.name.partition("-")[0]])
     assert path.read_bytes() != good if change == "another module's file" else path.read_bytes() == good
-    assert compilation._kept(path)
+    assert compilation._cached(path)
 
 
 def test_a_folder_that_was_named_and_cannot_be_written_is_an_error(

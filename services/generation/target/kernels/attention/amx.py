@@ -1,8 +1,8 @@
 """Products of a block's bytes by Intel's AMX: up to 16 heads with 16 keys, or 16 columns of values, in one instruction.
 
-It adds the products of a left matrix [16][64] of bytes and a right one [64][16], whose bytes lie by fours as the cache
-has them, to sums [16][16] of int32. All 16 rows are computed; those behind the heads are memory of the scratch, and
-nothing reads their sums.
+It adds the products of a left matrix [16][64] of bytes and a right matrix [64][16], in the cache's order of four
+adjacent bytes, to sums [16][16] of int32. All 16 rows are computed; rows after the heads are arbitrary scratch memory,
+and their sums are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.generation.target.kernels.machine import Machine
 
 MOST = 16  # heads
 _COLUMNS = 16
-_DEPTH, _HALF = 64, 32  # bytes that are multiplied with a column in one instruction
+_DEPTH, _HALF = 64, 32  # bytes that one instruction multiplies with a column
 _BYTES = 64  # of a row of a matrix, or of 16 sums
 _SUMS, _LEFT, _RIGHT, _HALF_LEFT, _HALF_RIGHT = range(5)  # registers
 _SHAPES = {
@@ -36,7 +36,7 @@ _SHAPES = {
 
 @contextmanager
 def registers(c: Code) -> Iterator[None]:
-    """The registers of this thread have `_SHAPES`."""
+    """Configure the registers of this thread with `_SHAPES`, and release them at the end."""
     form = c.stack_alloc(64)
     for at in range(0, 64, 8):
         c.store(c.i(0), form, at)
@@ -50,7 +50,7 @@ def registers(c: Code) -> Iterator[None]:
 
 
 def scores(module: ir.Module, machine: Machine, heads: int, whole: Callable[[Code, Value], Value]) -> Any:
-    """`Products.scores`; a key has `whole(code, dim)` bytes, then its scale, a query its scale and start behind its."""
+    """`Products.scores`. A key has `whole(code, dim)` bytes and a scale, a query also the initial sum."""
     c = Code(module, machine, f"scores_{heads}", (POINTER, POINTER, I64, I64, POINTER, POINTER))
     keys, queries, stride, dim, out, ahead = c.arguments
     size = whole(c, dim)
@@ -69,7 +69,7 @@ def scores(module: ir.Module, machine: Machine, heads: int, whole: Callable[[Cod
 
 
 def mix(module: ir.Module, machine: Machine, heads: int, scale: int) -> Any:
-    """`Products.mixes`; a line of weights has their scale `scale` bytes on, and then the start."""
+    """`Products.mixes`. A line of weights has their scale at byte `scale`, then the initial sum."""
     kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, POINTER)
     c = Code(module, machine, f"mix_{heads}", kinds)
     values, padded, _, _, weights, out, stride, ahead = c.arguments
@@ -92,7 +92,7 @@ def mix(module: ir.Module, machine: Machine, heads: int, scale: int) -> Any:
 def _multiply(
     c: Code, left: Value, left_stride: Value, right: Value, right_stride: Value, depth: Value, out: Value, stride: Value
 ) -> None:
-    """Sums [MOST][16] of products of `depth` bytes, a multiple of 32, to `out`; matrices' rows lie so far apart."""
+    """Write sums [MOST][16] of products of `depth` bytes, a multiple of 32, to `out`. Strides are of matrices' rows."""
     _do(c, "tilezero", _SUMS)
 
     def add(at: Value, registers: tuple[int, int]) -> None:
@@ -109,7 +109,7 @@ def _multiply(
 
 
 def _sums(c: Code, found: Value, at: Value | int, end: Value, start: int) -> Value:
-    """16 sums as float32, with what they begin with."""
+    """16 sums as float32, with the initial sum."""
     whole = c.b.add(c.load(found, at, I32, _COLUMNS), _repeated(c, end, start, I32))
     return c.b.sitofp(whole, ir.VectorType(F32, _COLUMNS))
 
@@ -119,6 +119,6 @@ def _repeated(c: Code, place: Value, at: int, kind: Any) -> Value:
 
 
 def _do(c: Code, name: str, *arguments: Value | int) -> None:
-    """An instruction of registers by number, of addresses and of strides."""
+    """Emit an instruction; arguments are numbers of registers, addresses and strides."""
     values = [ir.Constant(I8, a) if isinstance(a, int) else a for a in arguments]
     c.call(c.external(f"llvm.x86.{name}", ir.VoidType(), [value.type for value in values]), *values)

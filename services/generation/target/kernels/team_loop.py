@@ -12,21 +12,20 @@ from services.generation.target.kernels.code import I32, I64, POINTER, Code, Val
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import BARRIER, KERNEL, PASS, WORDS, Words
 
-_SPINS = 4000  # looks at a barrier before a member sleeps: about a tenth of a millisecond
-_IDLE_SPINS = 20000  # looks for the next program, which comes half a millisecond later while sequences are decoded
+_SPINS = 4000  # reads of a barrier before a member sleeps: about a tenth of a millisecond
+_IDLE_SPINS = 20000  # reads before it sleeps until the next program, which in decoding comes half a millisecond later
 _FUTEX = {"x86": 202, "arm": 98}  # Linux's number of futex(2)
 _WAIT, _WAKE = 128, 129  # its operations, private to this process
 _FLOAT_MODE = 0x1F80  # MXCSR: round to nearest, subnormals kept, no traps
 POOL = ("programs", "idle", "place", "members", "arrived", "stages", "asleep", "slept")
-"""The members' shared words, each in a cache line of its own: how many programs there were, twice, and members asleep
-until the next; the pass that is run and by how many; members that wait at the barrier, barriers that were passed,
-members asleep at one, and for how many nanoseconds they were. It outlives all passes: a member may still look at a
-barrier as a pass has ended.
+"""The members' shared words, each in its own cache line: twice the number of programs, and members that sleep until the
+next one; the current pass and its number of members; members at the barrier, passed barriers, members that sleep at a
+barrier, and the nanoseconds of that. The words outlive all passes: a member may still read a barrier after a pass.
 """
 
 
 def add_symbols() -> None:
-    """Make what the kernels call known to LLVM."""
+    """Tell LLVM the addresses of the functions that kernels call."""
     system = ctypes.CDLL(None)
     for name in ("syscall", "clock_gettime"):
         llvm.add_symbol(name, ctypes.cast(getattr(system, name), ctypes.c_void_p).value)
@@ -43,7 +42,7 @@ def build(module: ir.Module, machine: Machine) -> None:
     b, (pool, place, members) = c.b, c.arguments
     with c.when(c.compare(members, ">", 1)):
         programs, idle = _word(c, pool, "programs"), _word(c, pool, "idle")
-        b.atomic_rmw("add", programs, c.i(1), "seq_cst")  # odd: what follows is being written
+        b.atomic_rmw("add", programs, c.i(1), "seq_cst")  # odd while the next words are written
         c.store(b.ptrtoint(place, I64), _word(c, pool, "place"), 0)
         c.store(members, _word(c, pool, "members"), 0)
         b.atomic_rmw("add", programs, c.i(1), "seq_cst")
@@ -58,7 +57,7 @@ def _word(c: Code, pool: Value, name: str) -> Value:
 
 
 def _member(module: ir.Module, machine: Machine, run: Any) -> None:
-    """Wait for a program, run this member's part of it, and so on."""
+    """Wait for a program, run this member's part of it, and repeat."""
     c = Code(module, machine, "member", (POINTER, I64), exported=True)
     b, (pool, number) = c.b, c.arguments
     programs = _word(c, pool, "programs")
@@ -69,7 +68,7 @@ def _member(module: ir.Module, machine: Machine, run: Any) -> None:
     now = _wait(c, programs, _word(c, pool, "idle"), c.get(seen), _IDLE_SPINS, None)
     place = b.inttoptr(c.load(_word(c, pool, "place"), 0, I64), POINTER)
     members = c.load(_word(c, pool, "members"), 0, I64)
-    # Numbers that changed while they were read belong to a program that does not ask for this member.
+    # Words that changed while they were read belong to a program without this member.
     whole = c.compare(b.load_atomic(programs, "seq_cst", 8, typ=I64), "==", now)
     even = c.compare(c.rem(now, 2), "==", 0)
     with c.when(b.and_(whole, even)):
@@ -80,7 +79,7 @@ def _member(module: ir.Module, machine: Machine, run: Any) -> None:
 
 
 def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, slept: Value | None) -> Value:
-    """Wait until the word at `place` is no longer `old`; returns what it is then. Adds to `slept` how long it slept."""
+    """Wait until the word at `place` is no longer `old`; return its value. The time asleep is added to `slept`."""
     b = c.b
     look, again, sleep, out = (c.function.append_basic_block(name) for name in ("look", "again", "sleep", "out"))
     entry = b.block
@@ -98,7 +97,7 @@ def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, slept: V
     b.position_at_end(sleep)
     before = _nanoseconds(c)
     b.atomic_rmw("add", asleep, c.i(1), "seq_cst")
-    _futex(c, place, _WAIT, old)  # returns at once if there is another value by now
+    _futex(c, place, _WAIT, old)  # returns immediately if the value has changed
     b.atomic_rmw("add", asleep, c.i(-1), "seq_cst")
     if slept is not None:
         b.atomic_rmw("add", slept, c.sub(_nanoseconds(c), before), "seq_cst")
@@ -109,7 +108,7 @@ def _wait(c: Code, place: Value, asleep: Value, old: Value, spins: int, slept: V
 
 
 def _run(module: ir.Module, machine: Machine) -> Any:
-    """run(pool, pass, member, members): every operation of the program, in order."""
+    """run(pool, pass, member, members): execute all operations of the program in order."""
     barrier = _barrier(module, machine)
     c = Code(module, machine, "run", (POINTER, POINTER, I64, I64))
     pool, place, me, all_ = c.arguments
@@ -126,10 +125,10 @@ def _run(module: ir.Module, machine: Machine) -> Any:
 
 
 def _barrier(module: ir.Module, machine: Machine) -> Any:
-    """barrier(pool, members): the last to arrive begins a new stage; the others wait for it.
+    """barrier(pool, members): the last member to arrive begins a new stage; the others wait for it.
 
     They spin, because a stage takes microseconds, and sleep after a while: a member that lost its CPU to another
-    process comes back sooner if nobody spins in its way.
+    process continues sooner if no other member spins on a CPU.
     """
     c = Code(module, machine, "barrier", (POINTER, I64))
     b, (pool, members) = c.b, c.arguments
@@ -174,7 +173,7 @@ def _pause(c: Code) -> None:
 
 
 def float_mode(machine: Machine) -> int:
-    """Round to nearest and keep subnormals, as `set_float_mode` takes it."""
+    """The argument of `set_float_mode` for rounding to nearest with subnormals."""
     return _FLOAT_MODE if machine.triple.startswith("x86") else 0
 
 
@@ -186,7 +185,7 @@ def _float_mode(module: ir.Module, machine: Machine) -> None:
 
 
 def _set_float_mode(c: Code) -> Value:
-    """Round to nearest and keep subnormals, whatever this thread was told before; returns what that was."""
+    """Set this thread to round to nearest and keep subnormals; return its earlier mode."""
     if not c.machine.triple.startswith("x86"):
         before = c.call(c.external("llvm.aarch64.get.fpcr", I64, ()))
         c.call(c.external("llvm.aarch64.set.fpcr", ir.VoidType(), (I64,)), c.i(0))

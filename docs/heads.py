@@ -14,11 +14,15 @@ _BEGIN, _END = "<!-- public heads -->\n", "<!-- end of public heads -->"
 
 
 def table() -> str:
-    """A row for each head: base, name, kind, size and licence."""
-    rows = ["| base | `--head` | kind | MB | licence |", "|---|---|---|---|---|"]
-    for head in KNOWN_HEADS:
-        size = f"{head.megabytes:,}" if head.megabytes else "–"
-        rows.append(f"| {head.base} | `{head.name}` | `{head.kind}` | {size} | {head.licence or 'see its page'} |")
+    """A row for each base, and its heads by kind."""
+    kinds = sorted({head.kind for head in KNOWN_HEADS})
+    rows = [f"| base | {' | '.join(f'`{kind}`' for kind in kinds)} |", "|---" * (1 + len(kinds)) + "|"]
+    for base in dict.fromkeys(head.base for head in KNOWN_HEADS):
+        named = [
+            ", ".join(f"`{head.name}`" for head in KNOWN_HEADS if (head.base, head.kind) == (base, kind))
+            for kind in kinds
+        ]
+        rows.append(f"| {base} | {' | '.join(named)} |")
     return "\n".join(rows) + "\n"
 
 

@@ -80,41 +80,49 @@ def readme(results: Results) -> str:
     figures = record.figures
     decoding, callers, peers = figures["decoding"], figures["callers"], figures["callers_peer"]
     rows = [
+        ("whole requests, greedy, tokens/s", "with drafts", "plain", *_drafted(decoding["greedy"])),
+        ("whole requests, T = 1, tokens/s", "with drafts", "plain", *_drafted(decoding["t1"])),
+        ("plain decoding alone, tokens/s", "kolm", "llama.cpp", *_pair(figures["peer"], "tokens")),
+        ("prompt of 512 tokens, tokens/s", "kolm", "llama.cpp", *_pair(figures["peer"], "prompt")),
+        *(
+            (
+                f"{_callers(mine)}, tokens/s",
+                "kolm",
+                "llama.cpp",
+                *_ratio(mine["tokens_per_second"], its["tokens_per_second"]),
+            )
+            for mine, its in zip(callers, peers, strict=True)
+        ),
         (
-            "decoding, greedy, tokens/s",
-            decoding["greedy"]["plain"],
-            decoding["greedy"]["auto"],
-            _gain(decoding["greedy"]),
+            f"{_callers(callers[-1])}, first token, median / 99 %",
+            "kolm",
+            "llama.cpp",
+            _first(callers[-1]),
+            _first(peers[-1]),
+            "",
         ),
-        ("decoding, T = 1, tokens/s", decoding["t1"]["plain"], decoding["t1"]["auto"], _gain(decoding["t1"])),
+        ("requests failed", "kolm", "llama.cpp", _failed(callers), _failed(peers), ""),
     ]
-    one = _table(("whole requests, one at a time", "plain", "`auto`", "ratio"), rows)
-    beside = [
-        ("decoding, tokens/s", *_pair(figures["peer"], "tokens")),
-        ("prompt of 512 tokens, tokens/s", *_pair(figures["peer"], "prompt")),
-        *(
-            (f"{_callers(mine)}, tokens/s", *_ratio(mine["tokens_per_second"], its["tokens_per_second"]))
-            for mine, its in zip(callers, peers, strict=True)
-        ),
-        *(
-            (f"{_callers(mine)}, first token, median / 99 %", _first(mine), _first(its), "")
-            for mine, its in zip(callers, peers, strict=True)
-        ),
-        ("requests failed", _failed(callers), _failed(peers), ""),
-    ]
-    two = _table(
-        (f"beside llama.cpp {figures['peer']['version']}, same file, same cores", "kolm", "llama.cpp", "ratio"), beside
-    )
+    shown = [(what, f"{mine} {name}", f"{its} {other}", ratio) for what, name, other, mine, its, ratio in rows]
     replay = f"A replay of 128 tokens takes {figures['replay']['ratio']:.2f} of the time of plain decoding."
-    return "\n".join([_conditions(record), "", *one, "", *two, "", f"{replay} {_others(results, record.machine)}"])
+    return "\n".join(
+        [
+            _conditions(record),
+            "",
+            *_table(("", "", "beside", "ratio"), shown),
+            "",
+            f"{replay} {_others(results, record.machine)}",
+        ]
+    )
 
 
 def _conditions(record: Measurement) -> str:
     machine, subject = record.machine, record.subject
     return (
         f"{_machine(machine)}, {machine.cores} cores; {_model(record)}; commit `{record.commit}`, {record.date[:10]};"
-        f" head `{(subject.head_digest or '')[7:19]}`; {subject.questions}, at most {subject.max_tokens} tokens an"
-        " answer. `make bench-readme` measures it."
+        f" head `{(subject.head_digest or '')[7:19]}`; {(subject.questions or '').split()[0]} questions, at most"
+        f" {subject.max_tokens} tokens an answer; llama.cpp {record.figures['peer']['version']} in the same run, same"
+        " file and cores. `make bench-readme` measures it."
     )
 
 
@@ -626,8 +634,8 @@ def _link(record: Measurement) -> str:
     return f"[JSON]({_FOLDER}{record.name}.json)"
 
 
-def _gain(each: Mapping[str, Any]) -> str:
-    return f"**{each['speedup']:.2f}** ± {each['error']:.2f}"
+def _drafted(each: Mapping[str, Any]) -> tuple[str, str, str]:
+    return each["auto"], each["plain"], f"**{each['speedup']:.2f}** ± {each['error']:.2f}"
 
 
 def _pair(peer: Mapping[str, Any], what: str) -> tuple[str, str, str]:

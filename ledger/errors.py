@@ -154,7 +154,12 @@ class Backpressure(LedgerError):
 
 
 class RolledBack(LedgerError):
-    """The database is older than a head that the guard has seen. Nothing may be appended to it."""
+    """The database holds `size` entries, fewer than the `seen` entries of a signed head: it is an old copy."""
+
+    def __init__(self, problem: str, size: int, seen: int) -> None:
+        super().__init__(problem)
+        self.size = size
+        self.seen = seen
 
 
 class GuardMissing(LedgerError):

@@ -262,7 +262,8 @@ class _Comparison:
     """A comparison of all rows, both ways, with the rows that follow from the entries, a tile of entries at a time.
     Several processes read entries if `spread` is not `map`.
 
-    Memory: a few batches, and a digest for each tile."""
+    Memory: a few batches, and a digest for each tile.
+    """
 
     def __init__(self, source: Inspection, spread: Spread, *, contents: bool) -> None:
         self._source = source

@@ -7,7 +7,8 @@
     4 every file has the size and digest of the manifest
     5 the log holds no withdrawal of it
 
-Once passed, 1 to 4 stay passed. 5 is the log's present answer: it has no offline proof."""
+Once passed, 1 to 4 stay passed. 5 is the log's present answer: it has no offline proof.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def check_files(manifest: DraftHeadManifest, folder: Path) -> None:
 def check_not_withdrawn(head_cid: str, entries: Iterable[bytes]) -> None:
     """Check 5, over the withdrawals of a log. Raises DraftHeadWithdrawn.
 
-    A signature by an untrusted key counts too: the log took it, and not loading a head is always safe."""
+    A signature by an untrusted key counts too: the log took it, and not loading a head is always safe.
+    """
     for data in entries:
         withdrawal = withdrawal_in(data)
         if withdrawal is not None and withdrawal.manifest_cid == head_cid:

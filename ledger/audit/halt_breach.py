@@ -36,7 +36,9 @@ class Breach:
 
     def __str__(self) -> str:
         heard = (
-            "by a service that knew" if self.knew else f"more than {GRACE_SECONDS} s later, by one that had not heard"
+            "by a service that knew"
+            if self.knew
+            else f"more than {GRACE_SECONDS} s later, by a service that did not know"
         )
         return f"entry {self.index}: was served in a scope that entry {self.halt_index} had halted, {heard}"
 

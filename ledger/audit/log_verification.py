@@ -81,7 +81,7 @@ def verify_log(
 ) -> Report:
     """Run the checklist `CHECKS` over entries 0, 1, 2, … as they stream by, and stop at the first failure.
 
-    `spread` may read the entries and verify their signatures in several processes; the report is the same.
+    `spread` may read the entries and verify their signatures in several processes, with an equal report.
 
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
     yet. Without a checkpoint, checks 1 and 5 have nothing to check. `now` is the verifier's clock: future times (by

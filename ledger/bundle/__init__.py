@@ -1,1 +1,1 @@
-"""A piece of the log that can be carried away and judged offline."""
+"""Bundles: parts of the log that can be verified offline."""

@@ -1,7 +1,7 @@
 """The checks of a bundle, one method each, in the order of `verification.CHECKS`.
 
-A check returns its finding in words. It raises LedgerError for a failure, NothingToCheck where the bundle has nothing
-for it, NotReached where a check that it needs has failed. Later checks use the results of earlier ones.
+A check returns its finding in words. It raises LedgerError for a failure, NothingToCheck if the bundle has nothing for
+it, NotReached if a check that it needs has failed. Later checks use the results of earlier ones.
 """
 
 from __future__ import annotations
@@ -48,21 +48,23 @@ from ledger.errors import FormatError, ProofError
 from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
 from ledger.witness.freshness import Freshness, quorum_time
 
-_SHOWN = 5  # entries that a line names
+_SHOWN = 5  # the most entries that a line names
 
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
 _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
 
 def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
-    """A finding in words. Raises ProofError for more receipts than allowed whose newest verdict is not an answer."""
+    """The finding about receipts whose newest verdict is not an answer. Raises ProofError for more of them than
+    allowed.
+    """
     count, judged = len(fold.unreplayable), sum(fold.outcomes_by_kind.values())
     erased = erased_in_words(fold.unreplayable)
     found = f"{count} receipts could not be replayed or checked, which is not a pass{erased}"
     if trust.max_unreplayable is None:
         raise NothingToCheck(f"{found}; no limit was set")
     if count > trust.max_unreplayable:
-        raise ProofError(f"{found}: first that in entry {min(fold.unreplayable)}; {trust.max_unreplayable} are allowed")
+        raise ProofError(f"{found}: first in entry {min(fold.unreplayable)}; {trust.max_unreplayable} are allowed")
     if not judged:
         raise NothingToCheck("the bundle holds no verdict")
     if not count:
@@ -71,7 +73,9 @@ def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
 
 
 def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:
-    """The entries that erased contents of these receipts before a replay, in words, and of how many."""
+    """A description of the entries that erased contents of these receipts before a replay, with the number of
+    contents.
+    """
     erasing = [entry for entry in unreplayable.values() if entry is not None]
     if not erasing:
         return ""
@@ -81,7 +85,7 @@ def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:
 
 
 def check_age(freshness: Freshness | None, trust: Trust) -> str:
-    """A finding in words. Raises ProofError for a log that is older than allowed."""
+    """The finding about the age of the log. Raises ProofError for a log that is older than allowed."""
     if freshness is None:
         raise NothingToCheck("the verifier has no clock")
     if trust.max_age is None:
@@ -91,11 +95,11 @@ def check_age(freshness: Freshness | None, trust: Trust) -> str:
 
 
 def owed_in_words(found: Completeness) -> str:
-    """The verdicts on sampled receipts, those that are still owed, and the time that it was judged by."""
+    """A description of the verdicts on sampled receipts, of owed ones, and of the time of the judgement."""
     verdicts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items() if count) or "no verdict yet"
     whose = f"; {found.independent} EXACT by an engine of the auditor's own" if found.outcomes[EXACT] else ""
     others = sum(found.outcomes.get(name, 0) for name in (SAME, CONSISTENT))
-    whose += f"; {others} of another engine, which nothing says is exact" if others else ""
+    whose += f"; {others} of another engine, without an exact check" if others else ""
     return f"{verdicts}{whose}; {found.owed} owed and in time; as of {found.as_of}"
 
 
@@ -148,7 +152,7 @@ class BundleChecks:
         )
 
     def keep(self) -> None:
-        """Keep the log in the state, to go on from, if the bundle has all of it. Raises StoreError."""
+        """Keep the log in the state, to continue from, if the bundle has all of it. Raises StoreError."""
         if self._evidence is not None and self._fold().whole:
             keep_verified(self._seen, self._trust.keys, self._evidence, self._fold())
 
@@ -169,7 +173,7 @@ class BundleChecks:
         who = ", ".join(f"{name} at {moment:%Y-%m-%d %H:%M:%S} UTC" for name, moment in moments.items())
         quorum = evidence.policy.quorum
         if not evidence.policy.is_met_by(self._cosigned):
-            raise ProofError(f"cosigned by {who or 'nobody'}, which is not a quorum {quorum!r} of the policy")
+            raise ProofError(f"cosigned by {who or 'no witness'}, which is not a quorum {quorum!r} of the policy")
         self._times += moments.values()
         self._vouched.append(quorum_time(evidence.policy, self._cosigned))
         if quorum == "none":
@@ -185,7 +189,7 @@ class BundleChecks:
         known = evidence.roots() | (self._fold().roots if evidence.own else {})
         for own in evidence.own:
             if own.size not in known:
-                raise ProofError(f"the bundle has no tree of {own.size} entries to hold against your checkpoint")
+                raise ProofError(f"the bundle has no tree of {own.size} entries to compare with your checkpoint")
             if known[own.size] != own.root:
                 raise ProofError(f"your checkpoint over {own.size} entries has another root: history was rewritten")
         if evidence.before is not None:
@@ -196,7 +200,7 @@ class BundleChecks:
         return f"from {len(evidence.trees)} older trees and {len(evidence.own)} checkpoints of yours{verified}"
 
     def _check_goes_on(self, evidence: Evidence, before: VerifiedLog) -> None:
-        """Raises ProofError unless the log is the one that was verified before, grown."""
+        """Raises ProofError unless the log extends the previously verified log."""
         newest = evidence.checkpoint
         if newest.size < before.size:
             raise ProofError(
@@ -225,7 +229,7 @@ class BundleChecks:
         fold.shown.check(evidence.checkpoint.size, evidence.checkpoint.root)
         if fold.places.count != evidence.manifest.entries:
             raise FormatError(
-                layout.MANIFEST, f"says {evidence.manifest.entries} entries, {fold.places.count} are there"
+                layout.MANIFEST, f"names {evidence.manifest.entries} entries, the bundle has {fold.places.count}"
             )
         return f"{fold.places.count} entries, {len(proof)} hashes"
 
@@ -245,7 +249,7 @@ class BundleChecks:
         known = [rotation.index for rotation in evidence.keys.rotations]
         alone = evidence.before is None or evidence.goes_on is not None
         if alone and not fold.problems and known != [index for index, _ in fold.rotations]:
-            raise ProofError("the entries that replace keys are not those that were read first: the files have changed")
+            raise ProofError("the entries that replace keys differ from the first read: the files have changed")
         return (
             f"{sum(fold.kinds.values())} documents, {rotations} {'key was' if rotations == 1 else 'keys were'} replaced"
         )
@@ -255,8 +259,8 @@ class BundleChecks:
 
     @property
     def _known(self) -> datetime | None:
-        """When the log held all of this. A witness that cosigned the tree has seen everything in it: what has a later
-        date is dated wrongly.
+        """The time at which the log held all of this. A witness that cosigned the tree has seen all of its entries, so
+        a later date is wrong.
         """
         known = [max(self._times)] if self._times else []
         return min([*known, *([self._trust.now] if self._trust.now else [])], default=None)
@@ -267,7 +271,9 @@ class BundleChecks:
             raise ProofError(f"{fold.watch.breaches[0]} ({len(fold.watch.breaches)} such receipts)")
         if not fold.knows_all_halts:
             held = f"none for the {fold.halts.epoch} halts" if fold.halts.epoch else "no halt is"
-            raise NothingToCheck(f"{held} in the bundle; that none was left out takes the log from its first entry")
+            raise NothingToCheck(
+                f"{held} in the bundle; only the log from its first entry shows that none was left out"
+            )
         count, opened = fold.halts.epoch, len(fold.halts.open)
         return f"{count} halt{'' if count == 1 else 's'}, {opened} open" if count else "there was no halt"
 
@@ -279,7 +285,7 @@ class BundleChecks:
         if self._completeness.problem is not None:
             raise ProofError(self._completeness.problem)
         if not self._completeness.policies:
-            raise NothingToCheck("no auditor has promised anything in this log")
+            raise NothingToCheck("this log holds no promise of an auditor")
         return owed_in_words(self._completeness)
 
     def _content(self) -> str:
@@ -291,7 +297,7 @@ class BundleChecks:
         return f"of {self._folded.contents} receipts"
 
     def _draft_heads(self) -> str:
-        """A draft head that was never published is reported and does not fail: an operator may load one of his own."""
+        """A draft head that was never published is reported, and is no failure: an operator may load a private head."""
         evidence, fold = self._read(), self._passed(RULES + 1)
         bases = {publication.manifest_cid: publication.base_cid for publication in fold.seen.publications}
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
@@ -345,9 +351,9 @@ class BundleChecks:
     def _freshness(self) -> Freshness | None:
         if self._trust.now is None or self._evidence is None:
             return None
-        said = self._folded.fold.obligations.latest if self._folded else ""
+        newest = self._folded.fold.obligations.latest if self._folded else ""
         vouched = max((time for time in self._vouched if time is not None), default=None)
-        return Freshness(self._trust.now, vouched, parse_timestamp(said) if said else None)
+        return Freshness(self._trust.now, vouched, parse_timestamp(newest) if newest else None)
 
     def _read(self) -> Evidence:
         if self._evidence is None:
@@ -360,7 +366,9 @@ class BundleChecks:
         return self._folded.fold
 
     def _passed(self, check: int) -> BundleFold:
-        """The fold, if nothing up to `check` failed. Raises its reason where that is this check's, else NotReached."""
+        """The fold, if no check up to `check` failed. Raises the reason if that check failed, NotReached if an earlier
+        one did.
+        """
         fold = self._fold()
         problems = fold.problems | dict([self._folded.problem] if self._folded and self._folded.problem else [])
         if any(number < check for number in problems):
@@ -370,6 +378,6 @@ class BundleChecks:
         return fold
 
     def _as_of(self, fold: BundleFold) -> datetime | None:
-        """When owed replays are counted: the latest time that the log or a witness names."""
+        """The time at which owed replays are counted: the latest time of the log or a witness."""
         log = [parse_timestamp(fold.obligations.latest)] if fold.obligations.latest else []
         return self._trust.as_of or max([*log, *self._times], default=None)

@@ -1,7 +1,7 @@
-"""A conversation in a bundle, `transcript.json`: what was asked, what was answered, and which receipt is about it.
+"""A conversation in a bundle, `transcript.json`: questions and answers, each with its receipt.
 
-A claim like every file of a bundle. Receipts commit to token ids, so that comparing the texts with them takes the
-tokenizer of the model, which the verifier brings (`TextReader`).
+It is a claim, like every file of a bundle. Receipts commit to token ids, so the comparison with texts needs the
+tokenizer of the model, which the verifier provides (`TextReader`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ledger.errors import FormatError, ProofError
 from ledger.tree.entry import Entry
 
 _Words = Annotated[str, Meta(max_length=16 * 2**20)]
-"""Four times the characters that the generation service takes as a prompt."""
+"""Four times the longest prompt of the generation service, in characters."""
 
 EARLIER_PROMPT = "the prompt was read as older servers did: markup that its texts spell became markup tokens"
 Receipts = Mapping[str, tuple[Receipt, Content | None]]
@@ -33,9 +33,8 @@ Receipts = Mapping[str, tuple[Receipt, Content | None]]
 
 
 class Turn(Part, frozen=True):
-    """A question and its answer, of which only a beginning was shown if somebody `interrupted` it.
-
-    `remembered` turns before this one were part of the prompt.
+    """A question and its answer, cut short if it was `interrupted`. `remembered` earlier turns were part of the
+    prompt.
     """
 
     question: _Words
@@ -46,7 +45,7 @@ class Turn(Part, frozen=True):
 
 
 class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
-    """A conversation in order. `system` is None where it has no system message."""
+    """A conversation in order. `system` is None without a system message."""
 
     PLACE = TRANSCRIPT
     system: _Words | None
@@ -65,24 +64,24 @@ class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
             if turn.remembered > at:
                 raise FormatError(f"turns[{at}].remembered", f"expected at most the {at} turns before it")
         if len({turn.receipt_id for turn in self.turns}) < len(self.turns):
-            raise FormatError("turns", "expected a receipt of its own for each turn")
+            raise FormatError("turns", "expected a different receipt for each turn")
 
 
 def another_tokenizer(receipt: Receipt, reader: TextReader) -> str | None:
-    """A message, if the receipt names another tokenizer than the reader's."""
+    """A message if the receipt names another tokenizer than the reader's, None otherwise."""
     if receipt.tokenizer_cid == reader.tokenizer_cid:
         return None
     return f"was read by the tokenizer {receipt.tokenizer_cid}, yours is {reader.tokenizer_cid}"
 
 
 def is_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextReader) -> bool:
-    """Whether what was sent is what the model was given."""
+    """Whether the receipt's prompt is the messages that were sent."""
     return tuple(reader.prompt(sent)) == content.prompt_token_ids
 
 
 def is_earlier_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextReader) -> bool:
-    """Whether it is by the rule of older servers alone. Their receipts do not tell them from others, so that this shows
-    neither that the prompt is right nor that it is wrong.
+    """Whether it is the prompt only by the rule of older servers. Their receipts do not differ from others, so this
+    shows neither that the prompt is right nor that it is wrong.
     """
     return tuple(reader.earlier_prompt(sent)) == content.prompt_token_ids
 
@@ -92,7 +91,7 @@ def is_answer(
 ) -> bool:
     """Whether the answer is the text of the output, or its beginning if it was `interrupted`, without a stop string."""
     stop = receipt.output.stop_reason
-    by_token = receipt.output.finish_reason == "stop" and not isinstance(stop, str)  # the last one, which has no text
+    by_token = receipt.output.finish_reason == "stop" and not isinstance(stop, str)  # the last token, which has no text
     ids = content.output_token_ids[:-1] if by_token else content.output_token_ids
     text = reader.text(content.prompt_token_ids, ids)
     if interrupted:
@@ -101,7 +100,7 @@ def is_answer(
 
 
 def receipts_in(bundle: BundleFiles, receipt_ids: Collection[str]) -> Receipts:
-    """The named receipts that the bundle holds. Raises LedgerError for files that are not in form."""
+    """The named receipts that the bundle holds. Raises LedgerError for malformed files."""
     found = {}
     for path in bundle.paths():
         if path.startswith("entries/"):
@@ -116,9 +115,8 @@ def receipts_in(bundle: BundleFiles, receipt_ids: Collection[str]) -> Receipts:
 
 
 def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextReader | None) -> str:
-    """Hold every turn against its receipt and its content, which have been checked; returns the finding in words.
-
-    Raises ProofError for a difference, NothingToCheck without a reader or all content, and what the reader raises.
+    """Compare every turn with its receipt and content, which have been checked; returns the finding in words. Raises
+    ProofError for a difference, NothingToCheck without a reader or without all content, and the errors of the reader.
     """
     without_content = 0
     for at, turn in enumerate(transcript.turns):

@@ -1,6 +1,6 @@
-"""The draft heads that the receipts of a bundle name, and their manifests, which may be put beside them.
+"""The draft heads that the receipts of a bundle name, and their manifests, which may be added to it.
 
-A manifest is named by the digest of its bytes, so it may come from anywhere; the ledger itself keeps none.
+A manifest is named by the digest of its bytes, so its source does not matter; the ledger keeps none.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ledger.tree.entry import Entry
 
 _PREFIX = "cidv1:sha256:"
 _MOST_NAMED = 3
-"""Draft heads named in one line of a report."""
+"""The most draft heads that a line of a report names."""
 
 
 def draft_heads_named(bundle: BundleFiles) -> tuple[str, ...]:
     """The draft heads that the bundle's receipts name, sorted. Checks no signature and no proof.
 
-    Raises FormatError for a bundle that is not in form.
+    Raises FormatError for a malformed bundle.
     """
     heads: set[str | None] = set()
     for path in bundle.paths():
@@ -35,14 +35,14 @@ def draft_heads_named(bundle: BundleFiles) -> tuple[str, ...]:
 
 
 def draft_head_path(head_cid: str) -> str:
-    """Where a bundle keeps the manifest of a draft head."""
+    """The path of a draft head's manifest in a bundle."""
     return f"heads/{head_cid.removeprefix(_PREFIX)}.json"
 
 
 def draft_head_file(head_cid: str, manifest: bytes) -> BundleFile:
-    """The file that belongs into the bundle. Raises ProofError for the manifest of another head, FormatError."""
+    """The bundle's file of a manifest. Raises ProofError for the manifest of another head, FormatError."""
     if cid(manifest) != head_cid:
-        raise ProofError(f"the manifest is that of {cid(manifest)}, not of {head_cid}")
+        raise ProofError(f"the manifest belongs to {cid(manifest)}, not to {head_cid}")
     DraftHeadManifest.from_bytes(manifest)
     file = BundleFile(draft_head_path(head_cid), manifest)
     if len(manifest) > layout.bound_of(file.path):
@@ -51,7 +51,7 @@ def draft_head_file(head_cid: str, manifest: bytes) -> BundleFile:
 
 
 def without(absent: Sequence[str]) -> str:
-    """Says of which draft heads a bundle has no manifest."""
+    """A description of the draft heads without a manifest in a bundle."""
     if not absent:
         return ""
     more = f" and {len(absent) - _MOST_NAMED} more" if len(absent) > _MOST_NAMED else ""
@@ -67,9 +67,8 @@ def _draft_head_of(line: bytes) -> str | None:
 
 
 def check_draft_head(path: str, data: bytes, bases: Mapping[str, str]) -> None:
-    """Hold a manifest against its file's name and against `bases`, what heads were published for, by head.
-
-    Raises ProofError, FormatError.
+    """Compare a manifest with its file's name and with `bases`, the published bases by head. Raises ProofError,
+    FormatError.
     """
     name = cid(data)
     if not name.endswith(PurePosixPath(path).stem):

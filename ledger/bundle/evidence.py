@@ -1,4 +1,4 @@
-"""The files of a bundle, read and in form; nothing of them is believed yet."""
+"""The files of a bundle, read and well-formed, but not yet verified."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from ledger.tree.multiproof import GrowingTree
 from ledger.witness.tlog_policy import Policy, PolicyLog
 
 CheckFiles = Callable[[Callable[[FileCheck], CheckedFile], Iterable[FileCheck]], Iterable[CheckedFile]]
-"""`map`, or one like it that uses several processes; results in the order of the jobs."""
+"""`map`, or a variant with several processes; results in the order of the jobs."""
 
 KEY_ENTRY = f'"payloadType":"{payload_type("key")}"'.encode()
-"""Stands in every key entry, since entries are canonical."""
+"""Bytes of every key entry, because entries are canonical."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedLog:
-    """A log as far as a verifier has verified it: its own word, which it trusts. `fold` is a BundleFold's document."""
+    """The verified part of a log, kept and trusted by the verifier. `fold` is a BundleFold's document."""
 
     origin: str
     size: int
@@ -47,7 +47,7 @@ class VerifiedLog:
 
     @classmethod
     def read(cls, seen: SeenOnDisk, trusted: TrustedKeys) -> VerifiedLog | None:
-        """The log of a state; None in a new one. Raises StoreError where it is damaged, or was made under keys that are
+        """The log of a state; None in a new state. Raises StoreError if it is damaged, or was made with keys that are
         not trusted any more.
         """
         document = seen.load()
@@ -60,23 +60,23 @@ class VerifiedLog:
             same = all(now["keys"].get(name) == scope for name, scope in kept["keys"].items())
         if not same or kept["threshold"] != now["threshold"]:
             raise StoreError(
-                "the state is from a time when other keys were trusted: what was verified then may not hold now. It is "
-                "left as it is; name another file, to begin at the first entry"
+                "the state was made with other trusted keys, so it may not hold now. It stays unchanged; name another "
+                "file to begin at the first entry"
             )
         return log
 
 
 @contextmanager
 def _own_words() -> Iterator[None]:
-    """A state is trusted, and so is read without checks: what cannot be read is damage."""
+    """Raise errors as damage of the state, which is trusted and so read without checks."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:
-        raise StoreError(f"the state is damaged, and is left as it is: {error!r}") from None
+        raise StoreError(f"the state is damaged, and stays unchanged: {error!r}") from None
 
 
 def keep_verified(seen: SeenOnDisk, trusted: TrustedKeys, evidence: Evidence, fold: BundleFold) -> None:
-    """Keep a whole log that was verified, to go on from. Raises StoreError."""
+    """Keep a whole verified log, to continue from. Raises StoreError."""
     seen.keep({"origin": evidence.checkpoint.origin, "trusted": _trusted_document(trusted), "fold": fold.to_document()})
 
 
@@ -89,7 +89,7 @@ def _trusted_document(trusted: TrustedKeys) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """A bundle's parts. `policy` is the verifier's, with the log's successor keys; `own` the verifier's checkpoints,
-    `promises` the verifier's too, `before` the log as far as the verifier has verified it before.
+    `promises` the verifier's promises, `before` the log that the verifier has verified before.
     """
 
     bundle: BundleFiles
@@ -106,20 +106,20 @@ class Evidence:
 
     @property
     def goes_on(self) -> VerifiedLog | None:
-        """What was verified before, if this bundle has all that came after."""
+        """The previously verified log, if this bundle has all later entries."""
         held = self.manifest.range
         if self.before is None or not held.start <= self.before.size <= held.end == self.manifest.tree_size:
             return None
         return self.before
 
     def roots(self) -> dict[int, bytes]:
-        """Every tree that the bundle names, by size; not yet known to be of one log."""
+        """Every tree that the bundle names, by size; not yet known to belong to one log."""
         return {tree.size: tree.root for tree in self.trees} | {self.checkpoint.size: self.checkpoint.root}
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """All entries, read once. `problem` and `content_problem` are what was wrong with a file as a whole."""
+    """All entries, read once. `problem` and `content_problem` are the faults of a whole file."""
 
     fold: BundleFold
     contents: int
@@ -128,8 +128,8 @@ class Folded:
 
 
 def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None = None) -> Evidence:
-    """Raises FormatError for a bundle that is not in form, SignatureError for a checkpoint of the verifier's own,
-    StoreError where another log was verified `before`.
+    """Raises FormatError for a malformed bundle, SignatureError for a checkpoint of the verifier, StoreError if another
+    log was verified `before`.
     """
     paths = bundle.paths()
     manifest = BundleManifest.from_bytes(bundle.read(layout.MANIFEST))
@@ -150,19 +150,22 @@ def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None 
     own = tuple(_opened(data, policy) for data in trust.earlier)
     promises = tuple(map(read_promise, trust.promises))
     trees = _trees(bundle, paths)
-    return Evidence(bundle, paths, manifest, note, checkpoint, trees, keys, policy, own, promises, before)
+    return Evidence(
+        bundle=bundle, paths=paths, manifest=manifest, note=note, checkpoint=checkpoint, trees=trees, keys=keys,
+        policy=policy, own=own, promises=promises, before=before,
+    )  # fmt: skip
 
 
 def fold_entries(
     evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk, known: datetime | None = None
 ) -> Folded:  # fmt: skip
-    """Check all entries, file by file, and fold them in order; after those that were verified before, if it goes on.
-    All of them were there at `known`: times after that do not count.
+    """Check all entries, file by file, and fold them in order, after the previously verified entries if the bundle
+    continues them. All of them existed at `known`: later times do not count.
     """
     promised = tuple(map(Fulfilment, evidence.promises))
     shown = GrowingTree(proof=_proof(evidence.bundle))
     if evidence.before is not None and evidence.goes_on is None:
-        seen = SeenOnDisk()  # these entries are judged by themselves
+        seen = SeenOnDisk()  # these entries are checked without the fold
     fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised, seen, shown)
     fold.clock.now_is(known)
     if evidence.goes_on is not None:
@@ -180,7 +183,7 @@ def fold_entries(
 
 
 def _proof(bundle: BundleFiles) -> tuple[bytes, ...]:
-    """Empty where it is malformed, which the check of inclusion reports."""
+    """The hashes of a proof, empty if it is malformed, which the check of inclusion reports."""
     try:
         return read_hashes(bundle.read(layout.PROOF), layout.PROOF)
     except (FormatError, NotFound):
@@ -197,11 +200,11 @@ def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
             yield FileCheck(evidence.bundle, name, name in beside, evidence.keys, known, bool(evidence.promises))
             beside.discard(name)
     if beside:
-        raise FormatError("content", f"content/{min(beside)}.jsonl has no file of entries beside it")
+        raise FormatError("content", f"content/{min(beside)}.jsonl has no file of entries")
 
 
 def _key_lines(bundle: BundleFiles, paths: Iterable[str]) -> Iterator[bytes]:
-    """Entries that may be key entries, found without reading the others."""
+    """Entries that may be key entries, found without reading other entries."""
     for path in paths:
         if path.startswith("entries/") and KEY_ENTRY in (data := bundle.read(path)):
             yield from (line for line in data.split(b"\n") if KEY_ENTRY in line)
@@ -217,7 +220,7 @@ def _trees(bundle: BundleFiles, paths: Iterable[str]) -> tuple[OlderTree, ...]:
 
 
 def _policy(trust: Trust, keys: KeyHistory, origin: str) -> Policy:
-    """The verifier's policy, where a log whose key was replaced is known by its successor too."""
+    """The verifier's policy, with the successor keys of a log whose key was replaced."""
     policy = trust.policy or Policy.of_log(origin, trust.keys.keys("log"))
     logs = list(policy.logs)
     for rotation in keys.rotations:
@@ -239,7 +242,7 @@ def _opened(data: bytes, policy: Policy) -> Checkpoint:
 
 
 def check_older(evidence: Evidence, tree: OlderTree, data: bytes) -> None:
-    """Checks an older checkpoint as the newest one is checked, without the quorum. Raises FormatError, ProofError."""
+    """Check an older checkpoint like the newest one, without the quorum. Raises FormatError, ProofError."""
     note = Note.from_bytes(data)
     checkpoint = Checkpoint.from_text(note.text)
     if (checkpoint.origin, checkpoint.size) != (evidence.checkpoint.origin, tree.size):

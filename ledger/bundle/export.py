@@ -1,4 +1,4 @@
-"""Making a bundle: which entries belong to it, and the proofs that tie them to one signed checkpoint."""
+"""Export of a bundle: the selection of its entries, and the proofs that tie them to one signed checkpoint."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ _ABOUT_RECEIPTS = ("verdict", "erasure")
 
 
 class BundleSource(TileReader, Protocol):
-    """The log that an export reads; `store.EntryStore` is one. Entries up to the checkpoint's size must
-    be there to stay.
-    """
+    """The log that an export reads, such as `store.EntryStore`. Entries up to the checkpoint's size must be durable."""
 
     def entries(self, start: int, limit: int) -> Sequence[bytes]: ...
     def entry(self, index: int) -> bytes: ...
@@ -45,10 +43,10 @@ class BundleSource(TileReader, Protocol):
 class Export:
     """The contents of a bundle to be made: the entries in [start, end) and the receipts at `indexes`.
 
-    `checkpoint` is the signed note (with its cosignatures) that everything is proven against. `earlier` are older
-    signed notes of the log, `sizes` its older trees without a note whose roots are needed. `with_content` adds content
-    that has not been erased. With `tenant`, other tenants' content and retention policies stay out. `draft_heads` are
-    manifests by the hex of their digest. `policy` and `keys` are the exporter's own, for people to compare.
+    `checkpoint` is the signed note (with its cosignatures) of all proofs. `earlier` has older signed notes of the log,
+    `sizes` the sizes of older trees without a note whose roots are needed. `with_content` adds content that has not
+    been erased. With `tenant`, other tenants' content and retention policies stay out. `draft_heads` are manifests by
+    the hex of their digest. `policy` and `keys` are the exporter's, for a comparison by readers.
     """
 
     checkpoint: bytes
@@ -66,9 +64,8 @@ class Export:
 
 
 def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
-    """The files of a bundle, one at a time. Raises ProofError for a range or index beyond the checkpoint, NotFound.
-
-    Reads entry by entry and keeps no more than one file of them in memory.
+    """The files of a bundle, one at a time. Raises ProofError for a range or index beyond the checkpoint, NotFound. At
+    most one file of entries is in memory.
     """
     tree_head = Checkpoint.from_text(Note.from_bytes(wanted.checkpoint).text)
     if not 0 <= wanted.start <= wanted.end <= tree_head.size:
@@ -111,11 +108,11 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
 
 
 def _concerns_others(document: Document, tenant: str | None) -> bool:
-    """Whether an entry names tenants other than the one whose bundle is made."""
+    """Whether an entry names tenants other than the bundle's tenant."""
     match document:
         case Retention():
             return tenant is not None and document.tenant not in (None, tenant)
-        case Expiry():  # one for all names those with a policy of their own
+        case Expiry():  # an expiry for all names the tenants with their own policy
             return tenant is not None and document.tenant != tenant
         case Halt() | Resume() | KeyEntry() | DraftHeadPublication() | DraftHeadWithdrawal() | EngineProfile():
             return False

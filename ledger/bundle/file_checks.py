@@ -1,4 +1,4 @@
-"""The checks of a bundle's entries that need one file and not the rest of the log: most of the work."""
+"""The checks of a bundle's entries that need one file alone: most of the work."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ CANONICAL, SIGNED, CONTENT = 5, 7, 11
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """One file of entries, and of the content beside it. `contents` counts those that were compared.
-
-    `subtree` is the hash of the entries, where they are all those of a complete subtree of the log.
+    """The results of one file of entries and its file of content. `contents` counts the compared contents. `subtree` is
+    the hash of the entries, if they are exactly a complete subtree of the log.
     """
 
     entries: tuple[CheckedEntry, ...]
@@ -36,8 +35,8 @@ class CheckedFile:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The job of checking one file; travels to another process. Entries below `known` were verified before. Receipts
-    come back `whole` where promises are held against them.
+    """The job of checking one file, sent to another process. Entries below `known` were verified before. Receipts are
+    returned `whole` if promises are compared with them.
     """
 
     bundle: BundleFiles
@@ -49,13 +48,13 @@ class FileCheck:
 
 
 def check_file(job: FileCheck) -> CheckedFile:
-    """Check the entries of one file: form, place within the file, signatures, content. Never raises for their bytes."""
+    """Check the entries of one file: form, order within the file, signatures, content. Never raises for their bytes."""
     bundle = job.bundle
     try:
         lines = split_lines(bundle.read(f"entries/{job.name}.jsonl"), f"entries/{job.name}.jsonl")
         if not 1 <= len(lines) <= ENTRIES_PER_FILE:
             raise FormatError(f"entries/{job.name}.jsonl", f"expected 1 to {ENTRIES_PER_FILE} entries")
-    except StoreError:  # says nothing of the entries
+    except StoreError:  # the entries are not at fault
         raise
     except LedgerError as error:
         return CheckedFile((), problem=(CANONICAL, str(error)))
@@ -84,19 +83,20 @@ def _subtree(first: int, entries: Sequence[CheckedEntry]) -> bytes | None:
 
 
 def _known_entry(index: int, data: bytes) -> CheckedEntry:
-    """Its hash says whether it is the entry that was verified; at another index it leads to another root."""
+    """An entry that was verified before: its hash shows whether it is the same entry, and at another index it leads to
+    another root.
+    """
     return CheckedEntry(leaf_hash(data), index)
 
 
 def _named(entry: CheckedEntry, place: str) -> CheckedEntry:
-    """Without an index, the line says which entry is malformed."""
+    """The message of a malformed entry: without an index, its line identifies it."""
     return entry if entry.malformed is None else replace(entry, malformed=f"{place}: {entry.malformed}")
 
 
 def key_history(history: KeyHistory, lines: Iterable[bytes], start: int = 0) -> KeyHistory:
-    """The history after the key entries from `start` on among some lines, by rising index.
-
-    A key entry that does not hold is passed over here; the check of every entry reports it.
+    """The history after the key entries from `start` on among some lines, by rising index. An invalid key entry is
+    ignored here; the check of every entry reports it.
     """
     for data in lines:
         try:
@@ -109,7 +109,7 @@ def key_history(history: KeyHistory, lines: Iterable[bytes], start: int = 0) -> 
 
 
 def read_contents(bundle: BundleFiles, name: str) -> dict[int, Content]:
-    """The contents beside a file of entries, by index. Raises FormatError."""
+    """The contents of a file of entries, by index. Raises FormatError."""
     path = f"content/{name}.jsonl"
     read = [ContentLine.from_bytes(line) for line in split_lines(bundle.read(path), path)]
     contents = {line.index: line.content for line in read}

@@ -1,4 +1,4 @@
-"""The checks of a bundle's entries that need their order: places, rules, halts, owed replays."""
+"""The checks of a bundle's entries that need their order: indexes, rules, halts, owed replays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CANONICAL, COMPLETE, SIGNED, RULES = 5, 6, 7, 8
 
 
 class Places:
-    """Rising indexes, kept as runs without a gap."""
+    """A set of rising indexes, kept as runs without a gap."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -50,7 +50,7 @@ class Places:
             self._ends.append(index + 1)
 
     def end_of_run(self, index: int) -> int:
-        """The end of the run that `index` is in; `index` itself where it is in none."""
+        """The end of the run that contains `index`; `index` itself if there is none."""
         run = bisect_right(self._starts, index) - 1
         return max(self._ends[run], index) if run >= 0 else index
 
@@ -60,11 +60,11 @@ class Places:
 
 @dataclass(slots=True)
 class BundleFold:
-    """The entries of a bundle as far as they have been read, by rising index. Implements reference_rules.References.
+    """The entries of a bundle read so far, by rising index. Implements reference_rules.References.
 
-    `problems` has the first reason for each check that failed. Documents are judged up to the first problem; places
-    and leaves to the end. `grown` is the log without a gap, from its first entry or from those that were folded before;
-    `shown` is the tree that the bundle's entries and its proof make.
+    `problems` has the first reason for each check that failed. Documents are checked up to the first problem; indexes
+    and leaves to the end. `grown` is the log without a gap, from its first entry or after the previously folded
+    entries; `shown` is the tree that the bundle's entries and its proof make.
     """
 
     manifest: BundleManifest
@@ -74,12 +74,12 @@ class BundleFold:
     shown: GrowingTree = field(default_factory=GrowingTree)
     grown: GrowingTree = field(default_factory=GrowingTree)
     before: int = 0
-    """The entries that were verified before. They are not judged again."""
+    """The previously verified entries, which are not checked again."""
     places: Places = field(default_factory=Places)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
     unreplayable: dict[int, int | None] = field(default_factory=dict)
-    """Receipts whose newest verdict is not an answer, with the entry that had erased their content by then."""
+    """Receipts whose newest verdict is not an answer, with the entry that had erased their content before it."""
     independent: int = 0
     unproven: int = 0
     overclaims: int = 0
@@ -99,7 +99,7 @@ class BundleFold:
     _signers: set[str] = field(default_factory=set)
 
     def to_document(self) -> dict[str, Any]:
-        """The fold of a whole log as JSON, to go on from; `seen` keeps what grows with the log."""
+        """The fold of a whole log as JSON, to continue from; `seen` keeps the state that grows with the log."""
         return {
             "frontier": self.grown.frontier().to_document(),
             "kinds": dict(self.kinds),
@@ -116,7 +116,7 @@ class BundleFold:
         }
 
     def go_on(self, document: Mapping[str, Any]) -> None:
-        """Take over the output of `to_document`, the verifier's own, before the first entry."""
+        """Restore the output of `to_document`, which the verifier has kept, before the first entry."""
         frontier = Frontier.from_document(document["frontier"])
         self.before, self.grown = frontier.size, GrowingTree(frontier)
         self.kinds.update(document["kinds"])
@@ -133,12 +133,14 @@ class BundleFold:
 
     @property
     def whole(self) -> bool:
-        """Whether the bundle claims to hold the log to its last entry, from the first that was not verified before."""
+        """Whether the bundle claims to hold the log to its last entry, from the first entry that was not verified
+        before.
+        """
         return self.manifest.range.start <= self.before and self.manifest.range.end == self.manifest.tree_size
 
     @property
     def knows_all_halts(self) -> bool:
-        """Whether everything before each receipt is here, so that no halt that binds one can have been left out."""
+        """Whether all entries before each receipt are here, so that no halt for a receipt can have been left out."""
         return self._last_receipt < self.grown.size
 
     def receipt_id_at(self, index: int) -> str | None:
@@ -154,9 +156,9 @@ class BundleFold:
         return self.seen.retentions()
 
     def take_file(self, entries: Sequence[CheckedEntry], subtree: bytes | None = None) -> None:
-        """Fold the next entries; `subtree` is their hash, where they are the 256 of a complete subtree."""
+        """Fold the next entries; `subtree` is their hash, if they are the 256 entries of a complete subtree."""
         first, wide = entries[0].index if entries else 0, subtree is not None
-        # Otherwise leaf by leaf: a root within the file is asked for, or the log that was verified before ends in it.
+        # Otherwise leaf by leaf: a root within the file is needed, or the previously verified log ends in it.
         wide = wide and self._last < first and (self.grown.size == first or self.grown.size >= first + TILE_WIDTH)
         wide = wide and not any(first < size < first + TILE_WIDTH for size in self.wanted_sizes)
         wide = wide and first + TILE_WIDTH <= self.manifest.tree_size
@@ -169,7 +171,7 @@ class BundleFold:
             self._note_root(first + TILE_WIDTH)
 
     def take(self, entry: CheckedEntry, *, grow: bool = True) -> None:
-        """Fold the next entry. Its place is judged even where its document, or an earlier entry, is wrong."""
+        """Fold the next entry. Its index is checked even if its document, or an earlier entry, is wrong."""
         if entry.document is None:
             self._blame(CANONICAL, entry.malformed, entry.index)
             self._blame(SIGNED, entry.refused, entry.index)
@@ -232,7 +234,7 @@ class BundleFold:
         return None
 
     def _is_elsewhere(self, receipt_index: int, index: int) -> bool:
-        """Whether the bundle need not hold the receipt that the document at `index` is about."""
+        """Whether the receipt of the document at `index` may be outside the bundle."""
         return receipt_index < index and receipt_index not in self.places and not self.whole
 
     def _remember(self, entry: CheckedEntry, document: Document) -> None:
@@ -251,7 +253,7 @@ class BundleFold:
                 self.unreplayable.pop(document.receipt_index, None)
                 if document.outcome in NO_ANSWERS:
                     self.unreplayable[document.receipt_index] = self.seen.erased_by(document.receipt_index)
-                # A choice may hold an EXACT for some other receipt; it says nothing about those that are here.
+                # A selection may hold an EXACT for a receipt outside; it does not concern the receipts here.
                 if document.outcome != EXACT or self.seen.receipt(document.receipt_index) is not None:
                     self.outcomes_by_kind[document.outcome] += 1
                     self.independent += document.outcome == EXACT and document.independent
@@ -268,12 +270,12 @@ class BundleFold:
             promised.observe(index, receipt)
 
     def missing(self) -> str | None:
-        """The first entry of the range that is not there, in words."""
+        """A description of the first missing entry of the range, None if it is complete."""
         start, end = self.manifest.range.start, self.manifest.range.end
         gone = self.places.end_of_run(start)
         return f"entry {gone} of [{start}, {end}) is missing" if gone < end else None
 
 
 def read_rotations(document: Mapping[str, Any]) -> list[tuple[int, Envelope]]:
-    """The rotations that a fold's document holds."""
+    """The rotations in a fold's document."""
     return [(index, Envelope.from_document(each, "envelope")) for index, each in document["rotations"]]

@@ -1,5 +1,5 @@
-"""Where bundles lie: folders, read file by file within the bounds of the format, and archives of them. An archive is
-untrusted: it must not name a path outside or fill a disk.
+"""Bundles on disk: folders, read file by file within the bounds of the format, and archives of them. An archive is
+untrusted: it must not write outside its folder or fill a disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def add_file(folder: Path, file: BundleFile) -> None:
-    """Write one file more into a bundle's folder. Raises StoreError, also where it is there already."""
+    """Add a file to a bundle's folder. Raises StoreError, also if it exists."""
     try:
         _write(folder, file)
     except OSError as error:
@@ -59,10 +59,9 @@ def _zipped(sink: _Sink) -> gzip.GzipFile:
 
 
 def unpack(path: Path, folder: Path, *, bounded_by_its_size: bool = True) -> None:
-    """Unpack a .tar.gz or .tar into an empty folder. Raises FormatError for anything but the files of a bundle.
-
-    Links, devices, absolute or climbing paths, second files of a name and files beyond the format's bounds are refused
-    by name. Only regular files are created, within the `Room` that the archive's size gives; memory stays bounded too.
+    """Unpack a .tar.gz or .tar into an empty folder. Raises FormatError for anything but the files of a bundle: links,
+    devices, absolute or climbing paths, second files of a name and files beyond the format's bounds are refused by
+    name. Only regular files are created, within the `Room` that the archive's size allows; memory is bounded too.
     """
     try:
         with path.open("rb") as raw:
@@ -72,19 +71,19 @@ def unpack(path: Path, folder: Path, *, bounded_by_its_size: bool = True) -> Non
             _unpack(_Unzipped(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, room), folder)
     except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         raise FormatError("bundle", f"{path.name} is not a readable archive: {error}") from None
-    except OSError as error:  # gzip.BadGzipFile is one too
+    except OSError as error:  # also gzip.BadGzipFile
         raise FormatError("bundle", f"{path.name} cannot be unpacked: {error}") from None
 
 
 class _Unzipped:
-    """The bytes of a tar, with the room that they and the files in it take."""
+    """The bytes of a tar, within the `Room` for them and its files."""
 
     def __init__(self, stream: BinaryIO, room: Room) -> None:
         self._stream = stream
         self.room = room
 
     def read(self, size: int) -> bytes:
-        """Raises FormatError for fewer bytes, and for more than there is room for."""
+        """Raises FormatError for fewer bytes, and for more bytes than the room allows."""
         self.room.take(size)
         data = self._stream.read(size)
         if len(data) != size:
@@ -109,15 +108,18 @@ def _unpack(stream: _Unzipped, folder: Path) -> None:
 
 
 def _files(stream: _Unzipped) -> Iterator[tuple[str, bytes]]:
-    """The files of a bundle in a tar, whole. Not by `tarfile.open`: that reads extended headers of any size at once."""
+    """The files of a bundle in a tar. `tarfile.open` is not used: it reads extended headers of any size into memory."""
     headers = 0
     while (block := stream.read(_BLOCK)) != bytes(_BLOCK):
         headers += 1
-        if headers > 3 * MAX_FILES:  # a file has at most a folder and an extended header of its own
+        if headers > 3 * MAX_FILES:  # a file has at most a folder and an extended header
             raise FormatError("bundle", "has more headers than files can need")
         header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         name = header.name.removeprefix("./").rstrip("/")
-        if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE):  # times and owners; names of a bundle need none
+        if header.type in (
+            tarfile.XHDTYPE,
+            tarfile.XGLTYPE,
+        ):  # times and owners; the names of a bundle's files do not need it
             stream.read_padded(header.size, 64 * 1024, "an extended header")
         elif header.isreg():
             yield name, stream.read_padded(header.size, bound_of(name), name)
@@ -126,7 +128,7 @@ def _files(stream: _Unzipped) -> Iterator[tuple[str, bytes]]:
 
 
 class _Sink(io.RawIOBase):
-    """A file object that holds the archive until `pieces` takes it away."""
+    """A file object that buffers the archive until `pieces` takes it."""
 
     def __init__(self) -> None:
         self._waiting = bytearray()
@@ -150,21 +152,23 @@ class _Sink(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class BundleFolder:
-    """A bundle that lies in a folder. Holding one proves nothing: `verification.verify_bundle` it."""
+    """A bundle in a folder. Holding one proves nothing: use `verification.verify_bundle`."""
 
     folder: Path
 
     def read(self, path: str) -> bytes:
-        """The bytes of one file. Raises FormatError where it is missing, too large, or not a regular file."""
+        """The bytes of one file. Raises FormatError if it is missing, too large, or not a regular file."""
         bound = bound_of(path)
         try:
-            # Neither a link to somewhere else nor a pipe that never ends.
+            # Refuse links to files outside and pipes that never end.
             descriptor = os.open(self.folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise FormatError("bundle", f"{path} is not a regular file")
-                data = file.read(min(status.st_size, bound) + 1)  # a buffer of the bound takes longer than the file
+                data = file.read(
+                    min(status.st_size, bound) + 1
+                )  # a buffer of the bound's size takes longer than the file
         except OSError as error:
             raise FormatError("bundle", f"cannot read {path}: {error.strerror}") from None
         if len(data) > bound:
@@ -172,7 +176,7 @@ class BundleFolder:
         return data
 
     def paths(self) -> tuple[str, ...]:
-        """All files, sorted. Raises FormatError for anything in the folder that is not a file of a bundle."""
+        """All files, sorted. Raises FormatError if the folder holds another file than a bundle's."""
         try:
             return tuple(sorted(self._checked()))
         except OSError as error:
@@ -203,7 +207,9 @@ class BundleFolder:
 
 @contextmanager
 def opened_bundle(path: Path) -> Iterator[BundleFolder]:
-    """A bundle from a folder, or from an archive unpacked for as long as this lasts. Raises NotFound, FormatError."""
+    """Open a bundle in a folder, or in an archive, which is unpacked until the end of the block. Raises NotFound,
+    FormatError.
+    """
     if path.is_dir():
         yield BundleFolder(path)
     elif path.is_file():

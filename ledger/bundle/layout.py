@@ -1,8 +1,6 @@
-"""The bundle: a piece of the log that can be carried away and judged offline. Its files, their names, their bounds, and
-the lines inside of them. All of them are claims.
-
-The format is written down in docs/bundle.md. This file knows no file system: `export` makes the files, `folder` packs,
-unpacks and reads them, `verification` judges them.
+"""The layout of a bundle, a part of the log that can be verified offline: its files, their names, their bounds, and
+their lines. All of them are claims. docs/bundle.md specifies the format. This file knows no file system: `export` makes
+the files, `folder` packs, unpacks and reads them, `verification` checks them.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ MAX_TOTAL_BYTES = 8 * 2**30
 
 _KIB, _MIB = 2**10, 2**20
 _MOST_SWELLING = 50
-"""How many times its own size an archive may take, beyond the first `_FREE_BYTES`. Bundles of ordinary text take 3 to 8
-times theirs; gzip can be made to take a thousand.
+"""The largest ratio of unpacked bytes, beyond the first `_FREE_BYTES`, to the archive's size. Bundles of ordinary text
+have 3 to 8; a malicious gzip file can have a thousand.
 """
 _FREE_BYTES = 64 * _MIB
 _FILE_BYTES = 4 * _KIB
-"""What a file takes on a disk beside its bytes, or in place of them where they are few."""
+"""The disk space of a file in addition to its bytes."""
 _BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern), bound)
     for pattern, bound in (
@@ -60,14 +58,16 @@ class BundleFile:
 
 
 class BundleFiles(Protocol):
-    """Where a bundle is; travels to other processes. Holding one proves nothing: `verification.verify_bundle` it."""
+    """A source of a bundle's files, sent to other processes. Holding one proves nothing: use
+    `verification.verify_bundle`.
+    """
 
     def read(self, path: str) -> bytes:
-        """The bytes of one file. Raises FormatError where it is missing or too large, StoreError where nobody knows."""
+        """The bytes of one file. Raises FormatError if it is missing or too large, StoreError if it cannot be read."""
         ...
 
     def paths(self) -> tuple[str, ...]:
-        """All files, sorted. Raises FormatError for anything that is not a file of a bundle."""
+        """All files, sorted. Raises FormatError for any other file than a bundle's."""
         ...
 
 
@@ -79,7 +79,7 @@ class Span(Part, frozen=True):
 
 
 class BundleManifest(Document, tag="kolm.bundle.v2", frozen=True):
-    """`bundle.json`: the claims of the bundle about itself. Nothing of the log is missing in `range`."""
+    """`bundle.json`: the claims of the bundle about itself. No entry of the log is missing in `range`."""
 
     PLACE = MANIFEST
     origin: Text
@@ -95,7 +95,7 @@ class BundleManifest(Document, tag="kolm.bundle.v2", frozen=True):
 
 
 class Room:
-    """What an archive may still take, of memory to read and of a disk to hold: a small one cannot fill a large disk."""
+    """The room that an archive may still take, in memory and on the disk: a small archive cannot fill a large disk."""
 
     def __init__(self, archive_bytes: int | None) -> None:
         """`archive_bytes` is the archive's size; None allows all that the format allows."""
@@ -105,17 +105,17 @@ class Room:
         self._left = self._most
 
     def take(self, size: int) -> None:
-        """Raises FormatError where nothing is left."""
+        """Take bytes from the room. Raises FormatError if there are not enough left."""
         self._left -= size
         if self._left < 0:
             raise FormatError(
                 "bundle",
-                f"unpacks to more than the {self._most} bytes that an archive of its size may take: if you expect so "
+                f"unpacks to more than the {self._most} bytes allowed for an archive of its size: if you expect so "
                 "much, unpack it yourself and name the folder",
             )
 
     def take_file(self, size: int) -> None:
-        """The same for a file on disk."""
+        """Take the disk space of a file. Raises FormatError."""
         self.take(size + _FILE_BYTES)
 
 
@@ -163,7 +163,7 @@ def split_lines(data: bytes, path: str) -> list[bytes]:
 
 
 def read_hashes(data: bytes, path: str) -> tuple[bytes, ...]:
-    """The hashes of a file with one in base64 a line. Raises FormatError."""
+    """The hashes of a file with one hash in base64 on each line. Raises FormatError."""
     try:
         lines = [line.decode("ascii") for line in split_lines(data, path)]
     except UnicodeDecodeError:

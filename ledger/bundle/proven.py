@@ -1,4 +1,4 @@
-"""Proofs that stand alone: a tlog-proof that carries its entry, and SCITT transparent statements about a receipt."""
+"""Self-contained proofs: a tlog-proof with its entry, and SCITT transparent statements about a receipt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COSE_BEGINS = b"\xd2\x84"  # tag 18, an array of four
 
 @dataclass(frozen=True, slots=True)
 class ProvenEntry:
-    """An entry of the log under a checkpoint that its keys, and as many witnesses as the policy asks for, signed."""
+    """An entry of the log under a checkpoint that its key and a quorum of witnesses have signed."""
 
     index: int
     kind: str
@@ -29,12 +29,12 @@ class ProvenEntry:
 
 
 def prove_entry(proof: TlogProof, trust: Trust, evidence: Evidence | None = None) -> ProvenEntry:
-    """`evidence` of a bundle of the same log shows which keys replaced which.
+    """Verify a tlog-proof. `evidence` of a bundle of the same log shows which keys replaced which.
 
-    Raises SignatureError for a signature that no trusted key made, another LedgerError for what does not hold.
+    Raises SignatureError for a signature by an untrusted key, another LedgerError for an invalid proof.
     """
     if proof.extra is None:
-        raise FormatError("tlog-proof", "carries no entry in its extra line, so there is nothing that it could prove")
+        raise FormatError("tlog-proof", "has no entry in its extra line, so it proves nothing")
     entry = Entry.from_bytes(proof.extra)
     policy = trust.policy or Policy.of_log(proof.checkpoint.split(b"\n", 1)[0].decode(), trust.keys.keys("log"))
     keys = KeyHistory.of(trust.keys)
@@ -45,13 +45,13 @@ def prove_entry(proof: TlogProof, trust: Trust, evidence: Evidence | None = None
     document = keys.open(entry.index, entry.envelope)
     proof.verify(proof.extra, witnessed.checkpoint)
     if entry.index != proof.index:
-        raise FormatError("tlog-proof", f"says entry {proof.index}, the entry says {entry.index}")
+        raise FormatError("tlog-proof", f"is for entry {proof.index}, its entry has the index {entry.index}")
     return ProvenEntry(entry.index, kind_of(document), witnessed)
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenStatement:
-    """A receipt at its index of the log, which `issuer`, a trusted key, states and a tree of `size` entries shows."""
+    """A receipt at its index, stated by `issuer`, a trusted key, and proven in a tree of `size` entries."""
 
     receipt: Receipt
     index: int
@@ -61,20 +61,20 @@ class ProvenStatement:
 
 
 def is_statement(data: bytes) -> bool:
-    """Whether the bytes of a file are one, by their looks."""
+    """Whether the bytes of a file look like a transparent statement."""
     return data.startswith(_COSE_BEGINS)
 
 
 def prove_statement(data: bytes, trust: Trust, evidence: Evidence | None = None) -> ProvenStatement:
-    """`evidence` of a bundle of the same log shows which keys replaced which.
+    """Verify a transparent statement. `evidence` of a bundle of the same log shows which keys replaced which.
 
-    Raises SignatureError for a signature that no trusted key made, another LedgerError for what does not hold.
+    Raises SignatureError for a signature by an untrusted key, another LedgerError for an invalid proof.
     """
     from ledger.statements.scitt import Statement, prove_cose_receipt
 
     statement, policy = Statement.from_bytes(data), trust.policy
     if policy is not None and policy.asks_for_witnesses:
-        raise ProofError("your policy asks for witnesses: a COSE Receipt has no cosignatures, a bundle has")
+        raise ProofError("your policy needs witnesses: a COSE Receipt has no cosignatures, a bundle has")
     entry = Entry.from_bytes(statement.entry)
     keys = KeyHistory.of(trust.keys) if evidence is None else evidence.keys
     receipt = keys.open(entry.index, entry.envelope)
@@ -86,11 +86,11 @@ def prove_statement(data: bytes, trust: Trust, evidence: Evidence | None = None)
     for place in places:
         keys.check_log_key(place.log_key, place.size)
         if place.index != entry.index:
-            raise FormatError("COSE Receipt", f"says entry {place.index}, the entry says {entry.index}")
+            raise FormatError("COSE Receipt", f"is for entry {place.index}, its entry has the index {entry.index}")
     newest = max(places, key=lambda place: place.size)
     return ProvenStatement(receipt, entry.index, newest.origin, newest.size, issuer)
 
 
 def _all(trusted: TrustedKeys) -> list[PublicKey]:
-    """A statement may be exported by every key that may sign anything here."""
+    """The keys that may issue a statement: all trusted keys."""
     return list(dict.fromkeys(key for role in ROLES for key in trusted.keys(role)))

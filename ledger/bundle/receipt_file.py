@@ -1,4 +1,4 @@
-"""A receipt file: all that its holder needs to show what was asked and answered, offline, years later."""
+"""A receipt file: all that its holder needs to prove a question and its answer offline, years later."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ledger.tree.tlog_proof import MAX_PROOF_BYTES, TlogProof
 MAX_FILE_BYTES = 64 << 20
 
 Turns = tuple[SentTurn, ...]
-"""A conversation, as `ledger.documents.content` has it."""
+"""A conversation in the form of `ledger.documents.content`."""
 
 
 class _Written(Document, tag="kolm.receipt-file.v1", frozen=True):
-    """A receipt file as JSON. Envelope and proof stand in it as texts."""
+    """A receipt file as JSON, with envelope and proof as texts."""
 
     envelope: str
     content: Content
@@ -35,16 +35,16 @@ class _Written(Document, tag="kolm.receipt-file.v1", frozen=True):
     def check(self) -> None:
         for place, turn in enumerate(self.sent if isinstance(self.sent, tuple) else ()):
             if not {"role", "content"} <= turn.keys() <= {*TURN_MEMBERS} or not turn["role"]:
-                raise FormatError(f"sent[{place}]", "expected a role, a content and what else a turn may have")
+                raise FormatError(f"sent[{place}]", "expected a role, a content and optional members of a turn")
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptFile:
     """A `kolm.receipt-file.v1` document, canonical JSON (RFC 8785). It holds prompt and output: keep it like those.
 
-    `envelope` is the receipt as it was signed and `content` opens its commitments. `sent`, the prompt's text or
-    messages, and `text`, the output's, are there where the holder had them. `proof` is a tlog-proof of the entry, None
-    where the log had not taken it yet.
+    `envelope` is the signed receipt, and `content` opens its commitments. `sent` (the prompt's text or messages) and
+    `text` (of the output) are present if the holder had them. `proof` is a tlog-proof of the entry, None if the log had
+    not taken it yet.
     """
 
     TYPE: ClassVar[str] = _Written.type_name()
@@ -61,7 +61,7 @@ class ReceiptFile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ReceiptFile:
-        """Raises FormatError naming the first field that is wrong."""
+        """Read a file. Raises FormatError naming the first wrong field."""
         if len(data) > MAX_FILE_BYTES:
             raise FormatError("receipt file", f"measures {len(data)} bytes, at most {MAX_FILE_BYTES} are read")
         read = _Written.from_bytes(data)
@@ -71,7 +71,7 @@ class ReceiptFile:
         return cls(Envelope.from_bytes(read.envelope.encode()), read.content, read.sent, read.text, proof)
 
     def receipt(self) -> Receipt:
-        """The receipt, which commits to all that is here; its signature and its place are still to be checked.
+        """The receipt, which commits to the contents of this file; its signature and its index are not checked.
 
         Raises FormatError.
         """
@@ -89,5 +89,5 @@ class ReceiptFile:
 
     @property
     def entry(self) -> Entry | None:
-        """The entry that the proof is about."""
+        """The entry of the proof."""
         return None if self.proof is None or self.proof.extra is None else Entry.from_bytes(self.proof.extra)

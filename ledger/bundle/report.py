@@ -1,4 +1,4 @@
-"""The verifier's own trust, what became of the promises it was given, and the report that it gets on a bundle."""
+"""The verifier's trust, the state of its promises, and the report on a bundle."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from ledger.witness.freshness import Freshness
 from ledger.witness.tlog_policy import Policy
 
 NOT_REACHED = "not reached"
-"""The words of a report for a check that did not run because another one failed."""
+"""The finding of a check that did not run because another check failed."""
 
 State = Literal["KEPT", "OPEN", "OVERDUE", "BROKEN"]
 """OPEN: not due yet. OVERDUE: due by the verifier's clock, but the bundle may end before. BROKEN: proof of omission."""
 
 
 class NothingToCheck(Exception):
-    """The message says why."""
+    """Raised by a check without anything to check; the message is the reason."""
 
 
 class NotReached(Exception):
-    """A check that this one needs has failed before."""
+    """Raised by a check if a check that it needs has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far a bundle shows the log: `whole`, and until when it is known not to have held more (None: nobody says)."""
+    """The part of the log in a bundle: `whole`, and the time until which the log is known to have held no more entries
+    (None: unknown).
+    """
 
     whole: bool
     until: datetime | None
@@ -49,7 +51,7 @@ class Extent:
     def of(cls, whole: bool, latest: str, cosigned: datetime | None) -> Extent:
         """The later of `latest`, the newest date of the log's documents, and the witnesses' time of its newest tree.
 
-        Timestamps do not count: anybody may have an old tree stamped at any time.
+        Timestamps do not count: an old tree can be stamped at any time.
         """
         times = [time for time in (parse_timestamp(latest) if latest else None, cosigned) if time is not None]
         return cls(whole, max(times, default=None))
@@ -64,7 +66,9 @@ class JudgedPromise:
 
 
 def judge_promise(found: Fulfilment, now: datetime | None, log: Extent) -> JudgedPromise:
-    """`now` is the verifier's clock. A whole log that goes on after `due` without the receipts proves an omission."""
+    """Judge a promise; `now` is the verifier's clock. A whole log that continues after `due` without the receipts
+    proves an omission.
+    """
     if found.is_kept:
         return JudgedPromise(found, "KEPT")
     if log.whole and log.until is not None and found.is_due(log.until):
@@ -73,7 +77,7 @@ def judge_promise(found: Fulfilment, now: datetime | None, log: Extent) -> Judge
 
 
 def check_promises(judged: Sequence[JudgedPromise], log: Extent) -> str:
-    """A finding in words. Raises ProofError for the first promise that is due and not kept."""
+    """The finding about all promises. Raises ProofError for the first promise that is due and not kept."""
     for each in judged:
         if each.state in ("BROKEN", "OVERDUE"):
             raise ProofError(_missing(each, log))
@@ -91,15 +95,15 @@ def _missing(judged: JudgedPromise, log: Extent) -> str:
     found, promise = judged.found, judged.found.promise
     named = f"request {promise.request_id}: {len(found.missing)} of {promise.choices} receipts, due {promise.due},"
     if not log.whole:
-        return f"{named} are not in the bundle; whether the log lacks them takes the whole log"
-    said = "nothing" if log.until is None else f"nothing after {timestamp(log.until)}"
+        return f"{named} are not in the bundle; only the whole log shows whether it lacks them"
+    shown = "nothing" if log.until is None else f"nothing after {timestamp(log.until)}"
     if judged.state == "BROKEN" and log.until is not None:
-        return f"{named} are missing from a log that went on to {timestamp(log.until)}: proof of omission"
-    return f"{named} are missing by your clock; the log says {said}: get a newer bundle, or the log has stopped"
+        return f"{named} are missing from a log that continues to {timestamp(log.until)}: proof of omission"
+    return f"{named} are missing by your clock; the log shows {shown}: get a newer bundle, or the log has stopped"
 
 
 class TextReader(Protocol):
-    """The verifier's tokenizer. Its methods raise LedgerError where it cannot read what it is given."""
+    """The verifier's tokenizer. Its methods raise LedgerError for an unreadable text."""
 
     @property
     def tokenizer_cid(self) -> str:
@@ -107,11 +111,11 @@ class TextReader(Protocol):
         ...
 
     def prompt(self, sent: str | Sequence[Turn]) -> list[int]:
-        """The ids of a text, or those that the model's chat template makes of a conversation."""
+        """The ids of a text, or of a conversation by the model's chat template."""
         ...
 
     def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
-        """The same by the rule of older servers, which took markup that a conversation's texts spell for markup."""
+        """The ids by the rule of older servers, which read markup in a conversation's texts as markup."""
         ...
 
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
@@ -121,15 +125,14 @@ class TextReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The verifier's own keys, policy and clock. Nothing of this ever comes from a bundle.
+    """The verifier's keys, policy and clock. None of it ever comes from a bundle.
 
-    `policy` None accepts the log keys among `keys` and asks for no witness. `earlier` are checkpoints of the log that
-    the verifier got at some other time: the bundle must extend them. `as_of` is when owed replays are counted; None is
-    the latest time that log and witnesses name. `now` is the verifier's clock: nothing in the log can have been signed
-    later. None asks the witnesses alone. `reader` None leaves the texts of a conversation uncompared.
-    `max_unreplayable` is how many receipts may have a newest verdict that is not an answer, `max_age` how long ago
-    witnesses may have cosigned the checkpoint; None sets no limit. `promises` are those that servers gave the verifier
-    before answers, in form.
+    `policy` None accepts the log keys among `keys` and needs no witness. `earlier` has checkpoints of the log that the
+    verifier got before: the bundle must extend them. `as_of` is the time at which owed replays are counted; None is the
+    latest time of log and witnesses. `now` is the verifier's clock: no entry can have been signed later; None uses the
+    witnesses alone. `reader` None does not compare the texts of a conversation. `max_unreplayable` is the largest
+    number of receipts whose newest verdict is not an answer, `max_age` the largest age of the witnesses' cosignatures;
+    None sets no limit. `promises` are promises that servers gave the verifier before answers, well-formed.
     """
 
     keys: TrustedKeys
@@ -145,15 +148,14 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class BundleReport:
-    """The result of the checklist. `problem` is the reason of the first failed check, None where none failed.
-
-    The rest describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX
-    seconds), entries by kind, verdicts by outcome, those EXACT ones of `independent` replays, the number of receipts
-    with an unproven numerics profile and of those that claim a speedup above their tokens per pass, the state of the
-    halts, receipts that defied one (index, index of the halt), entries that name times to come, verdicts that
-    contradict others of the same auditor, the owed replays, the number of receipts whose newest verdict is
-    UNREPLAYABLE, how old the log is (None without a clock), what became of the verifier's promises, and how
-    many entries a state had verified before.
+    """The result of the checklist. `problem` is the reason of the first failed check, None if none failed. The rest
+    describes the entries up to the first failure: witnesses and the times of their cosignatures (POSIX seconds),
+    entries by kind, verdicts by outcome, EXACT verdicts of `independent` replays, the number of receipts with an
+    unproven numerics profile and of receipts that claim a speedup above their tokens per pass, the state of the halts,
+    receipts that defied one (index, index of the halt), entries with future times, verdicts that contradict others of
+    the same auditor, the owed replays, the number of receipts whose newest verdict is UNREPLAYABLE, the age of the log
+    (None without a clock), the state of the verifier's promises, and the number of entries that a state had verified
+    before.
     """
 
     checks: tuple[Check, ...]
@@ -176,14 +178,14 @@ class BundleReport:
     verified_before: int = 0
 
     def __str__(self) -> str:
-        """A line: what was verified, or what is wrong; then what it holds."""
+        """A line: verified, or the problem; then the contents."""
         verdict = "verified" if self.ok else f"not verified: {self.problem}"
         held = ", ".join(f"{count} {kind}" for kind, count in {**self.kinds, **self.outcomes}.items() if count)
         return f"{verdict} ({held or 'no entries'}{f'; log of {self.checkpoint.size}' if self.checkpoint else ''})"
 
     @property
     def problem(self) -> str | None:
-        """The first failed check; without one, a check that was not reached, which has not passed."""
+        """The first failed check; without one, a check that was not reached, which is no pass."""
         failed = (check.detail for check in self.checks if check.passed is False)
         unreached = (f"check {check.number} was not reached" for check in self.checks if check.detail == NOT_REACHED)
         return next(chain(failed, unreached), None)

@@ -1,7 +1,7 @@
-"""A log as the static files of C2SP tlog-tiles, so that other people's tools can fetch, verify and monitor it.
+"""A log as the static files of C2SP tlog-tiles, which other tools can fetch, verify and monitor.
 
-Follows c2sp.org/tlog-tiles: `checkpoint`, `tile/<L>/<N>[.p/<W>]` and `tile/entries/<N>[.p/<W>]`. Here are the paths and
-the bytes, the tree and the entries in them, and a folder of them that grows with its log; any web server can serve it.
+Follows c2sp.org/tlog-tiles: `checkpoint`, `tile/<L>/<N>[.p/<W>]` and `tile/entries/<N>[.p/<W>]`. This file has the
+paths and the bytes, the tree and the entries in them, and a folder of them that grows with its log, for any web server.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MAX_BUNDLE_BYTES = TILE_WIDTH * (2 + MAX_ENTRY_BYTES)
 _PATH = re.compile(r"tile/(0|[1-9][0-9]?|entries)/((?:x[0-9]{3}/){0,6}[0-9]{3})(?:\.p/([1-9][0-9]{0,2}))?")
 _LARGEST_LEVEL = 63
 _MOST_TILES = 2**55
-"""Tiles of level 0 in the largest log that there can be (2^63 entries)."""
+"""Tiles of level 0 in the largest possible log (2^63 entries)."""
 
 _NO_TIME = "1970-01-01T00:00:00.000Z"
 
 
 @dataclass(frozen=True, slots=True)
 class TilePath:
-    """The object of a path: a tile, or a bundle of entries where `level` is None, with `width` of 256 hashes."""
+    """The object of a path: a tile, or a bundle of entries if `level` is None, with `width` of 256 hashes."""
 
     level: int | None
     number: int
@@ -47,7 +47,7 @@ class TilePath:
 
     @classmethod
     def parse(cls, path: str) -> TilePath:
-        """Raises FormatError for anything but the one path that the specification has for a tile."""
+        """Raises FormatError for any other path than the specification's for a tile."""
         found = _PATH.fullmatch(path)
         if found is None:
             raise FormatError("path", f"{path[:100]!r} is not a path of a tile")
@@ -63,7 +63,7 @@ class TilePath:
 
 
 def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:
-    """The path of a tile, or of an entry bundle where `level` is "entries", that holds `width` of 256 hashes.
+    """The path of a tile with `width` of 256 hashes, or of an entry bundle if `level` is "entries".
 
     The number is cut into elements of three digits, all but the last with an x: 1234067 is x001/x234/067.
     """
@@ -74,12 +74,12 @@ def tile_path(level: int | str, number: int, width: int = TILE_WIDTH) -> str:
 
 
 def entry_bundle(entries: Iterable[bytes]) -> bytes:
-    """Entries with their lengths before them ("Log entries")."""
+    """An entry bundle: entries with their lengths before them ("Log entries")."""
     return b"".join(struct.pack(">H", len(entry)) + entry for entry in entries)
 
 
 def read_entry_bundle(data: bytes) -> list[bytes]:
-    """The entries of a bundle. Raises FormatError for bytes that end within one."""
+    """The entries of an entry bundle. Raises FormatError for bytes that end within an entry."""
     entries, at = [], 0
     while at < len(data):
         end = at + 2 + int.from_bytes(data[at : at + 2], "big")
@@ -92,9 +92,8 @@ def read_entry_bundle(data: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Tiles that were written before: those of the tree of `size` entries under `root`.
-
-    `edge` and `frontier` stand at its last full bundle; writing goes on from there.
+    """The published tiles of the tree of `size` entries under `root`. `edge` and `frontier` are the state at its last
+    full bundle, where writing continues.
     """
 
     size: int = 0
@@ -104,20 +103,20 @@ class Published:
 
     @classmethod
     def at(cls, checkpoint: Checkpoint, tiles: TileReader) -> Published:
-        """A checkpoint's tree, from `tiles`. Raises NotFound where a tile is missing."""
+        """A checkpoint's tree, from `tiles`. Raises NotFound if a tile is missing."""
         full = checkpoint.size - checkpoint.size % TILE_WIDTH
         return cls(checkpoint.size, checkpoint.root, TileEdge.at(full, tiles), Frontier.at(full, TileHashes(tiles)))
 
     @property
     def start(self) -> int:
-        """The first entry that is needed to go on."""
+        """The first entry that is needed to continue."""
         return self.frontier.size
 
 
 def export_tiles(
     entries: Iterable[bytes], checkpoint: bytes, published: Published | None = None
 ) -> Iterator[BundleFile]:
-    """The files of a log that stands at a signed checkpoint, without those that were `published` complete.
+    """The files of a log at a signed checkpoint, without the complete `published` files.
 
     `entries` are its entries from `published.start` on. Full tiles come as they are complete, the partial ones and the
     checkpoint last, so that a server of the folder never shows a checkpoint before its tiles. Raises ProofError for a
@@ -140,7 +139,7 @@ def export_tiles(
             if len(tile.hashes) == TILE_BYTES:
                 yield BundleFile(tile_path(tile.level, tile.number), tile.hashes)
     if (frontier.size, frontier.root()) != (head.size, head.root):
-        raise ProofError(f"the first {frontier.size} entries are not those of the checkpoint over {head.size}")
+        raise ProofError(f"the first {frontier.size} entries do not have the root of the checkpoint over {head.size}")
     for level, hashes in enumerate(edge.partial):
         if hashes:
             number = edge.size // TILE_WIDTH ** (level + 1)
@@ -157,33 +156,35 @@ def _grown(frontier: Frontier, leaves: Sequence[bytes], before: Published) -> Fr
 
 def _check_extends(frontier: Frontier, before: Published) -> None:
     if frontier.size == before.size and frontier.root() != before.root:
-        raise ProofError(f"the first {before.size} entries are not those that were published: the log has forked")
+        raise ProofError(f"the first {before.size} entries differ from the published ones: the log has forked")
 
 
 class TileFiles(Protocol):
-    """A folder, an HTTP server, or a ledger that makes the files as they are asked for. Nothing in them is trusted."""
+    """A source of tiles: a folder, an HTTP server, or a ledger that makes them on request. Its files are not
+    trusted.
+    """
 
     def read(self, path: str, most: int) -> bytes:
-        """One file, of which `most` bytes are enough. Raises NotFound, and its own error where it cannot be asked."""
+        """One file, of which `most` bytes are enough. Raises NotFound, and the source's errors."""
         ...
 
 
 class TiledTree:
-    """The tree of the first `size` entries. A TileReader, for proofs; and the entries themselves."""
+    """The tree of the first `size` entries. A TileReader, for proofs, with the entries."""
 
     def __init__(self, files: TileFiles, size: int) -> None:
         self._files = files
         self._size = size
 
     def tile(self, level: int, number: int) -> bytes:
-        """Raises NotFound where the tree or the files have no such tile."""
+        """Raises NotFound if the tree or the files have no such tile."""
         width = tile_width(self._size, level, number)
         if not width:
             raise NotFound(f"a tree of {self._size} entries has no tile {level}/{number}")
         return self._read(level, number, width, TILE_BYTES)[: width * HASH_BYTES]
 
     def entries(self, start: int) -> Iterator[bytes]:
-        """The entries from `start` on. Raises NotFound, FormatError for files that do not hold them."""
+        """The entries from `start` on. Raises NotFound, FormatError for files with other entries."""
         for number in range(start // TILE_WIDTH, -(-self._size // TILE_WIDTH)):
             yield from self.bundle(number)[max(0, start - number * TILE_WIDTH) :]
 
@@ -196,7 +197,7 @@ class TiledTree:
         return entries[:width]
 
     def _read(self, level: int | str, number: int, width: int, most: int) -> bytes:
-        """A partial tile may be gone once the full one is there ("Partial Tiles")."""
+        """Read the full tile if a partial tile is gone ("Partial Tiles")."""
         try:
             return self._files.read(tile_path(level, number, width), most)
         except NotFound:
@@ -211,7 +212,7 @@ def read_checkpoint(files: TileFiles) -> bytes:
 
 
 class TileFolder:
-    """TileFiles. One process writes at a time; readers see a checkpoint only with all of its tiles."""
+    """TileFiles in a folder. One process writes at a time; readers see a checkpoint only with all of its tiles."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -227,9 +228,8 @@ class TileFolder:
             raise StoreError(f"cannot read {self._folder / path}: {error.strerror}") from None
 
     def published(self) -> Published:
-        """The tree in the folder; an empty one where there is no checkpoint.
-
-        Raises FormatError for a malformed checkpoint, NotFound where tiles are missing, StoreError.
+        """The tree in the folder; an empty tree without a checkpoint. Raises FormatError for a malformed checkpoint,
+        NotFound if tiles are missing, StoreError.
         """
         try:
             note = Note.from_bytes(read_checkpoint(self))
@@ -239,8 +239,8 @@ class TileFolder:
         return Published.at(checkpoint, TiledTree(self, checkpoint.size))
 
     def write(self, files: Iterable[BundleFile]) -> None:
-        """Write files in their order, each on disk before the next: a crash leaves the old checkpoint with its
-        tiles, or the new one. Partial tiles are deleted once the full one is there. Raises StoreError.
+        """Write files in their order, each on disk before the next: a crash leaves the old checkpoint with its tiles,
+        or the new one. Partial tiles are deleted after the full tile is written. Raises StoreError.
         """
         try:
             for file in files:
@@ -255,7 +255,7 @@ class TileFolder:
 class TiledBundle:
     """BundleFiles of the log under one checkpoint, from `start` on, read in place from its tiles.
 
-    Entries are what they are in a bundle: claims, until their hashes lead to the signed root.
+    Entries are claims, as in a bundle, until their hashes lead to the signed root.
     """
 
     files: TileFiles
@@ -267,20 +267,18 @@ class TiledBundle:
     def at(cls, files: TileFiles, known: int = 0) -> TiledBundle:
         """The log by its newest checkpoint, without the entry bundles that end before `known` entries.
 
-        Raises NotFound without a checkpoint, FormatError for a malformed one, or over more than can be read at once.
+        Raises NotFound without a checkpoint, FormatError for a malformed one, or for too many new entries.
         """
         note = read_checkpoint(files)
         checkpoint = Checkpoint.from_text(Note.from_bytes(note).text)
         start = min(known, checkpoint.size) // TILE_WIDTH * TILE_WIDTH
         if checkpoint.size - start > MAX_FILES * TILE_WIDTH:
             most = MAX_FILES * TILE_WIDTH
-            raise FormatError(
-                CHECKPOINT, f"is over {checkpoint.size} entries, at most {most} new ones are read at once"
-            )
+            raise FormatError(CHECKPOINT, f"is over {checkpoint.size} entries, at most {most} new entries can be read")
         return cls(files, note, checkpoint, start)
 
     def numbers(self) -> range:
-        """The entry bundles that are read."""
+        """The entry bundles to read."""
         return range(self.start // TILE_WIDTH, -(-self.checkpoint.size // TILE_WIDTH))
 
     def paths(self) -> tuple[str, ...]:
@@ -288,7 +286,7 @@ class TiledBundle:
         return (MANIFEST, CHECKPOINT, *entries, PROOF)
 
     def read(self, path: str) -> bytes:
-        """Raises as `TiledTree.entries` does."""
+        """Raises the errors of `TiledTree.entries`."""
         size, tree = self.checkpoint.size, TiledTree(self.files, self.checkpoint.size)
         if path == MANIFEST:
             span = Span(self.start, size)

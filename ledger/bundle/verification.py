@@ -1,4 +1,4 @@
-"""Judging a bundle offline: one numbered checklist over untrusted bytes. No network, no database.
+"""Offline verification of a bundle: one numbered checklist over untrusted bytes. No network, no database.
 
 docs/bundle.md explains the checks by their numbers.
 """
@@ -37,16 +37,15 @@ CHECKS = (
 )
 
 _FOUNDATIONS = 2
-"""Where one of these fails, the rest is not reached."""
+"""Checks whose failure ends the checklist."""
 
 
 def verify_bundle(
     bundle: BundleFiles, trust: Trust, check_files: CheckFiles = map, state: SeenOnDisk | None = None
 ) -> BundleReport:
-    """Run the checklist `CHECKS`. Never raises for a bundle that is wrong.
-
-    With a `state`, what was verified before is not judged again: the log must extend it, and once all holds, it is kept
-    there. Raises StoreError for a state that cannot be used, or where there is no room to work.
+    """Run the checklist `CHECKS`. Never raises for a wrong bundle. With a `state`, previously verified entries are not
+    checked again: the log must extend them, and a passed log is kept in the state. Raises StoreError for an unusable
+    state, or if there is no room to work.
     """
     if state is None:
         with closing(SeenOnDisk()) as temporary:
@@ -72,7 +71,7 @@ def _attempt(number: int, step: Callable[[], str], *, blocked: bool) -> Check:
         return Check(number, title, None, str(reason))
     except NotReached:
         return Check(number, title, None, NOT_REACHED)
-    except StoreError:  # says nothing of the bundle
+    except StoreError:  # the bundle is not at fault
         raise
     except LedgerError as error:
         return Check(number, title, False, str(error))

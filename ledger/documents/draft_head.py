@@ -45,7 +45,8 @@ class DraftHeadPublication(Document, tag="kolm.head_publication.v1", frozen=True
 class DraftHeadWithdrawal(Document, tag="kolm.head_withdrawal.v1", frozen=True):
     """A `kolm.head_withdrawal.v1` document. Signed by a `publisher` or an `operator`; final, under every name.
 
-    A withdrawn head is never loaded again, not even after another publication: publish a better head."""
+    A withdrawn head is never loaded again, not even after another publication: publish a better head.
+    """
 
     SIGNERS: ClassVar = ("publisher", "operator")
 

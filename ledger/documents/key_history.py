@@ -50,7 +50,8 @@ class KeyHistory:
     def open(self, index: int, envelope: Envelope) -> Document:
         """`open_document` with the keys of `index`. Raises FormatError, SignatureError.
 
-        A rotation is opened with its new key among the trusted keys: the other signature vouches for it."""
+        A rotation is opened with its new key among the trusted keys: the other signature vouches for it.
+        """
         trusted = self.at(index)
         if envelope.payload_type == payload_type("key"):
             trusted = _with_successor(trusted, read_document(envelope))

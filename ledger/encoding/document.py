@@ -84,7 +84,8 @@ FileName = Annotated[
 class Seed(int):
     """A 64-bit sampling seed: a number in a document if every JSON reader keeps it exactly, else decimal text.
 
-    RFC 8785 Appendix D: integers beyond 2^53 − 1 are strings. Each seed has exactly one form."""
+    RFC 8785 Appendix D: integers beyond 2^53 − 1 are strings. Each seed has exactly one form.
+    """
 
     @classmethod
     def read(cls, value: object) -> Seed:

@@ -75,7 +75,8 @@ def sign(payload: bytes, payload_type: str, key: Signer) -> Envelope:
 def verify(envelope: Envelope, trusted: TrustedKeys, role: str, threshold: int = 1) -> bytes:
     """The payload, if at least `threshold` different keys trusted for `role` signed it. Raises SignatureError.
 
-    Other signatures are ignored, as DSSE requires ("Multi-signature Verification")."""
+    Other signatures are ignored, as DSSE requires ("Multi-signature Verification").
+    """
     signers = verified_signers(envelope, trusted.keys(role))
     if len(signers) < threshold:
         raise SignatureError(f"{len(signers)} of {threshold} needed signatures are by keys trusted for role {role}")

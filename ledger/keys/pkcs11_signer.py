@@ -2,7 +2,8 @@
 
     pkcs11:token=kolm;object=log?module-path=/usr/lib/softhsm/libsofthsm2.so
 
-The private key never leaves the device. It was made there before, with its public key under the same label."""
+The private key never leaves the device. It was made there before, with its public key under the same label.
+"""
 
 from __future__ import annotations
 

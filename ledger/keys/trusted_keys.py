@@ -102,7 +102,8 @@ class TrustedKeys:
     def load(cls, directory: Path, *, retired: bool = True) -> TrustedKeys:
         """The keys in a directory's `<role>.pub` and `<role>-*.pub` files, and its threshold. Raises KeyFileError.
 
-        With `retired`, also the keys in its folder `retired`, which have signed old entries."""
+        With `retired`, also the keys in its folder `retired`, which have signed old entries.
+        """
         folders = [directory, directory / RETIRED] if retired and (directory / RETIRED).is_dir() else [directory]
         try:
             keys = {role: tuple(_load_all(folders, role)) for role in ROLES}

@@ -28,7 +28,8 @@ class Admitted:
     """An envelope (its canonical bytes) whose document and signatures are valid. Their SHA-256 identifies it in the
     log.
 
-    `content` has the layout of `content_seal.packed`. `trusted` has the keys that the signatures were checked with."""
+    `content` has the layout of `content_seal.packed`. `trusted` has the keys that the signatures were checked with.
+    """
 
     envelope: bytes
     envelope_digest: bytes

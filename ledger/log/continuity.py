@@ -59,7 +59,9 @@ def check_extends(
         raise RolledBack(
             f"the database is older than the log: it holds {size} entries ({_name(signed)}), but {keeper} has seen "
             f"{_name(seen)}. An old backup was restored: bring back the database that holds entry "
-            f"{seen.size - 1}. If it is lost for good, this log has ended: begin a new one, under another origin"
+            f"{seen.size - 1}. If it is lost for good, this log has ended: begin a new one, under another origin",
+            size,
+            seen.size,
         )
     if tree_root(seen.size, hashes) != seen.root:
         raise ChainError(seen.size - 1, f"the entries up to here are not those of {_name(seen)} in {keeper}")

@@ -46,7 +46,8 @@ class StoredReceipt:
 class ProvenReceipts:
     """A page of receipts, the multi-proof of their leaves under `head`, and, in a complete list, the other entries.
 
-    `more` is true if matches (in a complete list: entries) follow this page."""
+    `more` is true if matches (in a complete list: entries) follow this page.
+    """
 
     head: TreeHead
     rows: tuple[ReceiptRow, ...]
@@ -129,7 +130,8 @@ class LedgerReader:
         """The receipts that match among the next entries (at most `limit`) of the filter's index range, and all other
         entries of it.
 
-        `narrow.outcome` must be None: a receipt does not contain its outcome, so the outcome cannot be proven."""
+        `narrow.outcome` must be None: a receipt does not contain its outcome, so the outcome cannot be proven.
+        """
         head = self.head()
         start = min(max(after + 1, narrow.min_index or 0), head.size)
         last = head.size - 1 if narrow.max_index is None else min(narrow.max_index, head.size - 1)

@@ -15,7 +15,8 @@ class WriterLock:
     def __init__(self, guarded: Path) -> None:
         """Raises StoreLocked if another process, or another store in this process, holds the lock.
 
-        The lock is in the folder of the file that links resolve to: two links to one file are one ledger."""
+        The lock is in the folder of the file that links resolve to: two links to one file are one ledger.
+        """
         resolved = Path(os.path.realpath(guarded))
         self.path = resolved.with_name(resolved.name + ".lock")
         try:

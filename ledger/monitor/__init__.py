@@ -1,1 +1,1 @@
-"""A monitor of a log: checks all that is new, keeps a summary, and says what is wrong. No network, no SQL."""
+"""A monitor of a log: it checks new entries, keeps a summary, and reports findings. No network, no SQL."""

@@ -1,4 +1,4 @@
-"""A finding of a monitor: something about the log that a person has to hear of."""
+"""The findings of a monitor, which a person has to know."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ UNREPLAYABLE, PROMISE, HEAD, UNKNOWN = "UNREPLAYABLE", "PROMISE", "HEAD", "UNKNO
 CONTRADICTION, DATED_AHEAD = "CONTRADICTION", "DATED_AHEAD"
 
 WARNINGS = frozenset((DATED_AHEAD,))
-"""Kinds that a person has to hear of, and that nobody can mend: a monitor that tells them goes on."""
+"""Kinds that a person has to know and cannot repair: a monitor reports them and continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two checkpoints that a log has signed, the older first (as far as their sizes say), as signed notes.
-
-    Of one size, they are proof of a fork by themselves. Where the sizes differ, `shown_root` is the root that the newer
-    tree has over the older one's entries, and `proof` (RFC 6962 section 2.1.2) leads from there to the newer root: with
-    another root in the older note, that is proof too. Both are empty where the log showed nothing of the kind.
+    """Two checkpoints that a log has signed, by rising size, as signed notes.  Two of one size prove a fork. If the
+    sizes differ, `shown_root` is the newer tree's root over the older checkpoint's entries, and `proof` (RFC 6962
+    section 2.1.2) leads from it to the newer root: with another root in the older note, that is a proof too. Both are
+    empty if the log showed no such proof.
     """
 
     older: bytes
@@ -49,7 +48,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`key` names what was found: a finding that lasts keeps its key. `entry` is the index that it is about."""
+    """One finding. `key` identifies it: a lasting finding keeps its key. `entry` is the index of its entry."""
 
     kind: str
     key: str
@@ -62,7 +61,7 @@ class Finding:
 
     @property
     def is_warning(self) -> bool:
-        """Whether the log is in order for all that."""
+        """Whether the log is in order in spite of it."""
         return self.kind in WARNINGS
 
     def to_document(self) -> dict[str, Any]:

@@ -21,11 +21,10 @@ from ledger.witness.tlog_policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The demands of the monitor's owner on the log; None asks nothing.
-
-    `policy` names the witnesses by whose word the log's age is counted; without one, its age is how long the monitor
-    has seen nothing new. `since` is the first entry about which findings are told: what was found before is known.
-    `lag` is how far behind the log its files may be: what is due is counted as of then.
+    """The demands of the monitor's owner on the log; None demands nothing. `policy` names the witnesses whose
+    cosignatures date the log; without a policy, its age is the time since the last growth that the monitor saw. `since`
+    is the first entry whose findings are reported. `lag` is the largest delay of the log's files: deadlines are
+    compared with the time before it.
     """
 
     policy: Policy | None = None
@@ -37,13 +36,13 @@ class Limits:
 
     @property
     def witnessed(self) -> bool:
-        """Whether checkpoints count from when witnesses have cosigned them."""
+        """Whether witnesses date the checkpoints."""
         return self.policy is not None and self.policy.asks_for_witnesses
 
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """A caller's promise: where it was kept, and its signed bytes."""
+    """A caller's promise: the name of its file, and its signed bytes."""
 
     name: str
     data: bytes
@@ -52,7 +51,7 @@ class Promised:
 def judge(
     summary: Summary, memory: MonitorMemory, limits: Limits, promised: tuple[Promised, ...], now: datetime
 ) -> list[Finding]:
-    """`promised` are those that may be judged: the caller has read the log to its end. Raises StoreError."""
+    """The findings. `promised` has the promises to judge: the caller has read the log to its end. Raises StoreError."""
     as_of = _as_of(summary, limits, now)
     return [
         *_forks(memory),
@@ -71,7 +70,9 @@ def judge(
 
 
 def _as_of(summary: Summary, limits: Limits, now: datetime) -> datetime:
-    """When the log is known to have held no more: entries after the witnessed checkpoint are not missing yet."""
+    """The time until which the log is known to have held no more entries: entries after the witnessed checkpoint are
+    not missing yet.
+    """
     as_of, head = now - limits.lag, summary.head
     if limits.witnessed and head is not None and head.vouched_at is not None:
         return min(as_of, datetime.fromtimestamp(head.vouched_at, UTC))
@@ -79,7 +80,7 @@ def _as_of(summary: Summary, limits: Limits, now: datetime) -> datetime:
 
 
 def _forks(memory: MonitorMemory) -> Iterator[Finding]:
-    """A fork is for ever, whatever the log shows now."""
+    """Forks, which last whatever the log shows later."""
     for evidence in memory.accusations(kinds.FORK)[:1]:
         yield Finding(kinds.FORK, kinds.FORK, "the log has signed two histories", evidence=evidence)
 
@@ -90,7 +91,7 @@ def _deviations(summary: Summary, limits: Limits) -> Iterator[Finding]:
         verdict = max(standing)
         message = (
             f"entry {verdict}: a replay of the receipt at entry {summary.deviations[verdict]} came out differently "
-            f"({len(standing)} such verdicts stand; operators end one by `kolm halts resume`)"
+            f"({len(standing)} such verdicts without a resume; operators end one by `kolm halts resume`)"
         )
         yield Finding(kinds.DEVIATION, f"{kinds.DEVIATION}:{verdict}", message, verdict)
 
@@ -99,7 +100,7 @@ def _inconsistent(summary: Summary, limits: Limits) -> Iterator[Finding]:
     newest = summary.newest_inconsistent
     if newest is not None and newest[0] >= limits.since:
         message = (
-            f"entry {newest[0]}: what another engine served, at entry {newest[1]}, is not what the weights would give "
+            f"entry {newest[0]}: the output of another engine, at entry {newest[1]}, is inconsistent with the weights "
             f"({summary.inconsistent} such verdicts)"
         )
         yield Finding(kinds.INCONSISTENT, f"{kinds.INCONSISTENT}:{newest[0]}", message, newest[0])
@@ -149,7 +150,7 @@ def _unreplayable(memory: MonitorMemory, limits: Limits) -> Iterator[Finding]:
     count, first = memory.unreplayable(limits.since)
     if count > limits.max_unreplayable:
         message = (
-            f"{count} receipts could not be replayed or checked, which is not a pass: first that in entry {first}; "
+            f"{count} receipts could not be replayed or checked, which is not a pass: first in entry {first}; "
             f"{limits.max_unreplayable} are allowed"
         )
         yield Finding(kinds.UNREPLAYABLE, kinds.UNREPLAYABLE, message, first)
@@ -164,7 +165,7 @@ def _heads(summary: Summary, limits: Limits) -> Iterator[Finding]:
 
 
 def _unknown(summary: Summary, limits: Limits) -> Iterator[Finding]:
-    """A log goes on under a monitor that is older than it, and somebody hears that not everything was judged."""
+    """An unknown kind: an older monitor continues with the log, and reports that not every entry was checked."""
     if summary.newest_unknown is not None and summary.newest_unknown[0] >= limits.since:
         index, name = summary.newest_unknown
         message = (
@@ -208,7 +209,7 @@ def _age(summary: Summary, limits: Limits, now: datetime) -> Iterator[Finding]:
             yield Finding(kinds.STALE, kinds.STALE, str(error))
         return
     seen_at = datetime.fromtimestamp(head.seen_at, UTC)
-    grown_at = min(seen_at, _latest(summary) or seen_at)  # a log that had stopped before it was first looked at
+    grown_at = min(seen_at, _latest(summary) or seen_at)  # a log that had stopped before the first poll
     if now - grown_at > limits.max_age:
         message = f"the log has not grown since {grown_at:%Y-%m-%d %H:%M:%S} UTC, at {summary.size} entries"
         yield Finding(kinds.STALE, kinds.STALE, message)

@@ -1,4 +1,4 @@
-"""The memory of a monitor: the facts about a log that spare reading it again."""
+"""The contract of a monitor's memory: facts about a log, so that it is read once."""
 
 from __future__ import annotations
 
@@ -11,32 +11,34 @@ from ledger.monitor.finding import Evidence
 
 
 class MonitorMemory(SeenEntries, Protocol):
-    """Durability: what was written in a batch is on disk when the batch is left; a crash leaves all of it or nothing.
-    Concurrency: one process, one thread. Errors: StoreError.
+    """Durability: the writes of a batch are on disk at its end; a crash leaves all of them or none. Concurrency: one
+    process, one thread. Errors: StoreError.
     """
 
     def load(self) -> dict[str, Any] | None:
-        """The summary that was saved last; None for a log that was never seen."""
+        """The last saved summary; None for a new log."""
         ...
 
     def save(self, summary: dict[str, Any]) -> None:
-        """Keep a summary, JSON, in the place of the last one."""
+        """Replace the summary, which is JSON."""
         ...
 
     def batch(self) -> AbstractContextManager[None]:
-        """All writes inside, or, where an error leaves it, none."""
+        """A transaction: all writes inside, or none if the block raises."""
         ...
 
     def holds(self, digests: Iterable[bytes]) -> int:
-        """How many of some `kept_digest`s the receipts have."""
+        """The number of these `kept_digest`s that have a receipt."""
         ...
 
     def unreplayable(self, since: int) -> tuple[int, int]:
-        """How many receipts from an index on have a newest verdict of `NO_ANSWERS`, and the first's index."""
+        """The number of receipts from an index on whose newest verdict is in `NO_ANSWERS`, and the first one's
+        index.
+        """
         ...
 
     def accuse(self, kind: str, evidence: Evidence) -> None:
-        """Keep evidence; the same once, and a bounded number in all."""
+        """Keep evidence once, and a bounded number of each kind."""
         ...
 
     def accusations(self, kind: str) -> list[Evidence]:
@@ -44,9 +46,9 @@ class MonitorMemory(SeenEntries, Protocol):
         ...
 
     def told(self) -> set[str]:
-        """Keys of the findings that somebody has been told of."""
+        """The keys of the reported findings."""
         ...
 
     def tell(self, keys: Iterable[str]) -> None:
-        """Keep these keys in the place of the last ones."""
+        """Replace the keys of the reported findings."""
         ...

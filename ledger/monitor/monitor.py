@@ -1,11 +1,11 @@
-"""Follows a log: every new checkpoint, every entry under it, and what is owed and promised.
+"""Follows a log: every new checkpoint, every entry under it, owed replays and promises.
 
     monitor = Monitor(memory, trusted, limits)
-    monitor.poll(files, now)             # as often as you like; reads only what is new
+    monitor.poll(files, now)             # repeat it; reads only new entries
     for finding in monitor.findings(promises, now): ...
 
-Entries are taken in batches, each proven to be of the newest signed tree before it is kept. So a crash costs a batch,
-nothing unproven is remembered, and memory does not grow with the log.
+Entries are read in batches, each proven to be in the newest signed tree before it is kept. So a crash costs a batch, no
+unproven entry is kept, and memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ledger.tree.tile import TileHashes
 from ledger.witness.freshness import quorum_time
 
 _BATCH = 4096
-"""Entries that a crash costs, and that are taken between two writes of the summary."""
+"""Entries between two writes of the summary, which a crash may lose."""
 
 
 class _Told(Exception):
-    """Ends a look with a finding."""
+    """Raised to end a poll with a finding."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -45,10 +45,10 @@ class _Told(Exception):
 
 
 class Monitor:
-    """One log. Not for several threads."""
+    """The monitor of one log. Not thread-safe."""
 
     def __init__(self, memory: MonitorMemory, trusted: TrustedKeys, limits: Limits) -> None:
-        """Raises StoreError, also for a memory of other keys' making."""
+        """Raises StoreError, also for a memory made with other keys."""
         self._memory = memory
         self._trusted = trusted
         self._limits = limits
@@ -58,13 +58,12 @@ class Monitor:
 
     @property
     def size(self) -> int:
-        """The entries that were checked so far."""
+        """The number of checked entries."""
         return self._summary.size
 
     def poll(self, files: TileFiles, now: datetime) -> None:
-        """Read what is new. Faults in it become findings.
-
-        Raises only where the log cannot be reached: NotFound without a checkpoint, the errors of `files`, StoreError.
+        """Read new entries. Their faults become findings. Raises only if the log cannot be read: NotFound without a
+        checkpoint, the errors of `files`, StoreError.
         """
         self._complete, note = False, read_checkpoint(files)
         self._of_this_look = None
@@ -77,7 +76,7 @@ class Monitor:
             self._of_this_look = told.finding
 
     def findings(self, promised: tuple[Promised, ...], now: datetime) -> list[Finding]:
-        """All that is wrong by now, whether or not a look has got through; lasting things each time."""
+        """All present findings, also after a failed poll; lasting findings each time."""
         current = [] if self._of_this_look is None else [self._of_this_look]
         known = promised if self._complete else ()
         standing = judge(self._summary, self._memory, self._limits, known, now)
@@ -90,7 +89,7 @@ class Monitor:
         return Summary.from_document(saved, self._trusted, self._memory)
 
     def _accepted(self, note: bytes, files: TileFiles, now: datetime) -> Checkpoint:
-        """The checkpoint, if the log signed it and it extends what was seen; then it is remembered."""
+        """The checkpoint, if the log signed it and it extends the known tree; it is then kept."""
         head = self._opened(note, files)
         seen = self._summary.head
         if seen is not None:
@@ -112,7 +111,7 @@ class Monitor:
             keys = self._summary.walk.keys
             try:
                 _check_signed(note, head, keys)
-            except SignatureError:  # a key may have been replaced in the entries to come
+            except SignatureError:  # a key may have been replaced in later entries
                 ahead = (data for data in self._entries(files, head) if KEY_ENTRY in data)
                 _check_signed(note, head, key_history(keys, ahead))
         except (FormatError, SignatureError, ProofError, NotFound) as error:
@@ -148,7 +147,7 @@ class Monitor:
             raise self._forked(Evidence(seen.note, note, shown, proof), old, head)
 
     def _forked(self, evidence: Evidence, old: Checkpoint, head: Checkpoint) -> _Told:
-        message = f"the log has signed {head.size} entries that do not hold the {old.size} that it had signed before"
+        message = f"the log has signed {head.size} entries that do not extend the {old.size} signed before"
         if old.size == head.size:
             message = f"the log has signed two different trees of {old.size} entries"
         return self._accused(kinds.FORK, evidence, message)
@@ -164,7 +163,7 @@ class Monitor:
             return None
         try:
             vouched = quorum_time(policy, policy.cosigned(Note.from_bytes(data)))
-        except SignatureError:  # of a witness: as if it had not signed
+        except SignatureError:  # of a witness: treated as missing
             return None
         return None if vouched is None else vouched.timestamp()
 
@@ -172,7 +171,7 @@ class Monitor:
         return TiledTree(files, head.size).entries(self._summary.size)
 
     def _read(self, files: TileFiles, head: Checkpoint, now: datetime) -> None:
-        """Take all entries that are new under a checkpoint, and were there at `now`."""
+        """Read all new entries under a checkpoint, which existed at `now`."""
         self._summary.walk.clock.now_is(now)
         hashes, entries = TileHashes(TiledTree(files, head.size)), self._entries(files, head)
         while self._summary.size < head.size:
@@ -182,25 +181,25 @@ class Monitor:
             except CheckFailed as failed:
                 raise _Told(Finding(kinds.INVALID, kinds.INVALID, str(failed), failed.index)) from failed
             except (FormatError, ProofError, NotFound) as error:
-                message = f"the entries that the log shows are not those that it has signed: {error}"
+                message = f"the entries that the log shows are not the signed ones: {error}"
                 raise _Told(Finding(kinds.UNPROVEN, kinds.UNPROVEN, message)) from error
 
     def _check_key(self, data: bytes, head: Checkpoint) -> None:
-        """Now that all entries have been read: the checkpoint's key had not been replaced before."""
+        """Check, after all entries have been read, that the checkpoint's key was not replaced before."""
         try:
             _check_signed(Note.from_bytes(data), head, self._summary.walk.keys)
         except SignatureError as error:
             raise _Told(Finding(kinds.CHECKPOINT, kinds.CHECKPOINT, str(error))) from error
 
     def _take(self, entries: Iterator[bytes], head: Checkpoint, hashes: TileHashes) -> None:
-        """Take a batch; where it does not hold, the summary is as it was."""
+        """Read a batch; an invalid batch does not change the summary."""
         summary, start = self._summary, self._summary.size
         try:
             for data in entries:
                 summary.take(data)
             size = summary.size
             if size == start:
-                raise ProofError(f"no entries come after entry {size}")
+                raise ProofError(f"the log shows no entries after entry {size}")
             proof = consistency_proof(size, head.size, hashes)
             verify_consistency(size, head.size, proof, summary.walk.frontier.root(), head.root)
             self._memory.save(summary.to_document())
@@ -210,5 +209,5 @@ class Monitor:
 
 
 def _check_signed(note: Note, head: Checkpoint, keys: KeyHistory) -> None:
-    """Raises SignatureError unless a key signed that was the log's for this size."""
+    """Raises SignatureError unless a key signed that was the log's key for this size."""
     verify_note(note, head.origin, keys.at(max(head.size - 1, 0)).keys("log"))

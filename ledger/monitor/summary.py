@@ -1,7 +1,7 @@
-"""The memory that a monitor has of a log: the newest checkpoint, and the entries up to some index, folded.
+"""A monitor's summary of a log: the newest checkpoint, and the fold of the entries up to an index.
 
-It grows with the open work of auditors, with halts and replaced keys, and not with the log. `MonitorMemory`
-holds what grows with the log: the receipts' ids and their newest outcomes.
+It grows with the open work of auditors, with halts and replaced keys, and not with the log. `MonitorMemory` holds the
+state that grows with the log: the receipts' ids and their newest outcomes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _VERSION = 5
 
 @dataclass(frozen=True, slots=True)
 class SeenHead:
-    """The newest checkpoint that was accepted, when it was first seen, and when a quorum of witnesses had cosigned one
-    (POSIX seconds; None where none has).
+    """The newest accepted checkpoint, the time when it was first seen, and the time of a quorum's cosignatures (POSIX
+    seconds; None without a quorum).
     """
 
     note: bytes
@@ -50,16 +50,18 @@ class SeenHead:
 
 @dataclass(slots=True)
 class Summary:
-    """Folded entries. `late`, `breaches` and `contradictions` are counted; the newest of each is kept."""
+    """The folded entries. `late`, `breaches` and `contradictions` are counts; the newest of each is kept."""
 
     walk: LogWalk
     head: SeenHead | None = None
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
     deviations: dict[int, int] = field(default_factory=dict)
-    """The receipt of each DEVIATION verdict that stands: operators have not resumed what it halted."""
+    """The receipt of each DEVIATION verdict whose halt has no resume."""
     inconsistent: int = 0
     newest_inconsistent: tuple[int, int] | None = None
-    """Verdicts that outputs are not those of the weights, counted; the newest one's entry, and its receipt's."""
+    """The number of verdicts that outputs are inconsistent with the weights; the entry of the newest one, and its
+    receipt's.
+    """
     late: int = 0
     newest_late: Obligation | None = None
     breaches: int = 0
@@ -68,9 +70,9 @@ class Summary:
     newest_contradiction: Contradiction | None = None
     heads_published: dict[str, str] = field(default_factory=dict)
     heads_used: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """The base that a draft head was first used on, and the entry."""
+    """The first base of each draft head, and the entry."""
     newest_unknown: tuple[int, str] | None = None
-    """The newest entry of a kind that this version does not know, and the kind's name."""
+    """The newest entry of an unknown kind, and the kind's name."""
     _rotations: list[tuple[int, Envelope]] = field(default_factory=list)
 
     @classmethod
@@ -79,7 +81,7 @@ class Summary:
 
     @property
     def size(self) -> int:
-        """The entries that have been folded."""
+        """The number of folded entries."""
         return self.walk.frontier.size
 
     def take(self, data: bytes) -> None:
@@ -119,20 +121,20 @@ class Summary:
                 self.newest_unknown = (entry.index, document.type)
 
     def _misjudged(self, verdict: Verdict) -> bool:
-        """Whether a verdict says CONSISTENT of what the announced thresholds do not allow."""
+        """Whether a verdict is CONSISTENT beyond the announced thresholds."""
         policy = self.obligations.policy
         allowed = None if policy is None else policy.reference
         return allowed is not None and verdict.reference is not None and allowed.exceeded(verdict.reference) is not None
 
     def _resume(self, resume: Resume, open_before: tuple[OpenHalt, ...]) -> None:
-        """A deviation in a scope that was halted already has no halt of its own: it is settled with the last one."""
+        """Settle the deviations of a resumed scope: a deviation in a halted scope has no separate halt."""
         still = {halt.halt.verdict_index for halt in self.walk.halts.open}
         lifted = {halt.halt.verdict_index for halt in open_before if halt.halt_index == resume.halt_index}
         gone = lifted - still if still else set(self.deviations)
         self.deviations = {verdict: receipt for verdict, receipt in self.deviations.items() if verdict not in gone}
 
     def to_document(self) -> dict[str, Any]:
-        """JSON, for `MonitorMemory.save`."""
+        """The summary as JSON, for `MonitorMemory.save`."""
         head, walk = self.head, self.walk
         return {
             "version": _VERSION,
@@ -161,16 +163,14 @@ class Summary:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], trusted: TrustedKeys, seen: SeenEntries) -> Summary:
-        """Reads the output of `to_document`, under the keys that are trusted now.
-
-        Raises StoreError where it is damaged, and SignatureError where the keys do not vouch for a replacement that
-        the earlier ones did.
+        """Read the output of `to_document` with the present trusted keys. Raises StoreError if it is damaged,
+        SignatureError if the keys do not vouch for a replacement that earlier keys vouched for.
         """
         try:
             if document["version"] != _VERSION:
                 raise StoreError(
-                    f"the monitor's state is of version {document['version']}, expected {_VERSION}; keep it, as it has "
-                    "what the log had signed, and name another file with --state: the log is read from its first entry"
+                    f"the monitor's state is of version {document['version']}, expected {_VERSION}; keep it as "
+                    "evidence, and name another file with --state: the log is read from its first entry"
                 )
             return cls._read(document, trusted, seen)
         except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:

@@ -35,7 +35,8 @@ class SqlInspection:
     def open(cls, target: Path | str, content_keys: Path | str | None = None) -> Self:
         """Open the databases that `SqlEntryStore.open_for_reading` opens, also if tables are missing.
 
-        Raises NotFound, StoreDamaged if the schema cannot be read, StoreError if the database is not a ledger."""
+        Raises NotFound, StoreDamaged if the schema cannot be read, StoreError if the database is not a ledger.
+        """
         database = connect_for_reading(target)
         connection = keys = None
         try:

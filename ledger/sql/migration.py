@@ -1,6 +1,7 @@
 """Migration of an earlier version's tables to this version: step by step, in one transaction.
 
-Signed bytes are never changed: steps change columns, indexes and views, and fill them from the entries."""
+Signed bytes are never changed: steps change columns, indexes and views, and fill them from the entries.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Tables of the ledger: made in an empty database, recognised in a used one, searched for in a damaged one.
 
-All rows can be derived again, except entry bytes, contents and the rows of expiries."""
+All rows can be derived again, except entry bytes, contents and the rows of expiries.
+"""
 
 from __future__ import annotations
 

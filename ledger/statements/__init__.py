@@ -1,1 +1,1 @@
-"""Entries of the log in the formats of others: SCITT signed statements with COSE Receipts."""
+"""Entries of the log in other formats: SCITT signed statements with COSE Receipts."""

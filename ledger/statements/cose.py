@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cbor2
@@ -18,7 +19,7 @@ ISSUER, SUBJECT = 1, 2
 
 _EDDSA = -8
 _TAG = 18
-_LONGEST = 1 << 20  # bytes that are read: an entry has 64 KiB at most
+_LONGEST = 1 << 20  # the most bytes to read: an entry has 64 KiB at most
 
 
 def encode(value: object) -> bytes:
@@ -37,28 +38,35 @@ def decode(data: bytes) -> Any:
     return value
 
 
-def decode_message(data: bytes) -> tuple[bytes, Mapping[Any, Any], bytes | None, bytes]:
-    """Protected and unprotected header, payload and signature of a tagged COSE_Sign1 in deterministic CBOR.
+@dataclass(frozen=True, slots=True)
+class Sign1:
+    """The parts of a COSE_Sign1; `payload` is None if it is detached."""
 
-    Raises FormatError for anything else.
-    """
+    protected: bytes
+    unprotected: Mapping[Any, Any]
+    payload: bytes | None
+    signature: bytes
+
+
+def decode_message(data: bytes) -> Sign1:
+    """The parts of a tagged COSE_Sign1 in deterministic CBOR. Raises FormatError for anything else."""
     tag = decode(data)
     if not isinstance(tag, cbor2.CBORTag) or tag.tag != _TAG:
         raise FormatError("statement", "expected a tagged COSE_Sign1")
     match tag.value:
         case [bytes() as protected, Mapping() as unprotected, bytes() | None as payload, bytes() as signature]:
-            return protected, unprotected, payload, signature
+            return Sign1(protected, unprotected, payload, signature)
     raise FormatError("statement", "expected a protected and an unprotected header, a payload and a signature")
 
 
 def protected_header(key_id: str, issuer: str, subject: str, more: dict[int, Any]) -> bytes:
-    """The header that is signed: EdDSA, whose key, and who says something about what."""
+    """The signed header: EdDSA, the key, issuer and subject."""
     claims = {ISSUER: issuer, SUBJECT: subject}
     return encode({ALGORITHM: _EDDSA, KEY_ID: key_id.encode(), CLAIMS: claims} | more)
 
 
 def to_be_signed(protected: bytes, payload: bytes) -> bytes:
-    """The Sig_structure (RFC 9052 section 4.4). Its first bytes are those of neither a DSSE nor a signed note."""
+    """The Sig_structure (RFC 9052 section 4.4). Its first bytes differ from a DSSE's and from a signed note's."""
     return encode(["Signature1", protected, b"", payload])
 
 
@@ -68,5 +76,5 @@ def sign(protected: bytes, payload: bytes, key: Signer) -> bytes:
 
 
 def message(protected: bytes, unprotected: dict[int, Any], payload: bytes | None, signature: bytes) -> bytes:
-    """A tagged COSE_Sign1; the payload is detached where it is None."""
+    """A tagged COSE_Sign1; `payload` None is a detached payload."""
     return encode(cbor2.CBORTag(_TAG, [protected, unprotected, payload, signature]))

@@ -1,7 +1,7 @@
 """Transparent statements (RFC 9943): an entry of the log in a COSE_Sign1, with a COSE Receipt (RFC 9942) of the log.
 
-The payload is the entry's bytes: canonical JSON that holds the receipt as its issuer signed it. They are also the leaf,
-so the statement and its COSE Receipt are about the same thing without a rule of ours (ADR 0066).
+The payload is the entry's bytes: canonical JSON with the receipt as its issuer signed it. They are also the leaf, so
+the statement and its COSE Receipt have one subject without a further rule (ADR 0066).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A transparent statement that was read: an entry, and who says by which signature that the log holds it."""
+    """A parsed transparent statement: an entry, its issuer's signature, and the logs' receipts."""
 
     protected: bytes
     entry: bytes
@@ -49,24 +49,24 @@ class Statement:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Statement:
-        """Raises FormatError. Holding one proves nothing."""
-        protected, unprotected, entry, signature = cose.decode_message(data)
-        match unprotected:
-            case {394: [*receipts]} if len(unprotected) == 1 and all(isinstance(each, bytes) for each in receipts):
+        """Read a statement. It proves nothing: check `issuer` and `prove_cose_receipt`. Raises FormatError."""
+        read = cose.decode_message(data)
+        match read.unprotected:
+            case {394: [*receipts]} if len(read.unprotected) == 1 and all(isinstance(each, bytes) for each in receipts):
                 pass
             case _:
                 raise FormatError("statement", "expected COSE Receipts (394) in the unprotected header")
-        if entry is None or not receipts:
+        if read.payload is None or not receipts:
             raise FormatError("statement", "expected an entry as the payload, and a COSE Receipt")
-        return cls(protected, entry, signature, tuple(receipts))
+        return cls(read.protected, read.payload, read.signature, tuple(receipts))
 
     def issuer(self, receipt_id: str, keys: Iterable[PublicKey]) -> PublicKey:
-        """The one of `keys` that has signed the statement. Raises SignatureError."""
+        """The key among `keys` that has signed the statement. Raises SignatureError."""
         for key in keys:
             if self.protected == _statement_header(key.key_id, receipt_id):
                 key.verify(cose.to_be_signed(self.protected, self.entry), self.signature)
                 return key
-        raise SignatureError("the statement is by none of the keys that you trust")
+        raise SignatureError("no trusted key has signed the statement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +82,43 @@ class ProvenPlace:
 def prove_cose_receipt(
     data: bytes, entry: bytes, receipt_id: str, keys_of: Callable[[str], Iterable[PublicKey]]
 ) -> ProvenPlace:
-    """Where a log says, by a key that `keys_of` has for its name, that it holds the entry.
+    """The tree that a log has signed, by a key that `keys_of` has for its name, and the entry's place in it.
 
     Raises FormatError, ProofError, SignatureError.
     """
-    protected, unprotected, payload, signature = cose.decode_message(data)
-    match unprotected:
-        case {396: {-1: [bytes() as proof]}} if len(unprotected) == 1 and payload is None:
-            size, index, hashes = _proof(proof)
+    receipt = cose.decode_message(data)
+    match receipt.unprotected:
+        case {396: {-1: [bytes() as encoded]}} if len(receipt.unprotected) == 1 and receipt.payload is None:
+            proof = _Proof.from_bytes(encoded)
         case _:
             raise FormatError("COSE Receipt", "expected one inclusion proof (396, -1) and a detached payload")
-    match cose.decode(protected):
+    match cose.decode(receipt.protected):
         case {15: {1: str() as origin}}:
             pass
         case _:
             raise FormatError("COSE Receipt", "expected the name of a log (15, 1) in the protected header")
-    root = proven_root(leaf_hash(entry), index, size, hashes)
+    root = proven_root(leaf_hash(entry), proof.index, proof.size, proof.hashes)
     for key in keys_of(origin):
-        if protected == _receipt_header(key, origin, receipt_id):
-            key.verify(cose.to_be_signed(protected, root), signature)
-            return ProvenPlace(origin, index, size, key)
+        if receipt.protected == _receipt_header(key, origin, receipt_id):
+            key.verify(cose.to_be_signed(receipt.protected, root), receipt.signature)
+            return ProvenPlace(origin, proof.index, proof.size, key)
     raise SignatureError(f"the COSE Receipt is not about this receipt by a trusted key of the log {origin}")
 
 
-def _proof(data: bytes) -> tuple[int, int, list[bytes]]:
-    match cose.decode(data):
-        case [int() as size, int() as index, [*hashes]] if all(isinstance(each, bytes) for each in hashes):
-            return size, index, hashes
-    raise FormatError("COSE Receipt", "expected tree size, index and hashes as its proof")
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """An inclusion proof of RFC 9942: tree size, index and hashes."""
+
+    size: int
+    index: int
+    hashes: list[bytes]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _Proof:
+        match cose.decode(data):
+            case [int() as size, int() as index, [*hashes]] if all(isinstance(each, bytes) for each in hashes):
+                return cls(size, index, hashes)
+        raise FormatError("COSE Receipt", "expected tree size, index and hashes as its proof")
 
 
 def subject(receipt_id: str) -> str:
@@ -118,9 +127,8 @@ def subject(receipt_id: str) -> str:
 
 
 def cose_receipt(place: Place, receipt_id: str, log: Signer) -> bytes:
-    """The log's word, in COSE, that its tree holds the entry. Raises ProofError.
-
-    Signs the root of a tree of which the log has signed a checkpoint, and nothing else.
+    """The log's COSE Receipt of an entry. Raises ProofError. It signs only the root of a tree of which the log has
+    signed a checkpoint.
     """
     place.check()
     protected = _receipt_header(log.public, place.tree.origin, receipt_id)
@@ -130,7 +138,7 @@ def cose_receipt(place: Place, receipt_id: str, log: Signer) -> bytes:
 def check_cose_receipt(data: bytes, place: Place, receipt_id: str, logs: Iterable[PublicKey]) -> None:
     """Raises ProofError unless `data` is the COSE Receipt of this place, signed by one of `logs`, SignatureError.
 
-    Untrusted CBOR is not read: deterministic bytes are made anew and compared.
+    Untrusted CBOR is not parsed: the expected deterministic bytes are made and compared.
     """
     place.check()
     signature = data[-_SIGNATURE_BYTES:]
@@ -142,7 +150,7 @@ def check_cose_receipt(data: bytes, place: Place, receipt_id: str, logs: Iterabl
 
 
 def transparent_statement(entry: bytes, receipt_id: str, issuer: Signer, receipts: Sequence[bytes]) -> bytes:
-    """The statement of `issuer` that carries an entry, with COSE Receipts in its unprotected header."""
+    """The statement of `issuer` about an entry, with COSE Receipts in its unprotected header."""
     protected = _statement_header(issuer.key_id, receipt_id)
     unprotected: dict[int, Any] = {_RECEIPTS: list(receipts)}
     return cose.message(protected, unprotected, entry, cose.sign(protected, entry, issuer))

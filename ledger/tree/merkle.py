@@ -85,7 +85,8 @@ def tree_root(size: int, reader: HashReader) -> bytes:
 def inclusion_proof(index: int, size: int, reader: HashReader) -> tuple[bytes, ...]:
     """PATH(index, D[0:size]), RFC 6962 §2.1.1: the siblings from the leaf up. Reads O(log size) subtrees.
 
-    Raises ProofError if `index` is not below `size`, NotFound if the reader does not hold `size` leaves."""
+    Raises ProofError if `index` is not below `size`, NotFound if the reader does not hold `size` leaves.
+    """
     return inclusion_proofs((index,), size, reader)[0]
 
 
@@ -167,7 +168,8 @@ def proven_root(leaf: bytes, index: int, size: int, proof: Sequence[bytes]) -> b
 def verify_consistency(old: int, new: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes) -> None:
     """Raises ProofError unless `proof` shows that the tree of `new` leaves only appended to the tree of `old` leaves.
 
-    RFC 9162 §2.1.4.2; an empty old tree is a prefix of every tree, and equal sizes need equal roots."""
+    RFC 9162 §2.1.4.2; an empty old tree is a prefix of every tree, and equal sizes need equal roots.
+    """
     if not 0 <= old <= new:
         raise ProofError(f"a tree of {new} entries cannot contain one of {old}")
     if old in (0, new):

@@ -17,7 +17,8 @@ from ledger.tree.merkle import EMPTY_ROOT, Frontier, HashReader, node_hash, rang
 def multi_proof(indexes: Iterable[int], size: int, reader: HashReader) -> tuple[bytes, ...]:
     """The hashes that lead from the leaves at `indexes` to the root of the first `size` leaves. Empty for no indexes.
 
-    Raises ProofError if an index is not below `size`, NotFound if the reader does not hold `size` leaves."""
+    Raises ProofError if an index is not below `size`, NotFound if the reader does not hold `size` leaves.
+    """
     return _prove(sorted(set(indexes)), size, reader)
 
 
@@ -29,7 +30,8 @@ def range_proof(start: int, end: int, size: int, reader: HashReader) -> tuple[by
 def verify_multi_proof(leaves: Mapping[int, bytes], size: int, root: bytes, proof: Sequence[bytes]) -> None:
     """Raises ProofError unless the tree of `size` leaves under `root` has these leaf hashes at these indexes.
 
-    Other indexes are not proven. Without leaves only the empty proof is valid; the root of an empty tree is known."""
+    Other indexes are not proven. Without leaves only the empty proof is valid; the root of an empty tree is known.
+    """
     if size == 0 and root != EMPTY_ROOT:
         raise ProofError("the tree of no entries has another root")
     indexes = sorted(leaves)

@@ -1,8 +1,8 @@
-"""Cosignatures: a witness signs that, at some second, a checkpoint was the longest consistent one it had seen.
+"""Cosignatures: a witness signs that, at a given second, a checkpoint was the longest consistent one that it had seen.
 
 Follows c2sp.org/tlog-cosignature, type Ed25519 (`cosignature/v1`): a cosignature is a line of the checkpoint's note. A
-log asks for one by c2sp.org/tlog-witness, "add-checkpoint": with the size that the witness knows, a consistency proof
-and the new checkpoint.
+log asks for one by c2sp.org/tlog-witness, "add-checkpoint": with the witness's known size, a consistency proof and the
+new checkpoint.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _BYTES = 8 + 64
 
 PATH = "add-checkpoint"
 SEEN_PATH = "seen"
-"""Kolm's own, beside C2SP tlog-witness: the newest checkpoint that the witness has cosigned, as the log signed it."""
+"""A path of kolm's, not in C2SP tlog-witness: the newest cosigned checkpoint, as the log signed it."""
 
 SIZE_TYPE = "text/x.tlog.size"
-"""Content type of the answer 409: the tree size that the witness knows, a decimal and a newline."""
+"""Content type of the answer 409: the witness's known tree size, a decimal and a newline."""
 
 MAX_REQUEST_BYTES = MAX_NOTE_BYTES + 64 * 64
 _MOST_HASHES = 63
@@ -44,7 +44,7 @@ def cosign(text: str, name: str, key: Signer, seconds: int) -> NoteSignature:
 
 
 def cosigning_time(text: str, signature: NoteSignature, witness: VerifierKey) -> int:
-    """When `witness` cosigned the checkpoint of this note text, in POSIX seconds. Raises SignatureError."""
+    """The time of a cosignature by `witness` over this note text, in POSIX seconds. Raises SignatureError."""
     if len(signature.signature) != _BYTES:
         raise SignatureError(f"a cosignature by {witness.name} measures {_BYTES} bytes, not {len(signature.signature)}")
     (seconds,) = struct.unpack(">Q", signature.signature[:8])
@@ -55,10 +55,9 @@ def cosigning_time(text: str, signature: NoteSignature, witness: VerifierKey) ->
 
 
 def cosigners(note: Note, witnesses: Iterable[VerifierKey]) -> Mapping[VerifierKey, int]:
-    """The `witnesses` that have cosigned the note, and when (POSIX seconds, the latest of several).
-
-    Lines of others are skipped; a line by a known witness that does not hold condemns the note (c2sp.org/signed-note,
-    "Signatures"). Raises SignatureError.
+    """The `witnesses` that have cosigned the note, with the time (POSIX seconds, the latest of several). Lines of
+    others are ignored; an invalid line by a known witness invalidates the note (c2sp.org/signed-note, "Signatures").
+    Raises SignatureError.
     """
     known = {(witness.name, witness.key_id): witness for witness in witnesses}
     times: dict[VerifierKey, int] = {}
@@ -76,7 +75,7 @@ def _message(text: str, seconds: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AddCheckpoint:
-    """The body of add-checkpoint. `checkpoint` is a signed note, not looked into yet."""
+    """The body of add-checkpoint. `checkpoint` is a signed note, not yet read."""
 
     old_size: int
     proof: tuple[bytes, ...]

@@ -1,4 +1,4 @@
-"""Cosigned checkpoints, kept beside those that the log signed: one file each, merged as cosignatures come."""
+"""Cosigned checkpoints on disk: one file each, merged with new cosignatures."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _LARGEST_NOTE = 2**20
 
 
 class CosignatureStore:
-    """The notes of one log with the cosignatures collected for them, by tree size. Safe between threads.
-
-    Durable once `record` has returned. The newest 1,000 are kept: older ones are a convenience, since the log can prove
-    consistency from any size.
+    """The notes of one log with the cosignatures collected for them, by tree size. Thread-safe. Durable once `record`
+    has returned. The newest 1,000 are kept: older ones are not needed, because the log can prove consistency from any
+    size.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises StoreError where the folder cannot be made."""
+        """Raises StoreError if the folder cannot be made."""
         self._folder = folder
         self._lock = threading.Lock()
         try:
@@ -45,7 +44,7 @@ class CosignatureStore:
         return self._read(self._path(size))
 
     def record(self, size: int, note: Note) -> None:
-        """Keep a note, with all cosignatures of it that are known already. Raises StoreError."""
+        """Keep a note, with all its known cosignatures. Raises StoreError."""
         with self._lock:
             kept = self.note(size)
             merged = note if kept is None else merge(Note.from_bytes(kept), note)
@@ -72,11 +71,9 @@ class CosignatureStore:
 
 
 def newest_signed(folder: Path, keys: Iterable[PublicKey], origin: str | None) -> Checkpoint | None:
-    """The newest checkpoint of `origin` (of any log where None) in a folder of notes that one of the log's keys has
-    signed; None for none.
-
-    Other files are passed over: without the log's key, nobody can put evidence here. Raises StoreError where the folder
-    cannot be read.
+    """The newest checkpoint of `origin` (None: of any log) in a folder of notes that one of the log's keys has signed;
+    None without one. Other files are ignored: evidence needs the log's key. Raises StoreError if the folder cannot be
+    read.
     """
     keys = tuple(keys)
     try:
@@ -96,11 +93,11 @@ def _signed(path: Path, keys: tuple[PublicKey, ...], origin: str | None) -> Chec
         raise StoreError(f"cannot read {path}: {error.strerror}") from None
     except (FormatError, SignatureError):
         return None
-    return head if head.size == int(path.stem) else None  # or an older note under a newer name would hide the newest
+    return head if head.size == int(path.stem) else None  # an older note under a newer name must not hide the newest
 
 
 def merge(one: Note, other: Note) -> Note:
-    """One note with the signatures of both; of two by one key, the other's. Raises FormatError for two texts."""
+    """One note with the signatures of both; of two by one key, the second note's. Raises FormatError for two texts."""
     if one.text != other.text:
         raise FormatError("note", "is another checkpoint of the same size")
     lines = {(line.name, line.key_id): line for line in (*one.signatures, *other.signatures)}

@@ -1,4 +1,4 @@
-"""How old the newest state of a log is, by the word of those who have cosigned it."""
+"""The age of a log's newest state, by its cosignatures."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """`now` is the verifier's clock. `vouched_at` is when a quorum of witnesses had the checkpoint; None where nobody
-    did. `said_at` is the latest time that the log's own documents name, None where they name none: it says when the log
-    stopped, but by the operator's own clock.
+    """The times behind an age. `now` is the verifier's clock. `vouched_at` is the time when a quorum of witnesses had
+    the checkpoint; None without a quorum. `dated_at` is the latest time in the log's documents, None without one: it
+    shows when the log stopped, but by the operator's clock.
     """
 
     now: datetime
     vouched_at: datetime | None = None
-    said_at: datetime | None = None
+    dated_at: datetime | None = None
 
     @property
     def age(self) -> timedelta | None:
-        """How long ago that was, never below zero; None where nobody vouches, or by a time that is still to come."""
+        """The time since `vouched_at`, never below zero; None without a quorum, or with a future time."""
         if self.vouched_at is None or self.vouched_at > self.now + _GRACE:
             return None
         return max(self.now - self.vouched_at, timedelta())
 
     def check(self, max_age: timedelta) -> None:
-        """Raises ProofError where the checkpoint is older, or nobody vouches for its age."""
+        """Raises ProofError if the checkpoint is older than `max_age`, or its age is unknown."""
         if self.age is None or self.age > max_age:
             raise ProofError(f"{self}; at most {_words(max_age)} are allowed")
 
@@ -41,19 +41,19 @@ class Freshness:
         if self.vouched_at is not None:
             moment = f"{self.vouched_at:%Y-%m-%d %H:%M:%S} UTC"
             if self.age is None:
-                return f"the newest cosigned checkpoint is dated {moment}, which is still to come"
+                return f"the newest cosigned checkpoint is dated {moment}, in the future"
             return f"the newest cosigned checkpoint is {_words(self.age)} old ({moment})"
-        if self.said_at is None:
-            return "nobody outside the log vouches for its age"
-        ago = _words(max(self.now - self.said_at, timedelta()))
-        return f"nobody outside the log vouches for its age; its newest document is dated {ago} ago"
+        if self.dated_at is None:
+            return "no witness vouches for the age of the log"
+        ago = _words(max(self.now - self.dated_at, timedelta()))
+        return f"no witness vouches for the age of the log; its newest document is dated {ago} ago"
 
 
 def quorum_time(policy: Policy, cosigned: Mapping[str, int]) -> datetime | None:
-    """The latest time since which cosignatures are enough for the policy: no minority can make a log look younger.
+    """The latest time by which the policy has enough cosignatures: no minority can make a log look younger.
 
     `cosigned` are POSIX seconds by the witness's name in the policy. Without a quorum in the policy, the newest
-    cosignature; None where the cosignatures are not enough, or missing.
+    cosignature; None if the cosignatures are too few, or missing.
     """
     for time in sorted(set(cosigned.values()), reverse=True):
         if policy.is_met_by([name for name, at in cosigned.items() if at >= time]):

@@ -1,4 +1,4 @@
-"""The verifier's trust file, C2SP `tlog-policy`: the logs, the witnesses, and how many of them must have cosigned.
+"""The verifier's trust file, C2SP `tlog-policy`: the logs, the witnesses, and the quorum of cosignatures.
 
 Follows c2sp.org/tlog-policy, with Ed25519 keys only (signature type 1 for logs, 4 for witnesses).
 """
@@ -24,7 +24,7 @@ _NUMBER = re.compile("[1-9][0-9]{0,5}")
 
 @dataclass(frozen=True, slots=True)
 class PolicyLog:
-    """A log that is accepted; its key's name is the origin of its checkpoints."""
+    """An accepted log; its key's name is the origin of its checkpoints."""
 
     key: VerifierKey
     url: str | None = None
@@ -32,7 +32,7 @@ class PolicyLog:
 
 @dataclass(frozen=True, slots=True)
 class PolicyWitness:
-    """A witness, under the name that it has inside the policy. `url` is its submission prefix (tlog-witness)."""
+    """A witness, by its name within the policy. `url` is its submission prefix (tlog-witness)."""
 
     name: str
     key: VerifierKey
@@ -41,7 +41,7 @@ class PolicyWitness:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGroup:
-    """A group has witnessed a checkpoint where at least `threshold` of its members, witnesses or groups, have."""
+    """A group; it has witnessed a checkpoint if at least `threshold` of its members, witnesses or groups, have."""
 
     name: str
     threshold: int
@@ -50,7 +50,9 @@ class PolicyGroup:
 
 @dataclass(frozen=True, slots=True)
 class Witnessed:
-    """A checkpoint that a policy accepts: the log's key that signed it, and when which witness cosigned (POSIX s)."""
+    """A checkpoint that a policy accepts: the log's key that signed it, and the times of cosignatures by witness (POSIX
+    s).
+    """
 
     checkpoint: Checkpoint
     log_key: PublicKey
@@ -68,7 +70,7 @@ class Policy:
 
     @classmethod
     def of_log(cls, origin: str, keys: Iterable[PublicKey]) -> Policy:
-        """Accept one log by its keys, and ask for no witness."""
+        """A policy that accepts one log by its keys, without witnesses."""
         return cls(tuple(PolicyLog(VerifierKey(origin, key)) for key in keys))
 
     @classmethod
@@ -86,7 +88,7 @@ class Policy:
         return reading.policy()
 
     def to_bytes(self) -> bytes:
-        """The policy file, one line each, in the order in which things refer to each other."""
+        """The policy file, with definitions before their uses."""
         lines = [" ".join(("log", log.key.to_text(), *_given(log.url))) for log in self.logs]
         for witness in self.witnesses:
             lines.append(" ".join(("witness", witness.name, witness.key.to_text(), *_given(witness.url))))
@@ -95,7 +97,7 @@ class Policy:
 
     @property
     def asks_for_witnesses(self) -> bool:
-        """Whether a checkpoint needs a cosignature at all."""
+        """Whether a checkpoint needs a cosignature."""
         return self.quorum != _NONE
 
     def is_met_by(self, cosigned: Collection[str]) -> bool:
@@ -107,7 +109,9 @@ class Policy:
         return self.quorum == _NONE or self.quorum in witnessing
 
     def cosigned(self, note: Note) -> Mapping[str, int]:
-        """When which witness of the policy cosigned a note, POSIX seconds. Raises SignatureError for a bad line."""
+        """The times of cosignatures on a note by witness of the policy, in POSIX seconds. Raises SignatureError for a
+        bad line.
+        """
         times = cosigners(note, [witness.key for witness in self.witnesses])
         return {witness.name: times[witness.key] for witness in self.witnesses if witness.key in times}
 
@@ -126,7 +130,7 @@ class Policy:
     def open(self, data: bytes) -> Witnessed:
         """The checkpoint in a signed note, if a log of the policy signed it and a quorum of its witnesses cosigned it.
 
-        Raises FormatError, SignatureError, and ProofError where there are too few cosignatures.
+        Raises FormatError, SignatureError, and ProofError for too few cosignatures.
         """
         note = Note.from_bytes(data)
         checkpoint = Checkpoint.from_text(note.text)
@@ -138,7 +142,7 @@ class Policy:
 
 
 class _Reading:
-    """A policy file as far as it has been read."""
+    """A policy file while it is read."""
 
     def __init__(self) -> None:
         self._logs: list[PolicyLog] = []
@@ -191,7 +195,7 @@ class _Reading:
 
     def _refuse_duplicate(self, key: VerifierKey, known: list[VerifierKey], line: str) -> None:
         if any(key.key == other.key for other in known):
-            raise FormatError(line, f"the key of {key.name} is there already")
+            raise FormatError(line, f"the key of {key.name} is defined twice")
 
 
 def _key(text: str, kind: int, line: str) -> VerifierKey:

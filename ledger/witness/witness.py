@@ -1,8 +1,8 @@
-"""The witness: cosigns a log's checkpoints for as long as each one extends the one before.
+"""The witness: it cosigns a log's checkpoints if each one extends its predecessor.
 
-Follows c2sp.org/tlog-witness, "add-checkpoint". It keeps one fact a log, the newest tree that it has cosigned, and puts
-the next one on disk before it signs. Two trees of one log that do not extend each other never both get its signature,
-in no order of requests, and also after a crash.
+Follows c2sp.org/tlog-witness, "add-checkpoint". It keeps one fact for each log, the newest cosigned tree, and writes
+the next tree to the disk before it signs. Two trees of one log that do not extend each other never both get its
+signature, in any order of requests, and also after a crash.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _EMPTY = 0
 
 @dataclass(frozen=True, slots=True)
 class SeenTree:
-    """The newest tree of a log that the witness has cosigned. An empty log is seen before the first checkpoint.
-
-    `note` is the signed checkpoint of it, b"" without one.
+    """The newest tree of a log that the witness has cosigned. Before the first checkpoint it is the empty tree. `note`
+    is its signed checkpoint, b"" without one.
     """
 
     size: int = _EMPTY
@@ -46,7 +45,7 @@ class SeenTree:
 class Accusation:
     """Proof against a log: two checkpoints that it has signed, of one size and with two roots.
 
-    The witness has cosigned `against`; it is b"" for the empty tree, whose root everybody knows.
+    The witness has cosigned `against`; it is b"" for the empty tree, whose root is known.
     """
 
     note: bytes
@@ -59,27 +58,27 @@ class WitnessMemory(Protocol):
     """
 
     def latest(self, origin: str) -> SeenTree:
-        """The newest tree of a log, the empty one where none was ever seen."""
+        """The newest tree of a log, the empty tree for a new log."""
         ...
 
     def advance(self, origin: str, old: SeenTree, new: SeenTree) -> bool:
-        """Put `new` in the place of `old`, in one step; False, and nothing done, where `old` is not the latest."""
+        """Replace `old` by `new` atomically. Returns False, without a change, if `old` is not the latest."""
         ...
 
     def accuse(self, tree: Checkpoint, accusation: Accusation) -> None:
-        """Keep the proof that a log has signed `tree` beside another of its size. A tree that is kept is kept once, and
-        of each log a bounded number: a log that signs more has been found out.
+        """Keep the proof that a log has signed `tree` and another tree of its size. A tree is kept once, and a bounded
+        number of each log.
         """
         ...
 
 
 class Witness:
-    """One witness, for the logs that it is told to watch. Safe between threads."""
+    """A witness of some logs. Thread-safe."""
 
     def __init__(
         self, name: str, key: Signer, logs: Iterable[VerifierKey], memory: WitnessMemory, clock: Callable[[], float]
     ) -> None:
-        """`clock` gives POSIX seconds. Raises FormatError for a name that no key may have."""
+        """`clock` gives POSIX seconds. Raises FormatError for an invalid name of a key."""
         check_key_name(name)
         self._name = name
         self._key = key
@@ -88,10 +87,10 @@ class Witness:
         self._clock = clock
 
     def add_checkpoint(self, body: bytes) -> bytes:
-        """The cosignature line for the checkpoint in a request, once it is kept.
+        """Cosign the checkpoint in a request, after keeping it; returns the line.
 
         Raises FormatError (answer 400), UnknownLog (404), UnsignedCheckpoint (403), StaleRequest and Forked (409),
-        Inconsistent (422), and what the memory raises.
+        Inconsistent (422), and the errors of the memory.
         """
         request = AddCheckpoint.from_bytes(body)
         note = Note.from_bytes(request.checkpoint)
@@ -104,12 +103,12 @@ class Witness:
         self._check_growth(request, checkpoint, seen)
         new = SeenTree(checkpoint.size, checkpoint.root, request.checkpoint)
         if new != seen and not self._memory.advance(checkpoint.origin, seen, new):
-            raise StaleRequest(self._memory.latest(checkpoint.origin).size)  # another request came in between
+            raise StaleRequest(self._memory.latest(checkpoint.origin).size)  # another request was faster
         return cosign(note.text, self._name, self._key, int(self._clock())).to_line().encode()
 
     def seen(self, origin: str) -> bytes:
-        """The log's signed note over the newest tree that the witness has cosigned: evidence, if the log has signed
-        another. Raises UnknownLog, also before the first one.
+        """The log's signed note over the newest cosigned tree: evidence, if the log has signed another tree. Raises
+        UnknownLog, also before the first checkpoint.
         """
         note = self._memory.latest(origin).note if any(log.name == origin for log in self._logs) else b""
         if not note:
@@ -126,14 +125,18 @@ class Witness:
             raise UnsignedCheckpoint(str(error)) from None
 
     def _check_no_fork(self, request: AddCheckpoint, checkpoint: Checkpoint, seen: SeenTree) -> None:
-        """Both signatures are the log's, so nothing else of the request counts: not its old size, not its proof."""
-        # Of no entries there is one tree, with or without a checkpoint of it before.
+        """Accuse a log that signed two trees of one size. Both signatures are the log's, so old size and proof of the
+        request do not matter.
+        """
+        # There is one tree of no entries, with or without a checkpoint.
         if seen.size == checkpoint.size and checkpoint.root != (seen.root if seen.size else EMPTY_ROOT):
             self._memory.accuse(checkpoint, Accusation(request.checkpoint, seen.note))
             raise Forked(seen.size)
 
     def _check_growth(self, request: AddCheckpoint, checkpoint: Checkpoint, seen: SeenTree) -> None:
-        """An honest log's checkpoint with anybody's proof fails here too, so a failure shows nothing about the log."""
+        """Raises Inconsistent. A failure is no proof against the log: an honest checkpoint with a false proof fails
+        here too.
+        """
         if request.old_size != seen.size:
             raise StaleRequest(seen.size)
         if seen.size == _EMPTY:

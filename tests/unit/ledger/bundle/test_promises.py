@@ -89,14 +89,14 @@ def test_the_log_s_clock_convicts_nobody_for_what_is_due_after_its_end(tmp_path:
 def test_one_of_two_promised_choices_is_not_enough(tmp_path: Path) -> None:
     report = judged(GOOD, tmp_path, holding(promised(0, 60, choices=2)))
     assert found(report) == (16, ["BROKEN"])
-    assert "1 of 2 receipts" in str(report.problem)
+    assert len(report.promises[0].found.missing) == 1
 
 
 def test_chosen_entries_prove_that_a_promise_was_kept_and_never_that_it_was_not(tmp_path: Path) -> None:
     chosen = chosen_by_a_liar([2, 4], log_of())
     assert found(judged(chosen, tmp_path / "kept", holding(promised(0, 60)))) == (0, ["KEPT"])
     report = judged(chosen, tmp_path / "missing", holding(promised(1, 60)))
-    assert (*found(report), "takes the whole log" in str(report.problem)) == (16, ["OVERDUE"], True)
+    assert found(report) == (16, ["OVERDUE"])
     assert found(judged(chosen, tmp_path / "open", holding(promised(1, 60), now=30))) == (0, ["OPEN"])
 
 

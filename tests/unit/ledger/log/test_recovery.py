@@ -206,10 +206,8 @@ def test_a_restored_backup_is_refused_and_both_heads_are_named() -> None:
     write(writer, 2, 3, 4)
     with pytest.raises(RolledBack) as caught:
         reopen(old, guard)
-    message = str(caught.value)
-    assert "holds 2 entries (the head over 2 entries with root " + old_root in message
-    assert "the head over 5 entries with root " + writer.head.checkpoint.root.hex() in message
-    assert "bring back the database that holds entry 4" in message
+    assert (caught.value.size, caught.value.seen) == (2, 5)
+    assert {root in str(caught.value) for root in (old_root, writer.head.checkpoint.root.hex())} == {True}
     assert old.size() == 2
     assert reopen(store, guard).head == writer.head  # the newest database is welcome back
 

@@ -23,6 +23,7 @@ from ledger.log.sequencer import Sequencer
 from ledger.log.store import EntryStore
 from ledger.log.writer import Appended
 from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
@@ -387,7 +388,10 @@ def test_proofs_are_served_for_published_trees_only(store: MemoryEntryStore, seq
     reader = LedgerReader(store, sequencer.board)
     for number in range(5):
         sequencer.append(signed_receipt(number)).result()
-    assert reader.inclusion_proof(2, 3) == reader.inclusion_proof(2, 3)
+    for size in (3, 4, 5):
+        verify_inclusion(leaf_hash(reader.entry(2)), 2, size, reader.inclusion_proof(2, size), reader.root(size))
+    assert reader.inclusion_proof(2) == reader.inclusion_proof(2, 5)
+    verify_consistency(3, 5, reader.consistency_proof(3), reader.root(3), reader.root(5))
     for index, size in ((5, 5), (0, 6), (-1, 3), (3, 3)):
         with pytest.raises(NotFound):
             reader.inclusion_proof(index, size)

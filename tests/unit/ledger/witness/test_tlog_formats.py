@@ -147,36 +147,37 @@ L = VerifierKey(ORIGIN, KEYS["log"].public).to_text()
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "line"),
     [
-        ("", "no quorum line"),
-        ("quorum a\n", "not a witness or group"),
-        ("quorum none\nquorum none\n", "second quorum"),
-        (f"witness a {W}\nwitness a {X}\nquorum a\n", "taken"),
-        (f"witness none {W}\nquorum none\n", "taken"),
-        (f"witness a {W}\nwitness b {W}\nquorum a\n", "there already"),
-        (f"log {L}\nlog {L}\nquorum none\n", "there already"),
-        (f"log {W}\nquorum none\n", "type 1"),
-        (f"witness a {L}\nquorum a\n", "type 4"),
-        (f"witness a {W}\ngroup g 2 a\nquorum g\n", "from 1 to 1"),
-        (f"witness a {W}\ngroup g 0 a\nquorum g\n", "from 1 to 1"),
-        (f"witness a {W}\ngroup g 01 a\nquorum g\n", "from 1 to 1"),
-        (f"witness a {W}\ngroup g any\nquorum g\n", "not a line of a policy"),
-        (f"witness a {W}\ngroup g any a a\nquorum g\n", "only once"),
-        (f"witness a {W}\ngroup g any a\ngroup h any a g\nquorum h\n", "only once"),
-        (f"group g any a\nwitness a {W}\nquorum g\n", "defined above"),
-        ("group g any g\nquorum g\n", "defined above"),
-        (f"witness a {W} http://x y\nquorum a\n", "not a line of a policy"),
-        ("witnes\nquorum none\n", "not a line of a policy"),
-        ("quorum none\r\n", "control character"),
-        (f"log {L[:-4]}AAAA\nquorum none\n", "key id"),
-        ("log x+00000000+AAAA\nquorum none\n", "signature type"),
-        ("#" * 70_000 + "\nquorum none\n", "at most"),
+        ("", 0),
+        ("quorum a\n", 1),
+        ("quorum none\nquorum none\n", 2),
+        (f"witness a {W}\nwitness a {X}\nquorum a\n", 2),
+        (f"witness none {W}\nquorum none\n", 1),
+        (f"witness a {W}\nwitness b {W}\nquorum a\n", 2),
+        (f"log {L}\nlog {L}\nquorum none\n", 2),
+        (f"log {W}\nquorum none\n", 1),
+        (f"witness a {L}\nquorum a\n", 1),
+        (f"witness a {W}\ngroup g 2 a\nquorum g\n", 2),
+        (f"witness a {W}\ngroup g 0 a\nquorum g\n", 2),
+        (f"witness a {W}\ngroup g 01 a\nquorum g\n", 2),
+        (f"witness a {W}\ngroup g any\nquorum g\n", 2),
+        (f"witness a {W}\ngroup g any a a\nquorum g\n", 2),
+        (f"witness a {W}\ngroup g any a\ngroup h any a g\nquorum h\n", 3),
+        (f"group g any a\nwitness a {W}\nquorum g\n", 1),
+        ("group g any g\nquorum g\n", 1),
+        (f"witness a {W} http://x y\nquorum a\n", 1),
+        ("witnes\nquorum none\n", 1),
+        ("quorum none\r\n", 0),
+        (f"log {L[:-4]}AAAA\nquorum none\n", 1),
+        ("log x+00000000+AAAA\nquorum none\n", 1),
+        ("#" * 70_000 + "\nquorum none\n", 0),
     ],
 )
-def test_a_policy_that_is_wrong_says_where(text: str, problem: str) -> None:
-    with pytest.raises(FormatError, match=problem):
+def test_a_policy_that_is_wrong_says_where(text: str, line: int) -> None:
+    with pytest.raises(FormatError) as refused:
         Policy.from_bytes(text.encode())
+    assert refused.value.field == (f"policy line {line}" if line else "policy")
 
 
 def test_names_of_a_policy_are_opaque_bytes() -> None:
@@ -296,7 +297,7 @@ def test_an_age_is_held_against_the_clock_of_the_verifier() -> None:
 
 
 def test_what_the_log_says_of_itself_is_told_and_not_believed() -> None:
-    said = Freshness(NOW, None, NOW - timedelta(minutes=3))
-    assert str(said) == "nobody outside the log vouches for its age; its newest document is dated 3 minutes ago"
+    dated = Freshness(NOW, None, NOW - timedelta(minutes=3))
+    assert (dated.age, "3 minutes ago" in str(dated)) == (None, True)
     with pytest.raises(ProofError):
-        said.check(timedelta(days=400))
+        dated.check(timedelta(days=400))

@@ -1,4 +1,4 @@
-"""`python -m services.generation [--model DIR] [--ledger HOST:PORT]`: settings first, the engine once they hold."""
+"""`python -m services.generation [--model DIR] [--ledger HOST:PORT]`: checks the settings, then starts the engine."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from services.runtime.server import RunningServer
 
 _SWITCH_SECONDS = 0.0005
-"""How long the event loop may keep the engine's thread from going on, which gives the interpreter away for each pass
-and each step of a draft: at Python's 5 ms, 16 callers get 8 % fewer drafted tokens a second.
+"""The longest time that the event loop holds the interpreter, which the engine's thread releases for each pass and
+draft step: at Python's 5 ms, 16 callers get 8 % fewer drafted tokens a second.
 """
 
 
 async def main(
     settings: GenerationSettings, beside: Callable[[RunningServer], AbstractAsyncContextManager[object]] = nullcontext
 ) -> None:
-    """See `services.generation.serving`."""
+    """Check the model's headers, compile in other processes, then load and serve (`services.generation.serving`)."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     own = settings.engine == "kolm"
     try:

@@ -1,4 +1,4 @@
-"""The parts that a server is given beside its base, held against it by their small files, before weights are loaded."""
+"""Checks of heads, adapters, datastores and draft models against the base by small files, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from services.generation.target.weights import check_headers
 
 
 class WrongPart(Exception):
-    """A part that the base cannot be served with; the message begins with its flag."""
+    """A part that does not fit the base; the message begins with its flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A folder or file that a flag names; `name` is that of an adapter."""
+    """A folder or file given by a flag; `name`: of an adapter."""
 
     flag: str
     path: Path
@@ -35,8 +35,8 @@ def check_parts(
     adapters: Iterable[Part] = (),
     draft_models: Iterable[Part] = (),
 ) -> None:
-    """Looks at configurations, tokenizers and manifests alone: what this lets pass may still be refused once weights
-    are there. A base that cannot be read is left to its own check. Raises WrongPart.
+    """Check configurations, tokenizers and manifests; loading the weights may still refuse a part. An unreadable base
+    is left to its own check. Raises WrongPart.
     """
     known = _Base(base)
     checks: list[tuple[Part, Callable[[Part], None]]] = [
@@ -52,7 +52,7 @@ def check_parts(
 
 
 class _Base:
-    """The base by its small files, each read when it is asked for."""
+    """The base by its small files, each read on first use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class _Base:
 
     @cached_property
     def cid(self) -> str | None:
-        """The base's identifier; None where a large file would have to be hashed for it."""
+        """The base's identifier; None if a large file would have to be hashed for it."""
         try:
             return base_manifest(self.path, _RememberedDigests()).cid
         except (_NotRemembered, TargetError, OSError):
@@ -83,7 +83,7 @@ class _Base:
 
 
 class _NotRemembered(Exception):
-    """A large file that no earlier start has hashed."""
+    """A large file would have to be hashed."""
 
 
 class _RememberedDigests(FileDigests):
@@ -123,7 +123,7 @@ def _check_adapter(base: _Base, part: Part) -> None:
 
 
 def _names_a_base(adapter: Path) -> bool:
-    """Whether the adapter says by an identifier which base it is for."""
+    """Whether the adapter names its base by an identifier."""
     try:
         return str(json.loads((adapter / "adapter_config.json").read_bytes()).get("revision")).startswith("cidv1:")
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The way to the ledger service: its calls, and which of their failures mean try again."""
+"""The client of the ledger service: its calls, and which of their failures are temporary."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class LedgerUnreachable(Exception):
-    """The ledger did not answer, or cannot for the moment; the same call may succeed later."""
+    """The ledger did not answer, or cannot serve now; the same call may succeed later."""
 
 
 class LedgerRefused(Exception):
-    """The ledger looked at it and will not take it; `reason` as in its ErrorInfo."""
+    """The ledger refuses the entry; `reason` as in its ErrorInfo."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -51,9 +51,9 @@ class LedgerLink:
     async def append_all(
         self, requests: Sequence[ledger_pb2.AppendEntryRequest]
     ) -> list[ledger_pb2.AppendEntryResponse | LedgerRefused]:
-        """One answer for each, in order: where it stands, or why the ledger will not take it.
+        """One answer for each request, in order: its entry, or the ledger's refusal.
 
-        Raises LedgerUnreachable; any of them may stand in the log then, and gets the same index when it is sent again.
+        Raises LedgerUnreachable; requests may be in the log by then, and get the same index when they are sent again.
         """
         entries = [_new_entry(request) for request in requests]
         sent = iter([ledger_pb2.AppendEntriesRequest(entries=entries)])
@@ -89,7 +89,7 @@ class LedgerLink:
         await self._channel.close()
 
     def _credentials(self) -> Metadata:
-        """This service's token. Raises LedgerUnreachable where it cannot be read."""
+        """This service's token. Raises LedgerUnreachable if it cannot be read."""
         try:
             return shown_to(self._where, None)
         except Unauthenticated as error:
@@ -105,11 +105,11 @@ class LedgerLink:
 
 
 def _read(data: bytes) -> Entry | None:
-    """None for bytes that are not an entry: those around it count all the same."""
+    """The entry, or None for bytes that are not an entry, which are skipped."""
     try:
         return Entry.from_bytes(data)
     except FormatError as error:
-        _log.warning("the ledger sends an entry that cannot be read: %s", error)
+        _log.warning("skipping an unreadable entry of the ledger: %s", error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""A base prepared from the settings: its numerics profile, the cost of a pass, its heads, datastores and drafters."""
+"""Preparation of a base from the settings: numerics profile, cost of a pass, heads, datastores and drafters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from services.generation.engine.prefix_disk import PrefixDisk, PrefixFolder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.given_parts import Part, WrongPart, check_parts
-from services.generation.requests.heads import (
+from services.generation.requests.resolution import Identity
+from services.generation.requests.served_heads import (
     HeadSources,
     HeadState,
     LoadedHeads,
@@ -38,7 +39,6 @@ from services.generation.requests.heads import (
     load_heads,
     load_own,
 )
-from services.generation.requests.resolution import Identity
 from services.generation.settings import GenerationSettings
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import explained, read_config
@@ -69,7 +69,7 @@ class Model:
     profile: NumericsProfile
     cost: PassCost
     grammars: GrammarCompiler
-    drafters: Mapping[str, Drafter] = field(default_factory=dict)  # by the names that the engine knows
+    drafters: Mapping[str, Drafter] = field(default_factory=dict)  # by their names in the engine
     heads: tuple[ServedHead, ...] = ()
 
     @property
@@ -81,7 +81,7 @@ class Model:
 def with_drafters(model: Model, parts: DrafterInputs, heads: Sequence[ServedHead] = ()) -> Model:
     """The model with every drafter that can be built. Raises CannotDraft."""
     trees = compiling("trees") if parts.heads or parts.draft_model else nullcontext()
-    with compiling("copies"), trees:  # two servers that start together compile nothing twice
+    with compiling("copies"), trees:  # so that two servers that start together do not compile twice
         return replace(model, drafters=build_drafters(parts), heads=tuple(heads))
 
 
@@ -93,22 +93,22 @@ def load_model(
     cache_bytes: int | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> Model:
-    """Load, probe, measure: seconds, on the calling thread. Raises TargetError."""
+    """Load, probe and measure, which takes seconds on the calling thread. Raises TargetError."""
     started = time.perf_counter()
-    with held_open(directory):  # the configuration, digests, weights and tokenizer of one file
+    with held_open(directory):  # configuration, digests, weights and tokenizer of one file
         target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
         _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
         tokenizer = Tokenizer(directory)
-    with compiling("copies"), compiling("sampling"):  # beside a compiler the teams of a probe take twice as long
+    with compiling("copies"), compiling("sampling"):  # a probe takes twice as long while other processes compile
         warm_up_sampling()
     profile = measure_profile(target, KeptProbes())
     _say(profile)
-    _log.info("timing passes, for the width of drafts")
+    _log.info("timing passes: they decide the width of drafts")
     cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
     model = Model(target, tokenizer, profile, cost, grammars)
     _log.info(
-        "%s is loaded after %.1f s: a pass takes %.2f ms, one of four rows %.2f ms",
+        "loaded %s in %.1f s: a pass takes %.2f ms, a pass of four rows %.2f ms",
         directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),
     )  # fmt: skip
     return model
@@ -116,7 +116,7 @@ def load_model(
 
 def _say(profile: NumericsProfile) -> None:
     if profile.passed:
-        _log.info("numerics profile %s: %d rows bit for bit as alone", profile.cid, profile.report.compared)
+        _log.info("proved numerics profile %s: %d rows bit for bit as alone", profile.cid, profile.report.compared)
         return
     _log.error(
         "numerics profile %s failed its probe: serving one sequence at a time, one row a pass, speculation off, "
@@ -127,7 +127,7 @@ def _say(profile: NumericsProfile) -> None:
 
 
 def identity_of(model: Model, name: str) -> Identity:
-    """The model's identity, as receipts and callers name it."""
+    """The model's identity for receipts and callers."""
     config = model.target.config
     return Identity(
         name=name,
@@ -149,14 +149,14 @@ def engine_of(
     model: Model, settings: EngineSettings, clock: Callable[[], float] = time.perf_counter,
     disk: PrefixDisk | None = None,
 ) -> Engine:  # fmt: skip
-    """An engine over the model, not yet started; its bounds are `settings` where the profile is proven."""
+    """An engine over the model, not yet started. Its bounds are `settings` if the profile is proven."""
     bounds = settings if model.profile.passed else _one_row_a_pass(settings)
     drafters, stream = model.drafters, model.tokenizer.stream
     return Engine(EngineCore(model.target, drafters, stream, model.cost, bounds, clock, disk=disk))
 
 
 def prefix_disk(model: Model, folder: PrefixFolder) -> PrefixDisk:
-    """The model's blocks in a folder. Raises CannotStart for a bound that has no room for one."""
+    """The store of the model's blocks in a folder. Raises CannotStart if the size limit is too small for two blocks."""
     block = len(model.target.block_content(0))
     if folder.most_bytes < 2 * block:
         raise CannotStart(
@@ -168,15 +168,14 @@ def prefix_disk(model: Model, folder: PrefixFolder) -> PrefixDisk:
 
 
 def _one_row_a_pass(settings: EngineSettings) -> EngineSettings:
-    """The limits of an unproven profile: the one-row stream is all that its fingerprint stands for. Replays run on this
-    engine too, so that the same request gives the same bits, and nobody is convicted of what their machine does to
-    rows that are computed together.
+    """The limits of an unproven profile, whose fingerprint covers only passes of one row. Replays run on this engine
+    too, so that the same request gives the same bits, and rows that differ in a larger pass cause no false deviation.
     """
     return replace(settings, max_sequences=1, max_rows=1, prefill_rows=1, prefix_caching=False)
 
 
 async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Model, HeadState]:
-    """The model that the settings describe, and its heads, the refused ones too. Raises CannotStart."""
+    """The model of the settings, and its heads, also refused heads. Raises CannotStart."""
     await asyncio.to_thread(_check_parts, settings)
     model = await _loaded(settings, load)
     found = await _heads(settings, model)
@@ -198,7 +197,7 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
 
 
 def _check_parts(settings: GenerationSettings) -> None:
-    """Before seconds go into weights. Raises CannotStart."""
+    """Check the given parts before weights are loaded. Raises CannotStart."""
     owned, shared = settings.datastore, settings.shared_datastore
     stores = [Part(f"--datastore {each}", Path(each.partition("=")[2])) for each in owned]
     try:
@@ -225,7 +224,7 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
 
 
 async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
-    """Loads what the settings ask for. Heads of the registry that may not be loaded are named in the log and left out.
+    """Load the heads of the settings. Heads of the registry that may not be loaded are logged and skipped.
 
     Raises CannotStart for a folder that was given directly and is not a head for this base.
     """
@@ -261,21 +260,21 @@ async def _named_heads(settings: GenerationSettings, model: Model) -> LoadedHead
 
 
 def _default_store_for(settings: GenerationSettings, model: Model) -> list[tuple[None, Path]]:
-    """The datastore beside the model, for everybody; none where it was built for another, as the log then says."""
+    """The datastore next to the model, for all tenants; none, with a log line, if it was built for another model."""
     folder = default_store_for(settings.model) if settings.auto_discover else None
     if folder is None:
         return []
     try:
         Datastore.open(folder, settings.model, model.target.tokenizer_cid, embedded_by=model.target.base_cid)
     except DatastoreError as error:
-        _log.info("the datastore in %s, beside the model, is left out: %s", folder, error)
+        _log.info("skipping the datastore in %s next to the model: %s", folder, error)
         return []
-    _log.info("every request draws on the datastore in %s, which lies beside the model", folder)
+    _log.info("drafting from the datastore in %s next to the model, for every request", folder)
     return [(None, folder)]
 
 
 def trusted_keys(settings: GenerationSettings) -> TrustedKeys:
-    """Followed as they change; none where no directory was named. Raises KeyFileError."""
+    """Trusted keys, re-read when they change; none without a directory. Raises KeyFileError."""
     if settings.trusted_keys is None:
         return TrustedKeys()
     return TrustedDirectory(settings.trusted_keys, key_entries=partial(key_entries, settings.ledger)).trusted()

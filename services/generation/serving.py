@@ -42,10 +42,10 @@ from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.journal import Journal
 from services.generation.receipts.outbox import Outbox, key_envelope, register
 from services.generation.requests.halts import HaltBoard, ResumeVerifier
-from services.generation.requests.heads import HeadBoard, HeadState
 from services.generation.requests.prompt import PromptReader
 from services.generation.requests.quotas import TenantQuotas
 from services.generation.requests.resolution import Identity, Resolver, Rules
+from services.generation.requests.served_heads import HeadBoard, HeadState
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.config import feature_bytes
@@ -56,10 +56,10 @@ from services.runtime.server import Mount, RunningServer, serve
 
 _log = logging.getLogger(__name__)
 
-_FIRST_LOOK_SECONDS = 2.0  # for the ledger's halts before the first request; without an answer speculation is off
+_FIRST_LOOK_SECONDS = 2.0  # wait for the ledger's halts before the first request; without an answer speculation is off
 _ENGINE_LOOK_SECONDS = 1.0
 _PROMPT_BYTES = 4 << 20  # of UTF-8
-_FLUSH_SECONDS = 5.0  # for what is still in the outbox at the end; the rest goes out at the next start
+_FLUSH_SECONDS = 5.0  # to send the outbox at the end; the next start sends the rest
 
 
 async def main(
@@ -68,7 +68,7 @@ async def main(
     on_loaded: Callable[[], None] = lambda: None,
     beside: Callable[[RunningServer], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
-    """Load, serve until a signal, let running requests end, hand their receipts over. `beside` as `serve` has it."""
+    """Load, serve until a signal, let running requests end, deliver their receipts. `beside`: as in `serve`."""
     registry = CollectorRegistry()
     async with AsyncExitStack() as stack:
         with compile_log("this start"):
@@ -85,12 +85,12 @@ def mount(servicer: GenerationServicer) -> Mount:
 
 @asynccontextmanager
 async def _ending_with(engine: Backend) -> AsyncIterator[None]:
-    """A server without its engine is of no use: stop as for a signal, then raise CannotStart so that it shows."""
+    """Stop the server as for a signal if its engine stops, then raise CannotStart."""
 
     async def watch() -> None:
-        while engine.alive:  # noqa: ASYNC110  the end of a thread cannot be waited for on a loop
+        while engine.alive:  # noqa: ASYNC110  a loop cannot await the end of a thread
             await asyncio.sleep(_ENGINE_LOOK_SECONDS)
-        _log.critical("the engine has stopped; so does this server")
+        _log.critical("stopping this server: its engine has stopped")
         signal.raise_signal(signal.SIGTERM)
 
     task = _task(watch())
@@ -108,7 +108,7 @@ async def opened_servicer(
 ) -> AsyncIterator[GenerationServicer]:
     """A servicer over the model of `settings`, its engine running, its outbox draining. Raises CannotStart.
 
-    After the `async with` every receipt is on disk and, where the ledger answers, in the ledger.
+    After the `async with` every receipt is on disk and, if the ledger answers, in the ledger.
     """
     with _own_folder(settings) as folder, _prefix_folder(settings) as prefixes:
         key = _receipts_key(settings)
@@ -132,14 +132,14 @@ async def opened_servicer(
 
 @contextmanager
 def _own_folder(settings: GenerationSettings) -> Iterator[Path]:
-    """Where this server keeps its receipts, and no other. Raises CannotStart."""
+    """The locked folder of this server's receipts. Raises CannotStart."""
     with _taken(settings.state_dir, settings.replicas, "--state-dir") as folder:
         yield folder
 
 
 @contextmanager
 def _prefix_folder(settings: GenerationSettings) -> Iterator[PrefixFolder | None]:
-    """Where this server keeps prefixes, and no other, if it does. Raises CannotStart."""
+    """The locked folder of this server's prefixes, or None without one. Raises CannotStart."""
     if settings.prefix_cache_dir is None:
         yield None
         return
@@ -187,7 +187,9 @@ def _receipts_key(settings: GenerationSettings) -> Signer:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """What answers, not yet running. `entries` are those that receipts refer to; more may come while it runs."""
+    """A prepared model or upstream, not yet running. `entries`: documents that receipts refer to; `on_entry` announces
+    more.
+    """
 
     identity: Identity
     tokenizer: TextCodec
@@ -210,7 +212,7 @@ async def _own(settings: GenerationSettings, load: LoadTarget | None, prefixes: 
 
 
 async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _Served:
-    from services.generation.foreign import ForeignEngine, PassedOn
+    from services.generation.remote_preparation import ForeignEngine, PassedOn
 
     engine = ForeignEngine(settings, folder, key)
     await engine.prepare()
@@ -301,4 +303,4 @@ def _task(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
 
 def _ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.critical("a background task ended; restart this server", exc_info=error)
+        _log.critical("restart this server: a background task has ended", exc_info=error)

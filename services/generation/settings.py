@@ -37,32 +37,32 @@ class GenerationSettings(RpcServerSettings):
         Path("smollm2"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
     )
     engine: Literal["kolm", "vllm", "sglang", "llama-server"] = Field(
-        "kolm", description="What computes: this server, exactly, or another engine at --plain-url."
+        "kolm", description="The engine: kolm's own, exact, or another engine at --plain-url."
     )
     plain_url: Url | None = Field(
         None,
-        description="Another engine, started without speculation: what --url is held against, and what answers where "
-        "speculation is off or halted.",
+        description="URL of another engine, started without speculation: answers of --url are compared with it, and it "
+        "answers if speculation is off or halted.",
         examples=["http://127.0.0.1:8000"],
     )
     url: Url | None = Field(
         None,
-        description="The same engine and model, started with speculation. Default: none, and speculation is off.",
+        description="URL of the same engine and model, started with speculation. Default: none, speculation is off.",
         examples=["http://127.0.0.1:8001"],
     )
     weights: Annotated[Path, MODEL] | None = Field(
         None,
-        description="The model that the other engine serves, as --model takes one: receipts then name its digest, and "
-        "text is read and checked here. Default: by the engine's own word and tokenizer.",
+        description="The model that the other engine serves, in the form of --model: receipts then name its digest, "
+        "and text is tokenized and checked here. Default: the name and the tokenizer of the engine.",
     )
-    engine_key_file: KeyFile | None = Field(None, description="A file with the API key that the other engine asks for.")
+    engine_key_file: KeyFile | None = Field(None, description="A file with the API key of the other engine.")
     engine_flag: tuple[Annotated[str, Kind("NAME=VALUE", "name=value", "dtype=bfloat16")], ...] = Field(
         (),
-        description="A flag of the other engine that changes numbers and that it does not tell itself, for its "
-        "profile; may be repeated. device, parallelism, batch_invariant and speculation are known by name there.",
+        description="A flag of the other engine that changes numbers and that the engine does not report, for its "
+        "profile; may be repeated. device, parallelism, batch_invariant and speculation are members of the profile.",
     )
     engine_silence_seconds: float = Field(
-        120.0, gt=0, description="How long an upstream may say nothing before its answer counts as broken off."
+        120.0, gt=0, description="How long an upstream may be silent before its answer counts as broken off."
     )
     model_name: Name | None = Field(
         None,
@@ -89,36 +89,36 @@ class GenerationSettings(RpcServerSettings):
     )
     auto_discover: bool = Field(
         True,
-        description="Draft with the head and the datastore that lie beside the model (head, store), where none was "
-        "named and the registry has no head.",
+        description="Draft with the head and the datastore next to the model (head, store), if none was named and the "
+        "registry has no head.",
     )
     datastore: tuple[_TenantStore, ...] = Field(
         (), description="Datastores (`kolm datastore build`) for one tenant's requests: TENANT=FOLDER, may be repeated."
     )
     shared_datastore: tuple[Annotated[Path, STORE], ...] = Field(
-        (), description="Datastores that requests of every tenant draw on; may be repeated."
+        (), description="Datastores for the requests of every tenant; may be repeated."
     )
     draft_model: Annotated[Path, MODEL] | None = Field(
-        None, description="A smaller model, named like --model, for the method draft."
+        None, description="A smaller model for the method draft, in the form of --model."
     )
     registry: Target | None = Field(
         None, description="The registry of heads, host:port or any gRPC name.", examples=["127.0.0.1:50054"]
     )
     ledger: Target = Field("127.0.0.1:50052", description="The ledger service, host:port or any gRPC name.")
     state_dir: Path = Field(
-        Path(".kolm/generation"), description="Receipts on their way to the ledger, and the last known halts."
+        Path(".kolm/generation"), description="Folder of receipts on their way to the ledger and the last known halts."
     )
     replicas: int = Field(
         1, ge=1, le=256,
-        description="Servers that may share --state-dir and its key: each takes the first of as many numbered folders "
-        "in it that is free, with the receipts that the one before it left there.",
+        description="Servers that may share --state-dir and its key: each uses the first unlocked of as many numbered "
+        "subfolders, with the receipts that an earlier server left there.",
     )  # fmt: skip
     keys_dir: Path | None = Field(
-        None, description="Where receipts.pem lives, made at first start (mode 0600). Default: <state-dir>/keys."
+        None, description="Folder of receipts.pem, made at the first start (mode 0600). Default: <state-dir>/keys."
     )
     key_file: Path | None = Field(
         None,
-        description="The private key of the receipts, or the PKCS#11 URI of one in a device. "
+        description="The private key of the receipts, or the PKCS#11 URI of a key in a device. "
         "Default: <keys-dir>/receipts.pem.",
     )
     key_passphrase_file: Path | None = Field(
@@ -126,8 +126,8 @@ class GenerationSettings(RpcServerSettings):
     )
     trusted_keys: Path | None = Field(
         None,
-        description="Trusted public keys, put there by `kolm trust add`: what publisher-*.pub and log-*.pub vouch for "
-        "may be loaded as a head. Default: none, and no such head. (The receipts key goes to <state-dir>/public.)",
+        description="Folder of trusted public keys (`kolm trust add`): a head that keys publisher-*.pub and log-*.pub "
+        "have signed may be loaded. Default: none, and no such head. (The receipts key goes to <state-dir>/public.)",
     )
     threads: int | None = Field(
         None, ge=1, le=1024, description="Threads that compute a pass. Default: one for each CPU."
@@ -140,7 +140,7 @@ class GenerationSettings(RpcServerSettings):
     arithmetic: Literal["float32", "int8"] | None = Field(
         None,
         description="Arithmetic of linear layers with quantised weights (GGUF), part of the profile; int8 rounds their "
-        "inputs and is faster. Default: int8 where the weights are quantised, else float32.",
+        "inputs and is faster. Default: int8 if the weights are quantised, else float32.",
     )
     context_length: int | None = Field(
         None,
@@ -150,18 +150,18 @@ class GenerationSettings(RpcServerSettings):
     )
     cache_bytes: Size | None = Field(
         None,
-        description="Memory for what sequences have computed: their keys and values, an eighth of it for features of "
-        "cached prefixes. Bytes, or 500MB, 2GiB and the like. Default: 1GiB, or what one sequence needs.",
+        description="Memory for keys and values of sequences, an eighth of it for features of cached prefixes. Bytes, "
+        "or 500MB, 2GiB and the like. Default: 1GiB, or more if one sequence needs it.",
     )
     max_sequences: int = Field(
-        64, ge=1, description="Sequences that run at once, where there is room in the cache; the others wait."
+        64, ge=1, description="Sequences that run at the same time, if the cache has room; the others wait."
     )
-    max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait beyond those.")
+    max_waiting: int = Field(256, ge=1, description="Sequences of one tenant that may wait.")
     prefill_seconds: float = Field(
         0.05,
         gt=0,
-        description="Time that a pass may take for prompts, while other requests get their tokens from it: less makes "
-        "their gaps shorter and first tokens later. 16 rows, and two for each of the others, are there in any case.",
+        description="Time of a pass for prompts while other requests decode: less makes their gaps shorter and first "
+        "tokens later. 16 rows, and two for each of the other requests, are always allowed.",
     )
     quota: tuple[_Quota, ...] = Field(
         (),
@@ -172,45 +172,49 @@ class GenerationSettings(RpcServerSettings):
     quota_servers: int = Field(
         1, ge=1, le=256,
         description="Servers behind one name that share the quotas: each gives out this part of requests and tokens, "
-        "rounded up, and knows nothing of the others. Set it to their number on each of them.",
+        "rounded up, and does not see the other servers. Set it to their number on each of them.",
     )  # fmt: skip
     prefix_caching: bool = Field(
-        True, description="Requests of a tenant that begin alike share what was computed for the first of them."
+        True, description="Requests of a tenant with the same beginning share its keys and values."
     )
     prefix_share: float = Field(
         0.25,
         ge=0,
         le=1,
-        description="Part of the cache, 0 to 1, up to which memory is taken to keep what earlier requests computed; "
-        "beyond, the oldest of it makes way.",
+        description="Share of the cache, 0 to 1, that prefixes of earlier requests may use; beyond it the oldest "
+        "prefixes are evicted.",
     )
     prefix_cache_dir: Path | None = Field(
         None,
-        description="A folder in which computed prefixes outlive this server: a start with the same model finds them "
-        "again. It holds what prompts can be told from, in files for their owner alone. Default: none, memory only.",
+        description="A folder that keeps computed prefixes over restarts with the same model. Prompts can be recovered "
+        "from its files, which only their owner can read. Default: none, memory only.",
         examples=["/var/cache/kolm/prefixes"],
     )
     prefix_cache_bytes: Size = Field(
         4 << 30,
         validate_default=True,
-        description="The most that this folder takes; beyond, what is longest out of use makes way.",
+        description="Size limit of this folder; least recently used prefixes are evicted.",
         examples=["8GiB"],
     )
-    verify: Literal["sampled", "inline"] = Field("sampled", description="When a request does not say.")
+    verify: Literal["sampled", "inline"] = Field(
+        "sampled",
+        description="Default of requests that do not set it: verified by audits (sampled), or before they are signed "
+        "(inline).",
+    )
     on_halt: Literal["refuse", "off"] | None = Field(
         None,
         description="Requests for a halted method: refused, or served with speculation off. Default: refuse; before "
         "another engine off.",
     )
-    halt_poll_seconds: float = Field(1.0, gt=0, description="How often the ledger is asked for halts.")
+    halt_poll_seconds: float = Field(1.0, gt=0, description="Pause between two queries of the ledger for halts.")
     halt_lease_seconds: float = Field(
         30.0,
         gt=0,
-        description="How long the ledger's word on halts counts. After so long without an answer, requests are served "
-        "with speculation off until there is one.",
+        description="How long the ledger's answer on halts is valid. After so long without an answer, requests are "
+        "served with speculation off until the next answer.",
     )
     speculation_max_temperature: float = Field(
-        1.2, ge=0, description="Above it drafts are hardly ever right, and speculation is off."
+        1.2, ge=0, description="Temperature above which speculation is off, because drafts are rarely accepted."
     )
     outbox_limit: int = Field(
         1024,
@@ -219,15 +223,17 @@ class GenerationSettings(RpcServerSettings):
         "requests are refused.",
     )
     append_seconds: float = Field(
-        2.0, ge=0, description="How long a response waits for the ledger before it says that its receipt is pending."
+        2.0, ge=0, description="How long a response waits for the ledger before its receipt is marked as pending."
     )
     promise_seconds: float = Field(
         3600.0,
         gt=0,
-        description="How soon after a request's start the log will have its receipts, as promised to the caller; one "
-        "that is missing then proves omission. Allow for the longest answer and the longest outage.",
+        description="Promised time from a request's start until the log has its receipts; a receipt that is missing "
+        "then proves omission. Allow for the longest answer and the longest outage.",
     )
-    outbox_retry_seconds: float = Field(2.0, gt=0, description="Longest pause between two attempts at the ledger.")
+    outbox_retry_seconds: float = Field(
+        2.0, gt=0, description="Longest pause between two attempts to send receipts to the ledger."
+    )
 
     @field_validator("adapter")
     @classmethod
@@ -236,14 +242,14 @@ class GenerationSettings(RpcServerSettings):
         if len(names) < len(adapters):
             raise ValueError("expected NAME=DIRECTORY; a name is 1 to 128 letters, digits, '.', '_' and '-'")
         if len(set(names)) < len(names):
-            raise ValueError("expected every name once")
+            raise ValueError("expected different names")
         return adapters
 
     @field_validator("datastore")
     @classmethod
     def _tenants(cls, datastores: tuple[str, ...]) -> tuple[str, ...]:
         if not all(tenant and folder for tenant, _, folder in (each.partition("=") for each in datastores)):
-            raise ValueError("expected TENANT=FOLDER; a datastore for all tenants goes to shared_datastore")
+            raise ValueError("expected TENANT=FOLDER; use shared_datastore for all tenants")
         for each in datastores:
             checked_name(each.partition("=")[0])
         return datastores
@@ -256,12 +262,12 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def quotas(self) -> Mapping[str, Quota]:
-        """This server's part of each tenant's quota, always with one for `*`."""
+        """This server's part of each tenant's quota, always with a quota for `*`."""
         return {tenant: quota.part(self.quota_servers) for tenant, quota in read_quotas(self.quota).items()}
 
     @property
     def datastores(self) -> list[tuple[str | None, Path]]:
-        """Tenants with a folder each; None is everybody."""
+        """Folders with their tenant; None for a shared folder."""
         owned = (each.partition("=") for each in self.datastore)
         return [
             *((tenant, Path(folder)) for tenant, _, folder in owned),
@@ -278,7 +284,7 @@ class GenerationSettings(RpcServerSettings):
     def _known_heads(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         wrong = [each for each in value if "/" not in each and not _HEAD.fullmatch(each)]
         if wrong:
-            raise ValueError(f"expected a reference, or a folder written with a slash, got {wrong[0]!r}")
+            raise ValueError(f"expected a reference, or a folder with a slash, got {wrong[0]!r}")
         return value
 
     @field_validator("engine_flag")
@@ -294,11 +300,11 @@ class GenerationSettings(RpcServerSettings):
         if self.engine == "kolm":
             named = next((flag for flag, value in {"--plain-url": self.plain_url, **given}.items() if value), None)
             if named is not None:
-                raise ValueError(f"{named} goes with --engine vllm, sglang or llama-server")
+                raise ValueError(f"{named} needs --engine vllm, sglang or llama-server")
         elif ours := next((name for name in _OWN_ENGINE if getattr(self, name)), None):
             raise ValueError(f"--{ours.replace('_', '-')} is for kolm's own engine, not for --engine {self.engine}")
         elif self.head and (len(self.head) > 1 or "/" not in self.head[0]):
-            raise ValueError("--head: expected the one folder that the engine drafts with, from `kolm heads pull`")
+            raise ValueError("--head: expected one folder from `kolm heads pull`, the head that the engine drafts with")
         elif self.plain_url is None:
             raise ValueError(f"--engine {self.engine} needs --plain-url, an upstream with speculation off")
         return self
@@ -306,7 +312,7 @@ class GenerationSettings(RpcServerSettings):
     @model_validator(mode="after")
     def _prefixes_are_kept(self) -> Self:
         if self.prefix_cache_dir is not None and not self.prefix_caching:
-            raise ValueError("--prefix-cache-dir goes without --no-prefix-caching")
+            raise ValueError("--prefix-cache-dir cannot be combined with --no-prefix-caching")
         return self
 
     @model_validator(mode="after")
@@ -332,7 +338,7 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def public_directory(self) -> Path:
-        """Where the public half of the receipts key is put, for a person who adds it to trusted keys."""
+        """Folder of the public half of the receipts key, to be added to trusted keys."""
         return self.state_dir / "public"
 
     @property

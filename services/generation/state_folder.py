@@ -1,4 +1,4 @@
-"""Folders that one process has alone: a server's state, while it runs, and a cache, while it is written."""
+"""Folders with a lock: a server's state while it runs, a cache while it is written."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOADING = "KOLM_LOADING"
-"""Environment variable: the folder whose lock servers share while they load, and that an auditor waits for."""
+"""Environment variable: the folder whose lock servers share while they load, and an auditor waits for."""
 
 
 class StateTaken(Exception):
-    """Every folder that this server might have is another one's."""
+    """Every folder that this server may use is locked by another server."""
 
     def __init__(self, folder: Path, replicas: int, flag: str) -> None:
-        who = "another server has it" if replicas == 1 else f"{replicas} servers share it already"
+        who = "another server uses it" if replicas == 1 else f"{replicas} servers share it already"
         super().__init__(f"{flag}: {folder}: {who}; give this one its own, or share one by a larger --replicas")
 
 
 @contextmanager
 def state_folder(folder: Path, replicas: int, flag: str = "--state-dir") -> Iterator[Path]:
-    """The folder of this server: `folder` itself, or of several `replicas` the first numbered one in it that is free.
+    """Lock the folder of this server: `folder` itself, or for several `replicas` its first unlocked numbered subfolder.
 
-    A replica that takes the place of another finds what that one left. The lock ends with the process, however it
-    ends. Raises StateTaken, which names the `flag`, OSError.
+    A replica that replaces another finds the files of that replica. The lock ends with the process, however it ends.
+    Raises StateTaken, which names the `flag`, OSError.
     """
     for candidate in (folder,) if replicas == 1 else (folder / str(number) for number in range(replicas)):
         candidate.mkdir(parents=True, exist_ok=True)
@@ -46,10 +46,9 @@ def state_folder(folder: Path, replicas: int, flag: str = "--state-dir") -> Iter
 
 @contextmanager
 def one_at_a_time(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """A block that no other process of the same folder is in, or only `shared` ones are; a process that dies
-    in it lets the next one in.
+    """A block that one process of the folder is in at a time, or several `shared` ones. A lock ends with its process.
 
-    Where the folder cannot be written to nobody waits: there is nothing to leave.
+    Does not wait if the folder is not writable: nothing can be stored in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,8 +64,8 @@ def one_at_a_time(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def await_empty(folder: Path, seconds: float, pause: Callable[[float], object] = time.sleep) -> bool:
-    """Return True once no process is in a block of `one_at_a_time` for this folder, False if one still is after
-    `seconds`. Looks again after each `pause`, which takes seconds; a folder that cannot be written to counts as empty.
+    """Wait until no process is in a block of `one_at_a_time` for this folder; returns False if one still is after
+    `seconds`. `pause` waits between two attempts, given seconds; a folder that is not writable counts as empty.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A recorded output, verified on a target: by prefill, or by decoding with speculation off."""
+"""Verification of a recorded output on a target: by prefill, or by decoding with speculation off."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Record:
 
 
 class RecordDrafter(Drafter):
-    """Drafts the recorded output of one request, whatever the target says of it."""
+    """A drafter that proposes the recorded output of one request, whether or not the target accepts it."""
 
     negligible_cost = True
 
@@ -42,7 +42,7 @@ class RecordDrafter(Drafter):
 
     @property
     def left(self) -> bool:
-        """Whether the target has sampled another token than the recorded one, or went on after the last."""
+        """Whether the target has sampled another token than the recorded token, or a token after the last."""
         return self.draft is not None and self.draft.left
 
     def begin(self, request: EngineRequest) -> RecordDraft:
@@ -51,7 +51,7 @@ class RecordDrafter(Drafter):
 
 
 class RecordDraft(Draft):
-    """A chain of what comes next in the record; nothing once the target has left it."""
+    """A chain of the next recorded tokens; empty if the target has left the record."""
 
     def __init__(self, prompt_length: int, output: tuple[int, ...]) -> None:
         self._prompt_length, self._output = prompt_length, output
@@ -67,18 +67,18 @@ class RecordDraft(Draft):
 
 
 ROWS = 128
-"""Rows of a pass, by default: enough that weights are read seldom, and 25 MB of logits for 50,000 tokens."""
+"""Default rows of a pass: enough that weights are rarely read, and 25 MB of logits for 50,000 tokens."""
 
-_RECORD = "record"  # the name of the one drafter
+_RECORD = "record"  # name of the only drafter
 _CHEAP_ROWS = PassCost.line(fixed=1.0, row=1e-6)  # every recorded token is worth its row
 
 
 class Stopped(Exception):
-    """The verification was asked to stop; nothing is known of the record."""
+    """The verification was stopped without a result."""
 
 
 class Verifier:
-    """One record at a time, on the calling thread. Nothing is kept between two of them."""
+    """Verifies one record at a time, on the calling thread. Keeps nothing between records."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Verifier:
         stopping: Callable[[], bool] = lambda: False,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """`rows`: most rows of a pass; `stopping` is asked after each pass; `grammars` compiles constraints."""
+        """`rows`: most rows of a pass; `stopping` is called after each pass; `grammars` compiles constraints."""
         self.target, self.profile, self._grammars = target, profile, grammars
         self._new_decoder = new_decoder
         self._settings = EngineSettings(max_sequences=1, max_rows=rows, prefix_caching=False)
@@ -107,7 +107,7 @@ class Verifier:
         threads: int | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Verifier:
-        """Load and probe a model on the CPU, seconds; the options are those of `load_target`.
+        """Load and probe a model on the CPU, which takes seconds; options as in `load_target`.
 
         Raises TargetError.
         """
@@ -123,11 +123,11 @@ class Verifier:
         return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars)
 
     def prefill(self, record: Record) -> Outcome:
-        """The outcome along the record, in passes of many rows. It ends with the first token that is not the recorded
-        one, `cancelled` unless that token ends the sequence by itself.
+        """The outcome along the record, in passes of many rows. It ends with the first token that differs from the
+        record, `cancelled` unless that token ends the sequence by itself.
 
-        Meaningful only where the profile has passed: elsewhere rows may depend on those beside them.
-        Raises InvalidRequest for a request that this target cannot run, EngineBusy where a constraint took too long to
+        Meaningful only if the profile has passed: otherwise rows may depend on other rows of the pass.
+        Raises InvalidRequest for a request that this target cannot run, EngineBusy if a constraint takes too long to
         compile, Stopped.
         """
         drafter = RecordDrafter(record.output)
@@ -189,7 +189,7 @@ class Verifier:
 
 
 def _spans(first: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Positions [0, end) in parts of `most` at most, one of which begins at `first`."""
+    """Positions [0, end) in spans of at most `most`, one of which begins at `first`."""
     for start, stop in ((0, first), (first, end)):
         for at in range(start, stop, most):
             yield at, min(at + most, stop)

@@ -1,5 +1,5 @@
-"""What numba and LLVM compile, before anybody asks for it: at a machine's first start, by processes of their own beside
-the loading of the model, which need neither torch nor the model.
+"""Compilation by numba and LLVM before the first request: at a machine's first start, in processes of their own while
+the model loads, which need neither torch nor the model.
 
     python -m services.generation.warm_up text sampling        (is such a process)
 """
@@ -28,7 +28,7 @@ from services.runtime.settings import LogFormat
 
 
 def compile_everything() -> None:
-    """Compiles everything for this machine, for any model: minutes if nothing is there yet, no time if all is.
+    """Compile everything for this machine, for any model: minutes at first, no time if all is cached.
 
     Raises:
         TargetError: this CPU lacks fused multiply-add.
@@ -48,7 +48,7 @@ def compile_everything() -> None:
 
 
 def warm_up(part: Part) -> None:
-    """Run code that numba compiles once, whatever model comes; trees are for heads and smaller models that draft."""
+    """Run code that numba compiles once for all models; `trees` is for heads and draft models."""
     {"sampling": warm_up_sampling, "copies": _warm_up_copies, "trees": _warm_up_trees}[part]()
 
 
@@ -65,7 +65,7 @@ def _warm_up_copies() -> None:
 
 
 def warm_up_sampling() -> None:
-    """Before the first requests, which would wait for it on the engine's thread."""
+    """Compile before the first requests, which would wait for it on the engine's thread."""
     import numpy as np
 
     from services.generation.engine.request import SamplingParams
@@ -80,7 +80,7 @@ def warm_up_sampling() -> None:
 
 
 def _warm_up_trees() -> None:
-    """One level below one root, by a model of two tokens."""
+    """Grow one level below one root, for a vocabulary of two tokens."""
     import numpy as np
 
     from services.generation.drafting.acceptance import Acceptance
@@ -101,16 +101,16 @@ def _warm_up_trees() -> None:
 
 
 def compile_beside(part: Part, log_format: str) -> subprocess.Popen[bytes] | None:
-    """A process that compiles, unless an earlier start of this version has left the mark of having compiled the part.
+    """Start a process that compiles, unless an earlier start of this version has marked the part as compiled.
 
     It logs to this process's stderr and ends with it. A caller that needs the code waits in `compiling`, and
-    compiles what is still missing.
+    compiles missing functions.
     """
     if is_compiled(part) or not can_be_kept():
         return None
     command = [sys.executable, "-m", __name__, log_format, part]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE)
-    threading.Thread(target=process.wait, daemon=True).start()  # else its entry stays in the table of processes
+    threading.Thread(target=process.wait, daemon=True).start()  # otherwise it stays a zombie
     return process
 
 
@@ -120,7 +120,7 @@ def main(log_format: LogFormat, part: Part) -> None:
         if is_compiled(part):
             return
         configure_logging("info", log_format, "generation")
-        gc.disable()  # a tenth of the time: what is compiled stays, so hardly anything is garbage
+        gc.disable()  # saves a tenth of the time: compiled code is kept, so there is hardly any garbage
         with compile_log(part):
             warm_up(part)
         leave_mark(part)

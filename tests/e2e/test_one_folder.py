@@ -126,7 +126,7 @@ def test_receipts_of_another_model_stay_owed_and_are_replayed_by_the_command_tha
         said = (tmp_path / "up.log").read_text()
         (line,) = [line for line in said.splitlines() if "await an audit" in line]
         assert base_cid(model) in line
-        assert ("2 receipts" in line, line.index("await") < said.index("is loaded after")) == (True, True)
+        assert ("2 receipts" in line, line.index("await") < said.index("loaded ")) == (True, True)
         until(lambda: (data / "left.json").exists())
         assert ours.json("receipts", "list", "--outcome=UNREPLAYABLE") == []
         (command,) = re.findall("`kolm (audit run [^`]+)`", line)

@@ -1,4 +1,4 @@
-"""Metrics of the generation service, and its log's line for each request."""
+"""Metrics of the generation service, and its log line for each request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.generation.requests.halts import HaltBoard
 from services.generation.requests.resolution import Identity, Resolved
 from services.runtime.metrics import Metrics, Reading
 
-_FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # by vLLM's words
+_FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # with vLLM's names
 
 
 class GenerationMetrics:
@@ -45,7 +45,7 @@ class GenerationMetrics:
             metrics.read("kolm_profile_proven", lambda: {(identity.profile_cid,): float(identity.probe_passed)})
 
     def watch(self, engine: Backend, outbox: Outbox, halts: HaltBoard, prefixes: PrefixFolder | None = None) -> None:
-        """Ask these at each scrape."""
+        """Read these at each scrape."""
         self._watch_engine(engine)
         counts = prefixes.counts if prefixes else {}
         self._metrics.read("kolm_prefix_disk_bytes", lambda: prefixes.bytes if prefixes else 0)
@@ -83,15 +83,15 @@ class GenerationMetrics:
         )
 
     def arrived(self) -> RequestTimes:
-        """The times of a request that has just come in."""
+        """Timers of a request that has just arrived."""
         return RequestTimes(self, self._clock)
 
     def refused(self, reason: str) -> None:
-        """A request was not taken: `quota_tokens`, `queue_full` and the like."""
+        """Count a refused request by its reason: `quota_tokens`, `queue_full` and the like."""
         self._refused.labels(reason).inc()
 
     def ended(self, finished: Finished, seconds: float) -> None:
-        """A sequence ended `seconds` after its request came in."""
+        """Observe the end of a sequence, `seconds` after its request arrived."""
         outcome, counts = finished.outcome, finished.outcome.metrics
         self._whole.observe(seconds)
         self._queue.observe(counts.queue_seconds)
@@ -113,7 +113,7 @@ class RequestTimes:
         self._last: dict[int, float] = {}  # by choice
 
     def observe(self, event: Chunk | Finished) -> None:
-        """An event of one of its sequences has come."""
+        """Observe an event of one of the sequences."""
         now = self._clock()
         if isinstance(event, Finished):
             self._metrics.ended(event, now - self._arrived)
@@ -127,7 +127,9 @@ _log = logging.getLogger(__name__)
 
 
 def log_request(resolved: Resolved, outcomes: Sequence[Outcome], seconds: float) -> None:
-    """`outcomes` are those of all choices, `seconds` the time until the last of them ended.
+    """Log one finished request, without its text.
+
+    `outcomes`: of all choices; `seconds`: until the last choice ended.
 
     Counts are sums over the choices, but the prompt's, which is one; times are the longest of a choice. No text.
     """

@@ -1,4 +1,4 @@
-"""Messages of what generation produced."""
+"""Protobuf messages for the results of generation."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.receipts.issuer import Speedup
-from services.generation.requests.heads import HeadState
 from services.generation.requests.parameters import sampling_message
 from services.generation.requests.policy import Decision
 from services.generation.requests.resolution import Identity, Resolved
+from services.generation.requests.served_heads import HeadState
 
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
@@ -192,7 +192,7 @@ def _usage(resolved: Resolved, outcomes: Sequence[Outcome]) -> pb.Usage:
 def _metrics(
     parts: Sequence[SpeculationMetrics], decision: Decision, speedup: Speedup | None
 ) -> speculation_pb2.SpeculationMetrics:
-    """Counts add up; times are those of the longest, for choices run side by side."""
+    """Metrics of all choices: counts are sums, times are of the slowest choice, since choices run in parallel."""
     drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
     passes, tokens = sum(part.target_passes for part in parts), sum(part.output_tokens for part in parts)
     return speculation_pb2.SpeculationMetrics(

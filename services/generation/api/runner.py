@@ -54,9 +54,9 @@ class Run:
 
     resolved: Resolved
     grant: Grant
-    used_tokens: int = 0  # of prompt and outputs, once all have ended
+    used_tokens: int = 0  # of prompt and outputs, after all choices have ended
     engine_id: str = field(default_factory=lambda: str(uuid.uuid4()))  # callers may use one request_id twice
-    promise: SignedPromise | None = None  # as soon as the engine has taken it
+    promise: SignedPromise | None = None  # set when the engine has accepted the run
     cancelled: bool = False
     ended: bool = False
     _queue: asyncio.Queue[Chunk | Completed | Exception | None] = field(default_factory=asyncio.Queue)
@@ -65,12 +65,12 @@ class Run:
         self._queue.put_nowait(event)
 
     def end(self, error: Exception | None = None) -> None:
-        """There are no more events; the reader gets `error` raised."""
+        """End the events; `error` is raised in the reader."""
         self.ended = True
         self._queue.put_nowait(error)
 
     async def events(self) -> AsyncIterator[Chunk | Completed]:
-        """Events until every choice has completed. Raises the error that ended the whole run."""
+        """Events until every choice has completed. Raises the error that ended the run."""
         while (event := await self._queue.get()) is not None:
             if isinstance(event, Exception):
                 raise event
@@ -78,7 +78,7 @@ class Run:
 
 
 class Generation:
-    """Generates only where the outbox has room for the receipt. Every choice that ends gets one, cancelled or not."""
+    """Runs requests if the outbox has room for their receipts. Every choice gets a receipt, cancelled or not."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Generation:
 
     @asynccontextmanager
     async def run(self, resolved: Resolved) -> AsyncIterator[Run]:
-        """A run that the engine has taken. Leaving early cancels it; its receipts are issued all the same.
+        """A run that the engine has accepted. Leaving the context early cancels it; its receipts are still issued.
 
-        Its promise is kept even if this process is killed. Raises Unavailable (LEDGER_UNAVAILABLE) where too many
-        receipts wait for the ledger or the disk takes none, and (CLOCK_WRONG) where the ledger's clock shows another
-        time; ResourceExhausted for a tenant's quota; EngineError.
+        Its promise is kept even if this process is killed. Raises Unavailable (LEDGER_UNAVAILABLE) if too many
+        receipts wait for the ledger or the disk takes none, and (CLOCK_WRONG) if the ledger's clock differs;
+        ResourceExhausted for a tenant's quota; EngineError.
         """
         run, taken = self._begun(resolved)
         try:
@@ -121,7 +121,7 @@ class Generation:
             self._cancel(run)
 
     def _begun(self, resolved: Resolved) -> tuple[Run, asyncio.Future[None]]:
-        """A run on its way to the engine, and when that has taken it."""
+        """A run on its way to the engine, and a future that is done when the engine has accepted it."""
         with self.counting_refusals():
             self._reserve(resolved)
             try:
@@ -140,7 +140,7 @@ class Generation:
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Counts a refusal that is raised inside by its reason."""
+        """Count a refusal that is raised inside by its reason."""
         try:
             yield
         except (KolmError, EngineError) as error:
@@ -149,7 +149,7 @@ class Generation:
             raise
 
     def _reserve(self, resolved: Resolved) -> None:
-        """Room for the receipts, while there is time left."""
+        """Reserve room for the receipts. Raises DeadlineExceeded, Unavailable."""
         if time.perf_counter() >= resolved.deadline:
             raise DeadlineExceeded("the call's deadline passed before it could begin")
         if (problem := self._halts.ledger_clock.problem) is not None:
@@ -203,24 +203,24 @@ class Generation:
         ended = await asyncio.gather(*completing, return_exceptions=True)
         failed = next((each for each in ended if isinstance(each, Exception)), None)
         if failed is not None:
-            _log.error("a receipt could not be issued", exc_info=failed)
+            _log.error("issuing a receipt failed", exc_info=failed)
         run.end(failed)
 
     async def _submit(self, run: Run, sink: Sink) -> list[Ticket]:
         choices = [run.resolved.engine_request(run.engine_id, choice) for choice in range(run.resolved.choices)]
         tickets = await self._engine.submit_all(choices, sink)
-        if run.cancelled:  # the call ended before the engine had taken everything
+        if run.cancelled:  # the call ended before the engine had accepted all choices
             self._engine.cancel(run.engine_id)
         return tickets
 
     async def _promise(self, run: Run) -> SignedPromise:
-        """The promise of a run that the engine has taken, its receipts on disk. Cancels the run if the disk fails."""
+        """Promise the receipts of an accepted run, on disk. Cancels the run if the disk fails."""
         promise = self._issuer.promise(run.resolved)
         try:
             await self._outbox.promise(promise.unfinished)
         except OSError as error:
             self._engine.cancel(run.engine_id)
-            _log.critical("promised receipts cannot be kept on disk; the request is refused: %s", error)
+            _log.critical("refusing a request: its promised receipts cannot be written to disk: %s", error)
             problem = "this server's disk takes no receipts; nothing is served without one"
             raise Unavailable(problem, retry_after=5.0, reason="LEDGER_UNAVAILABLE") from error
         return promise
@@ -239,8 +239,9 @@ class Generation:
         run.post(Completed(choice, outcome, receipt, index, checked.identical, checked.speedup))
 
     async def _checked(self, run: Run, choice: int, outcome: Outcome, ticket: Ticket) -> Checked:
-        """What is known before signing. A difference that a second answer of the same engine does not confirm says
-        nothing of speculation, where that engine is not ours.
+        """The result of verification before signing.
+
+        On another engine, a difference counts as a deviation only if a second plain answer equals the first.
         """
         if not run.resolved.verify_inline or run.cancelled or outcome.finish_reason not in ("stop", "length"):
             return NOT_CHECKED
@@ -262,12 +263,14 @@ class Generation:
         return Checked(False)
 
     def _unanswered(self, run: Run, why: str) -> Checked:
-        _log.warning("request %s could not be verified: %s", run.resolved.request_id, why)
+        _log.warning("verifying request %s failed: %s", run.resolved.request_id, why)
         return Checked(unverified=None if run.resolved.engine is None else why[:2048])
 
     async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | str:
-        """The same choice with speculation off; why not, if it did not end by itself."""
-        request = run.resolved.engine_request(run.engine_id, choice, off=True)  # the run's id: cancelled with it
+        """The same choice with speculation off, or the reason why it did not finish."""
+        request = run.resolved.engine_request(
+            run.engine_id, choice, off=True
+        )  # with the run's id, so that it is cancelled with the run
         try:
             off, ticket = await self._engine.complete(request)
         except EngineError as error:
@@ -277,14 +280,15 @@ class Generation:
     async def _deviated(self, resolved: Resolved, outcome: Outcome) -> None:
         decision, moved = resolved.decision, outcome.metrics.passes_by_method
         if decision.method == "off":
-            _log.critical("request %s: decoding without speculation gave two results", resolved.request_id)
+            _log.critical("comparing request %s: decoding without speculation gave two results", resolved.request_id)
             return
         for scope in scopes_of(self._identity.base_cid, decision.method, decision.head_cid, dict(moved)):
             await self._halts.deviated(scope)
 
     async def _deliver(self, receipt: SignedReceipt) -> int | None:
-        """Give the outbox the receipt; returns its index, or None if the ledger has not confirmed it in time. Raises
-        Unavailable where a crash could still lose it.
+        """Put the receipt into the outbox; returns its index, or None if the ledger has not confirmed it in time.
+
+        Raises Unavailable if a crash could still lose it.
         """
         try:
             return await self._outbox.put(receipt.receipt_id, receipt.append, self._append_seconds)
@@ -293,7 +297,7 @@ class Generation:
             raise Unavailable(problem, retry_after=5.0, reason="LEDGER_UNAVAILABLE") from error
 
     def interrupt(self) -> None:
-        """End all runs: callers get UNAVAILABLE, reason SERVER_STOPPING; receipts are issued all the same."""
+        """End all runs: callers get UNAVAILABLE, reason SERVER_STOPPING; receipts are still issued."""
         stopping = (
             "this server is stopping; ask another one, or again when it is back. The output so far has its receipt"
         )
@@ -315,4 +319,4 @@ def _stream(outcome: Outcome) -> tuple[object, ...]:
 def _fail(taken: asyncio.Future[None], error: Exception) -> None:
     if not taken.done():
         taken.set_exception(error)
-        taken.exception()  # marks it as seen: the call may be gone
+        taken.exception()  # marks it as retrieved: the call may have ended

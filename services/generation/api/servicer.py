@@ -19,8 +19,8 @@ from services.generation.engine.events import Chunk, TokenLogprobs
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.receipts.outbox import Outbox
 from services.generation.requests.halts import HaltBoard
-from services.generation.requests.heads import HeadBoard
 from services.generation.requests.resolution import Identity, Resolved, Resolver, engine_errors
+from services.generation.requests.served_heads import HeadBoard
 from services.runtime.access import tenant_of_call
 from services.runtime.errors import DeadlineExceeded, KolmError
 
@@ -32,12 +32,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SpeculationDeviated(KolmError):
-    """An inline replay with speculation off gave another stream than the one served. Its receipts say so too."""
+    """An inline replay with speculation off differed from the stream that was served, as its receipts record."""
 
     code = grpc.StatusCode.INTERNAL
 
     def __init__(self, methods: Sequence[str], receipt_ids: Sequence[str]) -> None:
-        """`methods` drafted for it; the first is the one that it began with."""
+        """`methods`: draft methods of the request in the order of their use."""
         super().__init__(
             f"decoding again with speculation off gave another result than {', '.join(methods)}; do not use this "
             "output. Speculation is halted on this server until the ledger has halts and an operator's resumes",
@@ -47,7 +47,7 @@ class SpeculationDeviated(KolmError):
 
 
 class GenerationServicer(GenerationServiceServicer):
-    """Serves one base, on one event loop."""
+    """Serves one base model, on one event loop."""
 
     def __init__(
         self,
@@ -71,18 +71,18 @@ class GenerationServicer(GenerationServiceServicer):
         self._started = time.monotonic()
 
     def interrupt(self) -> None:
-        """The server stops, and has no more time for what runs: see `Generation.interrupt`."""
+        """End the running requests because the server stops: see `Generation.interrupt`."""
         self._generation.interrupt()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        """Sends the promise as metadata at once."""
+        """Generate whole answers. The promise is sent as initial metadata, before the first token."""
         request.tenant = tenant_of_call(request.tenant)
         resolved = await self._resolve(request, context)
         completed: dict[int, Completed] = {}
         logprobs: list[list[TokenLogprobs]] = [[] for _ in range(resolved.choices)]
         with engine_errors(_input_field(request)):
             async with self._generation.run(resolved) as run:
-                with suppress(grpc.aio.BaseError):  # the caller is gone
+                with suppress(grpc.aio.BaseError):  # the caller has disconnected
                     await context.send_initial_metadata(((_PROMISE_KEY, _promise_of(run)),))
                 async for event in run.events():
                     if isinstance(event, Chunk):
@@ -134,7 +134,7 @@ class GenerationServicer(GenerationServiceServicer):
 
 
 def _promise_of(run: Run) -> bytes:
-    """The promise of a run that the engine has taken."""
+    """The promise of an accepted run."""
     assert run.promise is not None
     return run.promise.envelope
 
@@ -144,13 +144,13 @@ def _input_field(request: pb.GenerateRequest) -> str:
 
 
 def _deadline(context: Context) -> float:
-    """The call's deadline, by `time.perf_counter`."""
+    """The call's deadline in seconds of `time.perf_counter`."""
     remaining = context.time_remaining()
     return math.inf if remaining is None else time.perf_counter() + remaining
 
 
 def _refuse_late(resolved: Resolved, completed: list[Completed]) -> None:
-    """gRPC ends a call at its deadline as well; the engine may have noticed first."""
+    """Raise DeadlineExceeded if the engine cancelled a choice at the deadline, before gRPC ended the call."""
     if time.perf_counter() > resolved.deadline and any(each.outcome.finish_reason == "cancelled" for each in completed):
         raise DeadlineExceeded("the call's deadline passed before the answer was whole")
 

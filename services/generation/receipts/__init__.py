@@ -1,1 +1,1 @@
-"""Receipts: signed, kept on disk, delivered to the ledger."""
+"""Receipts: signed, stored on disk, delivered to the ledger."""

@@ -1,4 +1,4 @@
-"""What drafters and the disk have of a receipt's content goes when the content is erased."""
+"""Erasure of a receipt's content from drafters and from prefixes on disk."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
 
-MOST_ISSUED = 65_536  # receipts whose outputs can be found again; those of older ones are forgotten
+MOST_ISSUED = 65_536  # newest receipts whose outputs can be looked up
 
 
 class Erasures:
-    """Follows the ledger's erasures. On the event loop.
+    """Follows the ledger's erasures. Used on one event loop.
 
-    Drafters keep text in memory only, so that only receipts of this process matter to them. What is on the disk is
-    deleted by its age, whatever process wrote it: of the tenant whose receipt it is, of all where that is not known.
+    Drafters keep text in memory only, so only receipts of this process matter to them. Prefixes on disk are deleted by
+    their age, whatever process wrote them: those of the receipt's tenant, or of all tenants if it is not known.
     """
 
     def __init__(
         self, drafters: Collection[Drafter], read: Callable[[int], Awaitable[list[Entry]]], every: float,
         prefixes: PrefixFolder | None = None,
     ) -> None:  # fmt: skip
-        """`read` returns the erasures of the log from an index on; it is asked every `every` seconds."""
+        """`read` returns the erasures of the log from an index on; it is called every `every` seconds."""
         self._drafters, self._read, self._every, self._prefixes = drafters, read, every, prefixes
         self._issued: OrderedDict[str, tuple[str, RequestKey]] = OrderedDict()  # tenant and request by receipt id
         self._position = 0
 
     def issued(self, receipt_id: str, tenant: str, request: RequestKey) -> None:
-        """A receipt was issued for a request to the engine."""
+        """Note the receipt of a request to the engine."""
         self._issued[receipt_id] = tenant, request
         if len(self._issued) > MOST_ISSUED:
             self._forget(next(iter(self._issued)))
 
     async def refresh(self) -> None:
-        """Ask the ledger once for new erasures. Raises LedgerUnreachable."""
+        """Read new erasures from the ledger once. Raises LedgerUnreachable."""
         for entry in await self._read(self._position):
             await self._take(entry)
             self._position = entry.index + 1
 
     async def follow(self) -> None:
-        """Run it as a task; returns at once where nothing keeps what receipts say."""
+        """Poll until cancelled. Returns immediately if no drafter and no disk keeps content."""
         outage = Outage(_log, "ask the ledger for erasures", LedgerUnreachable)
         while self._drafters or self._prefixes is not None:
             with outage:
@@ -60,16 +60,18 @@ class Erasures:
             await asyncio.sleep(self._every)
 
     async def _take(self, entry: Entry) -> None:
-        """An erasure counts, whatever key signed it: the log has accepted it, and to forget a draft is always safe."""
+        """Apply an erasure, whatever key signed it: the log has accepted it, and forgetting a draft is always safe."""
         try:
             document = read_document(entry.envelope)
         except LedgerError as error:
-            _log.warning("entry %d is not an erasure that can be read: %s", entry.index, error)
+            _log.warning("skipping entry %d: it is not a readable erasure: %s", entry.index, error)
             return
         if isinstance(document, Erasure):
             tenant, _ = self._issued.get(document.receipt_id, (None, None))
             self._forget(document.receipt_id)
-            until = max(document.issued_at, timestamp(time_of(document.receipt_id)))  # the operator's clock, and ours
+            until = max(
+                document.issued_at, timestamp(time_of(document.receipt_id))
+            )  # the operator's clock against this machine's
             await self._erase(until, tenant)
         if isinstance(document, Expiry):
             await self._erase(document.issued_before, document.tenant, document.except_tenants)
@@ -81,7 +83,7 @@ class Erasures:
             await asyncio.to_thread(self._prefixes.erase, parse_timestamp(until).timestamp(), tenant, but)
 
     def _covers(self, expiry: Expiry, receipt_id: str) -> bool:
-        """Whether the expiry covers a receipt, by the time in its id, the time of issue."""
+        """Whether the expiry covers a receipt, by the time of issue in its id."""
         return expiry.covers(-1, self._issued[receipt_id][0], timestamp(time_of(receipt_id)))
 
     def _forget(self, receipt_id: str) -> None:

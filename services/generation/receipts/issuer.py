@@ -1,4 +1,4 @@
-"""Makes a finished choice's receipt: the signed document, and the append that takes it to the ledger."""
+"""Issues receipts of finished choices: signed documents, and the appends that deliver them to the ledger."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from services.generation.requests.resolution import Identity, Resolved
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Time without speculation divided by time with it; `basis` says how it was measured."""
+    """Time without speculation divided by time with speculation; `basis`: how it was measured."""
 
     value: float
     basis: str
 
 
 def replayed(off_seconds: float, metrics: SpeculationMetrics) -> Speedup | None:
-    """Against the decode time of a replay with speculation off. Both must have had the engine to themselves.
+    """The speedup against the decode time of a replay with speculation off. Both must have run alone.
 
-    None where nothing was drafted, and for a ratio above the tokens of a pass: a pass that verifies a draft is no
-    cheaper than one that does not, so the clock or the machine made it.
+    None if nothing was drafted, or if the ratio exceeds the tokens of a pass: a pass that verifies a draft is no
+    cheaper than a plain pass, so such a ratio is noise of the machine.
     """
     if not metrics.num_draft_tokens or off_seconds <= 0 or metrics.decode_seconds <= 0:
         return None
@@ -53,8 +53,8 @@ def replayed(off_seconds: float, metrics: SpeculationMetrics) -> Speedup | None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a comparison with speculation off has found before signing. `identical` is None where it came to no answer,
-    or none was asked for; `unverified` says why, of another engine than ours.
+    """The result of a comparison with speculation off before signing. `identical` is None if there was no comparison or
+    no result; `unverified` is the reason, for other engines than kolm's.
     """
 
     identical: bool | None = None
@@ -67,7 +67,7 @@ NOT_CHECKED = Checked()
 
 @dataclass(frozen=True, slots=True)
 class SignedReceipt:
-    """The document's id, the DSSE bytes exactly as signed, and what its commitments commit to."""
+    """A receipt: its id, the DSSE bytes exactly as signed, and the content of its commitments."""
 
     receipt_id: str
     envelope: bytes
@@ -75,7 +75,7 @@ class SignedReceipt:
 
     @property
     def append(self) -> ledger_pb2.AppendEntryRequest:
-        """The request that appends the receipt with its content."""
+        """The request that appends the receipt and its content."""
         return ledger_pb2.AppendEntryRequest(envelope=self.envelope, content=content_message(self.content))
 
 
@@ -83,8 +83,8 @@ class SignedReceipt:
 class SignedPromise:
     """The promise that a caller gets before the answer: a DSSE envelope.
 
-    `unfinished` are the promised receipts, one a choice. They go to the log if this process dies before
-    the answer is whole: finish reason `error`, no output.
+    `unfinished`: a receipt for each choice, with finish reason `error` and no output. They are appended to the log if
+    this process dies before the answer is complete.
     """
 
     envelope: bytes
@@ -92,7 +92,7 @@ class SignedPromise:
 
 
 class ReceiptIssuer:
-    """Signs with the key of role `receipts`."""
+    """Signs receipts with the key of role `receipts`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ReceiptIssuer:
         promise_seconds: float,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`promise_seconds`: from a request's start to the time by which the log has its receipts."""
+        """`promise_seconds`: from a request's start to the promised time of its receipts in the log."""
         self._identity = identity
         self._key = key
         self._promise = timedelta(seconds=promise_seconds)
@@ -110,8 +110,8 @@ class ReceiptIssuer:
     def issue(
         self, receipt_id: str, resolved: Resolved, choice: int, outcome: Outcome, checked: Checked = NOT_CHECKED
     ) -> SignedReceipt:
-        """Sign the receipt of an outcome. `promise` has that of EMPTY_OUTCOME signed, under the id of the one to come,
-        for the log if this process dies.
+        """Sign the receipt of an outcome. `promise` signs EMPTY_OUTCOME under the same id, for the log if this process
+        dies.
         """
         asked, engine = resolved.sampling, resolved.engine
         source = asked.structured_outputs
@@ -138,7 +138,7 @@ class ReceiptIssuer:
         return SignedReceipt(receipt_id, sign_document(receipt, self._key).to_bytes(), content)
 
     def promise(self, resolved: Resolved) -> SignedPromise:
-        """The promise of one receipt for each choice of a request that has been taken."""
+        """The promise of one receipt for each choice of an accepted request."""
         now = self._now()
         unfinished = tuple(
             self.issue(new_receipt_id(now), resolved, choice, EMPTY_OUTCOME) for choice in range(resolved.choices)

@@ -1,24 +1,24 @@
 """The journal of receipts on their way to the ledger: one append-only file, with one fsync for a group of records.
 
-    <folder>/journal       records: CRC-32 of what follows, length of the payload, length of the id, kind; id, payload
-    <folder>/*.damaged     a journal with bytes that are not records, for somebody to look at
+    <folder>/journal       records: CRC-32 of the rest, length of the payload, length of the id, kind; id, payload
+    <folder>/*.damaged     a journal with bytes that are not records, kept for inspection
 
-| kind | says | payload |
+| kind | meaning | payload |
 |---|---|---|
 | PROMISED | a promise of this receipt is about to leave the server | the receipt as it is without an output |
-| WAITING | the receipt; it takes the place of the promised one of its id | the receipt |
+| WAITING | the receipt, in place of the promised receipt of its id | the receipt |
 | SETTLED | the ledger has it | none |
 
-Payloads are kolm.ledger.v1.AppendEntryRequest. They hold prompts and outputs: the folder is 0700, the file 0600. Where
-nothing is open the file is empty; where much of it is settled, it is written anew. A crash leaves
+Payloads are kolm.ledger.v1.AppendEntryRequest. They contain prompts and outputs: the folder is 0700, the file 0600. If
+nothing is open, the file is empty; if most of it is settled, it is rewritten. A crash leaves
 
-* before `keep` returns: some of its records, each whole, the last one perhaps cut off, which is dropped. Nothing has
-  been said to anybody yet; what is there goes to the log, where one receipt too many harms nobody;
-* after PROMISED: the promise is kept by the receipt without an output, as the next start sends it;
+* before `keep` returns: some of its records, each whole, the last one perhaps cut off, which is dropped. No caller has
+  been answered yet; the records go to the log, where an additional receipt is harmless;
+* after PROMISED: the next start sends the receipt without an output, which keeps the promise;
 * after WAITING: the next start sends the receipt, and nothing else of its id;
-* after `settle`, which is not waited for: at worst the next start sends again what the ledger has. It answers with the
-  index of the first, or refuses a receipt without an output beside the real one;
-* while the file is written anew: the old one or the new one, which say the same.
+* after `settle`, which is not synced: at worst the next start sends a receipt again. The ledger answers with the index
+  of the first, or refuses a receipt without an output if it has the real receipt;
+* while the file is rewritten: the old or the new file, with the same open records.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ JOURNAL = "journal"
 """The name of the file."""
 
 _HEADER = struct.Struct("<IIHB")
-_MOST_SETTLED = 4 << 20  # bytes of settled records above which the file is written anew, where they are most of it
+_MOST_SETTLED = 4 << 20  # bytes of settled records above which the file is rewritten, if they are most of it
 
 
 class Kind(IntEnum):
@@ -71,23 +71,23 @@ class Record:
 
 
 class Journal:
-    """Used on one event loop; a thread waits for the disk, one group of records after another."""
+    """The journal in one folder. Used on one event loop; a thread writes one group of records after another."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError where the folder cannot be made."""
+        """Raises OSError if the folder cannot be made."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = folder / JOURNAL
         self._waiting: list[tuple[list[Record], asyncio.Future[None] | None]] = []
         self._writer: asyncio.Task[None] | None = None
-        # What follows belongs to the thread that writes.
+        # Used by the writing thread alone, from here on.
         self._file: int | None = None
         self._end, self._torn = 0, False
-        self._open: dict[str, Record] = {}  # what is not settled, the oldest first
+        self._open: dict[str, Record] = {}  # open records, the oldest first
 
     def recover(self) -> dict[str, ledger_pb2.AppendEntryRequest]:
-        """All that an earlier process left, by receipt id, the oldest first; those that were promised alone come last.
+        """Open receipts of an earlier process by id, the oldest first; receipts that were only promised come last.
 
-        Blocks. Call it once, before the rest. Needs no room on the disk. Raises OSError.
+        Blocks. Call it once, before the other methods. Needs no free space. Raises OSError.
         """
         remove_drafts(self._path.parent)
         data = self._path.read_bytes() if self._path.exists() else b""
@@ -103,15 +103,17 @@ class Journal:
             if not is_whole:
                 aside = self._aside()
                 os.link(self._path, aside)
-                _log.error("%s has bytes that are not records; it is kept as %s", self._path, aside)
+                _log.error(
+                    "setting aside a damaged journal: %s has bytes that are not records, kept as %s", self._path, aside
+                )
             self._rewrite([record for record in left if record.receipt_id in kept])
         except OSError as error:
-            _log.warning("%s cannot be written anew, and is used as it is: %s", self._path, error)
+            _log.warning("using %s as it is: rewriting failed: %s", self._path, error)
             self._use()
         return kept
 
     def _use(self) -> None:
-        """Go on with the file that is there, where the disk has no room for another one. Raises OSError."""
+        """Open the existing file for appending, if the disk has no room for a new file. Raises OSError."""
         if not self._path.exists():
             return
         data = self._path.read_bytes()
@@ -119,25 +121,25 @@ class Journal:
         self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         self._end = sum(map(_size_of, records)) if is_whole else len(data)
         self._open = {record.receipt_id: record for record in open_records(records)}
-        self._torn = True  # what a crash has cut off goes before the next record comes
+        self._torn = True  # remove a record that a crash has cut off
 
     def _aside(self) -> Path:
-        """A name that is free."""
+        """An unused file name."""
         return next(path for n in count() if not (path := self._path.with_suffix(f".{n}.damaged")).exists())
 
     async def keep(self, kind: Kind, requests: Mapping[str, ledger_pb2.AppendEntryRequest]) -> None:
-        """Returns once all are on disk, by receipt_id. Raises OSError, and then keeps none of them."""
+        """Write records by receipt id; returns when all are on disk. Raises OSError, and then keeps none of them."""
         records = [Record(kind, name, request.SerializeToString()) for name, request in requests.items()]
         done = asyncio.get_running_loop().create_future()
         self._put(records, done)
         await done
 
     def settle(self, receipt_id: str) -> None:
-        """The ledger has it. Nobody waits for that to be on disk."""
+        """Mark a receipt as delivered. Not synced: a repeated delivery is harmless."""
         self._put([Record(Kind.SETTLED, receipt_id)], None)
 
     async def written(self) -> None:
-        """Returns once all that was given before has been written, or could not be."""
+        """Wait until all records given before have been written, or their write has failed."""
         while self._writer is not None:
             await asyncio.shield(self._writer)
 
@@ -155,7 +157,7 @@ class Journal:
                 try:
                     records = [record for records, _ in group for record in records]
                     await asyncio.to_thread(self._write, records, sync=bool(waiting))
-                except Exception as error:  # every caller that waits hears of it
+                except Exception as error:  # raised in every waiting caller
                     fault = error
                 for done in waiting:
                     if not done.done() and fault is not None:
@@ -183,17 +185,17 @@ class Journal:
             raise
         self._end += len(data)
         _apply(self._open, records)
-        with suppress(OSError):  # what is settled stays a while longer
+        with suppress(OSError):  # settled records stay a while longer
             self._forget_settled(file)
 
     def _opened(self) -> int:
-        """The file, made again where somebody has taken it away: what it held is lost, what follows need not be."""
+        """The open file, made again if it was deleted: its records are lost, later records are not."""
         if self._file is not None and not _is_at(self._file, self._path):
             os.close(self._file)
             self._file = None
         if self._file is None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._path.exists():  # another file than this process has written
+            if self._path.exists():  # not the file that this process has written
                 self._path.rename(self._aside())
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._end, self._torn, self._open = 0, False, {}
@@ -203,7 +205,7 @@ class Journal:
         return self._file
 
     def _cut(self, file: int) -> None:
-        """Take away what a failed write has left."""
+        """Remove the bytes of a failed write."""
         os.ftruncate(file, self._end)
         self._torn = False
 
@@ -217,14 +219,14 @@ class Journal:
             self._rewrite(list(self._open.values()))
 
     def _rewrite(self, records: list[Record]) -> None:
-        """The file with these records alone."""
+        """Rewrite the file with these records only."""
         data = b"".join(record.to_bytes() for record in records)
         try:
             write_durably(self._path, data)
         except OSError:
             if self._file is None or _is_at(self._file, self._path):
                 raise
-            # It has the name already, and nothing but a power cut brings the old one back.
+            # The new file has the name already; only a power cut could bring back the old one.
         if self._file is not None:
             os.close(self._file)
         self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -232,9 +234,9 @@ class Journal:
 
 
 def read_records(data: bytes) -> tuple[list[Record], bool]:
-    """The records of a journal, and whether it has nothing else but an end that a crash has cut off.
+    """The records of a journal, and whether there is nothing else but an end cut off by a crash.
 
-    Bytes that are not a record are passed over.
+    Bytes that are not a record are skipped.
     """
     found, at, is_whole = list[Record](), 0, True
     while at < len(data):
@@ -261,7 +263,7 @@ def _record_at(data: bytes, at: int) -> Record | None:
 
 
 def _is_cut_off(data: bytes, at: int) -> bool:
-    """Whether what follows is the beginning of a record, or room made for one, as a crash in a write leaves it."""
+    """Whether the rest is the beginning of a record or zeros, as a crash during a write leaves it."""
     rest = data[at:].rstrip(b"\0")
     if len(rest) < _HEADER.size:
         return True
@@ -274,7 +276,7 @@ def _size_of(record: Record) -> int:
 
 
 def open_records(records: list[Record]) -> list[Record]:
-    """Records that are not settled, the oldest first."""
+    """Open records, the oldest first."""
     left: dict[str, Record] = {}
     _apply(left, records)
     return list(left.values())

@@ -1,4 +1,4 @@
-"""The outbox: every receipt, and the key that signs it, sent until the ledger has it; receipts go to disk first."""
+"""The outbox: receipts and their key entry, written to disk and sent until the ledger has them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from services.generation.receipts.journal import Journal, Kind
 
 _log = logging.getLogger(__name__)
 
-_FIRST_PAUSE = 0.05  # seconds; doubles up to the longest
+_FIRST_PAUSE = 0.05  # seconds; doubles up to the longest pause
 _AHEAD_PAUSE = 60.0  # seconds
 _CLOCK_AHEAD = "CLOCK_AHEAD"
-"""The ledger's reason for a document of a time to come, which it takes later."""
+"""The ledger's reason for a document dated in the future, which it accepts later."""
 
 _MOST_AT_ONCE = 64
 _MOST_BYTES_AT_ONCE = 2**20
-"""The most that one message to the ledger carries; a larger append goes alone."""
+"""Limit of one message to the ledger; a larger append is sent alone."""
 
 AppendAll = Callable[
     [Sequence[ledger_pb2.AppendEntryRequest]], Awaitable[Sequence[ledger_pb2.AppendEntryResponse | LedgerRefused]]
@@ -41,8 +41,8 @@ AppendAll = Callable[
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """An append on its way. Not `kept` while the disk has not taken it: then only this process has it, and the disk has
-    the promised one. `answer` is the index in the log, or None once it is kept and the ledger was asked in vain.
+    """An append in the queue. While it is not `kept`, it is in memory only and the disk has the promised receipt.
+    `answer`: the index in the log, or None if it is on disk and a first attempt at the ledger has failed.
     """
 
     receipt_id: str
@@ -53,19 +53,18 @@ class _Waiting:
 
 
 class ReceiptUnkept(Exception):
-    """Neither the disk nor the ledger has taken a receipt: nobody may be shown it, for a crash would replace it by the
-    promised one of its id.
+    """Neither the disk nor the ledger has accepted a receipt. It must not be shown: a crash would replace it by the
+    promised receipt of its id.
     """
 
 
 class Outbox:
-    """Holds appends until the ledger confirms them. On one event loop.
+    """Holds appends until the ledger confirms them. Used on one event loop.
 
     Once `promise` or `put` returns, the append survives the process. If the disk is full or gone, a receipt is sent
-    from memory, and `reserve` refuses everything new until the ledger or the disk has it. An append that the ledger
-    refuses for good is put aside until the next start, logged and counted, and one that is dated ahead of the ledger's
-    clock until that is there; the others go on. `reserve` limits the
-    receipts under way and those still being generated, together.
+    from memory, and `reserve` refuses new requests until the ledger or the disk has it. An append that the ledger
+    refuses is put aside until the next start, logged and counted; an append that is dated ahead of the ledger's clock
+    is put aside until that time. `reserve` limits the sum of queued receipts and receipts still being generated.
     """
 
     def __init__(self, journal: Journal, append_all: AppendAll, limit: int, longest_pause: float) -> None:
@@ -75,7 +74,7 @@ class Outbox:
         self._longest_pause = longest_pause
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
-        self._aside: list[_Waiting] = []  # what the ledger has refused
+        self._aside: list[_Waiting] = []  # appends that the ledger has refused
         self._failing = False
         self._reserved = 0
         self.on_confirmed: Callable[[ledger_pb2.AppendEntryResponse], None] = lambda _: None
@@ -86,13 +85,13 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """Receipts that the ledger has not confirmed, including those put aside."""
+        """Count of receipts without the ledger's confirmation, including refused ones."""
         return len(self._queue) + self.refused
 
     def reserve(self, count: int) -> bool:
         """Reserve room for `count` receipts, given back by `release`.
 
-        False if more would be unconfirmed than the limit allows, or if one of them is not on disk.
+        Returns False if the limit of unconfirmed receipts is reached, or a receipt is not on disk.
         """
         if self.pending + self._reserved + count > self._limit or any(not each.kept for each in self._queue):
             return False
@@ -103,16 +102,16 @@ class Outbox:
         self._reserved -= count
 
     async def recover(self) -> None:
-        """Queue what an earlier process left. Raises OSError."""
+        """Queue the open receipts of an earlier process. Raises OSError."""
         left = await asyncio.to_thread(self._journal.recover)
         if left:
-            _log.info("%d receipts of an earlier run are on their way to the ledger", len(left))
+            _log.info("sending %d receipts of an earlier run to the ledger", len(left))
         for receipt_id, request in left.items():
             self._enqueue(receipt_id, request, kept=True)
 
     def retry_refused(self, *, ahead_alone: bool = False) -> None:
-        """Queue the refused appends again, at the end: all, or those that are dated ahead of the ledger's clock. Call
-        it when the ledger may take them now.
+        """Queue refused appends again, at the end: all, or only appends dated ahead of the ledger's clock. Call it when
+        the ledger may accept them.
         """
         again = [each for each in self._aside if each.ahead or not ahead_alone]
         self._aside = [each for each in self._aside if each not in again]
@@ -120,27 +119,29 @@ class Outbox:
             self._enqueue(each.receipt_id, each.request, kept=each.kept, ahead=each.ahead)
 
     async def retry_ahead(self) -> None:
-        """Send what is dated ahead from time to time, until the ledger's clock is there. Run it as a task."""
+        """Retry appends dated ahead of the ledger's clock periodically, until cancelled."""
         while True:
             await asyncio.sleep(_AHEAD_PAUSE)
             self.retry_refused(ahead_alone=True)
 
     async def promise(self, unfinished: Sequence[SignedReceipt]) -> None:
-        """Keep what goes to the log if this process dies before `put`. Raises OSError, and then keeps none of them."""
+        """Write the receipts for the log if this process dies before `put`. Raises OSError, and then keeps none of
+        them.
+        """
         await self._journal.keep(Kind.PROMISED, {receipt.receipt_id: receipt.append for receipt in unfinished})
 
     async def put(self, receipt_id: str, request: ledger_pb2.AppendEntryRequest, seconds: float) -> int | None:
-        """Store and queue an append, in place of the promised one of its id. Returns its index, or None if the ledger
-        has not confirmed it: the first attempt failed, or took longer than `seconds`.
+        """Store and queue an append, in place of the promised receipt of its id. Returns its index, or None if the
+        first attempt failed or took longer than `seconds`.
 
-        Raises ReceiptUnkept if the disk has not taken it by then either; both are tried on while the process lives.
+        Raises ReceiptUnkept if it is not on disk by then either; both are retried while the process lives.
         """
         kept = True
         try:
             await self._journal.keep(Kind.WAITING, {receipt_id: request})
         except OSError as error:
             kept = False
-            _log.critical("a receipt cannot be kept on disk, and goes to the ledger from memory: %s", error)
+            _log.critical("sending a receipt to the ledger from memory: it cannot be written to disk: %s", error)
         waiting = self._enqueue(receipt_id, request, kept=kept)
         try:
             return await asyncio.wait_for(asyncio.shield(waiting.answer), seconds)
@@ -150,7 +151,7 @@ class Outbox:
             return None
 
     async def attempted(self) -> None:
-        """Returns once everything that is in the queue now has been sent, or is on disk and was tried in vain."""
+        """Wait until everything in the queue has been sent, or is on disk after a failed attempt."""
         await asyncio.gather(*(waiting.answer for waiting in self._queue))
 
     def _enqueue(
@@ -164,7 +165,7 @@ class Outbox:
         return waiting
 
     async def drain(self) -> None:
-        """Send until cancelled. Run it as a task."""
+        """Send until cancelled."""
         pause = _FIRST_PAUSE
         while True:
             while not self._queue:
@@ -177,16 +178,16 @@ class Outbox:
                 pause = min(2 * pause, self._longest_pause)
 
     async def _send_some(self) -> bool:
-        """Send the oldest. False if some have to be sent again; callers of those on disk are answered None."""
+        """Send the oldest appends. Returns False if some have to be sent again; callers of appends on disk get None."""
         oldest = self._oldest()
         try:
             answers = await self._append_all([waiting.request for waiting in oldest])
             for waiting, answer in zip(oldest, answers, strict=True):
                 await self._take(waiting, answer)
                 self._queue.popleft()
-        except (LedgerUnreachable, OSError) as error:  # OSError: sent again, which does no harm
+        except (LedgerUnreachable, OSError) as error:  # OSError: sent again, which is harmless
             if not self._failing:
-                _log.warning("%d receipts wait, the first one because of: %s", len(self._queue), error)
+                _log.warning("holding %d receipts; the reason of the first: %s", len(self._queue), error)
             self._failing = True
             await self._keep_unkept()
             for each in self._queue:
@@ -194,12 +195,12 @@ class Outbox:
                     _settle(each.answer, None)
             return False
         if self._failing:
-            _log.info("the ledger takes receipts again")
+            _log.info("resuming delivery: the ledger accepts receipts again")
         self._failing = False
         return True
 
     async def _keep_unkept(self) -> None:
-        """Try the disk again for what it has not taken."""
+        """Write appends to disk that are in memory only."""
         unkept = [each for each in self._queue if not each.kept]
         if unkept:
             with suppress(OSError):
@@ -208,7 +209,7 @@ class Outbox:
                     each.kept = True
 
     def _oldest(self) -> list[_Waiting]:
-        """The oldest receipts that fit into one message, at least one."""
+        """The oldest receipts that fit into one message, at least one receipt."""
         oldest: list[_Waiting] = []
         size = 0
         for waiting in islice(self._queue, _MOST_AT_ONCE):
@@ -220,17 +221,17 @@ class Outbox:
 
     async def _take(self, waiting: _Waiting, answer: ledger_pb2.AppendEntryResponse | LedgerRefused) -> None:
         if isinstance(answer, LedgerRefused) and not _is_needless(waiting.request, answer):
-            if not waiting.kept:  # it has to be on disk to be put aside; on OSError it is sent again
+            if not waiting.kept:  # put aside only if it is on disk; on OSError it is sent again
                 await self._journal.keep(Kind.WAITING, {waiting.receipt_id: waiting.request})
                 waiting.kept = True
             if answer.reason != _CLOCK_AHEAD:
                 _log.error(
-                    "the ledger refuses receipt %s, which is tried again at the next start: %s",
+                    "putting receipt %s aside until the next start: the ledger refuses it: %s",
                     waiting.receipt_id, answer,
                 )  # fmt: skip
             elif not waiting.ahead:
                 _log.error(
-                    "receipt %s is dated ahead of the ledger's clock, and is sent again until that is there. Compare "
+                    "putting receipt %s aside: it is dated ahead of the ledger's clock. Compare "
                     "the clocks of the two machines: %s", waiting.receipt_id, answer,
                 )  # fmt: skip
             waiting.ahead = answer.reason == _CLOCK_AHEAD
@@ -244,7 +245,7 @@ class Outbox:
 
 
 def _is_needless(request: ledger_pb2.AppendEntryRequest, refused: LedgerRefused) -> bool:
-    """Whether this is a promised receipt without an output that a crash left beside the real one, which the log has."""
+    """Whether this is a promised receipt without an output whose real receipt is in the log."""
     return refused.reason == "CONFLICT" and not request.content.output_token_ids
 
 
@@ -258,7 +259,7 @@ _REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
 
 
 def key_envelope(path: Path, key: Signer) -> bytes:
-    """The signed key entry, made once for each key and kept at `path`: the same bytes get the same index every time."""
+    """The signed key entry, made once for each key and stored at `path`: the same bytes get the same index."""
     if not path.exists() or key.public.written().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
         entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
         write_durably(path, sign_document(entry, key).to_bytes())
@@ -266,8 +267,8 @@ def key_envelope(path: Path, key: Signer) -> bytes:
 
 
 async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, outbox: Outbox) -> None:
-    """Append the entry of the key and those that receipts refer to, in this order, each until it works; then send the
-    receipts that were refused before.
+    """Append the key entry and the entries that receipts refer to, in this order, each until it succeeds; then retry
+    the refused receipts.
     """
     refused, waiting = False, list(envelopes)
     while waiting:
@@ -280,12 +281,12 @@ async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, 
                 hint = "have it added to its trusted keys (`kolm trust add`)"
                 if error.reason == _CLOCK_AHEAD:
                     hint = "its entry is dated ahead: compare the clocks of the two machines"
-                _log.error("the ledger does not take the key %s; %s: %s", key.key_id, hint, error)
+                _log.error("retrying to register the key %s; %s: %s", key.key_id, hint, error)
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)
         else:
             del waiting[0]
     if refused:
-        _log.info("the ledger takes the key %s now", key.key_id)
+        _log.info("registered the key %s", key.key_id)
     if outbox.refused:
         outbox.retry_refused()

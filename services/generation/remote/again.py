@@ -1,4 +1,4 @@
-"""A request once more through the plain upstream, to check what was served. Token ids in, token ids out."""
+"""Replay of a request through the plain upstream, to check a served answer. Token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _T = TypeVar("_T")
 
 
 class PlainEngine:
-    """An engine without speculation, asked from any thread; each call is a connection of its own.
+    """An engine without speculation, for use from any thread; each call has its own connection.
 
-    Methods raise UpstreamDown where it does not answer now, UpstreamError where its answer cannot be used; those that
-    ask for tokens raise EngineError where it refuses the request.
+    Methods raise UpstreamDown if it does not answer, UpstreamError if its answer cannot be used; methods that generate
+    tokens raise EngineError if it refuses the request.
     """
 
     def __init__(self, engine: str, url: str, key: str | None = None, silence_seconds: float = 600.0) -> None:
@@ -32,11 +32,11 @@ class PlainEngine:
         return f"{self._dialect.name}/{self._about().version}"
 
     def model(self) -> str:
-        """Its own name of what it serves."""
+        """The engine's own name of its model."""
         return self._about().model
 
     def again(self, request: EngineRequest, adapter: str | None = None) -> Outcome:
-        """The outcome without speculation, text and counts left empty. `adapter` is the engine's own name of it."""
+        """The outcome without speculation, text and counts left empty. `adapter`: the engine's name of the adapter."""
         answer = self._answer(request, adapter)
         if answer.finish is None:
             raise UpstreamError("ended an answer in the middle")
@@ -49,11 +49,11 @@ class PlainEngine:
         )
 
     def logprobs(self, request: EngineRequest, adapter: str | None = None) -> tuple[TokenLogprobs, ...]:
-        """The log-probabilities at each position of `again`, as many as request.sampling.logprobs says."""
+        """The log-probabilities at each position of `again`, request.sampling.logprobs of them."""
         return tuple(self._answer(request, adapter).logprobs)
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Does nothing: no connection is open between calls."""
 
     def _about(self) -> About:
         return self._asked(lambda upstream: upstream.about())

@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one server: h11 reads and writes it, and connections are kept.
+"""HTTP/1.1 connections to one server, with h11 and keep-alive.
 
-A client for everything (redirects, cookies, proxies, a pool of many hosts) takes five times the processor time of this
-for a request and its stream.
+A general client (redirects, cookies, proxies, a pool of many hosts) takes five times the CPU time for a request and its
+stream.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _KEPT_SECONDS = 4.0  # vLLM and SGLang close them after five
 
 
 class ConnectionBroken(Exception):
-    """The server cannot be reached, says nothing, breaks off, or speaks no HTTP/1.1."""
+    """The server is unreachable, silent, breaks off, or does not speak HTTP/1.1."""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. The server says nothing on it before it is asked.
+    """One connection. The server sends nothing without a request.
 
-    A body is handed on as it is received: a task that woke for each piece would take longer than all else.
+    A body is passed on in the receiving callback: waking a task for each piece would take longer than everything else.
     """
 
     transport: asyncio.Transport
 
     def __init__(self) -> None:
         self.http = h11.Connection(h11.CLIENT)
-        self.lost: str | None = None  # why it is of no use any more
+        self.lost: str | None = None  # why it cannot be used any more
         self.ended = False  # by its server
-        self.kept_at: float | None = None  # since then no request uses it
-        self._take: Callable[[bytes], None] | None = None  # of the body that is read
-        self._awaited: asyncio.Future[h11.Event] | None = None  # an answer's head, or the end of its body
+        self.kept_at: float | None = None  # time since when no request uses it
+        self._take: Callable[[bytes], None] | None = None  # reader of the current body
+        self._awaited: asyncio.Future[h11.Event] | None = None  # the head of an answer, or the end of its body
         self._heard = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,7 +48,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.kept_at is not None:
-            self.close("it speaks unasked")
+            self.close("it sent data without a request")
             return
         self._heard = asyncio.get_running_loop().time()
         self.http.receive_data(data)
@@ -70,7 +70,7 @@ class _Connection(asyncio.Protocol):
             self._awaited.set_exception(ConnectionBroken(self.lost))
 
     def _go_on(self) -> None:
-        """Read what has come, as far as something is awaited."""
+        """Parse received data, if an event is awaited."""
         if (awaited := self._awaited) is None or awaited.done():
             return
         try:
@@ -79,16 +79,16 @@ class _Connection(asyncio.Protocol):
                     self._take(bytes(event.data))
                 elif isinstance(event, h11.Response | h11.EndOfMessage):
                     if isinstance(event, h11.Response):
-                        self.transport.pause_reading()  # until somebody reads the body
+                        self.transport.pause_reading()  # until the body is read
                     awaited.set_result(event)
                     return
-        except Exception as error:  # of who reads it too
+        except Exception as error:  # also an error of the body's reader
             awaited.set_exception(error)
 
     async def event(self, seconds: float, take: Callable[[bytes], None] | None = None) -> h11.Event:
         """The head of an answer or, with `take`, the end of its body, once `take` has got each piece of it.
 
-        Raises ConnectionBroken, also where nothing comes for so long, h11.ProtocolError, and what `take` raises.
+        Raises ConnectionBroken, also after `seconds` of silence, h11.ProtocolError, and errors of `take`.
         """
         loop = asyncio.get_running_loop()
         self._take, self._awaited, self._heard = take, loop.create_future(), loop.time()
@@ -102,7 +102,7 @@ class _Connection(asyncio.Protocol):
         return await self._awaited
 
     def _look(self, seconds: float) -> None:
-        """One timer for all that is read of an answer: setting one for each piece costs as much as reading it."""
+        """Check for silence, by one timer for a whole answer: a timer for each piece costs as much as reading it."""
         loop = asyncio.get_running_loop()
         since = loop.time() if self._awaited is None or self._awaited.done() else self._heard
         if loop.time() - since >= seconds:
@@ -111,7 +111,7 @@ class _Connection(asyncio.Protocol):
             self._timer = loop.call_at(since + seconds, self._look, seconds)
 
     def keep(self, now: float) -> None:
-        """No request uses it from now on."""
+        """Mark the connection as unused from now on."""
         self.kept_at = now
         self._stop()
 
@@ -128,7 +128,7 @@ class _Connection(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """Status and headers of an answer, header names in small letters."""
+    """Status and headers of an answer, header names in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -136,15 +136,15 @@ class HttpAnswer:
     _silence_seconds: float
 
     async def read(self, take: Callable[[bytes], None]) -> None:
-        """Call `take` with each part of the body as it comes. Raises ConnectionBroken, and what `take` raises."""
+        """Call `take` with each part of the body as it arrives. Raises ConnectionBroken, and errors of `take`."""
         await self._connection.event(self._silence_seconds, take)
 
 
 class Connections:
-    """Connections to the server at `url`. On one event loop; no request waits for another.
+    """Connections to the server at `url`. Used on one event loop; no request waits for another.
 
-    Each request sends `headers` too. The server may take `connect_seconds` until a connection stands, and then be
-    silent for `silence_seconds`.
+    Each request sends `headers` too. Connecting may take `connect_seconds`, and the server may be silent for
+    `silence_seconds`.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, connect_seconds: float, silence_seconds: float) -> None:
@@ -154,7 +154,7 @@ class Connections:
         self._prefix = parts.path.rstrip("/")
         self._headers = [("Host", parts.netloc.rpartition("@")[2]), *headers.items()]
         self._connect_seconds, self._silence_seconds = connect_seconds, silence_seconds
-        self._kept: deque[_Connection] = deque()  # the one that has waited longest first
+        self._kept: deque[_Connection] = deque()  # the longest unused first
 
     @asynccontextmanager
     async def asked(self, path: str, body: bytes | None) -> AsyncGenerator[HttpAnswer]:
@@ -173,8 +173,8 @@ class Connections:
                 self._keep(connection)
 
     async def _begun(self, path: str, body: bytes | None) -> tuple[_Connection, h11.Response]:
-        """The answer's head, and the connection that it came on. A kept one that ends before was closed by its server
-        while the request was on its way, as llama-server does after a stream: another one is taken.
+        """The answer's head and its connection. If a kept connection ends before the head, its server closed it while
+        the request was under way, as llama-server does after a stream: the request is sent again on another connection.
         """
         while True:
             kept = self._take()
@@ -212,7 +212,7 @@ class Connections:
             raise ConnectionBroken(repr(error)) from error
 
     def _take(self) -> _Connection | None:
-        """The one that was used last, if its server has not closed it."""
+        """The connection that was used last, if its server has not closed it."""
         self._close_old()
         while self._kept:
             connection = self._kept.pop()

@@ -1,4 +1,4 @@
-"""How vLLM, SGLang and llama-server are asked over HTTP and what they answer: token ids in, token ids out."""
+"""The HTTP APIs of vLLM, SGLang and llama-server: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.generation.engine.request import EngineRequest, InvalidRequest, Sa
 
 
 class UpstreamError(Exception):
-    """An upstream answers what cannot be used; the message says what was expected."""
+    """An answer of an upstream cannot be used; the message names the expected form."""
 
 
 Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
@@ -23,15 +23,15 @@ Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What an upstream says of itself. None: it does not say."""
+    """An upstream's description of itself. None: not reported."""
 
-    version: str  # letters, digits and ._+- as receipts have it
+    version: str  # letters, digits and ._+- as in receipts
     model: str
     context_length: int
     vocab_size: int | None = None
     speculates: bool | None = None
-    speculation: str | None = None  # by its own word
-    flags: Mapping[str, str] = field(default_factory=dict)  # those that change numbers
+    speculation: str | None = None  # as the engine reports it
+    flags: Mapping[str, str] = field(default_factory=dict)  # flags that change numbers
     parallelism: str | None = None
     device: str | None = None
     batch_invariant: bool | None = None
@@ -42,14 +42,14 @@ class About:
 class Drafted:
     """The engine's own counts of one sequence."""
 
-    passes: int  # that gave at least one token
+    passes: int  # with at least one token
     proposed: int
     accepted: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not taken, and the HTTP status that would have said it."""
+    """The reason why a request is refused, and its HTTP status."""
 
     status: int
     message: str
@@ -57,7 +57,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Answer:
-    """One sequence as it comes. `ids` and `text` only grow; the rest is there at the end."""
+    """One sequence while it is received. `ids` and `text` only grow; the other members are set at the end."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -65,30 +65,30 @@ class Answer:
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     drafted: Drafted | None = None
-    prompt: list[int] | None = None  # as the engine has read it, where it says so
+    prompt: list[int] | None = None  # as the engine has read it, if it reports that
     cached_tokens: int = 0
-    counted: int | None = None  # tokens, as the engine counts them: its ids may lack some
+    counted: int | None = None  # the engine's count of tokens: `ids` may lack some
 
 
 class Dialect(Protocol):
-    """One engine's API. Everything else is the same for all of them."""
+    """The API of one engine, as far as engines differ."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def path(self) -> str:
-        """Where completions are asked for."""
+        """The path of completions."""
         ...
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Fields of a request that the engine has nothing for, each with what can be done instead."""
+        """Fields of a request that the engine does not support, each with a remedy."""
         ...
 
     @property
-    def tells_late(self) -> bool:
-        """Whether a stream's head says nothing of the request: its first event takes or refuses it."""
+    def refuses_by_event(self) -> bool:
+        """Whether the first event of a stream, and not its head, accepts or refuses the request."""
         ...
 
     async def about(self, ask: Ask) -> About:
@@ -96,55 +96,55 @@ class Dialect(Protocol):
         ...
 
     def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:
-        """The JSON that asks for one sequence. Raises InvalidRequest."""
+        """The JSON body of a request for one sequence. Raises InvalidRequest."""
         ...
 
     def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
-        """What a stream's first event refuses the request with, where its head says nothing."""
+        """The refusal in a stream's first event, if `refuses_by_event`."""
         ...
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
-        """Take in what came. Raises UpstreamError."""
+        """Add an event to the answer. Raises UpstreamError."""
         ...
 
     async def vocabulary(self, ask: Ask) -> int | None:
-        """The size of the vocabulary of an engine that takes ids beyond it. None: it refuses them, or does not say.
-        Raises UpstreamError, OSError.
+        """The vocabulary's size of an engine that accepts ids beyond it. None if it refuses them, or the size is
+        unknown. Raises UpstreamError, OSError.
         """
         ...
 
 
 def checked(dialect: Dialect, request: EngineRequest) -> None:
-    """Raises InvalidRequest for a field that this engine has nothing for, before anything is sent."""
+    """Raises InvalidRequest for a field that this engine does not support, before anything is sent."""
     params, plain = request.sampling, SamplingParams()
     if request.k is not None:
-        raise InvalidRequest("k", f"is the choice of {dialect.name} for all requests; leave it out")
+        raise InvalidRequest("k", f"is chosen by {dialect.name} for all requests; leave it out")
     for name, instead in dialect.refused.items():
         given = params.structured_outputs.kind == name if params.structured_outputs else False
         if given or (hasattr(plain, name) and getattr(params, name) != getattr(plain, name)):
             where = "structured_outputs" if given else name
-            raise InvalidRequest(where, f"{name} is nothing that {dialect.name} can do; {instead}")
+            raise InvalidRequest(where, f"{name} is not supported by {dialect.name}; {instead}")
 
 
 def numbers_of(request: EngineRequest) -> int:
-    """Tokens and log-probabilities that an event can have at most: some hold the whole answer, and the prompt."""
+    """The most tokens and log-probabilities of an event: some events contain the whole answer and the prompt."""
     params = request.sampling
     return len(request.prompt) + params.max_tokens * (2 + (params.logprobs or 0))
 
 
 def seed_of(request: EngineRequest, bits: int) -> int:
-    """Each choice has a seed of its own, as vLLM counts them. Below 2^bits − 1, which is "random" to llama.cpp."""
+    """The seed of a choice, counted as in vLLM. Below 2^bits − 1, which is "random" to llama.cpp."""
     return (request.sampling.seed + request.choice) % ((1 << bits) - 1)
 
 
 def _salt(request: EngineRequest) -> str:
-    """Cached prefixes stay within a tenant; a request that computes everything anew shares none."""
+    """The salt of cached prefixes: one for each tenant, or its own for a request that may not reuse prefixes."""
     whose = request.tenant or "default" if request.reuse else f"{request.request_id}/{request.choice}"
     return hashlib.sha256(whose.encode()).hexdigest()  # vLLM refuses salts with some signs, and long ones
 
 
 def finish_of(word: object) -> FinishReason:
-    """Raises UpstreamError for a word that no engine in the table ends an output with."""
+    """The finish reason for an engine's word. Raises UpstreamError for an unknown word."""
     reasons: dict[object, FinishReason] = {
         "stop": "stop", "eos": "stop", "word": "stop", "length": "length", "limit": "length", "abort": "cancelled",
         "error": "error",
@@ -155,32 +155,32 @@ def finish_of(word: object) -> FinishReason:
 
 
 def stop_of(answer: Answer, request: EngineRequest) -> str | int | None:
-    """What ended the answer, as receipts say it: a string, a token id that was asked for, None for the model's own."""
+    """The stop reason in receipts: a requested string or token id, None for a token of the model."""
     reason, params = answer.stop_reason, request.sampling
     asked = params.stop if isinstance(reason, str) else params.stop_token_ids if type(reason) is int else ()
     return reason if reason in asked else None
 
 
 def ids_in(value: object) -> list[int]:
-    """Raises UpstreamError for anything but a list of token ids."""
+    """The token ids. Raises UpstreamError for anything but a list of token ids."""
     if not isinstance(value, list) or not all(type(each) is int and 0 <= each < 2**32 for each in value):
         raise UpstreamError(f"gave {str(value)[:80]} for token ids; expected whole numbers")
     return value
 
 
 def count_in(value: object) -> int:
-    """Raises UpstreamError for anything but a count of tokens."""
+    """The count. Raises UpstreamError for anything but a count of tokens."""
     if type(value) is not int or not 0 <= value < 2**31:
         raise UpstreamError(f"gave {str(value)[:80]} for a count of tokens; expected a whole number")
     return value
 
 
 def logprob_in(token: object, logprob: object) -> tuple[int, float]:
-    """Raises UpstreamError for anything but a token id and a number; JSON has no others than finite ones."""
+    """A token id and its log-probability, finite as all numbers of JSON. Raises UpstreamError for other types."""
     (known,) = ids_in([token])
     if type(logprob) not in (int, float):
         raise UpstreamError(f"gave {str(logprob)[:80]} for a log-probability; expected a number")
-    return known, float(logprob)  # type: ignore[arg-type]  # by the line before
+    return known, float(logprob)  # type: ignore[arg-type]  # checked in the line before
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Vllm:
 
     name: str = "vllm"
     path: str = "/v1/completions"
-    tells_late: bool = False
+    refuses_by_event: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
 
     async def about(self, ask: Ask) -> About:
@@ -234,7 +234,7 @@ class Vllm:
             answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
         for choice in event.get("choices", ()):
             if choice.get("token_ids") is None and (choice.get("text") or choice.get("finish_reason") is None):
-                raise UpstreamError("gave no token_ids; expected a vLLM that knows return_token_ids (0.10.2 or later)")
+                raise UpstreamError("gave no token_ids; expected a vLLM with return_token_ids (0.10.2 or later)")
             if choice.get("prompt_token_ids") is not None:
                 answer.prompt = ids_in(choice["prompt_token_ids"])
             answer.ids += ids_in(choice.get("token_ids") or [])
@@ -262,7 +262,7 @@ def _vllm_logprobs(part: Mapping[str, Any] | None) -> list[TokenLogprobs]:
 
 
 def _common(params: SamplingParams) -> dict[str, Any]:
-    """Under the names that all three have."""
+    """Parameters with the same name in all three engines."""
     return {
         "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k or -1, "min_p": params.min_p,
         "stop": list(params.stop), "ignore_eos": params.ignore_eos, "presence_penalty": params.presence_penalty,
@@ -271,7 +271,7 @@ def _common(params: SamplingParams) -> dict[str, Any]:
 
 
 _SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
-"""min_p and top_p are shares of what the temperature leaves, as everywhere else; llama.cpp's own order has it last."""
+"""The samplers with temperature before min_p and top_p, as in other engines; llama.cpp's default has it last."""
 
 
 _NOT_LLAMA = {
@@ -282,11 +282,11 @@ _NOT_LLAMA = {
 
 @dataclass(frozen=True, slots=True)
 class LlamaServer:
-    """llama.cpp's own completions. A stream leaves out ids within a character: `counted` shows it."""
+    """llama.cpp's own completions. A stream omits ids within a character, as `counted` shows."""
 
     name: str = "llama-server"
     path: str = "/completion"
-    tells_late: bool = False
+    refuses_by_event: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: _NOT_LLAMA)
 
     async def about(self, ask: Ask) -> About:
@@ -320,7 +320,7 @@ class LlamaServer:
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
         if "tokens" not in event:
-            raise UpstreamError("gave no tokens; expected a llama-server that knows return_tokens (b4300 or later)")
+            raise UpstreamError("gave no tokens; expected a llama-server that supports return_tokens (b4300 or later)")
         answer.ids += ids_in(event["tokens"])
         answer.text += event.get("content") or ""
         for each in event.get("completion_probabilities") or ():
@@ -354,16 +354,16 @@ def _llama_constraint(source: StructuredOutputs | None) -> dict[str, Any]:
             return {"grammar": "root ::= " + " | ".join(json.dumps(each) for each in json.loads(text))}
         case StructuredOutputs(_, text) if "::=" in text:
             return {"grammar": text}
-    raise InvalidRequest("structured_outputs", "expected a grammar as llama-server reads them, in GBNF")
+    raise InvalidRequest("structured_outputs", "expected a grammar in GBNF, the form of llama-server")
 
 
 @dataclass(frozen=True, slots=True)
 class Sglang:
-    """SGLang's own /generate, which takes and gives token ids."""
+    """SGLang's own /generate, with token ids in both directions."""
 
     name: str = "sglang"
     path: str = "/generate"
-    tells_late: bool = True
+    refuses_by_event: bool = True
     refused: Mapping[str, str] = field(default_factory=lambda: {"choice": "write it as a regex"})
 
     async def about(self, ask: Ask) -> About:
@@ -406,23 +406,23 @@ class Sglang:
         return made
 
     def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
-        """It checks parameters behind the head, and compiles a grammar behind a token that it makes up."""
+        """SGLang checks parameters after the head, and compiles a grammar after a first event with a made-up token."""
         error = event.get("error")
         if isinstance(error, dict) and type(error.get("code")) is int:
             return Refusal(error["code"], str(error.get("message", error)))
         return _aborted(event)
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
-        """An event holds the whole answer so far, or with SGLang's --incremental-streaming-output what is new."""
+        """An event contains the whole answer so far, or with SGLang's --incremental-streaming-output the new part."""
         if "output_ids" not in event:
             raise UpstreamError("gave no output_ids; expected SGLang's /generate")
-        if (aborted := _aborted(event)) is not None:  # its ids are those of no answer
+        if (aborted := _aborted(event)) is not None:  # its ids belong to no answer
             raise UpstreamError(f"broke off with {aborted.message[:400]}")
         ids, told, text = ids_in(event["output_ids"]), event["meta_info"], event.get("text") or ""
         if whole := len(ids) == told["completion_tokens"]:
             text = text or answer.text
             if ids[: len(answer.ids)] != answer.ids or not text.startswith(answer.text):
-                raise UpstreamError("takes back what it has said before")
+                raise UpstreamError("takes back a part of its answer")
             answer.ids, answer.text = ids, text
         else:
             answer.ids, answer.text = answer.ids + ids, answer.text + text
@@ -441,7 +441,7 @@ class Sglang:
                 answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
 
     async def vocabulary(self, ask: Ask) -> int | None:
-        """It ends with a prompt's id that it has not, and says what it has where it refuses such a bias."""
+        """SGLang crashes on an unknown id in a prompt; its refusal of a bias names the known ids."""
         sampling = {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}
         try:
             await ask(self.path, {"input_ids": [0], "sampling_params": sampling, "stream": False})
@@ -452,7 +452,7 @@ class Sglang:
 
 
 def _aborted(event: Mapping[str, Any]) -> Refusal | None:
-    """An end that SGLang's scheduler has put to a request; those whose caller has left have no status."""
+    """The refusal in an event that SGLang's scheduler has aborted; without a status the caller has left."""
     told = event.get("meta_info")
     reason = told.get("finish_reason") if isinstance(told, dict) else None
     if not isinstance(reason, dict) or type(reason.get("status_code")) is not int:

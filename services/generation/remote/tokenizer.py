@@ -1,4 +1,4 @@
-"""The tokenizer and chat template of an engine whose weights are not at hand, asked over HTTP."""
+"""The tokenizer and chat template of an engine, over HTTP, if its weights are not on this machine."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from services.generation.remote.dialects import UpstreamError, ids_in
 
 _SECONDS = 30.0
 _LONGEST = 64 << 20  # bytes of an answer
-_KEPT_TOKENS = 65_536  # whose texts are asked for once
+_KEPT_TOKENS = 65_536  # whose texts are cached
 _MARK = re.compile(
     r"<[|\uff5c][^<>\n]{1,80}>|<[^<>\s]{1,80}[|\uff5c]>|</?\w{1,40}[_:]\w{1,40}>|</?(?:think|s|unk|pad|bos|eos)>|\[/?[A-Z_]{1,40}\]"
 )
-"""Shapes of marks that are no ordinary token of any vocabulary, as `<T>` is."""
-_MOST_ASKED = 1000  # of a conversation, each a call of the engine
+"""Shapes of marks that are not ordinary tokens of any vocabulary, unlike `<T>`."""
+_MOST_ASKED = 1000  # texts of a conversation, each with a call of the engine
 
 
 class FarTokenizer:
-    """A `TextCodec`. Tools are described in words, as for templates that know none."""
+    """A `TextCodec` over HTTP. Tools are described in text, as for templates without tools."""
 
     far = True
-    has_chat_template = True  # or else the engine refuses the messages
+    has_chat_template = True  # without one the engine refuses the messages
     chat_template_digest: str | None = None
     tool_calls: ToolCallSyntax = PLAIN
-    markup: Mapping[str, int] = MappingProxyType({})  # its vocabulary is not at hand
+    markup: Mapping[str, int] = MappingProxyType({})  # its vocabulary is not known
     hidden: frozenset[str] = frozenset()
     infill: InfillMarks | None = None
 
@@ -46,7 +46,7 @@ class FarTokenizer:
         self._is_token = lru_cache(_KEPT_TOKENS)(self._asked_token)
 
     def thoughts(self, prompt: Sequence[int]) -> None:
-        """Its chat template is not at hand: thoughts are text."""
+        """None: its chat template is not known, and thoughts are text."""
 
     def encode(self, text: str) -> list[int]:
         return self._tokens(text, special=True)
@@ -57,7 +57,7 @@ class FarTokenizer:
     def encode_plain(self, text: str) -> list[int]:
         if self._llama:
             return self._ids("/tokenize", {"content": text, "add_special": False, "parse_special": False})
-        raise ValueError("this engine's tokenizer cannot be told to take markup for text")
+        raise ValueError("this engine's tokenizer has no option to encode markup as text")
 
     def may_spell_markup(self, texts: Iterable[str]) -> bool:
         return True
@@ -65,7 +65,7 @@ class FarTokenizer:
     def encode_chat(
         self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = (), *, continued: bool = False
     ) -> list[int]:
-        """Raises MarkupInText for a text that spells a token of a mark's shape: the engine lays the messages out."""
+        """Ids of a conversation rendered by the engine. Raises MarkupInText for a text that contains a mark."""
         self._refuse_markup(texts_of(Conversation(messages, tools)))
         calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
         turns = plain_turns(messages, tools) if calling else list(messages)
@@ -103,10 +103,10 @@ class FarTokenizer:
     def _refuse_markup(self, texts: Sequence[Text]) -> None:
         looking = {found: text.path for text in reversed(texts) for found in _MARK.findall(text.content)}
         if len(looking) > _MOST_ASKED:
-            raise ValueError(f"they have {len(looking)} texts of the shape of markup, at most {_MOST_ASKED} are taken")
+            raise ValueError(f"they contain {len(looking)} texts like markup, at most {_MOST_ASKED} are taken")
         for found, path in looking.items():
             if self._is_token(found):
-                raise MarkupInText(path, found, "the engine that lays it out cannot be told that it is text")
+                raise MarkupInText(path, found, "the engine that renders it cannot encode it as text")
 
     def _asked_token(self, text: str) -> bool:
         """Whether a text is one token, markup included."""
@@ -126,7 +126,7 @@ class FarTokenizer:
         return str(self._asked("/detokenize", body, "content", "prompt", "text"))
 
     def _asked(self, path: str, body: Mapping[str, Any], *names: str) -> Any:
-        """The first of these members of the answer. Raises ValueError."""
+        """The first existing member of the answer among `names`. Raises ValueError."""
         data = bytearray()
         try:
             with self._client.stream("POST", path, json=body) as response:
@@ -140,7 +140,7 @@ class FarTokenizer:
         if not isinstance(document, dict):
             raise ValueError("the engine's tokenizer does not answer with an object")
         if response.status_code != 200:
-            raise ValueError(f"the engine says: {str(document.get('error', document))[:300]}")
+            raise ValueError(f"the engine answers: {str(document.get('error', document))[:300]}")
         found = [document[name] for name in names if name in document]
         if not found:
             raise ValueError(f"the engine's {path} answers without {' or '.join(names)}")

@@ -1,4 +1,4 @@
-"""One upstream over HTTP: questions, answers event by event, and which failures mean what."""
+"""One upstream over HTTP: its description, answers event by event, errors by status."""
 
 from __future__ import annotations
 
@@ -24,28 +24,26 @@ _FIELDS = {
     "sampling_seed": "seed", "json_schema": "structured_outputs", "ebnf": "structured_outputs",
     "grammar": "structured_outputs", "regex": "structured_outputs", "lora_path": "adapter", "input_ids": "prompt",
 }  # fmt: skip
-"""The request's name of what an engine calls otherwise."""
+"""Request fields by their names in engines."""
 _KNOWN = (
     "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop_token_ids", "stop",
     "ignore_eos", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "structured_outputs", "prompt",
 )  # fmt: skip
-
-
-_LONGEST_WORD = 16 << 20  # bytes of what it says of itself; metrics are the longest
+_LONGEST_DESCRIPTION = 16 << 20  # bytes; metrics are the longest
 _LONGEST_TEXT = 256  # characters of a name or a flag
-_LEAST_BYTES, _TOKEN_BYTES = 1 << 16, 256  # of an event: what names take, and at most each token or log-probability
+_LEAST_BYTES, _TOKEN_BYTES = 1 << 16, 256  # of an event: of names, and of each token or log-probability
 
 
 class UpstreamDown(Exception):
-    """It did not answer, or broke off; the same request may succeed later."""
+    """The upstream did not answer, or broke off; the same request may succeed later."""
 
 
 class Upstream:
-    """One server of the engine. On one event loop; nothing waits for another request."""
+    """One server of the engine. Used on one event loop; no request waits for another."""
 
     def __init__(self, dialect: Dialect, url: str, key: str | None, silence_seconds: float) -> None:
-        """`key` is shown as a bearer token. `silence_seconds` without a byte end a request."""
+        """`key` is sent as a bearer token. `silence_seconds` without a byte end a request."""
         self.url, self.silence_seconds = url, silence_seconds
         self._dialect = dialect
         shown = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -57,7 +55,7 @@ class Upstream:
         )
 
     async def about(self) -> About:
-        """What it says of itself. Raises UpstreamDown, UpstreamError."""
+        """The upstream's description of itself. Raises UpstreamDown, UpstreamError."""
         try:
             found = await self._dialect.about(self._ask)
             return _sound(replace(found, version=_SIGN.sub("-", found.version)[:_LONGEST_VERSION]))
@@ -70,7 +68,7 @@ class Upstream:
         sent = None if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(_ABOUT_SECONDS), self._connections.asked(path, sent) as answer:
-                data = await _whole(answer, _LONGEST_WORD)
+                data = await _whole(answer, _LONGEST_DESCRIPTION)
         except (ConnectionBroken, TimeoutError) as error:
             raise UpstreamDown(f"{self.url} does not answer: {error!r}") from error
         text = data.decode(errors="replace")
@@ -89,18 +87,19 @@ class Upstream:
         read: Callable[[Mapping[str, Any]], None],
         taken: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `taken` once the engine has taken the request, then `read` with each of its events, as they come.
-        Cancelling it ends the request there. `numbers` is how many tokens and log-probabilities an event can have at
-        most; one that is too long for them is an error.
+        """Call `taken` when the engine has accepted the request, then `read` with each event.
 
-        Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError, and what `read`
-        raises.
+        Cancelling it ends the request at the engine. `numbers`: the most tokens and log-probabilities of an event; a
+        longer event is an error.
+
+        Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError, and errors of
+        `read`.
         """
         most = _LEAST_BYTES + numbers * _TOKEN_BYTES
         try:
             async with self._connections.asked(self._dialect.path, msgspec.json.encode(body)) as answer:
                 if answer.status != 200:
-                    raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_WORD))
+                    raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_DESCRIPTION))
                 if "event-stream" not in answer.headers.get("content-type", ""):
                     taken()
                     read(_sound_event(_parsed(await _whole(answer, most))))
@@ -115,8 +114,8 @@ class Upstream:
     def _taking(
         self, read: Callable[[Mapping[str, Any]], None], taken: Callable[[], None]
     ) -> Callable[[Mapping[str, Any]], None]:
-        """What is to be called with each event of a stream. Raises as `answer` does."""
-        waits = self._dialect.tells_late
+        """The function to call with each event of a stream. It raises as `answer` does."""
+        waits = self._dialect.refuses_by_event
         if not waits:
             taken()
 
@@ -137,10 +136,10 @@ class Upstream:
 
 
 class _Lines:
-    """The lines of an event stream as its pieces come. Methods raise UpstreamError, and what `read` raises."""
+    """Splits an event stream into lines. Methods raise UpstreamError, and errors of `read`."""
 
     def __init__(self, read: Callable[[Mapping[str, Any]], None], most: int) -> None:
-        """`read` gets the events. A line of more than `most` bytes is an error before it is whole."""
+        """`read` is called with the events. A line of more than `most` bytes is an error before it is complete."""
         self._read, self._most, self._begun = read, most, bytearray()
 
     def feed(self, piece: bytes) -> None:
@@ -161,7 +160,7 @@ class _Lines:
 
 
 async def _whole(answer: HttpAnswer, most: int) -> bytes:
-    """Raises UpstreamError for more than `most` bytes."""
+    """The whole body. Raises UpstreamError for more than `most` bytes."""
     data = bytearray()
 
     def take(piece: bytes) -> None:
@@ -175,13 +174,13 @@ async def _whole(answer: HttpAnswer, most: int) -> bytes:
 
 
 def _check_encoding(answer: HttpAnswer) -> None:
-    """Raises UpstreamError for what is compressed, which could be of any length."""
+    """Raises UpstreamError for a compressed body, whose length is unbounded."""
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise UpstreamError("compresses its answers, though it was asked not to")
+        raise UpstreamError("compresses its answers in spite of Accept-Encoding: identity")
 
 
 def _sound(found: About) -> About:
-    """Raises ValueError for what no profile can say."""
+    """The description. Raises ValueError for values that a profile cannot hold."""
     texts = (found.speculation, found.parallelism, found.device, *found.flags.values())
     for text in (found.version, found.model, *(text for text in texts if text is not None)):
         if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_TEXT:
@@ -193,7 +192,7 @@ def _sound(found: About) -> About:
 
 
 def _parsed(data: bytes) -> Mapping[str, Any]:
-    """Raises UpstreamError for anything but a JSON object. JSON has no NaN and no half characters."""
+    """The JSON object. Raises UpstreamError for anything else, such as NaN or half surrogate pairs."""
     try:
         event = msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -204,27 +203,27 @@ def _parsed(data: bytes) -> Mapping[str, Any]:
 
 
 def _sound_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises UpstreamError for one that tells of an error."""
+    """The event. Raises UpstreamError if it is an error."""
     if event.get("error"):
         raise UpstreamError(f"broke off with {_message(event)}")
     return event
 
 
 def _message(document: object) -> str:
-    said = document.get("error", document) if isinstance(document, dict) else document
-    said = said.get("message", said) if isinstance(said, dict) else said
-    return str(said)[:400]
+    error = document.get("error", document) if isinstance(document, dict) else document
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:400]
 
 
 def _refusal(url: str, status: int, data: bytes) -> Exception:
-    """The error for a status, by what the status means to the sender."""
+    """The error for an HTTP status."""
     try:
         document = msgspec.json.decode(data)
     except (ValueError, RecursionError):
         document = data.decode(errors="replace")
     message = _message(document)
     if status == 429:
-        return EngineFull("request_id", f"the engine takes no more requests now: {message}")
+        return EngineFull("request_id", f"the engine accepts no more requests now: {message}")
     if status in (502, 503, 504):
         return UpstreamDown(f"{url} is not ready: {message}")
     if status in (401, 403):
@@ -232,13 +231,13 @@ def _refusal(url: str, status: int, data: bytes) -> Exception:
     if status in (400, 404, 413, 422):
         context = "context" in message and ("length" in message or "size" in message)
         if context or "maximum allowed length" in message:  # SGLang's, a few tokens below the context
-            return ContextExceeded("max_tokens", f"the engine says: {message}")
+            return ContextExceeded("max_tokens", f"the engine answers: {message}")
         return InvalidRequest(_field(document, message), f"the engine refuses it: {message}")
     return UpstreamError(f"answers {status}: {message}")
 
 
 def _field(document: object, message: str) -> str:
-    """The request's field that a refusal is about: named as such, or by the first word that is one."""
+    """The request's field that a refusal names, in `param` or as the first known word of its message."""
     inner = document.get("error") if isinstance(document, dict) else None
     named = inner.get("param") if isinstance(inner, dict) else None
     names = {**{each: each for each in _KNOWN}, **_FIELDS}

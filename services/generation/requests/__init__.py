@@ -1,1 +1,1 @@
-"""A request as it comes in: read, checked by quotas, halts and heads, resolved to what the engine runs."""
+"""Incoming requests: parsed, checked against quotas, halts and heads, resolved to engine requests."""

@@ -1,4 +1,4 @@
-"""How far this machine's clock is off the ledger's: receipts name times, and the ledger takes none from the future."""
+"""The difference between this machine's clock and the ledger's, which refuses receipts dated in the future."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MOST = timedelta(seconds=MOST_SKEW_SECONDS)
 
 
 class LedgerClock:
-    """The newest comparison of the two clocks. Without one, nothing is said against this machine's."""
+    """The newest comparison of the two clocks. Before the first comparison they count as equal."""
 
     def __init__(self) -> None:
         self.skew = timedelta()
-        """How far this clock is ahead of the ledger's, at least; negative where it is behind."""
+        """The least time by which this clock is ahead of the ledger's; negative if it is behind."""
         self._warned = self._refused = False
 
     @property
     def problem(self) -> str | None:
-        """Why no request may be served, in words that say what to do; None where the clocks agree well enough."""
+        """The reason why no request may be served, with the remedy; None if the clocks agree well enough."""
         if abs(self.skew) <= _MOST:
             return None
         return (
@@ -32,16 +32,16 @@ class LedgerClock:
         )
 
     def compare(self, asked: datetime, told: datetime, answered: datetime) -> None:
-        """The ledger's clock showed `told` between two moments of this machine's clock: what lies between those is
-        nobody's fault.
+        """Compare: the ledger's clock showed `told` between two moments of this machine's clock. The time between the
+        moments counts for neither clock.
         """
         self.skew = max(asked - told, timedelta()) or min(answered - told, timedelta())
         if self.problem is not None and not self._refused:
-            _log.error("requests are refused: %s", self.problem)
+            _log.error("refusing requests: %s", self.problem)
         elif self.problem is None and self._refused:
-            _log.info("requests are served again: this server's clock is %s", self._words)
+            _log.info("serving requests again: this server's clock is %s", self._words)
         elif abs(self.skew) > _WORTH_A_LINE and not self._warned:
-            _log.warning("this server's clock is %s; is it synchronised?", self._words)
+            _log.warning("checking the clock: it is %s; is it synchronised?", self._words)
         self._refused, self._warned = self.problem is not None, abs(self.skew) > _WORTH_A_LINE
 
     @property

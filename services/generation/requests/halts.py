@@ -1,4 +1,4 @@
-"""The methods that are halted: by the ledger, kept over restarts, or by an inline replay before the ledger knows."""
+"""Halted methods: by the ledger, kept over restarts, or by an inline replay before the ledger has the halt."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KnownHalt:
-    """A halt in the ledger: the index of its entry, and what it stops."""
+    """A halt in the ledger: the index of its entry and its scope."""
 
     index: int
     scope: Scope
 
 
 class ResumeVerifier:
-    """Reads the resumes and checks their signatures against this server's own trusted keys and threshold.
+    """Reads resumes and checks their signatures against this server's own trusted keys and threshold.
 
-    A server that trusts no operator's key believes the ledger.
+    A server without a trusted operator key accepts all resumes of the ledger.
     """
 
     def __init__(self, read: Callable[[int], Awaitable[Iterable[Entry]]], trusted: TrustedKeys) -> None:
-        """`read` gives the resumes from an index on; may raise LedgerUnreachable."""
+        """`read` returns the resumes from an index on; may raise LedgerUnreachable."""
         self._read = read
         self._trusted = trusted
 
@@ -60,24 +60,24 @@ class ResumeVerifier:
         try:
             document = open_document(entry.envelope, self._trusted, entry.index)
         except LedgerError as error:
-            _log.error("the resume in entry %d does not count here: %s", entry.index, error)
+            _log.error("ignoring the resume in entry %d: %s", entry.index, error)
             return None
         return KnownHalt(document.halt_index, document.scope) if isinstance(document, Resume) else None
 
 
 @dataclass(frozen=True, slots=True)
 class HaltKnowledge:
-    """`epoch` counts the ledger's halts, `open` are its open ones; `local` deviations were found here only."""
+    """`epoch`: count of the ledger's halts; `open`: its open halts; `local`: scopes of deviations found here."""
 
     epoch: int = 0
     open: tuple[KnownHalt, ...] = ()
     local: tuple[Scope, ...] = ()
 
     def after(self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()) -> HaltKnowledge:
-        """The knowledge after the ledger's newer state.
+        """The state after a newer answer of the ledger.
 
-        A local halt stands until the ledger has one that covers it; then the ledger's resume ends it. `unresumed` halts
-        are missing from the ledger's list and stand nevertheless.
+        A local halt is in force until the ledger has a halt that covers it; then the ledger's resume ends it.
+        `unresumed` halts are missing from the ledger's list and remain in force.
         """
         listed = tuple(KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts)
         halts = (*(halt for halt in self.open if halt in unresumed and halt not in listed), *listed)
@@ -102,15 +102,15 @@ class HaltKnowledge:
 
 
 async def trust_ledger(gone: Sequence[KnownHalt]) -> Sequence[KnownHalt]:
-    """Takes the ledger's word that what is gone has been resumed."""
+    """Trust the ledger that a halt that it no longer lists was resumed."""
     return ()
 
 
 class HaltBoard:
-    """The halts that requests are decided by. On the event loop.
+    """The halts that decide requests. Used on one event loop.
 
-    `known` is False until the ledger has answered, and again from `lease` seconds after the question that it last
-    answered: nobody can say then that a method is not halted.
+    `known` is False until the ledger has answered, and again when the last answered query is older than `lease`
+    seconds: a method may have been halted since.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class HaltBoard:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`unverified` says which of the halts that the ledger no longer lists nobody has resumed. `every`,
-        `lease` and `clock` count seconds. `wall_clock` is held against the ledger's with each answer.
+        """`unverified` returns the halts without a valid resume among those that the ledger no longer lists. `every`,
+        `lease` and `clock` count seconds. `wall_clock` is compared with the ledger's clock at each answer.
         """
         self._path = path
         self._read = read
@@ -135,7 +135,7 @@ class HaltBoard:
         self._writing = asyncio.Lock()
         self._lease = lease
         self._clock = clock
-        self._asked = -math.inf  # when the last question was put that the ledger has answered
+        self._asked = -math.inf  # start of the last query that the ledger has answered
         self._wall_clock = wall_clock
         self.ledger_clock = LedgerClock()
 
@@ -152,20 +152,20 @@ class HaltBoard:
         return self._knowledge.scopes
 
     async def deviated(self, scope: Scope) -> None:
-        """An inline replay found a deviation: halt `scope` here, over restarts too."""
+        """Halt `scope` on this server, over restarts too, because an inline replay found a deviation."""
         _log.critical(
-            "%s deviated from decoding without speculation on %s; halted here until the ledger has a halt and a resume",
+            "halting %s until the ledger has a halt and a resume: it deviated from decoding without speculation on %s",
             scope.method, scope.base_cid,
         )  # fmt: skip
         await self._keep(self._knowledge.with_local(scope))
 
     def noticed(self, epoch: int) -> None:
-        """An answer of the ledger named this epoch; if it is a new one, ask at once."""
+        """Note the epoch of a ledger's answer; a new epoch triggers a query now."""
         if epoch != self.epoch:
             self._news.set()
 
     async def refresh(self) -> None:
-        """Ask the ledger once. Raises LedgerUnreachable."""
+        """Query the ledger once. Raises LedgerUnreachable."""
         asked, began = self._clock(), self._wall_clock()
         state = await self._read()
         if state.HasField("answer_time"):
@@ -173,15 +173,15 @@ class HaltBoard:
             self.ledger_clock.compare(began, told, self._wall_clock())
         unresumed = await self._unverified(self._knowledge.gone(state))
         for halt in unresumed:
-            _log.critical("the ledger dropped halt %d without a resume that counts: it stands", halt.index)
-        knowledge = self._knowledge.after(state, unresumed)  # of the state now, after the calls
+            _log.critical("keeping halt %d: the ledger dropped it without a valid resume", halt.index)
+        knowledge = self._knowledge.after(state, unresumed)  # of the state after the calls
         await self._keep(knowledge)
         if not self.known:
-            _log.info("halts in the ledger: %d, open: %d", knowledge.epoch, len(knowledge.open))
-        self._asked = asked  # the answer may be as old as the question
+            _log.info("updating halts: %d in the ledger, %d open", knowledge.epoch, len(knowledge.open))
+        self._asked = asked  # the answer may be as old as the query
 
     async def follow(self) -> None:
-        """Ask every `every` seconds, and at once when there is news. Run it as a task."""
+        """Poll every `every` seconds, and immediately after news, until cancelled."""
         outage = Outage(_log, "ask the ledger for halts", LedgerUnreachable)
         while True:
             self._news.clear()
@@ -203,7 +203,7 @@ class HaltBoard:
             try:
                 await asyncio.to_thread(write_durably, self._path, data)
             except OSError as error:
-                _log.error("cannot keep the halts in %s over a restart: %s", self._path, error)
+                _log.error("writing halts to %s failed; they are lost at a restart: %s", self._path, error)
 
 
 def _scope(message: Any) -> Scope:
@@ -217,5 +217,5 @@ def _load(path: Path) -> HaltKnowledge:
     except FileNotFoundError:
         return HaltKnowledge()
     except (OSError, ValueError, RecursionError) as error:
-        _log.error("cannot read the halts kept in %s, going by the ledger alone: %s", path, error)
+        _log.error("reading halts from %s failed; using the ledger's halts only: %s", path, error)
         return HaltKnowledge()

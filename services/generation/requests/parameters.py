@@ -1,4 +1,4 @@
-"""A request's choices as they come over the wire: sampling, speculation, constraints on the output."""
+"""Parameters of a request on the wire: sampling, speculation, constraints on the output."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 MAX_CHOICES = 16
 MAX_STOP_TOKEN_IDS = 64
-MAX_BIASES = 300  # keeps a receipt, which lists them all, within an entry of the ledger
-_SEED_BITS = 53  # a drawn seed is a number that every JSON reader keeps exactly
+MAX_BIASES = 300  # so that a receipt, which lists them all, fits into an entry of the ledger
+_SEED_BITS = 53  # every JSON reader keeps a drawn seed exactly
 
 
 def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingParams:
     """The engine's parameters with defaults filled in. Lengths of lists are checked here, other ranges by the engine.
 
-    `room` is what the context leaves for output. Without max_tokens it is the default where it is under 128. Without
-    a seed one is drawn, unless nothing is random.
+    `room`: tokens of the context that are left for output. max_tokens is 128 by default, or `room` if that is less. A
+    missing seed is drawn, unless nothing is random.
     """
     given = {field.name: _plain(message, field.name) for field in fields(SamplingParams) if _given(message, field.name)}
     _check_lists(message)
@@ -41,7 +41,7 @@ def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingPa
 
 
 def read_choices(message: sampling_pb2.SamplingParams) -> int:
-    """The number of choices that the request asks for."""
+    """The number of choices of the request."""
     count = message.n if message.HasField("n") else 1
     if not 1 <= count <= MAX_CHOICES:
         raise InvalidArgument("sampling.n", f"is {count}; expected a whole number from 1 to {MAX_CHOICES}")
@@ -67,8 +67,8 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
 def receipt_sampling(
     sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes, engine: str | None = None
 ) -> ledger.documents.receipt.Sampling:
-    """The sampling in a receipt: without logprobs, which change no token, and with a commitment to the constraint that
-    another `engine` kept to where there was one.
+    """The sampling in a receipt: without logprobs, which change no token, and with a commitment to the constraint,
+    which another `engine` may have applied.
     """
     values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
     values["seed"] = Seed(values["seed"])
@@ -109,7 +109,7 @@ _WORKLOADS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRequest:
-    """`None` is what the caller left open. `verify_inline`: replay with speculation off before signing."""
+    """Speculation as requested; None is unset. `verify_inline`: replay with speculation off before signing."""
 
     method: str = "auto"
     eagle_head: str | None = None
@@ -154,7 +154,7 @@ def _head(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequen
         return None
     kinds = [spec.name for spec in methods if spec.has_heads]
     if not kinds:
-        raise InvalidArgument("spec_decode.eagle_head", "is the choice of the engine behind this server; leave it out")
+        raise InvalidArgument("spec_decode.eagle_head", "is chosen by the engine behind this server; leave it out")
     if config.HasField("method") and method not in kinds:
         reason = f"goes with {' or '.join(kinds)}, not with {method}; without a method, with the head's own"
         raise InvalidArgument("spec_decode.eagle_head", reason)
@@ -174,7 +174,7 @@ def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
 
 
 def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequence[MethodSpec]) -> dict[str, int]:
-    """Parameters of the method that was asked for, or of any where the server chooses."""
+    """Parameters of the requested method, or of any method if the server chooses."""
     known = {each.name: each for spec in methods if method in (spec.name, "auto") for each in spec.parameters}
     for name, value in config.parameters.items():
         if name not in known:
@@ -194,7 +194,7 @@ _FIELD = "sampling.structured_outputs"
 
 
 def read_structured_outputs(message: sampling_pb2.StructuredOutputs) -> StructuredOutputs:
-    """Raises InvalidArgument, FailedPrecondition (UNREPLAYABLE) where it names another library than this server's."""
+    """Raises InvalidArgument, FailedPrecondition (UNREPLAYABLE) if it names another library than this server's."""
     if message.engine not in ("", grammar_engine()):
         raise FailedPrecondition(
             f"{_FIELD}.engine: {grammar_engine()} decides here which tokens a grammar allows, not {message.engine}",
@@ -212,7 +212,7 @@ def read_structured_outputs(message: sampling_pb2.StructuredOutputs) -> Structur
 
 
 def structured_outputs_message(source: StructuredOutputs) -> sampling_pb2.StructuredOutputs:
-    """The reverse, with the library named."""
+    """The message of a constraint, with the name of the library."""
     message = sampling_pb2.StructuredOutputs(engine=grammar_engine())
     if source.kind == "choice":
         message.choice.texts.extend(json.loads(source.text))

@@ -1,4 +1,4 @@
-"""The policy: which methods serve a request, and why it is not the one that was asked for. Pure."""
+"""The policy: which methods serve a request, and the reason of a fallback. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from ledger.documents.halt import Scope
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
-from services.generation.requests.heads import HeadState, ServedHead
 from services.generation.requests.parameters import SpeculationRequest
+from services.generation.requests.served_heads import HeadState, ServedHead
 from services.runtime.errors import FailedPrecondition
 
 _CANNOT_RUN = {
     "temperature": "at this temperature the server does not speculate",
     "profile_unproven": "this machine's numerics failed their probe",
 }
-"""Lasting obstacles: a method asked for by name is refused. A ledger that cannot be reached is a temporary one: the
+"""Permanent obstacles: a method asked for by name is refused. An unreachable ledger is a temporary obstacle: the
 request is served without drafts.
 """
 
@@ -25,8 +25,11 @@ request is served without drafts.
 class PolicyContext:
     """The server's abilities at this moment.
 
-    `loaded` are methods. `ledger_known`: it has told lately what is halted, and since the start what is withdrawn.
-    `halted` are the open halts, of any base. `adapter_cid` is the request's.
+    Attributes:
+        loaded: methods.
+        ledger_known: whether the open halts and the withdrawn heads are known and recent.
+        halted: open halts, of any base.
+        adapter_cid: adapter of the request.
     """
 
     base_cid: str
@@ -43,10 +46,10 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The method that runs. `fallback_reason` is None where nothing stood in the way of what was asked for.
+    """The method that runs. `fallback_reason` is None if the request is served as asked.
 
-    `drafters` are the engine's names, that of `method` first. Behind it stand those that take over where it does not
-    pay; there are some only where the server chose the method.
+    `drafters`: names of the engine, the name of `method` first. The others take over if it does not pay; there are
+    others only if the server chose the method.
     """
 
     requested_method: str
@@ -59,7 +62,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A method that could run, with the head that it would draft with."""
+    """A method that could run, and the head that it would draft with."""
 
     spec: MethodSpec
     head: ServedHead | None
@@ -76,9 +79,9 @@ class _Candidate:
 def decide(asked: SpeculationRequest, temperature: float, now: PolicyContext) -> Decision:
     """The method of a request, and the drafters of its sequence.
 
-    Raises FailedPrecondition where a method asked for by name is not loaded (METHOD_NOT_LOADED), may not draft for this
+    Raises FailedPrecondition if a method asked for by name is not loaded (METHOD_NOT_LOADED), may not draft for this
     request (METHOD_CANNOT_RUN) or is halted (SPEC_DECODE_HALTED), and for a named head that is not served. Raises
-    NotFound for a named head that is not there.
+    NotFound for an unknown head.
     """
     named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
     if named is not None:
@@ -108,9 +111,7 @@ def decide(asked: SpeculationRequest, temperature: float, now: PolicyContext) ->
 
 
 def _of_kind(asked: SpeculationRequest, head: ServedHead) -> SpeculationRequest:
-    """The method follows from the kind of the head that is named. Raises FailedPrecondition where it is not the one
-    that is asked for.
-    """
+    """Set the method by the kind of the named head. Raises FailedPrecondition if another method is asked for."""
     if asked.method not in ("auto", head.kind):
         raise FailedPrecondition(
             f"{asked.eagle_head} is a head of {head.kind}, not of {asked.method}; leave spec_decode.method out",
@@ -121,8 +122,8 @@ def _of_kind(asked: SpeculationRequest, head: ServedHead) -> SpeculationRequest:
 
 
 def _wanted(asked: SpeculationRequest, now: PolicyContext) -> list[MethodSpec]:
-    """The method that was named; or all that `auto` may choose, those that the declared workload prefers first. Where
-    there are heads, a kind of which there are no heads is not named as missing.
+    """The named method, or all methods that `auto` may choose, in the order of the declared workload. If there are
+    heads, a kind without a head is not reported as missing.
     """
     if asked.method != "auto":
         return [spec for spec in now.methods if spec.name == asked.method]
@@ -133,7 +134,7 @@ def _wanted(asked: SpeculationRequest, now: PolicyContext) -> list[MethodSpec]:
 
 
 def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate], now: PolicyContext) -> Decision:
-    """The method that is served where nothing that was asked for may run."""
+    """Speculation off, since no requested method may run. Raises FailedPrecondition if halted methods are refused."""
     if loaded and not now.off_when_halted:
         name = loaded[0].spec.name
         raise FailedPrecondition(
@@ -160,7 +161,7 @@ def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate]
 
 
 def _reason_not_to_draft(temperature: float, now: PolicyContext) -> str | None:
-    """Why nothing may speculate, None where it may."""
+    """The reason why no method may speculate; None if methods may."""
     if temperature > now.max_temperature:
         return "temperature"
     if not now.profile_passed:
@@ -171,8 +172,8 @@ def _reason_not_to_draft(temperature: float, now: PolicyContext) -> str | None:
 def _candidate(
     spec: MethodSpec, asked: SpeculationRequest, now: PolicyContext, named: ServedHead | None
 ) -> tuple[_Candidate | None, str | None]:
-    """The method as it could run, or why it cannot. A head that a measurement advises against drafts only for a
-    request that asks for its method.
+    """The method as it could run, or the reason why it cannot. A head with a k-score below its threshold drafts only
+    for a request that asks for its method.
     """
     if spec.has_heads:
         if named is not None:

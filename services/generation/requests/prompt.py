@@ -23,19 +23,19 @@ from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.runtime.errors import InvalidArgument
 
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
-"""OpenAI's name. Routers know by it, or by the words "this model's maximum context length", to ask another model."""
+"""OpenAI's code. Routers recognise it, or the words "this model's maximum context length", and try another model."""
 _MOST = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ANY = {"type": "object"}
-_SHAPES = "<[{"  # how an opening begins that no other text does
+_SHAPES = "<[{"  # beginnings of an opening that other text does not have
 _PIECE = re.compile(r'"[^"]*"|[{}\[\]]|[,:] ?')
-"""A piece of JSON, as schemas' grammars have them: a longer literal would shut out an alternative that begins alike."""
+"""A piece of JSON, as in grammars of schemas: a longer literal would exclude an alternative with the same beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools that may be called. `held`: the output keeps to a grammar; `required`: it calls and does no more."""
+    """The tools that may be called. `held`: the output follows a grammar; `required`: it consists of calls."""
 
     told: tuple[pb.Tool, ...]
     required: bool = False
@@ -43,7 +43,7 @@ class Tools:
     parallel: bool = True
 
     def described(self) -> list[dict[str, Any]]:
-        """The tools as chat templates take them."""
+        """The tools in the form of chat templates."""
         return [
             {
                 "type": "function",
@@ -57,7 +57,7 @@ class Tools:
         ]
 
     def schemas(self) -> Iterator[tuple[str, str]]:
-        """Schemas that have to compile, as JSON, with the paths of their fields."""
+        """Schemas that have to compile, as JSON, with their field paths."""
         for place, tool in enumerate(self.told):
             if self._keeps(tool):
                 yield f"messages.tools[{place}].parameters", tool.parameters if _schema(tool) else json.dumps(_ANY)
@@ -69,11 +69,11 @@ class Tools:
         hidden: Collection[str] = (),
         text: StructuredOutputs | None = None,
     ) -> str:
-        """Lark, as llguidance reads it, of outputs that call in this syntax. `markup`: ids by their tokens' texts,
-        `hidden`: the texts that decoded outputs do not show.
+        """A Lark grammar for llguidance of outputs that call in this syntax. `markup`: token ids by text; `hidden`:
+        texts that decoded outputs omit.
 
-        Where calls are not required an output may be text: what `text` allows and nothing else, or without it any, also
-        before calls.
+        If calls are not required, an output may be text that `text` allows or, without `text`, any text, also before
+        calls.
         """
         write = _Symbols(markup)
         begins, start = syntax.open, ["start: calls"]
@@ -97,7 +97,7 @@ class Tools:
 
 
 def read_tools(messages: pb.ChatMessages) -> Tools | None:
-    """None where the model is told of none. Raises InvalidArgument."""
+    """The tools of a conversation; None if the model is shown none. Raises InvalidArgument."""
     if len(messages.tools) > _MOST:
         raise InvalidArgument("messages.tools", f"has {len(messages.tools)} entries, at most {_MOST} are taken")
     names: set[str] = set()
@@ -119,13 +119,13 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
 
 
 def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates take them.
+    """The messages in the form of chat templates.
 
-    Raises InvalidArgument for a role that is no word, and for arguments that are not a JSON object.
+    Raises InvalidArgument for a role that is not a word, and for arguments that are not a JSON object.
     """
     turns: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
-        if _ROLE.fullmatch(message.role) is None:  # templates write it beside markup, as it is
+        if _ROLE.fullmatch(message.role) is None:  # templates write it between markup, unescaped
             path = f"messages.messages[{place}].role"
             raise InvalidArgument(path, f'is {message.role[:80]!r}; expected 1 to 64 letters, digits, "_" and "-"')
         turn: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -141,7 +141,7 @@ def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
 
 
 def sent_turns(messages: pb.ChatMessages) -> list[Turn]:
-    """The messages as receipts commit to them."""
+    """The messages in the form that receipts commit to."""
     tools = [(tool.name, tool.description, tool.parameters, tool.strict) for tool in messages.tools]
     turns = (
         sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.tool_calls], each.tool_call_id)
@@ -155,7 +155,7 @@ def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
     if _NAME.fullmatch(tool.name) is None:
         raise InvalidArgument(f"{path}.name", 'expected 1 to 64 letters, digits, "_", "-" and "."')
     if tool.name in names:
-        raise InvalidArgument(f"{path}.name", f"is {tool.name!r}, as that of another tool")
+        raise InvalidArgument(f"{path}.name", f"is {tool.name!r}, the name of another tool")
     names.add(tool.name)
     try:
         schema = _schema(tool)
@@ -168,14 +168,14 @@ def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
 
 
 class _Symbols:
-    """Texts of a template as symbols of Lark rules: markup by the ids of its tokens, the rest as literals."""
+    """Writes texts of a template as symbols of Lark rules: markup as token ids, other text as literals."""
 
     def __init__(self, markup: Mapping[str, int]) -> None:
         longest_first = sorted(markup, key=len, reverse=True)
         self._markup, self._marks = markup, re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def literal(self, before: str, name: str = "", after: str = "") -> str:
-        """`before` and `after` may hold markup; `name` is a caller's word, and holds none."""
+        """Symbols of a text. `before` and `after` may contain markup; `name` is from the caller and is text."""
         symbols, text = list[str](), ""
         for part in (*self._parts(before), name, *self._parts(after)):
             if isinstance(part, int):
@@ -186,8 +186,8 @@ class _Symbols:
         return " ".join(symbols + _pieces(text))
 
     def free_text(self, opening: str, visible: str) -> list[str]:
-        """Rules of an output that is any text and any markup, until `opening` begins calls. `visible`: the opening as
-        decoded text has it. A model may write it in ordinary tokens too, where readers would take it for a call.
+        """Rules of an output of any text and markup, until `opening` begins calls. `visible`: the opening in decoded
+        text. A model may write it in ordinary tokens too, and readers would parse it as a call.
         """
         found = self._marks.search(opening)
         others = sorted({*self._markup.values()} - ({self._markup[found[0]]} if found else set()))
@@ -213,7 +213,7 @@ class _Symbols:
 
 
 def _blank_behind(syntax: ToolCallSyntax) -> str:
-    """The blanks between two calls, which may end an output too: who writes them is not held to a further call."""
+    """Optional blanks between two calls at the end of an output: after them a further call is not required."""
     between = (syntax.between or "").removeprefix(syntax.close)
     blank = between[: len(between) - len(between.lstrip())]
     return f"({json.dumps(blank)})?" if blank and between != syntax.between else ""
@@ -241,7 +241,7 @@ def _arguments(message: pb.Message, place: int) -> Iterator[dict[str, Any]]:
 
 
 def _check_continued(last: pb.Message) -> None:
-    """Raises InvalidArgument unless the model can go on within this message."""
+    """Raises InvalidArgument unless the model can continue this message."""
     if last.role != "assistant" or last.tool_calls:
         found = "calls tools" if last.tool_calls else f"is of the role {last.role[:80]!r}"
         raise InvalidArgument(
@@ -251,7 +251,7 @@ def _check_continued(last: pb.Message) -> None:
 
 
 def _path(path: str, chat: pb.ChatMessages, tools: Tools | None) -> str:
-    """A path within a conversation as one of the request: the model may be told of some of its tools only."""
+    """The request's path for a path within a conversation, in which tools that the model is not shown are missing."""
     place = re.match(r"tools\[(\d+)\]", path)
     if place is None or tools is None:
         return f"messages.{path}"
@@ -261,20 +261,24 @@ def _path(path: str, chat: pb.ChatMessages, tools: Tools | None) -> str:
 
 
 def _short(call_id: str) -> str:
-    """Nine letters and digits, as Mistral's templates want them; others do not show them."""
+    """Nine letters and digits, required by Mistral's templates; other templates do not show ids."""
     letters = "".join(each for each in call_id if each.isascii() and each.isalnum())
     return letters[-9:].rjust(9, "0")
 
 
-_LONGEST_TOKEN_BYTES = 256  # of any tokenizer in use; a text of more bytes a token cannot fit
-_MOST_IDS = 1 << 20  # of a call that asks for their text
+_LONGEST_TOKEN_BYTES = 256  # longest token of any tokenizer in use; a longer text than this for each token cannot fit
+_MOST_IDS = 1 << 20  # in one call of Detokenize
 _INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well under a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`field` is the request's field that held it, for errors. `text` is what was sent, of a conversation the canonical
-    JSON of `ledger.documents.content`; None for token ids. `tools` are those that the model is told of.
+    """A prompt as tokens.
+
+    Attributes:
+        field: the request's field, for errors. token_ids: the prompt. text: the prompt as sent; for a conversation the
+        canonical JSON of `ledger.documents.content`; None for token ids. tools: tools that the model is shown.
+        in_turns: whether `text` is canonical JSON. ends: tokens that end the output, besides the model's.
     """
 
     field: str
@@ -297,7 +301,7 @@ class PromptReader:
         """Raises InvalidArgument naming prompt, messages or token_ids."""
         kind = request.WhichOneof("input")
         if request.suffix and kind not in ("prompt", None):
-            raise InvalidArgument("suffix", f"stands beside {kind}; it belongs to prompt, the text before it")
+            raise InvalidArgument("suffix", f"cannot be combined with {kind}; send the text before it as prompt")
         if kind == "token_ids":
             self._check_fits("token_ids", request.token_ids.ids)  # before they are copied
             return Prompt("token_ids", tuple(request.token_ids.ids))
@@ -314,7 +318,7 @@ class PromptReader:
         raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
 
     async def tokens(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
-        """However many. Raises InvalidArgument naming prompt or messages."""
+        """Token ids of any number. Raises InvalidArgument naming prompt or messages."""
         kind = request.WhichOneof("input")
         if kind == "messages":
             return (await self._chat(request.messages)).token_ids
@@ -325,7 +329,7 @@ class PromptReader:
         return await self._encoded("prompt", [request.prompt], lambda: encode(request.prompt))
 
     async def text(self, token_ids: Sequence[int], vocab_size: int) -> str:
-        """Special tokens included. Raises InvalidArgument for invalid ids, or too many."""
+        """The text with special tokens. Raises InvalidArgument for invalid ids, or too many."""
         if len(token_ids) > _MOST_IDS:
             raise InvalidArgument("token_ids", f"has {len(token_ids)} entries, at most {_MOST_IDS} are taken")
         if (largest := max(token_ids, default=0)) >= vocab_size:
@@ -333,7 +337,7 @@ class PromptReader:
         return await asyncio.to_thread(self._tokenizer.decode_all, token_ids)
 
     async def prediction(self, text: str) -> tuple[int, ...]:
-        """The output that a caller expects. Raises InvalidArgument naming it where no output could be as long."""
+        """Token ids of the expected output. Raises InvalidArgument naming it if it is longer than a context."""
         ids = await self._encoded("prediction", [text], lambda: self._tokenizer.encode_output(text)) if text else ()
         if len(ids) > self._context_length:
             raise InvalidArgument(
@@ -343,11 +347,11 @@ class PromptReader:
 
     @property
     def tool_calls(self) -> ToolCallSyntax:
-        """How this model calls tools."""
+        """The syntax of this model's tool calls."""
         return self._tokenizer.tool_calls
 
     def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None:
-        """How this model shows what it thinks, behind this prompt."""
+        """The syntax of this model's thoughts after this prompt; None if it shows none."""
         return self._tokenizer.thoughts(prompt)
 
     @property
@@ -357,7 +361,7 @@ class PromptReader:
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Texts of the markup that decoded outputs do not show."""
+        """Texts of the markup that decoded outputs omit."""
         return self._tokenizer.hidden
 
     async def _chat(self, chat: pb.ChatMessages) -> Prompt:
@@ -399,7 +403,7 @@ class PromptReader:
     async def _encoded(
         self, field: str, texts: list[str], encode: Callable[[], list[int]], *, as_text: bool = False
     ) -> tuple[int, ...]:
-        """`as_text`: markup that they spell is text."""
+        """Encode on a thread if it may take long. `as_text`: markup in the texts is encoded as text."""
         size = sum(len(text.encode()) for text in texts)
         if size > self._max_bytes:
             raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")

@@ -142,7 +142,7 @@ class Grant:
 
 @dataclass(slots=True)
 class TenantQuotas:
-    """Counters of what each tenant has taken of its quota, also a `GrammarBudget`. Used on one event loop."""
+    """Counters of each tenant's use of its quota, also a `GrammarBudget`. Used on one event loop."""
 
     quotas: Mapping[str, Quota]
     clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""A request resolved: every default filled in, every name turned into an identifier, the method decided."""
+"""Resolution of requests: defaults filled in, names turned into identifiers, the method decided."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from services.generation.engine.text.grammar_compiler import GrammarBudget, Gram
 from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
-from services.generation.requests.heads import HeadBoard
 from services.generation.requests.parameters import SpeculationRequest, read_choices, read_sampling, read_speculation
 from services.generation.requests.policy import Decision, PolicyContext, decide
 from services.generation.requests.prompt import CONTEXT_LENGTH_EXCEEDED, PromptReader, Tools
+from services.generation.requests.served_heads import HeadBoard
 from services.generation.target.adapters import AdapterIdentity
 from services.runtime.errors import (
     FailedPrecondition,
@@ -61,7 +61,7 @@ def refusal(error: KolmError | EngineError) -> str | None:
 
 @contextmanager
 def engine_errors(input_field: str) -> Iterator[None]:
-    """Maps every EngineError raised inside. `input_field` is where the prompt was: `prompt`, `messages`, …"""
+    """Map every EngineError raised inside. `input_field`: the field of the prompt, such as `messages`."""
     try:
         yield
     except InvalidRequest as error:
@@ -76,7 +76,7 @@ def engine_errors(input_field: str) -> Iterator[None]:
 
 
 def _path(field: str, input_field: str) -> str:
-    """The engine's name of a field as the path in the request."""
+    """The request's path of a field of the engine."""
     if field in ("prompt", "token_ids"):
         return input_field
     if field == "adapter":
@@ -86,8 +86,9 @@ def _path(field: str, input_field: str) -> str:
 
 @dataclass(slots=True)
 class Identity:
-    """Fixed at start, but for the profile of another engine, which is updated under its server. `drafters` are the
-    methods that can run besides off, in the order of preference. `probe_passed` is about arithmetic of our own.
+    """The identity of the served model, fixed at start, except for the profile of another engine, which may be updated.
+
+    `drafters`: methods besides off, in the order of preference. `probe_passed`: of kolm's own arithmetic.
     """
 
     name: str
@@ -102,21 +103,21 @@ class Identity:
     drafters: tuple[str, ...]
     adapters: tuple[AdapterIdentity, ...] = ()
     chat_template: str | None = None  # its digest, `sha256:<hex>`
-    engine: str | None = None  # name and version of another one, as vllm/0.32.0
+    engine: str | None = None  # name and version of another engine, such as vllm/0.32.0
     methods_known: tuple[MethodSpec, ...] = METHODS
 
     def adapter_cid(self, reference: str) -> str | None:
-        """The identifier of a loaded adapter by its name or identifier; None where there is no such adapter."""
+        """The identifier of a loaded adapter by its name or identifier; None if it is not loaded."""
         return next((each.cid for each in self.adapters if reference in (each.name, each.cid)), None)
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that can be served: off always, the others only if our own profile passed its probe."""
+        """The methods that can be served: off always, the others only if kolm's own profile passed its probe."""
         return ("off", *self.drafters) if self.may_draft else ("off",)
 
     @property
     def may_draft(self) -> bool:
-        """Whether anything is known of the arithmetic that forbids it."""
+        """Whether the arithmetic allows speculation: its probe passed, or it is another engine's."""
         return self.probe_passed or self.engine is not None
 
 
@@ -134,7 +135,7 @@ class Resolved:
     nonce: str | None
     prompt: tuple[int, ...]
     text: str | None  # of the prompt, as in `Prompt`
-    chat: bool  # whether it is a conversation, laid out by the chat template
+    chat: bool  # whether it is a conversation, rendered by the chat template
     in_turns: bool  # whether the text is turns, as canonical JSON
     sampling: SamplingParams
     choices: int
@@ -143,14 +144,14 @@ class Resolved:
     verify_inline: bool
     halt_epoch: int
     profile_cid: str
-    engine: str | None = None  # another one than ours, as receipts name it
+    engine: str | None = None  # another engine than kolm's, as named in receipts
     prediction: tuple[int, ...] = field(default=(), repr=False)
     priority: int = 0  # among the tenant's waiting requests; lower comes first
     deadline: float = math.inf  # of `time.perf_counter`
     grammar: Grammar | None = None  # of sampling.structured_outputs
-    tool_calls: ToolCallSyntax | None = None  # as the output's text has them, if the model is told of tools
-    thoughts: ThoughtSyntax | None = None  # as the output's text has them, if the model shows any
-    prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # of the promise and of all choices' receipts
+    tool_calls: ToolCallSyntax | None = None  # syntax in the output's text, if the model is shown tools
+    thoughts: ThoughtSyntax | None = None  # syntax in the output's text, if the model shows any
+    prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # in the promise and all choices' receipts
 
     @property
     def most_tokens(self) -> int:
@@ -158,7 +159,7 @@ class Resolved:
         return len(self.prompt) + self.choices * self.sampling.max_tokens
 
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
-        """One choice for the engine, as decided or, for comparison, with speculation off."""
+        """The engine request of one choice, as decided or, for comparison, with speculation off."""
         plain = EngineRequest(
             engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off,
             priority=self.priority, deadline=self.deadline, grammar=self.grammar, profile_cid=self.profile_cid,
@@ -182,7 +183,7 @@ class Rules:
 
 
 class Resolver:
-    """Turns messages into `Resolved`, or refuses them. On the event loop; long texts are tokenized on a thread."""
+    """Resolves requests, or refuses them. Used on one event loop; long texts are tokenized on a thread."""
 
     def __init__(
         self,
@@ -330,14 +331,14 @@ async def calls_held(
     Raises InvalidArgument naming the tool, or the constraint, and the place in it.
     """
     await grammars.compiled(text)
-    for path, schema in tools.schemas():  # each alone: errors name the place in it
+    for path, schema in tools.schemas():  # each alone, so that errors name the place in it
         try:
             await grammars.compiled(StructuredOutputs("json", schema))
         except InvalidArgument as error:
             raise InvalidArgument(path, _cause(error)) from error
     try:
         written = tools.grammar(prompts.tool_calls, prompts.markup, prompts.hidden, text)
-    except ValueError as error:  # a number that no grammar keeps, where another engine compiles
+    except ValueError as error:  # a number that a grammar cannot express, unchecked before if another engine compiles
         raise InvalidArgument("messages.tools", str(error)) from error
     source = StructuredOutputs("grammar", written)
     try:

@@ -123,7 +123,7 @@ def _imported() -> set[str]:
     return {name.partition(".")[0] for name in named} - sys.stdlib_module_names - ours
 
 
-SOURCES = ("requests/policy.py", "requests/heads.py")
+SOURCES = ("requests/policy.py", "requests/served_heads.py")
 
 
 def reasons() -> set[str]:

@@ -9,9 +9,9 @@ from ledger.documents.halt import Scope
 from ledger.encoding.text_forms import cid
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
-from services.generation.requests.heads import HeadBoard, HeadState, RefusedHead, ServedHead
 from services.generation.requests.parameters import SpeculationRequest
 from services.generation.requests.policy import PolicyContext, decide
+from services.generation.requests.served_heads import HeadBoard, HeadState, RefusedHead, ServedHead
 from services.runtime.errors import FailedPrecondition, NotFound
 from tests.mutations import replace
 from tests.unit.ledger.builders import TRUSTED, kscore, signed

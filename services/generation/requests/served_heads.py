@@ -1,4 +1,4 @@
-"""The heads of this server: loaded at start, picked by requests, withdrawn when the ledger says so."""
+"""The heads of this server: loaded at start, selected by requests, withdrawn by entries of the ledger."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from services.runtime.process import Outage
 
 @dataclass(frozen=True, slots=True)
 class ServedHead:
-    """A head that is loaded. `kind` is the method that drafts with it; `name` and `publication_index` are None for a
-    folder that was given directly.
+    """A loaded head. `kind`: the method that drafts with it. `name` and `publication_index` are None for a folder given
+    by path.
     """
 
     cid: str
@@ -53,7 +53,7 @@ class ServedHead:
 
     @property
     def drafter(self) -> str:
-        """Its method's name in the engine."""
+        """The name of its method in the engine."""
         return f"{self.kind}/{self.cid}"
 
     def answers(self, reference: str) -> bool:
@@ -64,7 +64,7 @@ class ServedHead:
 
 @dataclass(frozen=True, slots=True)
 class RefusedHead:
-    """A head that was asked for at start and not loaded; `reason` is what requests that name it are told."""
+    """A head in the settings that was not loaded; `reason` is for the errors of requests that name it."""
 
     reference: str
     reason: str
@@ -73,9 +73,9 @@ class RefusedHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """Heads in the order of preference, and what the ledger says about them.
+    """Heads in the order of preference, and their state in the ledger.
 
-    `withdrawn` maps identifiers to reasons. `unfit` are pairs of head and adapter (None: the bare base) whose newest
+    `withdrawn` maps identifiers to reasons. `unfit`: pairs of head and adapter (None: the bare base) whose newest
     k-score is below its threshold.
     """
 
@@ -85,7 +85,7 @@ class HeadState:
     unfit: frozenset[tuple[str, str | None]] = frozenset()
 
     def eligible(self, adapter_cid: str | None, *, above_threshold: bool) -> tuple[list[ServedHead], str | None]:
-        """The heads that may draft for this adapter, or why there are no heads, as receipts say it."""
+        """The heads that may draft for this adapter, or the `fallback_reason` of receipts if there are none."""
         found, reason = [], "no_head"
         for head in self.served:
             if head.cid in self.withdrawn:
@@ -97,9 +97,9 @@ class HeadState:
         return found, None if found else reason
 
     def named(self, reference: str) -> ServedHead:
-        """The one head that a request names.
+        """The head that a request names.
 
-        Raises NotFound; FailedPrecondition with the reason for which it is not served.
+        Raises NotFound; FailedPrecondition with the reason if it is not served.
         """
         found = [head for head in self.served if head.answers(reference)]
         if not found:
@@ -130,9 +130,9 @@ ReadEntries = Callable[[int], Awaitable[list[Entry]]]
 
 
 class HeadBoard:
-    """The current state of the heads. On the event loop.
+    """The current state of the heads. Used on one event loop.
 
-    `known` is False until the ledger has answered once, because a head may have been withdrawn. Without any published
+    `known` is False until the ledger has answered once, because a head may have been withdrawn. Without a published
     head it is True from the start.
     """
 
@@ -145,7 +145,7 @@ class HeadBoard:
         self.known = all(head.publication_index is None for head in state.served)
 
     async def refresh(self) -> None:
-        """Ask the ledger once for new entries, if a head is served. Raises LedgerUnreachable."""
+        """Read new entries from the ledger once, if a head is served. Raises LedgerUnreachable."""
         if not self.state.served:
             return
         for entry in await self._read(self._position):
@@ -154,7 +154,7 @@ class HeadBoard:
         self.known = True
 
     async def follow(self) -> None:
-        """Ask every `every` seconds. Run it as a task; returns at once if no head is served."""
+        """Poll every `every` seconds until cancelled. Returns immediately if no head is served."""
         outage = Outage(_log, "ask the ledger for withdrawn heads", LedgerUnreachable)
         while self.state.served:
             with outage:
@@ -162,7 +162,9 @@ class HeadBoard:
             await asyncio.sleep(self._every)
 
     def _take(self, entry: Entry) -> None:
-        """A withdrawal counts, whatever key signed it: the log has accepted it, and to spare a head is always safe."""
+        """Apply an entry. A withdrawal counts, whatever key signed it: the log has accepted it, and not using a head is
+        always safe.
+        """
         try:
             document = read_document(entry.envelope)
             if isinstance(document, DraftHeadWithdrawal):
@@ -171,11 +173,11 @@ class HeadBoard:
                 open_document(entry.envelope, self._trusted)
                 self._score(document)
         except LedgerError as error:
-            _log.warning("entry %d says nothing about heads that counts here: %s", entry.index, error)
+            _log.warning("ignoring head entry %d: %s", entry.index, error)
 
     def _withdraw(self, withdrawal: DraftHeadWithdrawal) -> None:
         if any(head.cid == withdrawal.manifest_cid for head in self.state.served):
-            _log.error("the head %s was withdrawn: %s", withdrawal.manifest_cid, withdrawal.reason)
+            _log.error("withdrawing the head %s: %s", withdrawal.manifest_cid, withdrawal.reason)
         withdrawn = {**self.state.withdrawn, withdrawal.manifest_cid: withdrawal.reason}
         self.state = replace(self.state, withdrawn=withdrawn)
 
@@ -207,9 +209,9 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class HeadSources:
-    """Where heads come from. `references` in the order of preference; the empty one is the base's newest.
+    """The source of heads. `references` are in the order of preference; an empty reference is the base's newest head.
 
-    `cache` keeps what was fetched, by identifier. Without `trusted` keys no published head can be loaded.
+    `cache`: folder of fetched heads, by identifier. Without `trusted` keys no published head can be loaded.
     """
 
     references: tuple[str, ...]
@@ -236,7 +238,7 @@ class LoadedHeads:
 
 
 def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> LoadedHeads:
-    """Every head that may be loaded; the others with their reasons. Two references to one head load it once."""
+    """Load every head that may be loaded, once each; returns the others with their reasons."""
     loaded: dict[str, LoadedHead] = {}
     refused: list[RefusedHead] = []
     for reference in sources.references:
@@ -250,18 +252,18 @@ def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> Loa
         except (DraftHeadRefused, HeadError, HeadFolderInvalid, KolmError, LedgerError, OSError) as error:
             refused += _refusal(reference, error)
     for head in loaded.values():
-        _log.info("head %s drafts here: %s", head.served.name or head.served.folder, head.served.cid)
+        _log.info("drafting with head %s: %s", head.served.name or head.served.folder, head.served.cid)
     return LoadedHeads(tuple(loaded.values()), tuple(refused))
 
 
 def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHeads:
-    """The head in a folder that nobody named; none where it is not for this base, as the log then says."""
+    """The head in the folder next to the model; none, with a log line, if it is not for this base."""
     try:
         read = _read(ServedHead(manifest_of(folder, base_cid).cid, folder), config)
     except (HeadError, HeadFolderInvalid, OSError) as error:
-        _log.info("the head in %s, beside the model, is left out: %s", folder, error)
+        _log.info("skipping the head in %s next to the model: %s", folder, error)
         return LoadedHeads()
-    _log.info("drafting with the head in %s, which lies beside the model; nobody vouches for it", folder)
+    _log.info("drafting with the head in %s next to the model; it is not published", folder)
     return LoadedHeads((read,))
 
 
@@ -284,24 +286,24 @@ OWN = "mtp"
 
 
 def _read(served: ServedHead, config: TargetConfig) -> LoadedHead:
-    """The head in its folder, of whatever kind it is. Raises HeadError."""
+    """Load the head of a folder, of any kind. Raises HeadError."""
     head = load_head(served.folder, config)
     return LoadedHead(replace(served, kind=head.kind), head)
 
 
 def is_folder(reference: str) -> bool:
-    """Whether it names a folder. A registry's reference has no slash; a folder here is written ./name."""
+    """Whether the reference is a folder: it has a slash (./name), which no registry reference has."""
     return "/" in reference or reference in (".", "..")
 
 
 def _from_folder(folder: Path, base_cid: str) -> ServedHead:
     manifest = manifest_of(folder, base_cid)
-    _log.warning("the head in %s was given directly: no publisher and no log vouch for it; for development", folder)
+    _log.warning("drafting with the head in %s, which is not published; for development", folder)
     return ServedHead(manifest.cid, folder)
 
 
 def _from_registry(sources: HeadSources, reference: str, base_cid: str) -> ServedHead:
-    """The head from the registry, or, if that is unreachable, from the cache; withdrawals are followed later too."""
+    """Fetch the head from the registry or, if that is unreachable, from the cache; withdrawals are still followed."""
     with (
         closing(RegistryClient.connect(sources.registry)) as registry,
         closing(LedgerClient.connect(sources.ledger)) as ledger,
@@ -317,12 +319,12 @@ def _from_registry(sources: HeadSources, reference: str, base_cid: str) -> Serve
 
 
 def _kept(sources: HeadSources, reference: str, base_cid: str, error: KolmError) -> tuple[PublishedDraftHead, Path]:
-    """The newest head in the cache that answers to the reference and passes every check that needs no network."""
+    """The newest cached head that matches the reference and passes every offline check."""
     kept = [(head, folder) for head, folder in _verified(sources, base_cid) if answers(head, reference)]
     if not kept:
         raise error
     head, folder = max(kept, key=lambda pair: pair[0].index)
-    _log.warning("the registry is away (%s); taking %s from %s", error.message, head.cid, folder)
+    _log.warning("using a cached head: the registry is unreachable (%s): %s from %s", error.message, head.cid, folder)
     return head, folder
 
 
@@ -343,5 +345,5 @@ def _refusal(reference: str, error: Exception) -> list[RefusedHead]:
     if not reference and reason == "HEAD_NOT_FOUND":
         _log.info("the registry has no head for this base")
         return []
-    _log.error("head %s is not loaded, %s: %s", reference or "of the base", reason, error)
+    _log.error("skipping head %s, %s: %s", reference or "of the base", reason, error)
     return [RefusedHead(reference, reason, str(error))]

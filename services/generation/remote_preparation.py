@@ -1,4 +1,4 @@
-"""Another engine prepared from the settings: its signed profile, how its text is read, and the way to it."""
+"""Preparation of another engine from the settings: its signed profile, its tokenizer, its upstreams."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from services.generation.engine.text.grammar_compiler import GrammarBudget
 from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
 from services.generation.preparation import trusted_keys
 from services.generation.remote.dialects import DIALECTS, About, UpstreamError
-from services.generation.remote.engine import RemoteEngine
+from services.generation.remote.remote_engine import RemoteEngine
 from services.generation.remote.tokenizer import FarTokenizer
 from services.generation.remote.upstream import Upstream, UpstreamDown
-from services.generation.requests.heads import HeadState, ServedHead
 from services.generation.requests.resolution import Identity
+from services.generation.requests.served_heads import HeadState, ServedHead
 from services.generation.settings import GenerationSettings
 from services.generation.target.adapters import AdapterIdentity, adapter_cid
 from services.generation.target.config.config import read_config
@@ -46,10 +46,10 @@ from services.runtime.setting_kind import key_in
 
 _log = logging.getLogger(__name__)
 
-_START_SECONDS = 900.0  # that a large model may take to load
+_START_SECONDS = 900.0  # time for a large model to load
 _RETRY_SECONDS = 1.0
-_LOOK_SECONDS = 10.0  # poll interval, for what the upstreams say of themselves
-_ANY_TOKEN = 2**31  # the vocabulary's size where the engine does not say
+_LOOK_SECONDS = 10.0  # poll interval of the upstreams' descriptions
+_ANY_TOKEN = 2**31  # the vocabulary's size if the engine does not report it
 
 SPECULATION = MethodSpec(
     ENGINE, "the speculation of the engine behind this server, which it was started with", lambda parts: {},
@@ -73,7 +73,7 @@ class PassedOn:
 
 
 class ForeignEngine:
-    """Knows the upstreams, and keeps the identity true that requests and receipts are made by."""
+    """The upstreams of another engine, and the identity for requests and receipts, which follows their updates."""
 
     def __init__(self, settings: GenerationSettings, folder: Path, key: Signer) -> None:
         self._settings, self._folder, self._key = settings, folder, key
@@ -86,7 +86,7 @@ class ForeignEngine:
             if url is not None
         }
         self._abouts: dict[str, About] = {}
-        self._away: set[str] = set()  # methods whose upstreams may be others by now
+        self._away: set[str] = set()  # methods whose upstreams may have been replaced
         self._asking = {method: asyncio.Lock() for method in self._upstreams}
         self._ends = frozenset[int]()
         self._told: Callable[[bytes], None] = lambda entry: None
@@ -96,7 +96,7 @@ class ForeignEngine:
         self.envelope: bytes
 
     async def prepare(self) -> None:
-        """Waits until the upstreams answer. Raises CannotStart, with nothing left open."""
+        """Wait until the upstreams answer. Raises CannotStart, with all connections closed."""
         try:
             await self._prepare()
         except BaseException:
@@ -104,7 +104,7 @@ class ForeignEngine:
             raise
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         for upstream in self._upstreams.values():
             await upstream.close()
         if isinstance(tokenizer := getattr(self, "tokenizer", None), FarTokenizer):
@@ -112,10 +112,10 @@ class ForeignEngine:
 
     async def _prepare(self) -> None:
         for method in self._upstreams:
-            self._abouts[method] = await self._first_word(method)
+            self._abouts[method] = await self._first_description(method)
         plain, fast = self._abouts["off"], self._abouts.get(ENGINE)
         if plain.speculates:
-            raise CannotStart("--plain-url: that engine speculates; expected the same one with speculation off")
+            raise CannotStart("--plain-url: that engine speculates; expected the same engine with speculation off")
         if fast is not None and not _alike(plain, fast):
             raise CannotStart(
                 f"--url is {_named(fast)}, --plain-url {_named(plain)}; expected one version of one model"
@@ -135,10 +135,7 @@ class ForeignEngine:
         self._profiled()
 
     def _check_head(self, folder: Path) -> None:
-        """The head that the engine was started with, as the operator says, is byte for byte a published one.
-
-        Raises CannotStart.
-        """
+        """Check that the head of --head, with which the engine was started, is published. Raises CannotStart."""
         base = self.identity.base_cid if self._settings.weights is not None else None
         try:
             published = verify_draft_head(DraftHeadEvidence.read(folder), trusted_keys(self._settings), base)
@@ -149,8 +146,8 @@ class ForeignEngine:
         self.heads = HeadState((head,))
         self.identity.methods_known = (replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind, _no_kind)),)
 
-    async def _first_word(self, method: str) -> About:
-        upstream, until, said = self._upstreams[method], time.monotonic() + _START_SECONDS, ""
+    async def _first_description(self, method: str) -> About:
+        upstream, until, last_logged = self._upstreams[method], time.monotonic() + _START_SECONDS, ""
         while True:
             try:
                 return await upstream.about()
@@ -159,12 +156,12 @@ class ForeignEngine:
             except UpstreamDown as error:
                 if time.monotonic() > until:
                     raise CannotStart(f"--engine {self._dialect.name}: {error}") from error
-                if str(error) != said:
-                    _log.info("waiting for the engine: %s", said := str(error))
+                if str(error) != last_logged:
+                    _log.info("waiting for the engine: %s", last_logged := str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _vocabulary(self) -> int:
-        """Its size, as far as the engine has to be asked for it. Raises CannotStart."""
+        """The vocabulary's size according to the engine. Raises CannotStart."""
         try:
             return await self._dialect.vocabulary(self._upstreams["off"].ask) or _ANY_TOKEN
         except (UpstreamDown, UpstreamError) as error:
@@ -179,7 +176,7 @@ class ForeignEngine:
         else:
             self.tokenizer = near = Tokenizer(weights)
             context, known = near.chat_template_digest, max(near.fast.get_vocab().values()) + 1
-            with suppress(TargetError):  # an architecture that only the other engine knows
+            with suppress(TargetError):  # an architecture that only the other engine supports
                 self._ends = frozenset(read_config(weights).eos_token_ids)
         adapters = [AdapterIdentity(name, adapter_cid(path)) for name, path in self._settings.adapters.items()]
         self.identity = Identity(
@@ -201,7 +198,7 @@ class ForeignEngine:
         )
 
     def _profiled(self) -> None:
-        """The identity as the upstreams are now; a profile that is known from before is the same entry again."""
+        """Update the identity from the upstreams; an unchanged profile keeps its entry."""
         plain, fast = self._abouts["off"], self._abouts.get(ENGINE)
         document, kept = self._document(plain, fast), self._folder / "engine-profile.json"
         envelope = _kept(kept, document)
@@ -214,32 +211,32 @@ class ForeignEngine:
         identity.profile_cid, identity.profile = cid(payload), document.to_document()
         identity.engine = document.name
         identity.drafters = (ENGINE,) if fast is not None and _alike(plain, fast) else ()
-        _log.info("the engine is %s, profile %s", identity.engine, identity.profile_cid)
+        _log.info("updating the engine's identity: %s, profile %s", identity.engine, identity.profile_cid)
 
     def _document(self, plain: About, fast: About | None) -> EngineProfile:
-        said = dict(each.partition("=")[::2] for each in self._settings.engine_flag)
-        word = said.pop("speculation", None) if fast is not None else None
-        invariant = said.pop("batch_invariant", None)
+        given = dict(each.partition("=")[::2] for each in self._settings.engine_flag)
+        speculation = given.pop("speculation", None) if fast is not None else None
+        invariant = given.pop("batch_invariant", None)
         return EngineProfile(
             engine=self._dialect.name,
             version=plain.version,
             model=plain.model,
             base_cid=self.identity.base_cid,
             weights_checked=self._settings.weights is not None,
-            device=said.pop("device", None) or plain.device,
-            parallelism=said.pop("parallelism", None) or plain.parallelism,
+            device=given.pop("device", None) or plain.device,
+            parallelism=given.pop("parallelism", None) or plain.parallelism,
             batch_invariant=plain.batch_invariant if invariant is None else invariant == "true",
-            flags={name.lower(): value for name, value in {**plain.flags, **said}.items() if value},
-            speculation=word or (fast.speculation or "as it was started" if fast is not None else None),
+            flags={name.lower(): value for name, value in {**plain.flags, **given}.items() if value},
+            speculation=speculation or (fast.speculation or "as it was started" if fast is not None else None),
             issued_at=timestamp(datetime.now(UTC)),
         )
 
     def tell(self, told: Callable[[bytes], None]) -> None:
-        """`told` gets the entry of each profile that is new from now on."""
+        """Call `told` with the entry of each new profile from now on."""
         self._told = told
 
     def away(self, method: str) -> None:
-        """Its upstream was not there, or broke off."""
+        """Note that the upstream of `method` was unreachable or broke off."""
         self._away.add(method)
 
     async def confirmed(self, method: str) -> str:
@@ -251,7 +248,7 @@ class ForeignEngine:
         return self.identity.profile_cid
 
     async def follow(self) -> None:
-        """Look now and then whether the upstreams are what they were. Run it as a task."""
+        """Check periodically whether the upstreams have changed, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for method in self._upstreams:
@@ -259,18 +256,18 @@ class ForeignEngine:
                     await self._look(method)
                 except (UpstreamDown, UpstreamError) as error:
                     if method not in self._away:
-                        _log.warning("the engine cannot say what it is: %s", error)
+                        _log.warning("checking the engine failed: %s", error)
                     self.away(method)
 
     async def _look(self, method: str) -> None:
-        """Raises UpstreamDown, UpstreamError."""
+        """Check one upstream. Raises UpstreamDown, UpstreamError."""
         found, known = await self._described(method), self._abouts[method]
         self._away.discard(method)
         if found == known:
             return
-        _log.warning("the engine was %s and is %s", _named(known), _named(found))
+        _log.warning("updating the profile: the engine was %s and is %s", _named(known), _named(found))
         self._abouts[method] = found
-        for other in self._upstreams.keys() - {method}:  # has been updated too, or will be
+        for other in self._upstreams.keys() - {method}:  # updated at about the same time
             try:
                 self._abouts[other] = await self._described(other)
             except (UpstreamDown, UpstreamError):
@@ -281,14 +278,14 @@ class ForeignEngine:
     async def _described(self, method: str) -> About:
         found = await self._upstreams[method].about()
         if method == "off" and found.speculates:
-            raise UpstreamError("--plain-url speculates now; nothing can be held against it")
+            raise UpstreamError("--plain-url speculates now; answers cannot be compared with it")
         if found.model != self._abouts[method].model:
-            raise UpstreamError(f"serves {found.model} now; start this server anew to serve that")
+            raise UpstreamError(f"serves {found.model} now; restart this server to serve that")
         return replace(found, speculation=found.speculation or self._abouts[method].speculation)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[RemoteEngine]:
-        """The backend; when it ends all upstreams are closed."""
+        """The running backend. On exit all upstreams are closed."""
         ids = {each.cid: each.name for each in self.identity.adapters}
         engine = RemoteEngine(
             self._dialect, self._upstreams, self._abouts["off"].model, self.tokenizer, adapters=ids,
@@ -306,7 +303,7 @@ class ForeignEngine:
 
 
 def _alike(plain: About, fast: About) -> bool:
-    """Whether answers of one can be held against the other's."""
+    """Whether answers of the two upstreams are comparable."""
     return (plain.version, plain.model, plain.flags) == (fast.version, fast.model, fast.flags)
 
 
@@ -315,7 +312,7 @@ def _named(found: About) -> str:
 
 
 def _kept(path: Path, document: EngineProfile) -> bytes | None:
-    """The entry from before, if it says the same."""
+    """The stored entry, if its profile is the same apart from the time."""
     try:
         envelope = path.read_bytes()
         known = EngineProfile.from_bytes(Envelope.from_bytes(envelope).payload)

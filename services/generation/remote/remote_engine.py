@@ -1,4 +1,4 @@
-"""Another engine as this service's backend: requests go to the upstream that speculates, or to the plain one."""
+"""Another engine as a backend: requests go to the speculating upstream or to the plain upstream."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from services.generation.remote.upstream import Upstream, UpstreamDown
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE = 10  # silences of an upstream in which something comes, but no token
-_PAUSES = (0.2, 1.0)  # seconds before a request is sent again that failed before its first token
+_PATIENCE = 10  # times `silence_seconds` without a token, while other bytes arrive
+_PAUSES = (0.2, 1.0)  # seconds before a request that failed before its first token is sent again
 
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """One sequence upstream, and what of it has been handed on."""
+    """One sequence upstream, and how much of it has been released."""
 
     request: EngineRequest
     sink: Sink
@@ -47,23 +47,23 @@ class _Sequence:
     started: float
     vocabulary: int
     answer: Answer = field(default_factory=Answer)
-    spelling: Spelling | None = None  # None where the ids' text is asked for in the end
+    spelling: Spelling | None = None  # None if the text of the ids is requested at the end
     released: int = 0  # ids
     released_text: int = 0
     first_token: float | None = None
     last_token: float = 0.0
 
     def begin(self, text: TextCodec) -> None:
-        """Anew: nothing of it has been handed on."""
+        """Begin, or begin again: nothing has been released."""
         self.answer, decoder = Answer(), text.stream(self.request.prompt)
         self.spelling = None if decoder is None else Spelling(decoder)
 
-    def has_been_taken(self) -> None:
+    def accept(self) -> None:
         if not self.taken.done():
             self.taken.set_result(None)
 
     def arrived(self, now: float) -> None:
-        """Hand on what has come, unless ids are missing that the engine has counted. Raises UpstreamError."""
+        """Release received tokens and text, unless counted ids are missing. Raises UpstreamError."""
         answer = self.answer
         if answer.prompt is not None and tuple(answer.prompt) != self.request.prompt:
             raise UpstreamError("read other token ids than those it was sent as the prompt")
@@ -90,7 +90,7 @@ class _Sequence:
         self.sink(Chunk(self.request.request_id, self.request.choice, tuple(ids), text, shown))
 
     def tail(self, text: str) -> None:
-        """Text that the engine left out."""
+        """Release text that the engine has left out."""
         self.answer.text += text
         self._send([], text)
 
@@ -104,7 +104,7 @@ def _best(position: TokenLogprobs, most: int) -> tuple[tuple[int, float], ...]:
 
 
 class RemoteEngine:
-    """A `Backend`. Each sequence is a request of its own upstream, so that one that hangs holds no other up."""
+    """A `Backend` over HTTP. Each sequence is a request of its own, so that one that hangs delays no other."""
 
     def __init__(
         self,
@@ -120,17 +120,24 @@ class RemoteEngine:
         confirmed: Callable[[str], Awaitable[str]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`upstreams` by method, `off` and perhaps ENGINE. `model` is what the engine calls it, `adapters` what
-        it calls these identifiers; at most `most` sequences are open. No id is `vocabulary` or above; `ends` are those
-        with which the model ends an output, empty where that is not known. `confirmed` gives the profile of a method's
-        upstream, asked for anew if that was away; it raises UpstreamDown, UpstreamError.
+        """Make a backend.
+
+        Args:
+            upstreams: by method, `off` and perhaps ENGINE.
+            model: the engine's name of the model.
+            adapters: the engine's names of adapters, by identifier.
+            most: open sequences at the same time.
+            vocabulary: all ids are below it.
+            ends: ids with which the model ends an output; empty if unknown.
+            confirmed: returns the profile of a method's upstream, refreshed if the upstream was unreachable; raises
+                UpstreamDown, UpstreamError.
         """
         self._dialect, self._upstreams, self.model, self._text = dialect, upstreams, model, text
         self._adapters, self._most, self._confirmed, self._clock = adapters, most, confirmed, clock
         self._vocabulary, self._ends = vocabulary, ends
         self._open: dict[_Sequence, asyncio.Task[None]] = {}
         self._totals = Counts()
-        self.broke_off: Callable[[str], None] = lambda method: None  # its upstream was not there, or broke off
+        self.broke_off: Callable[[str], None] = lambda method: None  # called if an upstream is down or broke off
 
     @property
     def alive(self) -> bool:
@@ -141,20 +148,20 @@ class RemoteEngine:
         return self._totals
 
     def load(self) -> Load:
-        """Sequences of this server only; of its cache the engine tells its own metrics."""
+        """Sequences of this server only; the engine's own metrics report its cache."""
         begun = sum(sequence.first_token is not None for sequence in self._open)
         return Load(begun, len(self._open) - begun, 0, 1, 0, 0)
 
     async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
         for request in requests:
             checked(self._dialect, request)
-            self._body(request, stream=True)  # refuses what it cannot say
+            self._body(request, stream=True)  # refuses an unsupported request
         if len(self._open) + len(requests) > self._most:
-            raise EngineFull("request_id", f"{len(self._open)} sequences are with the engine, of at most {self._most}")
+            raise EngineFull("request_id", f"{len(self._open)} sequences are at the engine, of at most {self._most}")
         alone, loop = not self._open and len(requests) == 1, asyncio.get_running_loop()
         for other in self._open:
             other.ticket.alone = False
-        held = list[Event]()  # of those that the engine has taken, while it may refuse others
+        held = list[Event]()  # of accepted sequences, while others may be refused
         sequences = [
             _Sequence(request, held.append, Ticket(alone), loop.create_future(), self._clock(), self._vocabulary)
             for request in requests
@@ -200,7 +207,7 @@ class RemoteEngine:
             task.cancel()
 
     async def _run(self, sequence: _Sequence) -> None:
-        """Whatever happens, it ends with a Finished or, before the engine has taken it, with its refusal."""
+        """Run to a Finished event or, before the engine has accepted it, to its refusal, whatever happens."""
         error: str | None = None
         try:
             async with asyncio.timeout(None if math.isinf(sequence.request.deadline) else self._left(sequence)):
@@ -215,11 +222,11 @@ class RemoteEngine:
             stopped = EngineStopped("request_id", f"the engine cannot be reached: {down}")
             sequence.taken.set_exception(stopped) if not sequence.taken.done() else None
             reason, error = "error", str(down)
-        except Exception as wrong:  # a bug here, or an answer as no engine gives it, must not leave a caller waiting
+        except Exception as wrong:  # neither a bug nor a malformed answer may leave a caller waiting
             if not isinstance(wrong, UpstreamError):
-                _log.exception("an answer could not be read")
+                _log.exception("reading an answer failed")
             reason, error = "error", f"{self._dialect.name}: {wrong}"
-        sequence.has_been_taken()
+        sequence.accept()
         del self._open[sequence]
         request = sequence.request
         sequence.sink(Finished(request.request_id, request.choice, self._outcome(sequence, reason, error)))
@@ -231,7 +238,7 @@ class RemoteEngine:
         return max(0.0, sequence.request.deadline - self._clock())
 
     async def _answered(self, sequence: _Sequence) -> None:
-        """Sent again while nothing has come. Raises EngineError, UpstreamDown, UpstreamError."""
+        """Send, and send again while nothing was received. Raises EngineError, UpstreamDown, UpstreamError."""
         for pause in (*_PAUSES, None):
             try:
                 await self._ask(sequence)
@@ -240,7 +247,7 @@ class RemoteEngine:
                 self.broke_off(_method(sequence.request))
                 if pause is None or sequence.answer.ids or sequence.released_text:
                     raise
-                _log.info("request %s is sent again: %s", sequence.request.request_id, down)
+                _log.info("sending request %s again: %s", sequence.request.request_id, down)
                 await asyncio.sleep(pause)
 
     async def _ask(self, sequence: _Sequence) -> None:
@@ -248,10 +255,10 @@ class RemoteEngine:
         upstream = self._upstreams[_method(request)]
         profile_cid = await self._confirmed(_method(request))
         if request.profile_cid not in (None, profile_cid):
-            raise EngineStopped("request_id", "the engine was updated after this request came; send it again")
+            raise EngineStopped("request_id", "the engine was updated after this request arrived; send it again")
         sequence.begin(self._text)
         limit, loop = upstream.silence_seconds * _PATIENCE, asyncio.get_running_loop()
-        heard = loop.time()  # when a token came; timers are set anew now and then, and not for each token
+        heard = loop.time()  # time of a token; the timer is set rarely, not for each token
 
         def read(event: Mapping[str, Any]) -> None:
             nonlocal heard
@@ -265,14 +272,12 @@ class RemoteEngine:
 
         try:
             async with asyncio.timeout(limit) as silence:
-                await upstream.answer(
-                    self._body(request, stream=True), numbers_of(request), read, sequence.has_been_taken
-                )
+                await upstream.answer(self._body(request, stream=True), numbers_of(request), read, sequence.accept)
         except TimeoutError as error:
             raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
         drafted = sequence.answer.drafted
         if drafted is not None and drafted.proposed and request.method == "off":
-            raise UpstreamError("drafts, and was started as the plain one; nothing can be held against it")
+            raise UpstreamError("drafts, though it is the plain engine; answers cannot be compared with it")
         if sequence.answer.finish is None:
             raise UpstreamDown(f"{upstream.url} ended an answer in the middle")
         if sequence.answer.counted not in (None, len(sequence.answer.ids)):
@@ -280,7 +285,7 @@ class RemoteEngine:
         await self._checked_text(sequence)
 
     async def _asked_whole(self, sequence: _Sequence, upstream: Upstream) -> None:
-        """Ids that the stream left out, from the same request at one go. Raises UpstreamError if that differs."""
+        """Fetch ids that the stream left out, by the same request without a stream. Raises UpstreamError."""
         streamed, sequence.answer = sequence.answer, Answer()
         whole, asked = sequence.answer, self._body(sequence.request, stream=False)
         await upstream.answer(asked, numbers_of(sequence.request), lambda event: self._dialect.read(event, whole))
@@ -288,7 +293,7 @@ class RemoteEngine:
         same = whole.text == streamed.text and whole.ids[: sequence.released] == streamed.ids[: sequence.released]
         if not same or not all(token in rest for token in streamed.ids) or len(whole.ids) != streamed.counted:
             sequence.answer = streamed
-            raise UpstreamError("left token ids out of its stream, and answers otherwise where it is not to stream")
+            raise UpstreamError("left token ids out of its stream, and gives another answer without a stream")
         sequence.arrived(self._clock())
 
     async def _checked_text(self, sequence: _Sequence) -> None:
@@ -307,16 +312,16 @@ class RemoteEngine:
             sequence.tail(lacking)
 
     def _ends_outputs(self, ids: Sequence[int], request: EngineRequest) -> bool:
-        """Whether the last token has no text by what it is; a word that the text lacks is missing from it."""
+        """Whether the last token ends outputs and so has no text."""
         return bool(ids) and (not self._ends or ids[-1] in self._ends or ids[-1] in request.sampling.stop_token_ids)
 
     def _outcome(self, sequence: _Sequence, reason: FinishReason, error: str | None) -> Outcome:
-        """States what has been handed on, and nothing else."""
+        """The outcome of the released tokens."""
         answer, ids = sequence.answer, tuple(sequence.answer.ids[: sequence.released])
         first = sequence.first_token or sequence.started
         drafted = answer.drafted if reason in ("stop", "length") and ids else None
         if drafted is not None and not 0 <= drafted.accepted <= drafted.proposed:
-            drafted = None  # counts of nothing that can have happened
+            drafted = None  # impossible counts
         passes = max(1, drafted.passes) if drafted else 0
         self._totals.passes += passes if drafted else len(ids)
         if drafted is not None:

@@ -22,7 +22,6 @@ from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.engine import Engine
 from services.generation.engine.numba_cache import compiling
 from services.generation.engine.prefix_disk import PrefixDisk, PrefixFolder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
@@ -148,11 +147,11 @@ def identity_of(model: Model, name: str) -> Identity:
 def engine_of(
     model: Model, settings: EngineSettings, clock: Callable[[], float] = time.perf_counter,
     disk: PrefixDisk | None = None,
-) -> Engine:  # fmt: skip
-    """An engine over the model, not yet started. Its bounds are `settings` if the profile is proven."""
+) -> EngineCore:  # fmt: skip
+    """An engine over the model. Its bounds are `settings` if the profile is proven."""
     bounds = settings if model.profile.passed else _one_row_a_pass(settings)
     drafters, stream = model.drafters, model.tokenizer.stream
-    return Engine(EngineCore(model.target, drafters, stream, model.cost, bounds, clock, disk=disk))
+    return EngineCore(model.target, drafters, stream, model.cost, bounds, clock, disk=disk)
 
 
 def prefix_disk(model: Model, folder: PrefixFolder) -> PrefixDisk:

@@ -234,9 +234,7 @@ async def _engine(
         prefix_share=settings.prefix_share,
         feature_bytes=feature_bytes(settings.cache_bytes),
     )
-    running = engine_of(model, bounds, disk=disk)
-    running.start()
-    engine = AsyncEngine(running)
+    engine = AsyncEngine(engine_of(model, bounds, disk=disk))
     try:
         yield engine
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
-from services.generation.engine.engine import Engine
+from services.generation.engine.engine import EngineThread
 from services.generation.engine.events import Chunk, Event, Outcome, Sink
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import TokenDecoder
@@ -71,7 +71,7 @@ def run(
     return collected
 
 
-def submit(engine: Engine, request: EngineRequest, sink: Sink) -> None:
+def submit(engine: EngineThread, request: EngineRequest, sink: Sink) -> None:
     """Returns once the engine's thread has taken it; raises why it has not."""
     answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
     engine.submit_all((request,), sink, answers.put)

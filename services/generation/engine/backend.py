@@ -1,4 +1,4 @@
-"""What answers requests: the engine of this process, or another one behind HTTP."""
+"""The interface of engines that serve requests: the engine of this process, or another engine over HTTP."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from services.generation.engine.request import EngineRequest
 
 
 class Backend(Protocol):
-    """On one event loop. A request that is slow, or hangs, holds no other up."""
+    """An engine on one event loop. A request that is slow, or hangs, does not delay others."""
 
     @property
     def alive(self) -> bool:
-        """False once nothing will ever be served again, so that this process may end."""
+        """False after the engine has stopped for good, so that this process may end."""
         ...
 
     @property
@@ -28,8 +28,8 @@ class Backend(Protocol):
         ...
 
     async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
-        """Take the sequences of a request, numbered as its choices are, or none. `sink` is called on the event loop and
-        gets their events; each sequence ends with a Finished.
+        """Accept the sequences of a request, numbered by choice, or none of them. `sink` is called on the event loop
+        with their events; each sequence ends with a Finished.
 
         Do not cancel this call. Raises InvalidRequest, EngineFull, EngineStopped.
         """
@@ -40,9 +40,9 @@ class Backend(Protocol):
         ...
 
     def cancel(self, request_id: str) -> None:
-        """End all sequences of a request, if there are any; their last events still come."""
+        """End all sequences of a request, if there are any; their last events are still sent."""
         ...
 
     async def stop(self) -> None:
-        """Sequences still running end as cancelled, their events delivered."""
+        """Stop the engine. Running sequences end as cancelled, and their events are delivered."""
         ...

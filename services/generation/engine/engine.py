@@ -1,4 +1,4 @@
-"""The engine's thread, and the engine as an event loop sees it."""
+"""The engine on its own thread, and its interface on an event loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class Load:
 
 
 Answer = Callable[[BaseException | None], None]
-"""Called on the engine's thread: None where it has taken the sequences, else why not."""
+"""Called on the engine's thread with None if the sequences were accepted, or else with the error."""
+
+_APART = 0.02
+"""Seconds between two hand-overs of a sequence. A chunk costs the event loop half a millisecond, wakes up the process
+that reads it, and takes the CPU away from a member of the team that computes the next pass.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +47,19 @@ class _Submission:
     answer: Answer
 
 
-class Engine:
-    """Owns the thread that the target runs on; nothing here touches an event loop, and a slow reader cannot hold it up.
+class EngineThread:
+    """Runs an `EngineCore` on a thread of its own. It uses no event loop, so that a slow reader cannot delay it.
 
     `submit_all` and `cancel` may be called from any thread.
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, between_passes: Callable[[], None] = lambda: None) -> None:
+        """`between_passes` is called on the engine's thread after each pass, when sinks have got their events."""
+        self._core, self._between_passes = core, between_passes
         self._mail: queue.SimpleQueue[_Submission | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._door = threading.Lock()  # who puts a submission into the mail is sure that it is read
+        self._door = threading.Lock()  # held while a submission is put into the mail, so that it is read
         self._stopping = False
-        self.between_passes: Callable[[], None] = lambda: None  # on the engine's thread, after what sinks were given
         self._fault: BaseException | None = None
 
     def start(self) -> None:
@@ -72,8 +77,9 @@ class Engine:
         return self._thread.is_alive() and not self._stopping
 
     def submit_all(self, requests: Sequence[EngineRequest], sink: Sink, answer: Answer) -> None:
-        """Queue the sequences of a request, or none of them. `answer` comes between two passes, before any event; with
-        an error of `EngineCore.add_all`, or EngineStopped. Raises EngineStopped where the engine is not running.
+        """Queue the sequences of a request, or none of them. `answer` is called between two passes, before any event,
+        perhaps with an error of `EngineCore.add_all` or EngineStopped. Raises EngineStopped if the engine is not
+        running.
         """
         with self._door:
             if not self.alive:
@@ -101,16 +107,16 @@ class Engine:
                 self._take_mail()
                 if not self._core.idle:
                     self._core.step()
-                    self.between_passes()
-        except BaseException as fault:  # a bug here must end the requests, not leave their callers waiting
-            log.exception("the engine stopped")
+                    self._between_passes()
+        except BaseException as fault:  # a bug must end the requests and not leave their callers waiting
+            log.exception("stopping the engine after a fault")
             self._fault = fault
         finally:
             with self._door:
                 self._stopping = True
             self._core.abandon(None if self._fault is None else f"the engine stopped: {self._fault!r}")
             self._refuse_mail()
-            self.between_passes()
+            self._between_passes()
 
     def _take_mail(self) -> None:
         """Take all mail; wait for some if there is nothing else to do."""
@@ -122,7 +128,7 @@ class Engine:
             if isinstance(message, str):
                 self._core.cancel(message)
                 self._core.retire()
-                self.between_passes()
+                self._between_passes()
             elif message is not None:
                 self._take(message)
 
@@ -143,20 +149,14 @@ class Engine:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One sequence in the engine. `alone`: no other ran at the same time, so its times are its own."""
+    """One sequence in the engine. `alone`: no other sequence ran at the same time, so its times are its own."""
 
     alone: bool = True
 
 
-_APART = 0.02
-"""Seconds between two hand-overs of a sequence. A chunk costs the event loop half a millisecond, wakes up the process
-that reads it, and takes the CPU away from a member of the team that computes the next pass.
-"""
-
-
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A sequence's events on their way to `sink`. `chunk` and `finished` wait on the engine's thread."""
+    """Events of a sequence on their way to `sink`. `chunk` and `finished` wait on the engine's thread."""
 
     ticket: Ticket
     sink: Sink  # of the event loop
@@ -177,37 +177,35 @@ class _Stream:
 
 
 class AsyncEngine:
-    """On one event loop.
+    """The engine on the running event loop, a `Backend`.
 
-    The events of a pass reach the loop together. A chunk may wait for those of the next passes, up to `_APART`; the
-    first of a sequence and its end never do.
+    The events of a pass reach the loop together. A chunk may wait for chunks of the next passes, up to `_APART`; the
+    first chunk of a sequence and its end do not wait.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(self, core: EngineCore, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start the engine's thread."""
+        self._thread, self._clock = EngineThread(core, self._hand_over), clock
+        self._loop = asyncio.get_running_loop()
         self._open: set[Ticket] = set()
-        self._held: dict[_Stream, None] = {}  # of the engine's thread: streams with events that wait, in their order
-        self._loop: asyncio.AbstractEventLoop
-        engine.between_passes = self._hand_over
+        self._held: dict[_Stream, None] = {}  # of the engine's thread: streams with waiting events, in their order
+        self.load, self.cancel = self._thread.load, self._thread.cancel
+        self._thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._engine.alive
-
-    def load(self) -> Load:
-        return self._engine.load()
+        return self._thread.alive
 
     @property
     def totals(self) -> Counts:
         """Counts of all sequences since the start."""
-        return self._engine.totals
+        return self._thread.totals
 
     async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
         """Queue the sequences of a request, numbered as its choices are, or none; `sink` gets their events on the loop.
 
         Do not cancel this call. Raises InvalidRequest, EngineFull, EngineStopped.
         """
-        self._loop = loop = asyncio.get_running_loop()
         tickets = [Ticket(alone=not self._open and len(requests) == 1) for _ in requests]
         for other in self._open:
             other.alone = False
@@ -219,9 +217,9 @@ class AsyncEngine:
             stream.put(event)
             self._held[stream] = None
 
-        taken: asyncio.Future[None] = loop.create_future()
+        taken: asyncio.Future[None] = self._loop.create_future()
         try:
-            self._engine.submit_all(requests, held, lambda error: _call(loop, _settle, taken, error))
+            self._thread.submit_all(requests, held, lambda error: _call(self._loop, _settle, taken, error))
             await taken
         except BaseException:
             self._open.difference_update(tickets)
@@ -229,7 +227,7 @@ class AsyncEngine:
         return tickets
 
     def _hand_over(self) -> None:
-        """On the engine's thread: what is due goes to the event loop, all at once."""
+        """Hand due events over to the event loop, in one call. Runs on the engine's thread."""
         now = self._clock()
         due = [each for each in self._held if each.finished or now - each.handed_over >= _APART]
         for stream in due:
@@ -243,10 +241,6 @@ class AsyncEngine:
                 stream.sink(event)
             if stream.finished is not None:
                 self._open.discard(stream.ticket)
-
-    def cancel(self, request_id: str) -> None:
-        """End all sequences of a request, if there are any; their last events still come."""
-        self._engine.cancel(request_id)
 
     async def complete(self, request: EngineRequest) -> tuple[Outcome, Ticket]:
         """Run one sequence to its end. A caller that is cancelled cancels it."""
@@ -262,12 +256,12 @@ class AsyncEngine:
         return event.outcome, ticket
 
     async def stop(self) -> None:
-        """Sequences still running end as cancelled, their events delivered."""
-        await asyncio.to_thread(self._engine.stop)
+        """Stop the engine. Running sequences end as cancelled, and their events are delivered."""
+        await asyncio.to_thread(self._thread.stop)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
-    """On the loop, from the engine's thread; nothing where the loop is gone, and nobody waits."""
+    """Call a function on the loop, from the engine's thread. Does nothing if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
 

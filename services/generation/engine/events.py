@@ -1,4 +1,4 @@
-"""What a sequence emits: its events and outcome, and the counts and times behind them."""
+"""Events and outcome of a sequence, with their counts and times."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from services.generation.engine.tree import TokenTree
 
 @dataclass(slots=True)
 class Counts:
-    """Written on the engine's thread; a reader on another thread sees each count whole, and perhaps not all at once."""
+    """Counts of all sequences. Written on the engine's thread; another thread reads each count whole, but not all of
+    one moment.
+    """
 
     passes: int = 0  # that emitted at least one token
     drafts: int = 0
     draft_tokens: int = 0
-    predicted_tokens: int = 0  # drafted from what the caller expects
+    predicted_tokens: int = 0  # drafted from the prediction
     accepted_predicted_tokens: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
-    accepted_elsewhere: int = 0  # by an engine that does not say at which depth
-    by_method: dict[str, int] = field(default_factory=dict)  # passes; off: those without any draft
+    accepted_elsewhere: int = 0  # by an engine that does not report the depth
+    by_method: dict[str, int] = field(default_factory=dict)  # passes; off: passes without a draft
 
     def walked(self, method: str, tree: TokenTree, path: Sequence[int]) -> None:
-        """A pass verified a tree of `method`, and the nodes of the path held."""
+        """Count a pass that verified a tree of `method` and accepted the nodes of the path."""
         drafted, accepted = len(tree) - 1, len(path) - 1
         self.passes += 1
         ran = method if drafted else "off"
@@ -43,7 +45,7 @@ class Counts:
 
     @property
     def tokens(self) -> int:
-        """Tokens emitted: each pass adds the target's own to those that it accepts."""
+        """Emitted tokens: each pass adds a token of the target to the accepted tokens."""
         return self.passes + self.accepted_tokens
 
 
@@ -61,7 +63,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Newly released tokens and their text. Text that could still turn into a stop string has not been released."""
+    """Newly released tokens and their text. Text that may become a stop string is not released yet."""
 
     request_id: str
     choice: int
@@ -70,7 +72,7 @@ class Chunk:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
     def followed_by(self, later: Chunk) -> Chunk:
-        """Both in one."""
+        """This chunk and the next one, joined."""
         return replace(
             self,
             token_ids=self.token_ids + later.token_ids,
@@ -81,24 +83,24 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationMetrics:
-    """Counts of one sequence, under vLLM's names; times in seconds."""
+    """Counts of one sequence, with vLLM's names; times in seconds."""
 
     num_drafts: int  # passes that verified at least one draft token
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: tuple[int, ...]
-    accepted_prediction_tokens: int  # drafted from what the caller expects
+    accepted_prediction_tokens: int  # drafted from the prediction
     rejected_prediction_tokens: int
-    passes_by_method: tuple[tuple[str, int], ...]  # passes that verified a draft of it; off: those without any draft
+    passes_by_method: tuple[tuple[str, int], ...]  # passes that verified its drafts; off: passes without a draft
     target_passes: int  # passes that emitted at least one token
     prompt_tokens: int
-    cached_prompt_tokens: int  # of them, those that another sequence had computed
+    cached_prompt_tokens: int  # of them, reused from other sequences
     output_tokens: int
     queue_seconds: float
     prefill_seconds: float  # from admission to the first token
     decode_seconds: float  # from the first token to the last
     reported_by: Literal["kolm", "engine", "nobody"] = "kolm"  # drafts, acceptances and passes
-    gains: tuple[tuple[str, float], ...] = ()  # by method that drafted, tokens a pass: what it brought less its cost
+    gains: tuple[tuple[str, float], ...] = ()  # by method, gain in tokens a pass, net of its cost
 
     @property
     def acceptance_rate(self) -> float:
@@ -161,18 +163,18 @@ EMPTY_OUTCOME = Outcome(
         decode_seconds=0.0,
     ),
 )
-"""The outcome of a sequence that ended before its first token, for no reason of its own."""
+"""The outcome of a sequence that was ended before its first token."""
 
 Event = Chunk | Finished
 Sink = Callable[[Event], None]
-"""Called where the engine runs, on a thread or an event loop; must not block and must not raise."""
+"""Called on the engine's thread or event loop; must not block and must not raise."""
 
 
 class Tracker:
     """Times are seconds of the engine's monotonic clock."""
 
     def __init__(self, prompt_tokens: int, now: float, totals: Counts) -> None:
-        """`totals` counts what all sequences do."""
+        """`totals`: counts of all sequences."""
         self._prompt_tokens = prompt_tokens
         self._arrived = now
         self._admitted: float | None = None
@@ -188,7 +190,7 @@ class Tracker:
             self._admitted = now
 
     def reused(self, tokens: int) -> None:
-        """`tokens` of it were computed for others, or, once it was preempted, perhaps by itself: those do not count."""
+        """Count `tokens` of the prompt that were reused; after a preemption they may be its own and do not count."""
         if not self._again:
             self._reused = min(self._reused + tokens, self._prompt_tokens)
 
@@ -196,7 +198,7 @@ class Tracker:
         self._again = True
 
     def walked(self, method: str, tree: TokenTree, path: Sequence[int], now: float) -> None:
-        """A pass verified a tree of `method`, and the nodes of the path held."""
+        """Count a pass that verified a tree of `method` and accepted the nodes of the path."""
         self._counts.walked(method, tree, path)
         self._totals.walked(method, tree, path)
         self._first_token = self._first_token or now

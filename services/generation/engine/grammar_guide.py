@@ -1,4 +1,4 @@
-"""Draft trees that keep to the grammar of their sequence."""
+"""Fitting of draft trees to the grammar of their sequence."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class _Frontier:
 
 
 class GrammarGuide:
-    """Fits draft trees to the grammar of one sequence. It decides which rows a pass has, never a token.
+    """Fits draft trees to the grammar of one sequence. It decides the rows of a pass and never a token.
 
-    It has a matcher of its own, so that no draft touches the sampler's.
+    It has its own matcher, so that drafts do not change the sampler's.
     """
 
     def __init__(self, grammar: Grammar, ends: frozenset[int], prompt_length: int) -> None:
@@ -37,18 +37,18 @@ class GrammarGuide:
         self._followed = prompt_length
 
     def follow(self, tokens: list[int]) -> None:
-        """Advance to `tokens`, all of prompt and output so far."""
+        """Advance to `tokens`, the prompt and the output so far."""
         for token in tokens[self._followed :]:
             self._matcher.consume_token(token)
         self._followed = len(tokens)
 
     @property
     def forces(self) -> bool:
-        """Whether only one token can come next."""
+        """Whether only one token is allowed next."""
         return len(self._forced(self._matcher)) > 0
 
     def fit(self, proposed: TokenTree, nodes: int, depth: int) -> TokenTree:
-        """The proposed tree without what is forbidden and with what is forced, of at most `nodes` and `depth`."""
+        """The proposed tree without forbidden tokens and with forced tokens, of at most `nodes` and `depth`."""
         children: dict[int | None, dict[int, int]] = {}
         for node in reversed(range(1, len(proposed))):  # of two children with one token, the first counts
             children.setdefault(proposed.parents[node], {})[proposed.tokens[node]] = node
@@ -75,5 +75,5 @@ class GrammarGuide:
         return matcher.is_accepting() if token in self._ends else matcher.validate_tokens([token]) == 1
 
     def _forced(self, matcher: LLMatcher) -> list[int]:
-        """The tokens that have to come next, the grammar's end included."""
+        """The forced next tokens, including the grammar's end."""
         return [self._end] if matcher.is_stopped() else matcher.compute_ff_tokens()

@@ -1,8 +1,8 @@
-"""Functions that numba compiles: how, where their machine code is kept, and whether it is there already.
+"""Functions that numba compiles at their first call, and the cache of their machine code.
 
-numba takes five seconds of one CPU for what samples, four for copies of earlier text and six for trees of drafts. So
-machine code stays on disk, in a folder that is named by all sources it is made from: numba itself looks for changes in
-a function's own file alone, not in those that it calls.
+numba takes five seconds of one CPU for sampling, four for copies of earlier text and six for draft trees. So machine
+code is cached on disk, in a folder named by a digest of all sources: numba itself notices changes only in a function's
+own file, and not in the functions that it calls.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 Part = Literal["sampling", "copies", "trees"]
 PARTS: tuple[Part, ...] = ("sampling", "copies", "trees")
-"""Code that every server needs, to sample and to draft from earlier text; and code for a model that drafts."""
+"""Code of every server, to sample and to draft from earlier text, and code of models that draft."""
 
 _GENERATION = Path(__file__).parents[1]
 _SAMPLING = ("engine/numba_cache.py", "engine/sampling/*.py")
 _DRAFTING = (*_SAMPLING, "drafting/**/*.py", "engine/cost.py", "target/blocks.py")
+_declared: list[Callable[..., Any]] = []  # functions of the modules that this process has imported
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
-_LOG_SECONDS = 2.0  # between two lines
+_LOG_SECONDS = 2.0  # between two log lines
 _OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # for callers in C
 
 
@@ -58,7 +59,7 @@ def relaxed(function: Function) -> Function:
 
 
 def _kept(function: Function, name: str, sources: tuple[str, ...], **options: Any) -> Function:
-    from numba import config, njit  # half a second, which a process that only asks for marks does not spend
+    from numba import config, njit  # takes half a second, which a process that only reads marks does not need
 
     _declared.append(function)
     before = config.CACHE_DIR  # type: ignore[attr-defined]
@@ -69,9 +70,6 @@ def _kept(function: Function, name: str, sources: tuple[str, ...], **options: An
         config.CACHE_DIR = before  # type: ignore[attr-defined]
 
 
-_declared: list[Callable[..., Any]] = []  # the functions of the modules that this process has imported
-
-
 @cache
 def _version(sources: tuple[str, ...]) -> str:
     paths = sorted(path for pattern in sources for path in _GENERATION.glob(pattern))
@@ -80,7 +78,7 @@ def _version(sources: tuple[str, ...]) -> str:
 
 
 def is_compiled(part: Part) -> bool:
-    """Whether a process of this version has left the mark of having compiled the part."""
+    """Whether a process of this version has marked the part as compiled."""
     return _mark(part).exists()
 
 
@@ -90,13 +88,13 @@ def compiling(part: Part) -> AbstractContextManager[None]:
 
 
 def leave_mark(part: Part) -> None:
-    """All of it is compiled."""
+    """Mark the part as compiled."""
     if can_be_kept():
         _mark(part).touch()
 
 
 def can_be_kept() -> bool:
-    """Whether compiled code outlives this process."""
+    """Whether compiled code is kept on disk."""
     return make_writable(cache_folder())
 
 
@@ -106,21 +104,21 @@ def _mark(part: Part) -> Path:
 
 @contextmanager
 def compile_log(part: str, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """A block that counts in the log the functions which are compiled instead of found on disk; `part` is its name for
-    them. The total is that of the functions which are there to be compiled: few of them may not be needed.
+    """Log the functions that are compiled inside, and not found on disk, as counts; `part` names them. The total counts
+    all declared functions, some of which may not be needed.
     """
     from numba.core import event
 
-    done, said = set[Any](), -_LOG_SECONDS
+    done, last_logged = set[Any](), -_LOG_SECONDS
 
     def started(started: Any) -> None:
-        nonlocal said
+        nonlocal last_logged
         function = getattr(started.data["dispatcher"], "py_func", None)
-        if function not in _declared:  # numba's own, which a function of ours calls
+        if function not in _declared:  # numba's own, called by a declared function
             return
         done.add(function)
-        if clock() - said >= _LOG_SECONDS:
-            said = clock()
+        if clock() - last_logged >= _LOG_SECONDS:
+            last_logged = clock()
             _log.info("compiling kernels for %s, once for this version: %d of %d", part, len(done), len(_declared))
 
     class Counting(event.Listener):

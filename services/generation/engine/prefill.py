@@ -1,4 +1,4 @@
-"""The rows of a pass that prompts get: as many as have time in it, shared among the prompts that are not done."""
+"""Rows of a pass for prompts: as many as there is time for, shared among the unfinished prompts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from services.generation.engine.cost import PassCost
 from services.generation.target.arrays import Float64
 
 _LEAST = 16  # rows
-_SURE = 0.25  # of the rows are shared by all prompts alike: however many shorter ones come, a long one goes on
+_SURE = 0.25  # share of the rows that is split evenly, so that a long prompt advances in spite of many short ones
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that is not done: `left` tokens after the `done` ones; `given` is what its tenant has had by now."""
+    """An unfinished prompt: `left` tokens after `done` tokens; `given`: counter of its tenant."""
 
     left: int
     done: int
@@ -28,10 +28,10 @@ def rows_of_prompts(
 ) -> list[int]:  # fmt: skip
     """Rows for each of `prompts`, by arrival, in a pass that `decoding` sequences take part in; `most` in all.
 
-    A quarter is for all of them alike. The rest goes to the tenant that was given least, and of one tenant to the
-    prompt with the fewest tokens left: so the sum of the times to the first token is smallest. All together make the
-    pass `seconds` longer at most. But they get `_LEAST` rows, and two for each sequence that decodes, in any case:
-    where prompts are computed slower than outputs, few sequences decode at a time, and every pass is dear.
+    A quarter is split evenly. The rest goes to the tenant with the lowest counter, and within a tenant to the prompt
+    with the fewest tokens left: this minimises the sum of the times to the first token. Together they make the pass at
+    most `seconds` longer. But they get at least `_LEAST` rows, and two for each decoding sequence: otherwise, if
+    prompts are slower than outputs, few sequences would decode at a time, and passes would be inefficient.
     """
     rows = [0] * len(prompts)
     if not prompts or most < 1:
@@ -48,30 +48,30 @@ def rows_of_prompts(
 
 
 class _Rows:
-    """The rows that are left of a pass, and its time."""
+    """The rows and the time that are left of a pass."""
 
     def __init__(self, base: Float64, seconds: float, least: int, cost: PassCost) -> None:
-        """`base` [rows + 1]: seconds that 0, 1, … rows add to the pass, what they see of their caches not counted.
-        `least` rows are there whatever their time.
+        """`base` [rows + 1]: seconds that 0, 1, … rows add to the pass, without reading their caches.
+        `least` rows are allowed whatever their time.
         """
         self._base, self._seconds, self._least, self._cost = base, seconds, least, cost
         self._used, self._seeing = 0, 0.0
 
     @property
     def fitting(self) -> int:
-        """How many rows there is time for, if they see nothing."""
+        """The rows that there is time for, without reading caches."""
         in_time = int(np.searchsorted(self._base, self._seconds, side="right")) - 1
         return min(max(in_time, self._least), len(self._base) - 1)
 
     def take(self, prompt: Prompt, most: int, *, new: bool) -> int:
-        """Take as many rows for a prompt as fit, `most` at most. `new`: its cache has to be fetched for the first."""
+        """Take as many rows for a prompt as fit, at most `most`. `new`: its cache is read for the first row."""
         wanted = np.arange(min(most, len(self._base) - 1 - self._used) + 1)
         if len(wanted) < 2:
             return 0
         seen = self._cost.seen * prompt.done * wanted + (self._cost.key * prompt.done if new else 0.0)
         fits = self._base[self._used + wanted] + self._seeing + seen <= self._seconds
         fits |= self._used + wanted <= self._least
-        fits[0] = True  # for no rows nothing is fetched, however late it is
+        fits[0] = True  # no rows read no cache, even if there is no time left
         count = int(wanted[fits][-1])
         self._used += count
         self._seeing += float(seen[count]) if count else 0.0

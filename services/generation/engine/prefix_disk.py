@@ -1,14 +1,13 @@
-"""Blocks of the cache on the disk: a prefix that was computed once is there again after a restart.
+"""Blocks of the cache on disk: computed prefixes are available again after a restart.
 
-    <folder>/<SHA-256 of the tenant>/<digest>            what the target holds of a block
-    <folder>/<SHA-256 of the tenant>/<digest>-1-14-27    features of its tokens, float32, of these layers
+    <folder>/<SHA-256 of the tenant>/<digest>            keys and values of a block
+    <folder>/<SHA-256 of the tenant>/<digest>-1-14-27    float32 features of its tokens, of these layers
 
-A digest names a block by all that its bytes follow from: model, profile, code, tenant, adapter, and every token up to
-its end. A file begins with a SHA-256 of its place and of the rest of it. One that is torn, damaged or another's is
-deleted, and the block is computed. So files are written without waiting for the disk: a crash leaves whole ones, a
-power cut perhaps torn ones.
+A digest names a block by everything that determines its bytes: model, profile, code, tenant, adapter, and every token
+up to its end. A file begins with a SHA-256 of its key and its content. A torn, damaged or moved file is deleted, and
+the block is computed. So files are written without fsync: a crash leaves whole files, a power cut perhaps torn files.
 
-Prompts can be told from what is in the files: folders are 0700, files 0600.
+Prompts can be recovered from the files: folders are 0700, files 0600.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,15 +35,20 @@ from services.generation.target.blocks import BLOCK
 
 _log = logging.getLogger(__name__)
 
-Owner = tuple[str | None, str | None]  # tenant and adapter: others share nothing with it
+Owner = tuple[str | None, str | None]  # tenant and adapter, which share blocks with no others
 Tokens = tuple[int, ...]
 
 _DIGEST = 32  # bytes
 _TENANT = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[0-9a-f]{64}(-\d+)*")
 _DRAFT = ".draft"
-_SKEW = 3600 * 10**9  # ns: an erasure may have the time of another clock, or that at which a request began
-_ROOM = 0.05  # of the bound is made free at a time: all files are looked at for it
+_SKEW = 3600 * 10**9  # ns: an erasure may have the time of another clock, or of the beginning of a request
+_ROOM = 0.05  # share of the size limit that is freed at a time, since all files are sorted for it
+_MOST_WAITING = 1 << 26  # bytes waiting to be written, and bytes read ahead for each sequence
+_PATIENCE = 0.1  # seconds that a sequence waits at least for a block on disk
+_WORTH = 0.5  # share of the time to compute a block that reading it may take
+_NEWEST = 0.2  # weight of the newest block in the average read time
+_LOOK = 0.005  # seconds that an otherwise idle engine waits for the disk
 
 
 @dataclass(slots=True)
@@ -54,17 +59,17 @@ class _File:
 
 
 class PrefixFolder:
-    """Files by key, `<tenant's folder>/<name>`, up to a number of bytes; the longest unused are deleted first.
+    """Files by key, `<tenant's folder>/<name>`, up to a number of bytes; the least recently used are deleted first.
 
-    From any thread, of one process. Files that are not of this form are left alone.
+    For any thread of one process. Other files in the folder are left alone.
     """
 
     def __init__(self, path: Path, most_bytes: int) -> None:
-        """Raises OSError where the folder cannot be written to."""
+        """Raises OSError if the folder is not writable."""
         self._path, self.most_bytes = path, most_bytes
         self._lock = threading.Lock()
         self._files: dict[str, _File] = {}
-        self._erased = 0  # when something was erased last
+        self._erased = 0  # ns, time of the last erasure
         self.bytes = 0
         self.counts = Counter[str]()  # blocks and features: read, written, damaged, failed, dropped
         with tempfile.TemporaryFile(dir=path):
@@ -75,7 +80,7 @@ class PrefixFolder:
         self._make_room(0)
 
     def _find(self, tenant: Path) -> None:
-        """What earlier processes have left."""
+        """Add the files of earlier processes."""
         for file in tenant.iterdir():
             if file.name.endswith(_DRAFT):
                 file.unlink()
@@ -87,7 +92,7 @@ class PrefixFolder:
         return key in self._files
 
     def read(self, key: str) -> memoryview | None:
-        """The bytes that were written; None where they are not there any more, or others are."""
+        """The bytes that were written; None if they are missing or damaged."""
         try:
             data = (self._path / key).read_bytes()
         except OSError as error:
@@ -95,21 +100,21 @@ class PrefixFolder:
             return None
         content = memoryview(data)[_DIGEST:]
         if data[:_DIGEST] != _checksum(key, content):
-            self._lost(key, "damaged", "its bytes are not those that were written")
+            self._lost(key, "damaged", "its bytes have changed")
             return None
         self.count("read")
         return content
 
-    def _lost(self, key: str, why: str, said: str) -> None:
+    def _lost(self, key: str, outcome: str, why: str) -> None:
         with self._lock:
             known = key in self._files
             self._delete(key)
-        if known:  # not deleted meanwhile, to make room
-            self.count(why)
-            _log.warning("the prefix cache goes on without %s: %s", self._path / key, said)
+        if known:  # not evicted meanwhile
+            self.count(outcome)
+            _log.warning("dropping %s from the prefix cache: %s", self._path / key, why)
 
     def write(self, key: str, data: bytes, used: int, made: int) -> None:
-        """Keep `data`, which was made at `made`, unless something was erased since. Raises OSError."""
+        """Write `data`, made at `made`, unless there was an erasure since. Times are ns. Raises OSError."""
         path, draft = self._path / key, self._path / f"{key}{_DRAFT}"
         size = _DIGEST + len(data)
         if size > self.most_bytes:
@@ -131,12 +136,14 @@ class PrefixFolder:
             draft.unlink(missing_ok=True)
 
     def use(self, key: str, used: int) -> None:
-        """Somebody has used what is there at `used`, be it from memory."""
+        """Note a use of the block at `used`, from disk or from memory."""
         if (file := self._files.get(key)) is not None:
             file.used = max(file.used, used)
 
     def erase(self, until: float, tenant: str | None = None, but: Collection[str] = ()) -> None:
-        """Delete what was written until then, Unix time, and some time after: of a tenant, or of all but some."""
+        """Delete the files written until `until`, Unix time, plus a margin: of a tenant, or of all tenants except
+        `but`.
+        """
         last, own, spared = int(until * 1e9) + _SKEW, folder_of(tenant), {folder_of(each) for each in but}
         with self._lock:
             self._erased = time.time_ns()
@@ -146,7 +153,7 @@ class PrefixFolder:
                     self._delete(key)
 
     def close(self) -> None:
-        """Leave it as the next process should find it: with the times of last use."""
+        """Store the times of last use for the next process."""
         for key, file in self._files.items():
             with suppress(OSError):
                 os.utime(self._path / key, ns=(file.used, file.written))
@@ -174,7 +181,7 @@ class PrefixFolder:
         try:
             (self._path / key).unlink(missing_ok=True)
         except OSError as error:
-            _log.error("cannot delete %s of the prefix cache: %s", self._path / key, error)
+            _log.error("deleting %s of the prefix cache failed: %s", self._path / key, error)
 
 
 def folder_of(tenant: str | None) -> str:
@@ -188,32 +195,25 @@ def _checksum(key: str, data: bytes | memoryview) -> bytes:
 
 
 def next_digest(digest: bytes, tokens: Tokens) -> bytes:
-    """The digest of a block with these tokens behind the block of `digest`."""
+    """The digest of a block with these tokens after the block of `digest`."""
     return hashlib.sha256(digest + np.array(tokens, "<u4").tobytes()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBlock:
-    """What the target holds of a block, and features of its tokens where they were asked for."""
+    """Keys and values of a block, and features of its tokens if they were requested."""
 
     content: memoryview
     features: Float32 | None  # [BLOCK, layers * hidden]
 
 
-_MOST_WAITING = 1 << 26  # bytes on their way to the disk, and of each sequence on their way from it
-_PATIENCE = 0.1  # seconds that a sequence waits at least for what it was told to be there
-_WORTH = 0.5  # of the time that it takes to compute a block, that it may take to read it
-_NEWEST = 0.2  # weight of the newest block in the time that reading takes
-_LOOK = 0.005  # seconds that the engine waits for the disk where it has nothing else to do
-
-
 class Reading:
-    """Blocks on their way to one sequence, in their order. Used by the engine's thread."""
+    """Blocks that are read for one sequence, in their order. Used by the engine's thread."""
 
     def __init__(
         self, digests: Iterable[bytes], load: Callable[[bytes], Future[KeptBlock | None]], ahead: int, patience: float
     ) -> None:
-        """`ahead` blocks are read before they are taken; `patience`: seconds that are worth waiting for them all."""
+        """`ahead`: blocks that are read ahead; `patience`: seconds that waiting for all blocks is worth."""
         self._left, self._load, self._ahead, self.patience = deque(digests), load, ahead, patience
         self._coming: deque[Future[KeptBlock | None]] = deque()
         self._ask()
@@ -224,11 +224,11 @@ class Reading:
 
     @property
     def next(self) -> Future[KeptBlock | None] | None:
-        """The next block, None after the last; its result is None where it turned out not to be there."""
+        """The next block, None after the last; its result is None if it is missing or damaged."""
         return self._coming[0] if self._coming else None
 
     def advance(self) -> None:
-        """The next block was taken, or came from elsewhere."""
+        """Go on to the block after the next one, which was taken or is known from memory."""
         if self._coming:
             self._coming.popleft().cancel()
         self._ask()
@@ -240,44 +240,45 @@ class Reading:
 
 
 class PrefixDisk:
-    """Reads and writes the blocks of one model on two threads. The engine's thread, which calls, waits for neither."""
+    """Reads and writes the blocks of one model on two threads, which the calling engine's thread does not wait for."""
 
     def __init__(
         self, folder: PrefixFolder, identity: Collection[str], block_bytes: int, seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`identity` says what computes, to the bit; `block_bytes`: of a block in the target; `seconds`: that it takes
-        to compute one.
+        """`identity`: determines all bits of a computation; `block_bytes`: size of a block; `seconds`: to compute a
+        block.
         """
         self.folder, self.clock = folder, clock
         self._identity, self._ahead = list(identity), max(2, _MOST_WAITING // block_bytes)
         self._seconds, self._pace = seconds, 0.0
         self._reader = ThreadPoolExecutor(1, "prefix-reader")
         self._writer = ThreadPoolExecutor(1, "prefix-writer")
-        self._writing: dict[str, int] = {}  # bytes by key; of the engine's thread and the writer's
+        self._writing: dict[str, int] = {}  # bytes by key; used by the engine's thread and the writer
         self._complained = False
 
     def first_digest(self, owner: Owner) -> bytes:
-        """The digest before the first block."""
+        """The digest that the first block follows."""
         named = ["kolm.prefix.v1", self._identity, BLOCK, *owner]
         return hashlib.sha256(json.dumps(named).encode()).digest()
 
     def keep(self, owner: Owner, digest: bytes, content: Callable[[], bytes], layers: tuple[int, ...],
              features: Float32 | None, used: int) -> None:  # fmt: skip
-        """Write what is not there yet, sooner or later; not at all where the disk is too slow."""
-        if features is None:
-            layers, makes = (), [content]
-        else:
-            makes = [content, features.tobytes]
-        for key, make in zip(_keys(owner, digest, layers), makes, strict=True):
-            if key in self.folder or key in self._writing:
-                continue
-            if sum(tuple(self._writing.values())) > _MOST_WAITING:
-                self.folder.count("dropped")
-                continue
-            data = make()
-            self._writing[key] = len(data)
-            self._writer.submit(self._write, key, data, used, time.time_ns())
+        """Write missing files of a block later; skip them if too much waits for the disk."""
+        files = _files(owner, digest, layers)
+        self._submit(files.content, content, used)
+        if files.features is not None and features is not None:
+            self._submit(files.features, features.tobytes, used)
+
+    def _submit(self, key: str, content: Callable[[], bytes], used: int) -> None:
+        if key in self.folder or key in self._writing:
+            return
+        if sum(tuple(self._writing.values())) > _MOST_WAITING:
+            self.folder.count("dropped")
+            return
+        data = content()
+        self._writing[key] = len(data)
+        self._writer.submit(self._write, key, data, used, time.time_ns())
 
     def _write(self, key: str, data: bytes, used: int, made: int) -> None:
         try:
@@ -286,24 +287,24 @@ class PrefixDisk:
         except OSError as error:
             self.folder.count("failed")
             if not self._complained:
-                _log.warning("the prefix cache cannot write: %s", error)
+                _log.warning("writing to the prefix cache failed: %s", error)
             self._complained = True
         finally:
             del self._writing[key]
 
     def use(self, owner: Owner, digest: bytes, layers: tuple[int, ...], used: int) -> None:
-        """A sequence has taken a block over from memory."""
-        for key in _keys(owner, digest, layers):
+        """Note that a sequence has taken a block over from memory."""
+        for key in _files(owner, digest, layers).keys:
             self.folder.use(key, used)
 
     def read(self, owner: Owner, digest: bytes, tokens: Tokens, layers: tuple[int, ...], used: int) -> Reading | None:
-        """Begin to read blocks of `tokens`, which stand behind `digest`, but not the last of them; None where there are
-        no such blocks.
+        """Begin to read the blocks of `tokens` after `digest`, without the last token; None if the first is not on
+        disk.
         """
         found = list[bytes]()
         for first in range(0, len(tokens) - BLOCK, BLOCK):
             digest = next_digest(digest, tokens[first : first + BLOCK])
-            if not all(key in self.folder for key in _keys(owner, digest, layers)):
+            if not all(key in self.folder for key in _files(owner, digest, layers).keys):
                 break
             found.append(digest)
         if not found:
@@ -313,34 +314,47 @@ class PrefixDisk:
         patience = max(_PATIENCE, _WORTH * self._seconds * len(found))
         return Reading(found, lambda each: self._reader.submit(self._load, owner, each, layers), self._ahead, patience)
 
-    def is_worth_a_look(self) -> bool:
-        """Whether blocks are read sooner than they are computed; a disk that was slow is tried again in a while."""
+    def allow_reading(self) -> bool:
+        """Returns whether blocks are read faster than computed. Each refusal lowers the average, so that a slow disk is
+        tried again after some time.
+        """
         if self._pace <= _WORTH * self._seconds:
             return True
         self._pace *= 1.0 - _NEWEST
         return False
 
     def _load(self, owner: Owner, digest: bytes, layers: tuple[int, ...]) -> KeptBlock | None:
-        started = self.clock()
-        parts = [part for key in _keys(owner, digest, layers) if (part := self.folder.read(key)) is not None]
+        started, files = self.clock(), _files(owner, digest, layers)
+        content = self.folder.read(files.content)
+        features = None if files.features is None else self.folder.read(files.features)
         self._pace += _NEWEST * (self.clock() - started - self._pace)
-        if len(parts) < len(_keys(owner, digest, layers)):
+        if content is None or (files.features is not None and features is None):
             return None
-        return KeptBlock(parts[0], np.frombuffer(parts[1], np.float32).reshape(BLOCK, -1) if layers else None)
+        return KeptBlock(content, None if features is None else np.frombuffer(features, np.float32).reshape(BLOCK, -1))
 
     @staticmethod
     def wait(readings: Iterable[Reading]) -> None:
-        """Until one of them has something, some milliseconds at most."""
+        """Wait until a block of one of them was read, some milliseconds at most."""
         coming = [each.next for each in readings]
         wait([each for each in coming if each is not None], _LOOK, FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Blocks that wait are written, those that are being read are not waited for."""
+        """Write the waiting blocks; readings are cancelled."""
         self._reader.shutdown(wait=False, cancel_futures=True)
         self._writer.shutdown()
 
 
-def _keys(owner: Owner, digest: bytes, layers: tuple[int, ...]) -> list[str]:
-    """The files of a block: what the target holds of it and, if there are layers, their features."""
+class _Files(NamedTuple):
+    """The keys of a block's files; `features` is None without layers."""
+
+    content: str
+    features: str | None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.content,) if self.features is None else (self.content, self.features)
+
+
+def _files(owner: Owner, digest: bytes, layers: tuple[int, ...]) -> _Files:
     content = f"{folder_of(owner[0])}/{digest.hex()}"
-    return [content, "-".join([content, *map(str, layers)])] if layers else [content]
+    return _Files(content, "-".join([content, *map(str, layers)]) if layers else None)

@@ -1,12 +1,11 @@
-"""Automatic prefix caching: sequences that begin alike are computed once.
+"""Automatic prefix caching: a common beginning of sequences is computed once.
 
 Keys and values of a token are the same bits in every sequence (docs/numerics.md). So a block of them serves every
-sequence with the same adapter and the same tokens up to its end, features included. Tenants share none: the time of an
-answer would tell one of them what another has asked.
+sequence with the same adapter and the same tokens up to its end, features included. Tenants share no blocks: the time
+of an answer would reveal the prompts of another tenant.
 
-Those that came first compute, the others wait and take over. Before every pass it is decided anew which sequence
-computes and which wait. So no message is needed when the one that computed is cancelled, preempted or fails: the next
-one computes.
+The first sequence computes a shared block; later ones wait for it and take it over. The plan is made again before every
+pass, so that another sequence computes if the first one is cancelled, preempted or fails.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from itertools import islice
 
@@ -28,21 +28,21 @@ from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.errors import CacheFull
 from services.generation.target.target import Target
 
-_WORTH_A_PASS = 16  # tokens: a sequence does not wait for less, it would begin to answer later for little
-_LOOKED_AT = 64  # blocks of those that may follow, the newest ones
-_TAKING = 0.005  # seconds of a step in which a sequence takes over blocks from the disk
+_WORTH_A_PASS = 16  # tokens: for fewer, waiting delays the first token more than it saves
+_LOOKED_AT = 64  # newest of the blocks that may follow
+_TAKING = 0.005  # seconds of a step in which a sequence may take over blocks from the disk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixNode:
-    """`block` of the cache holds the tokens after those of `parent`; None is before the first token."""
+    """A full block of the cache: its tokens follow those of `parent`, which is None for a first block."""
 
     block: int
     parent: PrefixNode | None
     digest: bytes  # its name on the disk, empty without one
 
     def upwards(self) -> Iterator[PrefixNode]:
-        """This one first, the one that holds the first tokens last."""
+        """This node and its ancestors; the node of the first tokens is last."""
         node: PrefixNode | None = self
         while node is not None:
             yield node
@@ -52,12 +52,20 @@ class PrefixNode:
 Before = tuple[Owner, PrefixNode | None]
 
 
+class DiskState(Enum):
+    """How a cursor stands to the disk."""
+
+    UNUSED = "blocks are not looked for on the disk"
+    LOOKING = "the next block is looked for at each border"
+    READING = "blocks are being read"
+
+
 @dataclass(slots=True)
 class PrefixCursor:
-    """At the end of `node`, after the first `tokens` tokens of `sequence`.
+    """A place in the blocks: at the end of `node`, after the first `tokens` tokens of `sequence`.
 
-    `unfilled` are features of those computed since, of `layers`: of all of them, or there are no layers. `reading` are
-    blocks that are on their way from the disk, waited for up to `patience`.
+    `unfilled`: features of the tokens computed since, of `layers`; empty without layers. `reading`: blocks on their way
+    from the disk while it is READING, awaited until `patience` on the disk's clock.
     """
 
     sequence: Sequence
@@ -65,9 +73,9 @@ class PrefixCursor:
     node: PrefixNode | None = None
     tokens: int = 0
     unfilled: list[Float32] = field(default_factory=list)
+    disk: DiskState = DiskState.UNUSED
     reading: Reading | None = None
     patience: float = 0.0
-    looks: bool = False  # on the disk
     entered: int = field(default_factory=time.time_ns)
 
     @property
@@ -80,7 +88,7 @@ class PrefixCursor:
 
     @property
     def block(self) -> Tokens:
-        """The tokens that follow, as many as a block holds or the sequence has."""
+        """The next tokens of the sequence, at most a block of them."""
         return tuple(self.sequence.tokens[self.tokens : self.tokens + BLOCK])
 
     @property
@@ -89,21 +97,23 @@ class PrefixCursor:
         return self.tokens == self.sequence.cached == len(self.sequence.table) * BLOCK
 
     def can_feed(self, other: PrefixCursor) -> bool:
-        """Whether what is computed from here on may be what `other` needs next, features included."""
+        """Whether blocks computed from here on may be the next blocks of `other`, features included."""
         return self.before == other.before and other.layers in ((), self.layers)
 
     def common_prefix(self, tokens: Collection[int]) -> int:
-        """How many of `tokens` are those that follow; its last, which it computes itself, does not count."""
+        """Length of the common prefix of `tokens` and the next tokens, without the sequence's last token, which it
+        computes itself.
+        """
         follow = self.block[: len(self.sequence.tokens) - 1 - self.tokens]
         pairs = zip(follow, tokens, strict=False)
         return next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(follow), len(tokens)))
 
     def advance(self, node: PrefixNode) -> None:
-        """To the end of the next block."""
+        """Move to the end of the next block, which is `node`."""
         self.node, self.tokens = node, self.tokens + BLOCK
 
     def features_of_block(self) -> Float32 | None:
-        """Take those of the next block out of `unfilled`."""
+        """Take the features of the next block out of `unfilled`."""
         if not self.layers:
             return None
         pieces, left = list[Float32](), BLOCK
@@ -125,8 +135,8 @@ class _Kept:
 class KeptFeatures:
     """Features by block, up to a number of bytes; the least recently used are dropped first.
 
-    A sequence reads features from its first token on, so a block is of no use without those before it: use of a block
-    is use of all of them, and of one prefix the end is dropped before the beginning.
+    A sequence reads features from its first token on, so a block is useless without the blocks before it: use of a
+    block is use of its ancestors, and the end of a prefix is dropped before its beginning.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -135,7 +145,7 @@ class KeptFeatures:
         self.bytes = 0
 
     def keep(self, node: PrefixNode, layers: tuple[int, ...], features: Float32) -> None:
-        """Keep `features` in place of what `node` had, if there is room once older ones are dropped."""
+        """Keep `features` in place of the node's older features, and drop the least recently used beyond the limit."""
         self.drop(node)
         if features.nbytes > self._most:
             return
@@ -146,18 +156,18 @@ class KeptFeatures:
             self.drop(next(iter(self._kept)))
 
     def of(self, node: PrefixNode, layers: tuple[int, ...]) -> Float32 | None:
-        """The node's features of `layers`; None where others, or none, are kept."""
+        """The node's features of `layers`; None if they are not kept."""
         kept = self._kept.get(node)
         return kept.features if kept is not None and kept.layers == layers else None
 
     def use(self, node: PrefixNode) -> None:
-        """A sequence is at the end of `node`."""
+        """Note a use of `node` and its ancestors."""
         for each in node.upwards():
             if each in self._kept:
                 self._kept.move_to_end(each)
 
     def drop(self, node: PrefixNode) -> None:
-        """Forget those of `node`, if there are any."""
+        """Drop the features of `node`, if there are any."""
         kept = self._kept.pop(node, None)
         if kept is not None:
             self.bytes -= kept.features.nbytes
@@ -165,24 +175,32 @@ class KeptFeatures:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The first `tokens` slots of a block, and features of them where they were asked for."""
+    """The first `tokens` slots of a block, and their features if the cursor has layers."""
 
     block: int
     tokens: int
     features: Float32 | None
 
 
-class PrefixSharing:
-    """Gives sequences what others have computed: blocks by the tokens they hold and the blocks before them.
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The next step of a sequence: wait for a block that comes, copy a piece, or (neither) compute."""
 
-    Full blocks are shared; of one that begins as a sequence goes on a piece can be copied. At least one token of a
-    sequence is left to be computed. Used by the engine's thread, between passes.
+    waits: bool = False
+    piece: Piece | None = None
+
+
+class PrefixSharing:
+    """Gives sequences the blocks that others have computed, by the tokens of a block and the blocks before it.
+
+    Full blocks are shared; the common beginning of a block can be copied. At least one token of a sequence is left to
+    be computed. Used by the engine's thread, between passes.
     """
 
     def __init__(
         self, target: Target, speculation: Speculation, feature_bytes: int, disk: PrefixDisk | None, *, on: bool
     ) -> None:
-        """If it is not `on`, it keeps and shares nothing. Blocks are kept on the `disk`, too, where there is one."""
+        """Blocks are kept on the `disk` too, if there is one. Without `on` nothing is kept or shared."""
         self._target, self._speculation, self._disk, self._on = target, speculation, disk, on
         self._following: dict[Before, dict[Tokens, PrefixNode]] = {}
         self._cursors: dict[Sequence, PrefixCursor] = {}
@@ -190,25 +208,26 @@ class PrefixSharing:
         self.reused_tokens = 0
 
     def room_for(self, sequence: Sequence) -> int:
-        """Free blocks that a sequence needs at least before it is admitted; its draft has begun."""
+        """Free blocks that a sequence needs before it is admitted; its draft has begun."""
         needed = blocks_for(len(sequence.tokens) + 1)
         if needed <= self._target.blocks.free or not self._takes_part(sequence):
             return needed
         return needed - self._in_use(sequence)
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence was admitted, its table empty."""
+        """Note a sequence that was admitted; its table is empty."""
         if self._takes_part(sequence):
             assert not sequence.table
             self._cursors[sequence] = cursor = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
-            cursor.looks = self._disk is not None and self._disk.is_worth_a_look()
+            if self._disk is not None and self._disk.allow_reading():
+                cursor.disk = DiskState.LOOKING
 
     def _takes_part(self, sequence: Sequence) -> bool:
         return self._on and sequence.request.reuse
 
     def computed(self, sequence: Sequence, features: Float32 | None) -> None:
-        """Its tokens up to `cached` are in the cache for good; `features` are those of the tokens since the last call.
-        Without features, later blocks are kept without them.
+        """Note that the tokens up to `cached` are in the cache. `features`: of the tokens since the last call; without
+        them, later blocks are kept without features.
         """
         cursor = self._cursors.get(sequence)
         if cursor is None:
@@ -221,42 +240,46 @@ class PrefixSharing:
             self._learn(cursor)
 
     def leave(self, sequence: Sequence) -> None:
-        """It gives up its table."""
+        """Note a sequence that gives up its table."""
         cursor = self._cursors.pop(sequence, None)
         if cursor is not None and cursor.reading is not None:
             cursor.reading.cancel()
 
     def wait(self) -> None:
-        """Nothing can be computed now: wait for what is on its way from the disk, some milliseconds at most."""
+        """Wait for blocks from the disk, some milliseconds at most, because nothing can be computed now."""
         if readings := [cursor.reading for cursor in self._cursors.values() if cursor.reading is not None]:
             PrefixDisk.wait(readings)
 
     def share(self, running: list[Sequence]) -> set[Sequence]:
-        """Give each of `running`, by arrival, what is there for it; returns those that wait for another one.
+        """Take over the existing blocks of each of `running`, by arrival; returns the sequences that wait.
 
-        The first one that is not done with its prompt waits for the disk at most, and nobody waits for one that waits
-        for another one itself or comes later: so there is no circle, and who is waited for takes part in the pass that
-        follows, or reads.
+        The first sequence with a pending prompt waits for the disk only, and the others wait only for earlier sequences
+        that do not wait. So there is no circle: the awaited sequence takes part in the next pass, or reads.
         """
         computing: list[Sequence] = []
         waiting: set[Sequence] = set()
         for sequence in running:
-            if sequence.pending > 1 and self._waits(sequence, computing):
+            if sequence.pending > 1 and self._take_over(sequence, computing):
                 waiting.add(sequence)
             elif sequence.pending > 1:
                 computing.append(sequence)
         return waiting
 
-    def _waits(self, sequence: Sequence, computing: list[Sequence]) -> bool:
-        """Whether one of `computing`, or the disk, will soon have what is next. If not, what is there of a block is
-        copied.
-        """
+    def _take_over(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+        """Take over the existing blocks of one sequence; returns whether it waits in the next pass."""
         cursor = self._cursors.get(sequence)
         if cursor is None or not cursor.at_border:
             return False
         self._follow(cursor)
-        if self._disk is not None and cursor.looks and self._arrives(cursor, self._disk):
+        if self._disk is not None and self._read(cursor, self._disk):
             return True
+        plan = self._plan(cursor, computing)
+        if plan.piece is not None:
+            self._copy(cursor, plan.piece)
+        return plan.waits
+
+    def _plan(self, cursor: PrefixCursor, computing: list[Sequence]) -> _Plan:
+        """Decide by the blocks that are known, and those that `computing` sequences are filling."""
         piece, coming = self._known_piece(cursor), 0
         for other in self._cursors.values():
             if other is cursor or not other.can_feed(cursor):
@@ -268,13 +291,11 @@ class PrefixSharing:
             if comes:
                 coming = max(coming, count)
         if coming == BLOCK or coming >= (piece.tokens if piece else 0) + _WORTH_A_PASS:
-            return True
-        if piece is not None:
-            self._copy(cursor, piece)
-        return False
+            return _Plan(waits=True)
+        return _Plan(piece=piece)
 
     def _follow(self, cursor: PrefixCursor) -> None:
-        """Give a sequence at a border the blocks known to come next; its drafter reads their features."""
+        """Share the known next blocks with a sequence at a border; its drafter reads their features."""
         start, found = cursor.tokens, list[Float32]()
         while (node := self._next(cursor)) is not None:
             self._target.blocks.share(cursor.sequence.table, node.block)
@@ -293,52 +314,61 @@ class PrefixSharing:
             self._speculation.read(cursor.sequence, start + number * BLOCK, features, cursor.layers)
         self._count(cursor.sequence, cursor.tokens - start)
 
-    def _arrives(self, cursor: PrefixCursor, disk: PrefixDisk) -> bool:
-        """Take over what has come from the disk of what is next; whether there is more to wait for."""
-        if cursor.reading is None:
+    def _read(self, cursor: PrefixCursor, disk: PrefixDisk) -> bool:
+        """Take over the next blocks that were read from the disk; returns whether there are more to wait for."""
+        if cursor.disk is DiskState.LOOKING:
             if self._is_read_for_another(cursor):
                 return True
-            digest = disk.first_digest(cursor.owner) if cursor.node is None else cursor.node.digest
-            rest = tuple(cursor.sequence.tokens[cursor.tokens :])
-            cursor.reading = disk.read(cursor.owner, digest, rest, cursor.layers, cursor.entered - cursor.tokens)
-            if cursor.reading is None:
-                return False
-            cursor.patience = disk.clock() + cursor.reading.patience
-        reading, until = cursor.reading, disk.clock() + _TAKING
+            self._begin_reading(cursor, disk)
+        if (reading := cursor.reading) is None:
+            return False
+        until = disk.clock() + _TAKING
         while (block := reading.next) is not None:
             if not block.done() and disk.clock() < cursor.patience:
                 return True
             kept = block.result() if block.done() else None
-            if kept is None or not self._take(cursor, kept):
+            if kept is None or not self._fill_block(cursor, kept):
                 reading.cancel()
-                cursor.looks = kept is None and block.done()  # what follows may be there once this is computed
+                # After a missing file, later blocks may be there when this block is computed.
+                is_missing = kept is None and block.done()
+                cursor.disk = DiskState.LOOKING if is_missing else DiskState.UNUSED
                 break
             reading.advance()
             if disk.clock() > until and reading.next is not None:
-                return True  # others wait for their tokens; the rest comes after a pass
+                return True  # other sequences wait for the pass; the rest comes after it
+        else:
+            cursor.disk = DiskState.LOOKING
         cursor.reading = None
         return False
 
+    def _begin_reading(self, cursor: PrefixCursor, disk: PrefixDisk) -> None:
+        digest = disk.first_digest(cursor.owner) if cursor.node is None else cursor.node.digest
+        rest = tuple(cursor.sequence.tokens[cursor.tokens :])
+        cursor.reading = disk.read(cursor.owner, digest, rest, cursor.layers, cursor.entered - cursor.tokens)
+        if cursor.reading is not None:
+            cursor.disk = DiskState.READING
+            cursor.patience = disk.clock() + cursor.reading.patience
+
     def _is_read_for_another(self, cursor: PrefixCursor) -> bool:
-        """Whether another sequence waits for the very block that is next."""
+        """Whether another sequence is reading the next block."""
         return len(cursor.sequence.tokens) > cursor.tokens + BLOCK and any(
             other.reading is not None and other.can_feed(cursor) and other.block == cursor.block
             for other in self._cursors.values()
         )
 
-    def _take(self, cursor: PrefixCursor, kept: KeptBlock) -> bool:
-        """Into a block of its own; whether there was room. Nobody is preempted for it."""
+    def _fill_block(self, cursor: PrefixCursor, kept: KeptBlock) -> bool:
+        """Fill a new block of the sequence; returns whether there was room. No sequence is preempted for it."""
         sequence = cursor.sequence
         try:
             self._target.blocks.extend(sequence.table, sequence.cached + BLOCK)
         except CacheFull:
             return False
         self._target.fill_block(sequence.table[-1], kept.content)
-        self._taken(cursor, BLOCK, kept.features)
+        self._reuse(cursor, BLOCK, kept.features)
         return True
 
-    def _taken(self, cursor: PrefixCursor, tokens: int, features: Float32 | None) -> None:
-        """`tokens` more are in its table, computed earlier; its drafter reads their features."""
+    def _reuse(self, cursor: PrefixCursor, tokens: int, features: Float32 | None) -> None:
+        """Note `tokens` more tokens in the table that were computed earlier; the drafter reads their features."""
         sequence, start = cursor.sequence, cursor.tokens
         sequence.cached += tokens
         if features is not None:
@@ -347,9 +377,9 @@ class PrefixSharing:
         self._count(sequence, tokens)
 
     def _copy(self, cursor: PrefixCursor, piece: Piece) -> None:
-        """Into a block of its own, which it goes on to fill in another way. Nobody is preempted for its room.
+        """Copy a piece into a new block, which the sequence goes on to fill. No sequence is preempted for it.
 
-        The new block may be the very one that the piece is from, given up for this: copying in place is safe.
+        The new block may be the block of the piece, evicted for it: copying in place is safe.
         """
         sequence = cursor.sequence
         try:
@@ -358,14 +388,14 @@ class PrefixSharing:
             return
         first, copy = piece.block * BLOCK, sequence.table[-1] * BLOCK
         self._target.move([*range(first, first + piece.tokens)], [*range(copy, copy + piece.tokens)])
-        self._taken(cursor, piece.tokens, piece.features)
+        self._reuse(cursor, piece.tokens, piece.features)
 
     def _count(self, sequence: Sequence, tokens: int) -> None:
         sequence.tracker.reused(tokens)
         self.reused_tokens += tokens
 
     def _next(self, cursor: PrefixCursor) -> PrefixNode | None:
-        """The next full block, if a sequence at `cursor` may have it."""
+        """The next full block, if it is known and has the features of the cursor's layers."""
         if cursor.tokens + BLOCK >= len(cursor.sequence.tokens):
             return None
         node = self._following.get(cursor.before, {}).get(cursor.block)
@@ -373,7 +403,7 @@ class PrefixSharing:
         return node if usable else None
 
     def _known_piece(self, cursor: PrefixCursor) -> Piece | None:
-        """The longest of a known block that the sequence goes on with, where it may have no whole one."""
+        """The longest common beginning of a known block and the next tokens; None without one."""
         best: Piece | None = None
         for tokens, node in islice(reversed(self._following.get(cursor.before, {}).items()), _LOOKED_AT):
             count = cursor.common_prefix(tokens)
@@ -383,14 +413,14 @@ class PrefixSharing:
         return best
 
     def _in_use(self, sequence: Sequence) -> int:
-        """How many blocks that a sequence would begin with others stand in: it needs no room for them."""
+        """Count of the sequence's first blocks that other sequences use: it needs no room for them."""
         cursor = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
         while (node := self._next(cursor)) is not None and self._target.blocks.in_use(node.block):
             cursor.advance(node)
         return cursor.tokens // BLOCK
 
     def _learn(self, cursor: PrefixCursor) -> None:
-        """The next full block. Where another sequence has filled one with the same tokens, that one stays."""
+        """Keep the next full block. A block of another sequence with the same tokens takes precedence."""
         features, before, tokens = cursor.features_of_block(), cursor.before, cursor.block
         following = self._following.setdefault(before, {})
         node = following.get(tokens)

@@ -12,7 +12,7 @@ import numpy as np
 
 
 class EngineError(Exception):
-    """A request that the engine cannot take; nothing was started. `field` names the request's field at fault."""
+    """A request that the engine refuses; nothing was started. `field`: the request's field at fault."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -33,15 +33,15 @@ class EngineFull(EngineError):
 
 
 class EngineBusy(EngineError):
-    """Something was not done in the time that it may take, which says nothing of the request; it may pass later."""
+    """The request took too long, for reasons of load; the same request may pass later."""
 
 
 class EngineStopped(EngineError):
-    """The engine no longer takes requests."""
+    """The engine does not accept requests any more."""
 
 
 class UnusableLogits(Exception):
-    """No token can be chosen by a row of logits. It ends the sequence that the row belongs to, and no other."""
+    """A row of logits allows no token. It ends the sequence of the row, and no other."""
 
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
@@ -51,11 +51,11 @@ MAX_TEXT = 256 * 1024  # characters
 
 
 GRAMMAR_REVISION = 1
-"""Of the way from a constraint's text to masks here. It goes up whenever a text may give other masks than before."""
+"""Revision of kolm's conversion of constraints to masks. It is increased when a text may give other masks."""
 
 
 def grammar_engine() -> str:
-    """The library that decides which tokens may follow, its version, and our revision: others may decide otherwise."""
+    """Name and version of the grammar library and kolm's revision, which together determine the masks."""
     return f"llguidance/{version('llguidance')}+kolm.{GRAMMAR_REVISION}"
 
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_SEED = 2**64 - 1
-MIN_TEMPERATURE = 1e-6  # of those above 0: far below, logits / temperature would overflow
+MIN_TEMPERATURE = 1e-6  # least value above 0: far below, logits / temperature would overflow
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01  # far below, logits / penalty would overflow
 MAX_REPETITION_PENALTY = 10.0
@@ -86,7 +86,7 @@ MAX_STOP_LENGTH = 256  # characters
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters under the names of vLLM and OpenAI, all resolved: nothing is left to a default elsewhere."""
+    """Sampling parameters with the names of vLLM and OpenAI, fully resolved: no default is applied elsewhere."""
 
     temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
@@ -98,7 +98,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # alternatives reported per position; does not change tokens
+    logprobs: int | None = None  # alternatives reported for each position; does not change tokens
     logit_bias: tuple[tuple[int, float], ...] = ()
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -133,27 +133,27 @@ class SamplingParams:
         if self.structured_outputs is not None:
             if self.min_tokens:
                 raise InvalidRequest(
-                    "min_tokens", "cannot be joined with structured_outputs, which say where an output ends"
+                    "min_tokens", "cannot be combined with structured_outputs, which define the end of an output"
                 )
             if self.ignore_eos and not self.stop_token_ids:
                 raise InvalidRequest(
-                    "ignore_eos", "leaves structured_outputs no token to end an output with; name stop_token_ids"
+                    "ignore_eos", "leaves structured_outputs no token to end an output with; set stop_token_ids"
                 )
 
 
 @dataclass(slots=True)
 class Grammar:
-    """A constraint compiled by `GrammarCompiler`. From any thread.
+    """A constraint compiled by `GrammarCompiler`. For use from any thread.
 
-    Sequences share what its lexer has learned, which changes their speed and nothing else. `eos` is the model's
-    end-of-sequence token that stands for the end of the grammar. Grammars of one constraint are equal.
+    Sequences share the states of its lexer, which change their speed only. `eos`: the model's end-of-sequence token,
+    which represents the end of the grammar. Grammars of one constraint are equal.
     """
 
     source: StructuredOutputs
     eos: int
     vocab_size: int
     fresh: LLMatcher = field(repr=False, compare=False)
-    failed: bool = field(default=False, compare=False)  # some sequence reached a limit with it
+    failed: bool = field(default=False, compare=False)  # a sequence has reached a limit
 
     def matcher(self) -> LLMatcher:
         """A matcher at the beginning, for one thread."""
@@ -166,24 +166,26 @@ RequestKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to generate. `choice` tells the n sequences of one request apart and enters the noise."""
+    """One sequence to generate. `choice`: its number among the n sequences of a request, an input of the noise."""
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     choice: int = 0
-    adapter: str | None = None  # the identifier of a loaded one; None is the bare base
-    method: str = "off"  # the drafter that it begins with
-    next_methods: tuple[str, ...] = ()  # those that take over, in this order, where one does not pay
-    k: int | None = None  # most draft tokens in depth; None leaves it to the drafter
-    parameters: Mapping[str, int] = field(default_factory=dict)  # of its methods, by name (`drafting.methods`)
-    prediction: tuple[int, ...] = ()  # the output that the caller expects: a text to copy from; changes no token
-    tenant: str | None = None  # whose datastores and cached prefixes it may draw on
-    priority: int = 0  # within its tenant; lower comes first
-    deadline: float = math.inf  # on the engine's clock: it has ended by then, or is cancelled
-    reuse: bool = True  # whether it may begin with what others have computed; a replay computes all of it anew
+    adapter: str | None = None  # identifier of a loaded adapter; None is the bare base
+    method: str = "off"  # first drafter
+    next_methods: tuple[str, ...] = ()  # drafters that take over, in this order, if one does not pay
+    k: int | None = None  # greatest depth of drafts; None: chosen by the drafter
+    parameters: Mapping[str, int] = field(
+        default_factory=dict
+    )  # parameters of its methods, by name (`drafting.methods`)
+    prediction: tuple[int, ...] = ()  # expected output, as a text to copy from; changes no token
+    tenant: str | None = None  # owner of the datastores and cached prefixes that it may use
+    priority: int = 0  # within its tenant; lower is served first
+    deadline: float = math.inf  # on the engine's clock: it is cancelled then
+    reuse: bool = True  # whether it may reuse cached prefixes; a replay computes everything
     grammar: Grammar | None = None  # of sampling.structured_outputs, compiled
-    profile_cid: str | None = None  # that it was promised under; None: any
+    profile_cid: str | None = None  # the profile of its promise; None: any
 
     @property
     def key(self) -> RequestKey:
@@ -208,7 +210,7 @@ class EngineRequest:
 
 
 def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
-    """All at once: a prompt may have 100,000."""
+    """Check all ids in one numpy operation, since a prompt may have 100,000."""
     try:
         ids = np.fromiter(prompt, np.int64, len(prompt))
         known = bool(((ids >= 0) & (ids < vocab_size)).all())

@@ -1,4 +1,4 @@
-"""A sequence being generated: its tokens, its text, its place in the cache, and what has to be known to end it."""
+"""A sequence being generated: its tokens, its text, its place in the cache, its conditions to end."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from services.generation.target.arrays import Float32
 
 
 class TokenDecoder(Protocol):
-    """Incremental decoding of one sequence; a token may complete no character yet."""
+    """Incremental decoding of one sequence."""
 
     def feed(self, token: int) -> str:
-        """Text that `token` completes; empty while a character is open."""
+        """The text that `token` completes; empty within a character."""
         ...
 
     def flush(self) -> str:
-        """The rest at the end: open characters as U+FFFD."""
+        """The rest of the text; an incomplete character is U+FFFD."""
         ...
 
 
 class NoText:
-    """A decoder for sequences whose text nobody reads."""
+    """A decoder for sequences whose text is not needed."""
 
     def __init__(self, prompt: tuple[int, ...]) -> None:
         pass
@@ -56,7 +56,7 @@ class Released:
 
 
 class TextStream:
-    """Holds back what could become a stop string, over any chunk border; a token leaves together with its text."""
+    """Holds back text that may become a stop string, across chunk borders; a token is released with its text."""
 
     def __init__(self, decoder: TokenDecoder, stops: tuple[str, ...]) -> None:
         self._decoder = decoder
@@ -72,7 +72,8 @@ class TextStream:
     def feed(self, token: int, *, visible: bool = True, search: bool = True) -> str | None:
         """Take the next token; returns the stop string that it completes, if any, having cut the text before it.
 
-        Not `visible` is a token without text (end of sequence, a stop id); without `search` stop strings do not count.
+        A token that is not `visible` has no text (end of sequence, a stop id); without `search` stop strings do not
+        count.
         """
         start = len(self._text)
         self._text += self._decoder.feed(token) if visible else ""
@@ -90,11 +91,11 @@ class TextStream:
         return self._text.find(stop, max(self._released, start - len(stop) + 1))
 
     def release(self) -> Released:
-        """Everything that can no longer become part of a stop string."""
+        """Release everything that cannot become part of a stop string."""
         return self._release(len(self._text) - self._open_suffix())
 
     def finish(self, *, matched: bool) -> Released:
-        """Everything left; unless a stop string was `matched`, with what the decoder still held."""
+        """Release the rest, with the decoder's rest unless a stop string was `matched`."""
         if not matched:
             self._text += self._decoder.flush()
         self._tokens = deque((token, min(end, len(self._text))) for token, end in self._tokens)
@@ -109,7 +110,7 @@ class TextStream:
         return Released(tuple(tokens), text)
 
     def _open_suffix(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Length of the longest end of the text that is the beginning of a stop string."""
         longest = 0
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
@@ -122,8 +123,8 @@ class TextStream:
 class Sequence:
     """Tokens [0, cached) have keys and values in the cache blocks `table`; the rest are pending.
 
-    One pending token is the normal state between passes: the root of the next tree. More are a prompt still to be
-    computed, or everything after a preemption.
+    One pending token is the normal state between passes: the root of the next tree. More pending tokens are a prompt,
+    or all tokens after a preemption.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Sequence:
         self.request = request
         self.tokens = list(request.prompt)
         self.cached = 0
-        self.counted = 0  # tokens of the prompt that were counted for its tenant, see `WaitingQueue`
+        self.counted = 0  # prompt tokens that were counted for its tenant, see `WaitingQueue`
         self.table: list[int] = []
         self.draft_begun = False
         self.finish_reason: FinishReason | None = None
@@ -181,7 +182,7 @@ class Sequence:
     def emit(self, logits: Float32) -> int | None:
         """Sample the next token from its row and commit it; None if the sequence has ended.
 
-        The token that ends it counts. A row that no token can be chosen by ends it with an error instead.
+        The token that ends it counts. A row that allows no token ends it with an error.
         """
         try:
             row = Row.of(logits)
@@ -222,16 +223,16 @@ class Sequence:
         self._error = error
 
     def preempt(self) -> None:
-        """Forget the cache; all tokens are pending again and will be computed to the same bits."""
+        """Forget the cache: all tokens are pending again and are computed to the same bits."""
         self.cached = 0
 
     def stream(self) -> None:
-        """Hand the sink what can be released."""
+        """Send releasable tokens and text to the sink."""
         if not self.finished:
             self._send(self._text.release())
 
     def finish(self, now: float) -> None:
-        """Hand the sink the rest and the outcome. The last call on a sequence."""
+        """Send the rest and the outcome to the sink. The last call on a sequence."""
         assert self.finish_reason is not None
         self._send(self._text.finish(matched=isinstance(self._stop_reason, str)))
         outcome = Outcome(

@@ -1,4 +1,4 @@
-"""Sequences that wait for a place, and whose turn it is: fair among tenants, by priority within one."""
+"""The queue of waiting sequences: fair among tenants, by priority within a tenant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from services.generation.engine.request import EngineFull
 from services.generation.engine.sequence import Sequence
 
-_EMITTED_WEIGHT = 2  # of a token emitted, where one of a prompt counts 1, as in the paper
+_EMITTED_WEIGHT = 2  # weight of an emitted token; a prompt token counts 1, as in the paper
 _MOST_COUNTERS = 4096
 
 _QueueEntry = tuple[int, int, Sequence]  # priority, arrival
@@ -18,19 +18,19 @@ _QueueEntry = tuple[int, int, Sequence]  # priority, arrival
 class WaitingQueue:
     """Virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algorithm 2).
 
-    Each tenant has a counter of the tokens that it was given: of prompts as they are computed, of outputs as they come.
-    The one with the lowest comes next, with its sequence of the lowest priority number, the first to come among equals;
-    for that, the prompts of those that run count whole. A tenant that had nothing waiting begins no lower than those
-    who wait: it cannot save up. Preempted sequences come before all others.
+    Each tenant has a counter of its tokens: of prompts when they are computed, of outputs when they are emitted. The
+    tenant with the lowest counter is next, with its sequence of the lowest priority number, the first to arrive among
+    equals; for this order, the prompts of running sequences count whole. A tenant that had nothing waiting begins at
+    the lowest counter of the waiting tenants, so that it cannot save up. Preempted sequences come before all others.
     """
 
     def __init__(self, most_of_tenant: int) -> None:
-        """`most_of_tenant`: sequences that one tenant may have waiting."""
+        """`most_of_tenant`: limit of waiting sequences of one tenant."""
         self._most = most_of_tenant
         self._preempted: deque[Sequence] = deque()
         self._queues: dict[str | None, list[_QueueEntry]] = {}  # by tenant, in order; none is empty
         self._counters: dict[str | None, float] = {}
-        self._floor = 0.0  # the counter of the tenant that was last given a place
+        self._floor = 0.0  # counter of the tenant that was admitted last
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -42,13 +42,13 @@ class WaitingQueue:
             yield from (sequence for _, _, sequence in line)
 
     def check(self, tenant: str | None, count: int = 1, free: int = 0) -> None:
-        """Raises EngineFull where a tenant would have too many here, though `free` of `count` more need not wait."""
+        """Raises EngineFull if `count` more sequences, of which `free` need not wait, are too many for the tenant."""
         waiting = len(self._queues.get(tenant, ()))
         if waiting + count > self._most + free:
             raise EngineFull("request_id", f"{waiting} requests of yours are waiting already; try again later")
 
     def add(self, sequence: Sequence) -> None:
-        """One that `check` has let in."""
+        """Queue a sequence that passed `check`."""
         tenant = sequence.request.tenant
         if tenant not in self._queues:
             self._lift(tenant)
@@ -56,11 +56,11 @@ class WaitingQueue:
         insort(self._queues.setdefault(tenant, []), (sequence.request.priority, self._arrivals, sequence))
 
     def put_back(self, sequence: Sequence) -> None:
-        """One that was preempted. The last to be put back is the first to come."""
+        """Put a preempted sequence back; the last one put back is the first to be admitted."""
         self._preempted.appendleft(sequence)
 
     def next(self, running: Iterable[Sequence]) -> Sequence:
-        """The sequence whose turn it is, while these are `running`; among equal tenants the first one to have come."""
+        """The next sequence while these are `running`; among equal tenants the first to arrive."""
         if self._preempted:
             return self._preempted[0]
         due = Counter[str | None]()
@@ -70,7 +70,7 @@ class WaitingQueue:
         return self._queues[tenant][0][-1]
 
     def take(self, sequence: Sequence) -> None:
-        """Take out the `next` one."""
+        """Remove and return the `next` sequence."""
         if self._preempted:
             self._preempted.popleft()
             return
@@ -79,7 +79,7 @@ class WaitingQueue:
         self._leave(tenant, self._queues[tenant][0])
 
     def remove(self, sequence: Sequence) -> None:
-        """One that ended while it waited."""
+        """Remove a sequence that ended while it waited."""
         if sequence in self._preempted:
             self._preempted.remove(sequence)
             return
@@ -91,8 +91,8 @@ class WaitingQueue:
         return self._counters.get(tenant, self._floor)
 
     def prefilled(self, sequence: Sequence, rows: int) -> None:
-        """`rows` of a sequence that runs were computed. Tokens that others had computed do not count, and none does
-        twice, computed again after a preemption.
+        """Count `rows` of a running sequence that were computed. Reused tokens do not count, and tokens computed again
+        after a preemption do not count twice.
         """
         new = min(sequence.cached, sequence.prompt_length) - sequence.counted
         if new > 0:
@@ -100,7 +100,7 @@ class WaitingQueue:
             self._count(sequence.request.tenant, min(new, rows))
 
     def emitted(self, sequence: Sequence, tokens: int) -> None:
-        """A sequence that runs has got `tokens` tokens."""
+        """Count `tokens` emitted tokens of a running sequence."""
         self._count(sequence.request.tenant, _EMITTED_WEIGHT * tokens)
 
     def _count(self, tenant: str | None, tokens: int) -> None:
@@ -109,7 +109,7 @@ class WaitingQueue:
     def _lift(self, tenant: str | None) -> None:
         lowest = min((self._counters[each] for each in self._queues), default=self._floor)
         self._counters[tenant] = max(self._counters.get(tenant, lowest), lowest)
-        if len(self._counters) > _MOST_COUNTERS:  # tenants that wait for nothing start anew
+        if len(self._counters) > _MOST_COUNTERS:  # tenants with nothing waiting are forgotten
             self._counters = {each: self._counters[each] for each in (*self._queues, tenant)}
 
     def _leave(self, tenant: str | None, place: _QueueEntry) -> None:

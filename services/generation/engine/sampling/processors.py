@@ -1,4 +1,4 @@
-"""Changes to a row of logits before a token is chosen: biases, penalties, grammar masks, and the order they come in."""
+"""Logits processors in their order: biases, penalties, grammar masks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from services.generation.target.arrays import Float32, Int64, UInt32
 
 
 class LogitsProcessor(Protocol):
-    """Built for one sequence, used by one thread. Its effect on a row depends on the sequence's prompt, parameters
-    and accepted tokens only.
+    """A processor of one sequence, used by one thread. Its effect depends only on the sequence's prompt, parameters and
+    accepted tokens.
 
-    Only tokens that the target has chosen are accepted, one by one: nothing is ever rolled back.
+    Only tokens chosen by the target are accepted, one by one: nothing is rolled back.
     """
 
     @property
@@ -27,12 +27,12 @@ class LogitsProcessor(Protocol):
     def apply(self, logits: Float32) -> None:
         """Change rows [..., columns] in place: float32 operations, each rounded by itself (docs/numerics.md).
 
-        Raises UnusableLogits where no token can be chosen any more.
+        Raises UnusableLogits if no token is allowed any more.
         """
         ...
 
     def accept(self, token: int) -> None:
-        """Tell that `token` was emitted."""
+        """Note an emitted token."""
         ...
 
 
@@ -40,12 +40,12 @@ class LogitsMask(LogitsProcessor, Protocol):
     """-inf at some tokens, the bits of the others as they were."""
 
     def allows(self, token: int) -> bool | None:
-        """Whether `apply` would leave the token's logit as it is. None where only `apply` tells."""
+        """Whether `apply` would keep the token's logit; None if only `apply` can determine it."""
         ...
 
 
 class Columns:
-    """Where token ids stand in a row: everywhere at their own number, but in a drafter's rows of fewer tokens.
+    """Columns of token ids in a row of logits: the ids themselves, except for a drafter's smaller vocabulary.
 
     `places` [vocab_size] then has the column of each token, -1 for none.
     """
@@ -54,7 +54,7 @@ class Columns:
         self._places = places
 
     def of(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The columns of those that have one."""
+        """The columns of the tokens that have a column."""
         if self._places is None:
             return tokens
         columns: list[int] = self._places[list(tokens)].tolist()
@@ -77,7 +77,7 @@ def forbid(logits: Float32, allowed: UInt32) -> None:
 
 
 class LogitBias(LogitsProcessor):
-    """Added to the logits of some tokens."""
+    """Adds biases to the logits of tokens."""
 
     idle = False
 
@@ -94,7 +94,7 @@ class LogitBias(LogitsProcessor):
 
 
 class MinTokens(LogitsProcessor):
-    """No token that ends the sequence before it has `min_tokens`."""
+    """Forbids tokens that end the sequence before it has `min_tokens`."""
 
     def __init__(self, min_tokens: int, ends: Collection[int], columns: Columns) -> None:
         self._left = min_tokens
@@ -113,7 +113,7 @@ class MinTokens(LogitsProcessor):
 
 
 class RepetitionPenalty(LogitsProcessor):
-    """Over prompt and output (Keskar et al. 2019)."""
+    """The repetition penalty over prompt and output (Keskar et al. 2019)."""
 
     idle = False
 
@@ -146,7 +146,7 @@ class OutputPenalties(LogitsProcessor):
 
 
 class _Tokens:
-    """Distinct tokens by their first appearance, and how often each was added."""
+    """Distinct tokens in the order of their first appearance, with their counts."""
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self._places: dict[int, int] = {}
@@ -175,13 +175,13 @@ class _Tokens:
 class GrammarMask(LogitsMask):
     """-inf at every token that the grammar does not allow next (docs/numerics.md, Grammars).
 
-    Its matcher is told the accepted tokens and asked for masks, in the same order whatever was drafted.
+    Its matcher gets the accepted tokens and computes masks in the same order whatever was drafted.
     """
 
     idle = False
 
     def __init__(self, grammar: Grammar, ends: frozenset[int]) -> None:
-        """`ends`: the tokens that end the sequence, allowed exactly where the grammar may end."""
+        """`ends`: the tokens that end the sequence, allowed exactly at possible ends of the grammar."""
         self._grammar, self._matcher, self._ends = grammar, grammar.matcher(), ends
         self._mask = np.zeros(-(-grammar.vocab_size // 32), np.uint32)
 
@@ -189,7 +189,9 @@ class GrammarMask(LogitsMask):
         forbid(logits, self.allowed())
 
     def allowed(self) -> UInt32:
-        """[ceil(vocab_size / 32)] a bit for each token, the lowest first. Raises UnusableLogits where it has failed."""
+        """[ceil(vocab_size / 32)] a bit for each token, the lowest first. Raises UnusableLogits if the matcher has
+        failed.
+        """
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
             self._grammar.failed = True
@@ -201,8 +203,8 @@ class GrammarMask(LogitsMask):
         return self._mask
 
     def allows(self, token: int) -> bool | None:
-        """The token's bit of `allowed`, without the others: a tenth of the time. None where bytes are forced: there the
-        mask holds less than the grammar allows.
+        """The token's bit of `allowed` without the others, in a tenth of the time. None if bytes are forced: then the
+        mask allows less than the grammar.
         """
         if token in self._ends:
             return self._matcher.is_accepting()
@@ -221,9 +223,9 @@ def end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> frozenset
 
 
 class LogitsProcessors:
-    """The processors that a request asks for, after the tokens that `accept` was told of.
+    """The processors of a request, in the state after its accepted tokens.
 
-    `columns`: where a drafter's rows have tokens, see `Columns`.
+    `columns`: of a drafter's rows, see `Columns`.
     """
 
     def __init__(
@@ -233,13 +235,13 @@ class LogitsProcessors:
         self._told = len(prompt)
 
     def accept(self, token: int) -> None:
-        """Tell that `token` was emitted."""
+        """Note an emitted token."""
         self._told += 1
         for processor in self._processors:
             processor.accept(token)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Tell all tokens so far, prompt and output."""
+        """Note all tokens so far, prompt and output."""
         for token in tokens[self._told :]:
             self.accept(token)
 
@@ -249,11 +251,11 @@ class LogitsProcessors:
         return all(processor.idle for processor in self._processors)
 
     def apply(self, logits: Float32) -> Float32:
-        """Logits [..., columns] as a token is to be chosen by them: the same array if there is nothing to change."""
+        """The processed logits [..., columns]: the same array if there is nothing to change."""
         if self.idle:
             return logits
         processed = logits.copy()
-        with np.errstate(over="ignore", invalid="ignore"):  # `Row` refuses what comes of either
+        with np.errstate(over="ignore", invalid="ignore"):  # `Row` refuses NaN and infinity
             for processor in self._processors:
                 processor.apply(processed)
         return processed

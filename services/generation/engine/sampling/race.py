@@ -1,4 +1,4 @@
-"""The largest noisy score among candidates: Gumbel-max sampling with noise that depends on id and position alone."""
+"""Gumbel-max sampling: the largest noisy score among candidates, with noise that depends only on id and position."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from services.generation.target.arrays import Float32, Int32, UInt32
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # 32 bits of ln 2, so that k * LN2_HIGH is exact (Cody and Waite)
 LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-LOWEST = -708.0  # exp64 is 0 below: its values there are near the subnormal ones
+LOWEST = -708.0  # exp64 is 0 below, where its values are nearly subnormal
 HIGHEST = 709.0  # and infinite above
 
-_ROUND = float.fromhex("0x1.8p+52")  # adding it rounds to a whole number, which is then in the low bits
+_ROUND = float.fromhex("0x1.8p+52")  # adding it rounds to a whole number, which the low bits then hold
 _ROUND_BITS = np.int64(0x4338000000000000)  # of _ROUND
 _BIAS = np.int64(1023)
 _FRACTION = np.int64(52)  # bits of a float64 below its exponent
@@ -83,7 +83,7 @@ _NOTHING = np.uint64(0)
 def _rounds(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """Words are held in 64 bits, as the products that they enter."""
+    """Words are held in 64 bits, like their products."""
     for _ in range(_ROUNDS):
         p0, p1 = _M0 * c0, _M1 * c2
         c0, c1, c2, c3 = (p1 >> _HALF_WORD) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF_WORD) ^ c3 ^ k1, p0 & _LOW
@@ -119,7 +119,7 @@ def word_of(seed: np.uint64, choice: int, position: int, token: int) -> np.uint3
 def words_of(seed: np.uint64, choice: int, position: int, tokens: Int32, words: UInt32) -> None:
     """The random words of `tokens` [TILE] into `words` [TILE], that of tokens[4 b + j] into words[j BLOCKS + b].
 
-    The words of a block are kept apart, so that blocks can be computed side by side.
+    The words of a block are stored apart, so that blocks can be computed in vector lanes.
     """
     for j in range(4):
         for b in range(BLOCKS):
@@ -128,7 +128,7 @@ def words_of(seed: np.uint64, choice: int, position: int, tokens: Int32, words: 
 
 @compiled
 def words_of_run(seed: np.uint64, choice: int, position: int, first: int, words: UInt32) -> None:
-    """The words of `words_of` for the TILE ids from `first`, a multiple of 4."""
+    """The words of `words_of` for the TILE ids from `first` on, a multiple of 4."""
     c1, c2 = np.uint64(position) & _LOW, np.uint64(choice) & _LOW
     k0, k1 = seed & _LOW, seed >> _HALF_WORD
     block = np.uint64(first) >> np.uint64(2)
@@ -159,7 +159,7 @@ class Row:
     """Logits [vocab_size] with at least one finite value and neither NaN nor +inf.
 
     `peaks` [ceil(vocab_size / GROUP)] are the keys (`key_of`) of the largest logit of each group. `token` is the lowest
-    id among those of the largest logit; `best` and `second` are the two largest values, -0 taken for 0.
+    id with the largest logit; `best` and `second` are the two largest values, with 0 for -0.
     """
 
     logits: Float32
@@ -170,7 +170,7 @@ class Row:
 
     @classmethod
     def of(cls, logits: Float32, name: str = "the target's logits") -> Row:
-        """Raises UnusableLogits, calling them by `name`."""
+        """Examine the logits. Raises UnusableLogits with `name` in its message."""
         peaks = np.empty(-(-len(logits) // GROUP), np.int32)
         largest = _peaks(logits.view(np.int32), peaks)
         if largest > _INFINITY:
@@ -185,21 +185,21 @@ class Row:
 
 @inlined
 def key_of(bits: np.int32) -> np.int32:
-    """An integer for the bits of a float32: in the order of the values, equal for equals, -0 and 0 among them."""
+    """An integer key of a float32: in the order of the values, and equal for equal values, such as -0 and 0."""
     sign = bits >> _SIGN
     return ((bits & _MAGNITUDE) ^ sign) - sign
 
 
 @compiled
 def value_of(key: np.int32) -> np.float32:
-    """The float32 that a key stands for."""
+    """The float32 of a key."""
     value = np.int32(abs(key)).view(np.float32)
     return -value if key < 0 else value
 
 
 @compiled
 def _peaks(bits: Int32, peaks: Int32) -> np.int32:
-    """Fills `peaks`; the largest magnitude of all, as a key: above that of infinity if there is a NaN."""
+    """Fill `peaks`; returns the largest magnitude as a key, which is above infinity's for a NaN."""
     largest = np.int32(0)
     for group in range(peaks.shape[0]):
         part = bits[group * GROUP : (group + 1) * GROUP]
@@ -214,7 +214,7 @@ def _peaks(bits: Int32, peaks: Int32) -> np.int32:
 
 @compiled
 def _two_best(bits: Int32, peaks: Int32) -> tuple[int, np.float32, np.float32]:
-    """The lowest id of the largest, the two largest values."""
+    """The lowest id with the largest value, and the two largest values."""
     group, best, second = 0, peaks[0], -_INFINITY
     for other in range(1, peaks.shape[0]):
         if peaks[other] > best:
@@ -234,9 +234,11 @@ def _two_best(bits: Int32, peaks: Int32) -> tuple[int, np.float32, np.float32]:
 
 
 _LOG2_E = 1.4426950408889634
-_WORD = 31.0  # octaves of a random word that are looked at first
-_MARGIN = 1e-3  # octaves: what `_may_win` rounds away, fifty times over
-_NOISE = 64.0  # above all noises of two candidates together: beside |score|, what float64 rounds its last bits off
+_WORD = 31.0  # octaves of a random word that are examined first
+_MARGIN = 1e-3  # octaves: fifty times the rounding error of `_may_win`
+_NOISE = (
+    64.0  # above the sum of the noises of two candidates; with |score|, the magnitude whose last bits float64 rounds
+)
 _ROUNDING = 2.0**-50  # 8 roundings; a comparison of two scores has 3
 _LEAST, _MOST = np.float32(-126.0), np.float32(100.0)  # octaves within which float32 has its exponents
 _FLOAT_BIAS, _OCTAVE = np.float32(127.0), np.float32(2.0**23)  # of float32's bits
@@ -247,7 +249,7 @@ _LAST_BIT = np.uint32(1)
 def _may_win(
     value: np.float32, word: np.uint32, highest: np.float32, octaves: np.float32, limit: np.float32
 ) -> np.bool_:
-    """False only if a candidate with this logit and random word cannot reach the score that `limit` stands for.
+    """False only if a candidate with this logit and random word cannot reach the score of `limit`.
 
     To make up for a gap, its noise needs u > exp(-exp(-gap)) >= 1 - exp(-gap): the word's distance from the largest is
     then at most exp(-gap) of all words. exp(-gap) = 2**y is bounded by the line through its values at whole y, which
@@ -264,7 +266,7 @@ def _may_win(
 def _any_may_win(
     values: Float32, words: UInt32, highest: np.float32, octaves: np.float32, limit: np.float32
 ) -> np.bool_:
-    """Whether one of a tile's candidates may; `words` as `words_of` has them."""
+    """Whether a candidate of a tile may win; `words`: as by `words_of`."""
     count = np.int32(0)
     for b in range(BLOCKS):
         for j in range(4):
@@ -290,11 +292,11 @@ def noisy_argmax(
 ) -> int:  # fmt: skip
     """The id with the largest float64(logit) / temperature + noise, the lowest id among equals.
 
-    logits [vocab_size] without NaN and +inf; the candidates are `tokens` [n], ascending, or all ids for None; `best` is
-    the one with the largest logit, which is finite. Candidates whose words prove that they cannot win are given up
+    logits [vocab_size] without NaN and +inf; the candidates are `tokens` [n], ascending, or all ids for None; `best`:
+    the candidate with the largest logit, which is finite. Candidates whose words prove that they cannot win are dropped
     before their noise is computed.
     """
-    among = _ALL if tokens is None else tokens  # None would be a type of its own, for which numba compiles all again
+    among = _ALL if tokens is None else tokens  # None is another type, for which numba would compile everything again
     return int(_noisy_argmax(logits, best, among, temperature, seed, choice, position))
 
 
@@ -312,9 +314,9 @@ def _noisy_argmax(
     for start in range(0, count, TILE):
         size = min(TILE, count - start)
         for i in range(size, TILE):
-            values[i] = -np.inf  # where the last tile has no candidates
+            values[i] = -np.inf  # rest of the last tile without candidates
         if every:
-            for i in range(size):  # a slice would take numba two seconds, for its error of shapes that differ
+            for i in range(size):  # numba takes two seconds to compile a slice, for its shape error
                 values[i] = logits[start + i]
             words_of_run(seed, choice, position, start, words)
         else:

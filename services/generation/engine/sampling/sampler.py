@@ -1,4 +1,4 @@
-"""The choice of a token in a row of logits."""
+"""The choice of a token from a row of logits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from services.generation.target.arrays import Float32, Int32, UInt64
 SCALE = 2.0**40  # the best token's weight; sums over 2**20 ids stay below 2**61
 
 _WEIGHTLESS = -28.0  # nats below the best from which a weight is 0; ln(1 / SCALE) is -27.7
-_SURELY = 2.0**-20  # nats: far more than exp64 and log64 err by
+_SURELY = 2.0**-20  # nats: far more than the errors of exp64 and log64
 _LOWEST = -0x7F800000  # the key of -inf
 _ZERO = np.uint64(0)
 _DIGIT_BITS, _DIGITS = 8, 256
 
 
 def candidates(row: Row, params: SamplingParams) -> Int32 | None:
-    """The ids that survive, ascending; None stands for all ids, where no filter is set.
+    """The ids that survive all filters, ascending; None for all ids if no filter is set.
 
     top-k and min-p look at the whole row, top-p at the distribution that they leave, as in vLLM. The best token
     survives all of them.
@@ -56,8 +56,8 @@ def top(row: Row, count: int, bound: int = _LOWEST) -> Int32:
 def _likeliest(row: Row, temperature: float, top_p: float) -> Int32:
     """top-p of the whole row.
 
-    Ids that weigh at most `share` each weigh no more than total - limit together. Before each of them, `limit` is
-    reached: they need not be looked at.
+    Ids that weigh at most `share` each weigh at most total - limit together. `limit` is reached before each of them, so
+    they can be skipped.
     """
     total = int(total_weight(row.logits, row.best, temperature))
     limit = _limit(top_p, total)
@@ -74,7 +74,7 @@ def _limit(top_p: float, total: int) -> int:
 
 @inlined
 def weight(logit: np.float32, best: float, temperature: float) -> np.uint64:
-    """A token's part of the probability beside the best one's, times SCALE, rounded down."""
+    """A token's probability relative to the best token's, times SCALE, rounded down."""
     return np.uint64(np.int64(exp64((np.float64(logit) - best) / temperature) * SCALE))
 
 
@@ -125,8 +125,8 @@ def at_least(logits: Float32, peaks: Int32, bound: int) -> Int32:
 def last_key(keys: Int32, weights: UInt64, limit: np.uint64) -> tuple[np.int64, np.uint64]:
     """The least key above which the weights sum to less than `limit`, and that sum.
 
-    Digit by digit: the weights of each digit are summed, the digit is found in which `limit` is reached, and only its
-    keys are looked at again.
+    Digit by digit: the weights of each digit are summed, and only the keys of the digit in which `limit` is reached are
+    examined further.
     """
     low, high = np.int64(-_LOWEST), np.int64(_LOWEST)
     for i in range(keys.shape[0]):  # numba takes longer for `min` than for all of this
@@ -155,7 +155,7 @@ def last_key(keys: Int32, weights: UInt64, limit: np.uint64) -> tuple[np.int64, 
 
 @compiled
 def first(logits: Float32, tokens: Int32, weights: UInt64, limit: np.uint64) -> Int32:
-    """The `tokens`, ascending, that have less than `limit` before them, by falling logit, then by rising id."""
+    """The `tokens`, ascending, with less than `limit` before them in the order of falling logits, then rising ids."""
     keys, kept, count = np.empty(tokens.shape[0], np.int32), np.empty(tokens.shape[0] + 1, np.int32), 0
     bits = logits.view(np.int32)
     for i in range(tokens.shape[0]):
@@ -169,9 +169,9 @@ def first(logits: Float32, tokens: Int32, weights: UInt64, limit: np.uint64) -> 
 
 
 class Sampler:
-    """Samples one sequence. Knows the tokens so far; everything else of a row comes as arguments.
+    """Samples one sequence. Its state is the tokens so far; everything else of a row is an argument.
 
-    `choose` then `accept`, token by token: so penalties see exactly the prefix that leads to the row, drafted or not.
+    Call `choose` then `accept`, token by token: so penalties see exactly the prefix of the row, drafted or not.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Sampler:
         end_ids: frozenset[int],
         mask: LogitsMask | None = None,
     ) -> None:
-        """`mask` comes after the processors that `params` ask for."""
+        """`mask` is applied after the processors of `params`."""
         self._params = params
         self._choice = choice
         self._seed = np.uint64(params.seed)
@@ -197,7 +197,7 @@ class Sampler:
         return self.choose(Row.of(logits), position)
 
     def choose(self, raw: Row, position: int) -> int:
-        """The token that `sample` chooses, of a row that was looked at already.
+        """The token that `sample` chooses, for an examined row.
 
         At temperature 0 the largest processed logit, the lowest id among equals; above, the largest processed logit /
         temperature plus Gumbel noise keyed by seed, choice, position and id, over the ids that survive top-k, top-p
@@ -206,7 +206,7 @@ class Sampler:
         logits, mask, params = self._processors.apply(raw.logits), self._mask, self._params
         if mask is not None:
             if params.temperature == 0.0 and logits is raw.logits and mask.allows(raw.token):
-                return raw.token  # the first of all ids is the first of the allowed ones too
+                return raw.token  # the lowest of all ids is also the lowest of the allowed ids
             logits = logits.copy()
             mask.apply(logits)
         row = raw
@@ -226,7 +226,7 @@ class Sampler:
 
 
 def logprobs_of(row: Row, token: int, count: int) -> TokenLogprobs:
-    """Log-softmax of a row at `token` and at the `count` most likely ids (the lowest id first among equals)."""
+    """Log-softmax of a row at `token` and at the `count` most likely ids (lower ids first among equals)."""
     normaliser = log64(float(total_weight(row.logits, row.best, 1.0)) / SCALE)
 
     def logprob(id: int) -> float:

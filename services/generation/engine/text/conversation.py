@@ -1,4 +1,4 @@
-"""Conversations as token ids: the chat template's own markup as tokens, and everything that callers send as text."""
+"""Conversations as token ids: the chat template's markup as tokens, everything from callers as text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TAG = re.compile("(" + "|".join(map(re.escape, TAGS)) + ")")
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages and tools as transformers has them, arguments and parameters as values.
+    """Messages and tools in the form of transformers, arguments and parameters as values.
 
-    A message has role and content, perhaps tool_calls and tool_call_id. `continued`: the model goes on within the last
-    message, which is the assistant's, and begins no new one.
+    A message has role and content, perhaps tool_calls and tool_call_id. `continued`: the model continues the last
+    message, which is the assistant's, instead of a new message.
     """
 
     messages: Sequence[Turn]
@@ -32,7 +32,7 @@ class Conversation:
 
 
 Render = Callable[[Conversation], str]
-"""Lays a conversation out as the text of a prompt. Raises ValueError for one that the chat template refuses."""
+"""Renders a conversation as the text of a prompt. Raises ValueError if the chat template refuses it."""
 
 
 class MarkupInText(ValueError):
@@ -46,27 +46,28 @@ class MarkupInText(ValueError):
 
 
 def encode_conversation(conversation: Conversation, render: Render, markup: Markup, template: str) -> list[int]:
-    """Ids of a conversation in which no text of a caller gives a markup token, but for tags of an assistant's thoughts.
+    """Ids of a conversation in which no text of a caller becomes a markup token, except tags of an assistant's
+    thoughts.
 
-    Where callers spell no markup, the ids are those of the rendered text as a whole. `template` is the chat template.
+    If callers spell no markup, the ids are those of the whole rendered text. `template`: the chat template.
 
-    A conversation is rendered twice, the second time with characters of callers replaced: by others that the prompt
-    does not have, and that show which markup in the prompt is the template's own.
+    A conversation is rendered twice, the second time with characters of callers replaced by characters that the prompt
+    does not contain, which shows the markup of the template itself.
 
-    Raises MarkupInText, and ValueError where `render` does, where the last message cannot be continued, and where the
-    tokenizer cannot tell text from markup.
+    Raises MarkupInText; ValueError as `render`, if the last message cannot be continued, and if the tokenizer cannot
+    tell text from markup.
     """
     texts = texts_of(conversation)
     used = set[str]().union(*(text.content for text in texts))
     if markup.ends.isdisjoint(used) and len(texts) == len(conversation.messages) and not conversation.continued:
-        return markup.encode(render(conversation), lambda _: False)  # contents alone, with nothing that begins markup
+        return markup.encode(render(conversation), lambda _: False)  # only contents, with nothing that begins markup
     characters = sorted(markup.characters)
     last, *others = _unused(used.union(template), 1 + len(characters))
     end = last if conversation.continued else ""
     masks = _Masks(markup, dict(zip(characters, others, strict=True)))
     for mask in (masks.whole, masks.wide, masks.narrow):
         text = _cut(render(_mapped(conversation, lambda text: text.content, end)), end)
-        with suppress(ValueError):  # a template may refuse what is masked
+        with suppress(ValueError):  # a template may refuse masked texts
             masked = _cut(render(_mapped(conversation, mask, end)), end)
             if (is_text := masks.shown(masked, text)) is not None:
                 return markup.encode(text, is_text)
@@ -79,7 +80,7 @@ def encode_conversation(conversation: Conversation, render: Render, markup: Mark
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of a caller. `thinks`: it is an assistant's content, of which templates split off thoughts."""
+    """A text of a caller. `thinks`: it is an assistant's content, from which templates split off thoughts."""
 
     content: str
     path: str = ""
@@ -90,7 +91,7 @@ Map = Callable[[Text], str]
 
 
 class _Masks:
-    """Characters that stand for those of markup in callers' texts, `characters` by character."""
+    """Replaces characters of markup in callers' texts, by the mapping `characters`."""
 
     def __init__(self, markup: Markup, characters: dict[str, str]) -> None:
         self._markup = markup
@@ -101,15 +102,15 @@ class _Masks:
         self._characters = frozenset(characters.values())
 
     def whole(self, text: Text) -> str:
-        """A text with every character of markup masked, but for thoughts' tags."""
+        """A text with every character of markup masked, except thoughts' tags."""
         return _translated(text, self._all)
 
     def wide(self, text: Text) -> str:
-        """A text with those masked that markup begins or ends with: the template may look for words in it."""
+        """A text with first and last characters of markup masked, because the template may search for words in it."""
         return _translated(text, self._ends)
 
     def narrow(self, text: Text) -> str:
-        """A text with the first of each markup masked: the template may look for anything else in it."""
+        """A text with the first character of each markup masked, because the template may search for anything else."""
         while marks := self.spelled(text):
             characters = list(text.content)
             for mark in marks:
@@ -118,13 +119,13 @@ class _Masks:
         return text.content
 
     def spelled(self, text: Text) -> list[Mark]:
-        """The markup that a text spells, but for thoughts' tags."""
+        """The markup that a text spells, except thoughts' tags."""
         marks = self._markup.marks(text.content) if not self._markup.ends.isdisjoint(text.content) else []
         known = (mark for mark in marks if text.content[mark.first] in self._of)
         return [mark for mark in known if not (text.thinks and mark.text in TAGS)]
 
     def shown(self, masked: str, text: str) -> Callable[[int], bool] | None:
-        """Whether a character of the rendered `text` is masked in `masked`; None where they differ in anything else."""
+        """Whether each character of the rendered `text` is masked in `masked`; None if they differ in anything else."""
         for shown in (masked, self._unescaped(masked)):
             if shown.translate(self._back) == text:
                 return lambda place: shown[place] in self._characters
@@ -144,7 +145,7 @@ def _translated(text: Text, table: dict[int, str]) -> str:
 
 
 def texts_of(conversation: Conversation) -> list[Text]:
-    """Every text that callers send. Roles, and ids and types of calls, are words that were looked at before."""
+    """Every text from callers. Roles, and ids and types of calls, were checked before."""
     found: list[Text] = []
 
     def keep(text: Text) -> str:
@@ -156,7 +157,7 @@ def texts_of(conversation: Conversation) -> list[Text]:
 
 
 def _mapped(conversation: Conversation, change: Map, end: str = "") -> Conversation:
-    """The conversation with its texts changed, and `end` behind the last message's content."""
+    """The conversation with changed texts, and `end` after the last message's content."""
     messages = [_message(message, change, f"messages[{place}]") for place, message in enumerate(conversation.messages)]
     messages[-1] = messages[-1] | {"content": messages[-1]["content"] + end}
     tools = [
@@ -176,7 +177,7 @@ def _message(message: Turn, change: Map, path: str) -> Turn:
 
 
 def _values(members: dict[str, Any], change: Map, path: str) -> dict[str, Any]:
-    """The members of a function; of a path they are the last name."""
+    """The members of a function, each with the last name of its path."""
     return {name: _value(value, change, f"{path}.{name}") for name, value in members.items()}
 
 
@@ -191,7 +192,7 @@ def _value(value: Any, change: Map, path: str) -> Any:
 
 
 def _unused(used: set[str], count: int) -> list[str]:
-    """Private-use characters of Unicode that are not used. Raises ValueError where there are fewer than `count`."""
+    """Unused private-use characters of Unicode. Raises ValueError if there are fewer than `count`."""
     found = list(islice((character for character in map(chr, chain(*_PRIVATE)) if character not in used), count))
     if len(found) < count:
         raise ValueError("they use every private-use character of Unicode, and none is left to tell markup from text")
@@ -199,8 +200,8 @@ def _unused(used: set[str], count: int) -> list[str]:
 
 
 def _cut(rendered: str, end: str) -> str:
-    """What is before `end`. Raises ValueError unless it is there once."""
+    """The text before `end`. Raises ValueError unless `end` occurs once."""
     before, *rest = rendered.split(end) if end else (rendered, "")
     if len(rest) != 1:
-        raise ValueError("the chat template does not write the last message as it is, so that it cannot be continued")
+        raise ValueError("the chat template changes the last message, so that it cannot be continued")
     return before

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: how it splits a text into words, its merges, its special tokens."""
+"""The tokenizer of a GGUF file: its splitting of a text into words, its merges, its special tokens."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _GPT4O = (
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """`expressions` apply one after the other; each match is a word, and so is the text between two."""
+    """A splitting into words. `expressions` apply one after another; matches and the texts between them are words."""
 
     expressions: tuple[str, ...]
-    whole_words: bool = False  # a word that is in the vocabulary is a token, whatever the merges would make of it
-    composed: bool = False  # text is brought into Unicode's form NFC first
-    begins: bool = False  # a prompt begins with BOS where the file does not say
+    whole_words: bool = False  # a word of the vocabulary is a token, whatever its merges
+    composed: bool = False  # text is normalised to NFC first
+    begins: bool = False  # default of tokenizer.ggml.add_bos_token
 
 
 _SMOLLM = Splitting((r"\p{N}", _GPT2))
@@ -81,24 +81,24 @@ SPLITTINGS = {
 """Splittings by `tokenizer.ggml.pre`."""
 
 _DEFAULTS = {"llama4": "llama4"}
-"""Names of splittings by architecture where Ollama's converter, which knows few, has written `default`."""
+"""Names of splittings by architecture, for files in which Ollama's converter has written `default`."""
 
 
 def splitting_of(metadata: GgufMetadata) -> Splitting:
-    """Raises ConfigInvalid where the file does not name one that is supported."""
+    """The splitting of a file. Raises ConfigInvalid if it names none that is supported."""
     name = metadata.text("tokenizer.ggml.pre", "")
     if name == "default":
         name = _DEFAULTS.get(metadata.text("general.architecture", ""), name)
     if name not in SPLITTINGS:
         raise ConfigInvalid(
             f"{metadata.path}: tokenizer.ggml.pre is {name[:80]!r}, which is not supported; supported: "
-            f"{', '.join(SPLITTINGS)}; old converters left it out: use a newer file of the same model"
+            f"{', '.join(SPLITTINGS)}; old converters omit it: use a newer file of the same model"
         )
     return SPLITTINGS[name]
 
 
 def byte_level(metadata: GgufMetadata, vocabulary: dict[str, int]) -> FastTokenizer:
-    """Raises ConfigInvalid, and whatever the tokenizers library says of merges that do not fit the vocabulary."""
+    """The BPE model. Raises ConfigInvalid, and errors of the tokenizers library for merges outside the vocabulary."""
     splitting = splitting_of(metadata)
     merges = published_merges(metadata)
     tokenizer = FastTokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.whole_words))
@@ -124,17 +124,17 @@ def _pair(metadata: GgufMetadata, merge: str) -> tuple[str, str]:
 
 
 _SPACE = "\u2581"
-_LONGEST = 256  # characters of a token that merges are looked for in; tokens in use have at most some dozens
+_LONGEST = 256  # characters of a token whose merges are derived; tokens in use have at most some dozens
 
 
 def sentence_piece(metadata: GgufMetadata, vocabulary: dict[str, int]) -> FastTokenizer:
-    """Scores say the order of merges. Raises ConfigInvalid."""
+    """Derive merges in the order of the tokens' scores. Raises ConfigInvalid."""
     prefixed = metadata.truth("tokenizer.ggml.add_space_prefix", True)
     return _of_pieces(metadata, vocabulary, merges_of(metadata, vocabulary), prefixed=prefixed)
 
 
 def gemma(metadata: GgufMetadata, vocabulary: dict[str, int]) -> FastTokenizer:
-    """Gemma 4's files name the merges. Raises ConfigInvalid."""
+    """Read the merges, which Gemma 4's files contain. Raises ConfigInvalid."""
     return _of_pieces(metadata, vocabulary, published_merges(metadata), prefixed=False)
 
 
@@ -158,8 +158,8 @@ def _unknown(metadata: GgufMetadata) -> int:
 
 
 def merges_of(metadata: GgufMetadata, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to put a token together from two others, the highest score first: what converters of SentencePiece's
-    models write into tokenizer.json.
+    """All pairs of tokens that make a token, the highest score first, as converters of SentencePiece models write them
+    into tokenizer.json.
     """
     scores = metadata.numbers("tokenizer.ggml.scores").tolist()
     if len(scores) != len(vocabulary):
@@ -181,25 +181,25 @@ def _halves(token: str, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
 
 _KINDS = {"gpt2": byte_level, "llama": sentence_piece, "gemma4": gemma}
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Types of tokens that stand for themselves in a text; the last are visible in output."""
+"""Types of tokens that are matched by their text; the last type is visible in output."""
 
 _TEMPLATE = "tokenizer.chat_template"
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-"""Special tokens by GGUF's name, and transformers' name."""
+"""Names of special tokens in GGUF and in transformers."""
 _PIECE_ROLES: Mapping[str, Sequence[str | int]] = {
     "bos": ("<s>", "<bos>", 1),
     "eos": ("</s>", "<eos>", 2),
     "unknown": (0,),
 }
-"""Those of SentencePiece's models whose files name none: by text, or else the ids that llama.cpp takes."""
+"""Special tokens of SentencePiece models whose files name none: by text, or else llama.cpp's default ids."""
 
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a GGUF file.
 
     Raises:
-        ConfigInvalid: the file describes none, or one of a kind that is not supported.
-        TargetError: the file is not there or damaged.
+        ConfigInvalid: the file describes no tokenizer, or a kind that is not supported.
+        TargetError: the file is missing or damaged.
     """
     metadata = GgufFile.open(path).metadata
     try:
@@ -217,12 +217,12 @@ def _tokenizer(metadata: GgufMetadata) -> PreTrainedTokenizerFast:
     tokens = metadata.texts("tokenizer.ggml.tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
-        raise ConfigInvalid(f"{metadata.path}: tokenizer.ggml.tokens: a token is there twice; expected each once")
+        raise ConfigInvalid(f"{metadata.path}: tokenizer.ggml.tokens: a token occurs twice; expected different tokens")
     tokenizer = _KINDS[kind](metadata, vocabulary)
     _add_tokens(tokenizer, tokens, metadata)
     roles = _roles(metadata, tokens, _PIECE_ROLES if kind == "llama" else {})
     begins = metadata.truth("tokenizer.ggml.add_bos_token", kind != "gpt2" or splitting_of(metadata).begins)
-    _surround(tokenizer, metadata, roles, begins=begins or kind == "gemma4")  # llama.cpp lets no file deny it there
+    _surround(tokenizer, metadata, roles, begins=begins or kind == "gemma4")  # as in llama.cpp, whatever the file has
     template = metadata.text(_TEMPLATE) if _TEMPLATE in metadata else None
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)
 
@@ -240,9 +240,9 @@ def _add_tokens(tokenizer: FastTokenizer, tokens: list[str], metadata: GgufMetad
 
 
 def _blanks_behind(metadata: GgufMetadata) -> Callable[[str], bool]:
-    """Whether an added token takes the blanks and newlines behind it, which a GGUF file does not tell.
+    """Whether an added token includes the blanks and newlines after it, which a GGUF file does not record.
 
-    Tokens of Phi-3 and Phi-4-mini do, by their tokenizer.json. llama.cpp knows Phi-3 by the model's name alone.
+    Tokens of Phi-3 and Phi-4-mini do, by their tokenizer.json. llama.cpp recognises Phi-3 by the model's name.
     """
     names = [metadata.text(f"general.{key}", "") for key in ("name", "basename")]
     named = any("phi3" in re.sub(r"[\s_.-]", "", name.lower()) for name in names)
@@ -255,8 +255,8 @@ def _blanks_behind(metadata: GgufMetadata) -> Callable[[str], bool]:
 
 
 def _roles(metadata: GgufMetadata, tokens: list[str], usual: Mapping[str, Sequence[str | int]]) -> dict[str, str]:
-    """Special tokens by transformers' names. Where the file has no id for one, it is the first of its `usual` ones that
-    the vocabulary has: texts, or ids.
+    """Special tokens by transformers' names. If the file has no id for a role, it is the first of its `usual` texts or
+    ids in the vocabulary.
     """
     found = {}
     for role, name in _ROLES.items():
@@ -272,7 +272,7 @@ def _roles(metadata: GgufMetadata, tokens: list[str], usual: Mapping[str, Sequen
 
 
 def _surround(tokenizer: FastTokenizer, metadata: GgufMetadata, roles: dict[str, str], *, begins: bool) -> None:
-    """Let `encode` put the special tokens around a text that the file asks for."""
+    """Let `encode` add the file's special tokens around a text."""
     wanted = {"bos_token": begins, "eos_token": metadata.truth("tokenizer.ggml.add_eos_token", False)}
     begin, end = ([roles[role]] if wanted[role] and role in roles else [] for role in wanted)
     if begin or end:

@@ -28,10 +28,10 @@ from services.generation.engine.text.json_schema import (
 
 MAX_CHOICES = 10_000
 _DEEPEST = 100  # levels of a schema
-_MOST_JOINED = 16  # patterns that hold at once: each more doubles what compiling takes, which has no bound of its own
-_MOST_REMAINDERS = 100_000  # of `multipleOf`: a state of the lexer each, and all pairs where two hold at once
+_MOST_JOINED = 16  # patterns of an intersection: each doubles the compile time, which has no bound of its own
+_MOST_REMAINDERS = 100_000  # of `multipleOf`: a lexer state each, and their product in an intersection
 _LONGEST_MESSAGE = 400  # characters
-_MOST_GBNF_RULES = 1_000  # converting them takes time by their square
+_MOST_GBNF_RULES = 1_000  # converting takes quadratic time
 _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _JSON = re.compile(r"%json\s*")
@@ -50,7 +50,7 @@ def field_of(source: StructuredOutputs) -> str:
 
 
 def checked_schema(source: StructuredOutputs) -> Any:
-    """The schema of a JSON constraint, None for others. Raises InvalidRequest where one of the bounds is passed."""
+    """The schema of a JSON constraint, None for others. Raises InvalidRequest if a bound is exceeded."""
     check_size(source)
     field = field_of(source)
     schema = _schema(source, field)
@@ -92,14 +92,14 @@ def _check_joined(source: StructuredOutputs, schemas: list[Any], field: str) -> 
 
 
 def _joined(schema: Any) -> int:
-    """Patterns of a schema, where some of them may have to hold at once."""
+    """Count of a schema's patterns, 0 if it intersects none."""
     objects = list(_objects(schema))
     joins = any("allOf" in each or {"$ref", "pattern"} <= each.keys() for each in objects)
     return sum("pattern" in each for each in objects) if joins else 0
 
 
 def _remainders(schema: Any) -> int:
-    """Remainders by `multipleOf`, in units of the smallest decimal place; multiplied where several may hold at once."""
+    """Remainders by `multipleOf`, in units of the smallest decimal place; their product if they may intersect."""
     objects = list(_objects(schema))
     given = [each.get("multipleOf") for each in objects]
     steps = {Decimal(repr(step)) for step in given if isinstance(step, int | float) and not isinstance(step, bool)}
@@ -114,7 +114,7 @@ def _exponent(number: Decimal) -> int:
 
 
 def _embedded(grammar: str) -> Iterator[Any]:
-    """The schemas inside of a Lark grammar. What is not JSON is refused by its compiler."""
+    """The schemas inside of a Lark grammar. Invalid JSON is left to the compiler, which refuses it."""
     decoder = SchemaDecoder()
     for found in _JSON.finditer(grammar):
         with suppress(ValueError):
@@ -149,13 +149,13 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
         raise InvalidRequest(field, "allows no output")
     schema = {} if schema is True else schema
     layout = schema.get("x-guidance", {})
-    if not isinstance(layout, dict) or layout.keys() - JSON_LAYOUT.keys():  # others, as lenient, drop keywords
+    if not isinstance(layout, dict) or layout.keys() - JSON_LAYOUT.keys():  # others, such as lenient, drop keywords
         raise InvalidRequest(field, f"at /x-guidance: expected an object of {', '.join(sorted(JSON_LAYOUT))}")
     return schema
 
 
 def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
-    """The grammar in the form that llguidance takes."""
+    """The grammar in llguidance's form."""
     if schema is not None:
         return _json_grammar(schema, field)
     if source.kind == "regex":
@@ -165,12 +165,12 @@ def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
         return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
     try:
         return LLMatcher.grammar_from_lark(_as_lark(source.text))
-    except Exception as error:  # GbnfToLarkError, and what a parser trips over
-        raise InvalidRequest(field, f"is not GBNF, which its ::= tells: {plain(str(error))}") from None
+    except Exception as error:  # GbnfToLarkError, and errors of its parser
+        raise InvalidRequest(field, f"has ::= and is not valid GBNF: {plain(str(error))}") from None
 
 
 def _as_lark(text: str) -> str:
-    """GBNF as Lark; what has no rule of GBNF is Lark. Raises what the converter raises."""
+    """GBNF converted to Lark; a text without a rule of GBNF is Lark. Raises errors of the converter."""
     if not (rules := len(_GBNF_RULE.findall(text))):
         return text
     if rules > _MOST_GBNF_RULES:
@@ -179,7 +179,7 @@ def _as_lark(text: str) -> str:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """The character itself: the converter takes zeros off `\\u00e9`, and Lark reads `\\xe9` as a byte."""
+    """The character of an escape: the converter strips zeros of `\\u00e9`, and Lark reads `\\xe9` as a byte."""
     if (digits := escape[1] or escape[2] or escape[3]) is None:
         return escape[0]
     code = int(digits, 16)
@@ -233,7 +233,7 @@ def compile_error(source: StructuredOutputs, error: str) -> str:
 
 
 def lark_rule(source: StructuredOutputs) -> str:
-    """The body of a rule that matches what `source` allows; `source` has compiled by itself."""
+    """The body of a rule that matches `source`, which has compiled by itself."""
     match source.kind:
         case "json":
             return schema_rule(read_schema(source.text))

@@ -1,4 +1,4 @@
-"""A model's tokens as llguidance takes them: markup apart from text, and text encoded without markup."""
+"""A model's tokens for llguidance: markup separate from text, and text encoded without markup."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tokenizers import Tokenizer as FastTokenizer
 from services.generation.engine.text.markup import Markup
 
 _MARKER = b"\xff"
-"""Begins the bytes of tokens that are no text, by the library's convention. No UTF-8 text has this byte."""
+"""First byte of tokens that are not text, by the library's convention. No UTF-8 text has this byte."""
 
 
 def grammar_tokenizer(document: str, vocab_size: int, eos: int) -> LLTokenizer:
     """The tokenizer of all grammars: of trials, of the engine and of replays.
 
-    `document`: tokenizer.json. Raises what the libraries raise, which is several kinds.
+    `document`: tokenizer.json. Raises errors of several kinds, from the libraries.
     """
     return LLTokenizer(GrammarTokens(document, vocab_size, eos))  # type: ignore[arg-type]
 
 
 class GrammarTokens:
-    """llguidance's `TokenizerWrapper`. Safe from any thread.
+    """A tokenizer for llguidance's `TokenizerWrapper`. Safe from any thread.
 
-    A grammar's text, forced or free, is matched by tokens that are text. Markup, the end of the sequence and ids that
-    have no token are matched by symbols of their own alone (`<[151657]>`, `<think>`).
+    A grammar's text, forced or free, is matched by text tokens. Markup, the end of the sequence and ids without a token
+    are matched only by symbols of their own (`<[151657]>`, `<think>`).
 
     Attributes:
         tokens: the bytes of each id.
@@ -38,7 +38,7 @@ class GrammarTokens:
 
     is_tokenizer_wrapper = True
     bos_token_id = None
-    special_token_ids: tuple[int, ...] = ()  # they have their marker already
+    special_token_ids: tuple[int, ...] = ()  # they have the marker already
 
     def __init__(self, document: str, vocab_size: int, eos: int) -> None:
         fields = json.loads(document)
@@ -53,20 +53,20 @@ class GrammarTokens:
             data = b"" if index in marks else bytes_of(name)
             self.tokens.append(data or _MARKER + (name or f"<[{index}]>").encode())
         self.text_ids = frozenset(index for index, data in enumerate(self.tokens) if not data.startswith(_MARKER))
-        with suppress(ValueError):  # now, and not on the engine's thread when the first text needs it
+        with suppress(ValueError):  # here, and not on the engine's thread at the first text
             self._markup.encode_plain("".join(self._markup.ids))
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of a text, each of them a token that is text; their bytes are the text's."""
+        """Ids of a text, all of them text tokens; their bytes are the text's."""
         data = text.encode()
         with suppress(ValueError):
             ids = self._markup.encode_plain(text)
             if self.text_ids.issuperset(ids) and b"".join(self.tokens[index] for index in ids) == data:
                 return ids
-        return list(self._longest_tokens(data))  # a normalizer changes the text, or all ways to encode it hold markup
+        return list(self._longest_tokens(data))  # a normalizer changes the text, or every encoding contains markup
 
     def _longest_tokens(self, data: bytes) -> Iterator[int]:
-        """As far as there are tokens: the library goes on with masks."""
+        """Ids of the longest encodable beginning: the library continues with masks."""
         start, longest = 0, max(map(len, self._ids), default=0)
         while start < len(data):
             ends = range(min(len(data), start + longest), start, -1)
@@ -81,7 +81,7 @@ class GrammarTokens:
 
 
 def _goes_on(tokenizer: dict[str, Any]) -> bool:
-    """Let no blank be put before a text, as SentencePiece's tokenizers do where one begins. Whether any was."""
+    """Remove the blank that SentencePiece's tokenizers put before a text; returns whether there was one."""
     before = json.dumps([tokenizer["normalizer"], tokenizer["pre_tokenizer"]])
     tokenizer["normalizer"] = _without_prepend(tokenizer["normalizer"])
     for step in _steps(tokenizer["pre_tokenizer"], "pretokenizers"):
@@ -102,7 +102,7 @@ def _without_prepend(normalizer: Any) -> Any:
 
 
 def _steps(step: Any, below: str) -> Iterator[dict[str, Any]]:
-    """A component of tokenizer.json, or those of a sequence."""
+    """A component of tokenizer.json, or the components of a sequence."""
     if step is not None and step["type"] == "Sequence":
         for each in step[below]:
             yield from _steps(each, below)
@@ -111,7 +111,7 @@ def _steps(step: Any, below: str) -> Iterator[dict[str, Any]]:
 
 
 def _bytes_of(decoder: Any) -> Callable[[str], bytes]:
-    """The bytes of a token by its name in the vocabulary, as the tokenizers library decodes it."""
+    """A function from a token's name in the vocabulary to its bytes, as the tokenizers library decodes it."""
     steps = list(_steps(decoder, "decoders"))
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
@@ -137,7 +137,7 @@ def _byte_level(name: str) -> bytes:
 
 
 def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """GPT-2's characters for bytes: themselves where they can be seen, else those from U+0100 on."""
+    """GPT-2's characters for bytes: printable bytes as they are, the others from U+0100 on."""
     hidden = 0x100
     for byte in range(256):
         seen = 0x21 <= byte <= 0x7E or (byte >= 0xA1 and byte != 0xAD)

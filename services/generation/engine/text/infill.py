@@ -1,4 +1,4 @@
-"""Filling in the middle: the marks that models trained for it know, and their order in a prompt."""
+"""Filling in the middle: the marks of models trained for it, and their order in a prompt."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class InfillMarks:
-    """Ids of the marks before a prefix, before a suffix, and behind both (none for Codestral), and of the tokens that
-    end what is between. `suffix_first`: the suffix is before the prefix.
+    """Ids of the marks before a prefix, before a suffix, and after both (None for Codestral), and of the tokens that
+    end a middle. `suffix_first`: the suffix is before the prefix.
     """
 
     prefix: int
@@ -34,11 +34,11 @@ _ENDS = (
     "\u2581<EOT>", "<|fim_pad|>", "<fim_pad>", "<|file_sep|>", "<file_sep>", "<|file_separator|>", "<|repo_name|>",
     "<repo_name>",
 )  # fmt: skip
-"""Marks that models write behind a middle, in place of or before the end of the sequence, as in llama.cpp."""
+"""Marks that models write after a middle, instead of or before the end of the sequence, as in llama.cpp."""
 
 
 def infill_marks(markup: Mapping[str, int]) -> InfillMarks | None:
-    """The marks among a tokenizer's markup; None for a model that knows none. `markup`: ids by text."""
+    """The marks among a tokenizer's markup; None for a model without them. `markup`: ids by text."""
     for known, suffix_first in ((_PREFIX_FIRST, False), (_SUFFIX_FIRST, True)):
         for prefix, suffix, middle in known:
             if {prefix, suffix} | ({middle} if middle else set()) <= markup.keys():

@@ -1,7 +1,7 @@
-"""JSON schemas for llguidance: the keywords that count, and the numbers that its float64 arithmetic changes.
+"""JSON schemas for llguidance: supported keywords, and numbers that its float64 arithmetic would change.
 
-A number that the library would take for its neighbour is written into the grammar by its digits, if the keywords around
-it are simple, and is refused by its path if they are not.
+A number that the library would change to its neighbour is written into the grammar by its digits if the keywords around
+it are simple, and is refused by its path otherwise.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.parse import unquote
 
 Number = int | float | Decimal
 
-MOST_DIGITS = 308  # of whole numbers that a float64 reaches
-_TOLD = 40  # characters of a number or a keyword that an error repeats
+MOST_DIGITS = 308  # of whole numbers within float64
+_SHOWN = 40  # characters of a number or a keyword in an error
 _LAYOUT = "x-guidance"
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as Python's `json.dumps` lays it out. A schema's own `x-guidance` may change it."""
+"""The layout of Python's `json.dumps`. A schema's own `x-guidance` may change it."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OF_TYPE: Mapping[str, tuple[str, ...]] = {
@@ -42,7 +42,7 @@ ANNOTATIONS = frozenset(
         "externalDocs", "id", "readOnly", "title", "writeOnly", "xml",
     )
 )  # fmt: skip
-"""Keywords of JSON Schema and OpenAPI that forbid no value. Names that begin with x- are taken too."""
+"""Keywords of JSON Schema and OpenAPI that forbid no value. Names that begin with x- are accepted too."""
 _DEFINITIONS = ("$defs", "definitions")
 
 _SIMPLE = (
@@ -53,7 +53,7 @@ _NAME = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/'  # a JSON string
 
 
 class SchemaRefused(ValueError):
-    """A schema that no grammar can be made of. `path`: a JSON pointer to the place."""
+    """A schema that cannot be made into a grammar. `path`: a JSON pointer to the place."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"at {path or '/'}: {message}")
@@ -105,12 +105,12 @@ def _is_shortest(value: float, exact: Decimal) -> bool:
 
 
 def dumped(value: Any) -> str:
-    """The JSON text. Decimals are rounded to float64: where they count, the library never sees them."""
+    """The JSON text. Decimals are rounded to float64: a Decimal that constrains is not sent to the library."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, default=float)
 
 
 class SchemaDecoder(json.JSONDecoder):
-    """Reads schemas with numbers as `read_schema` has them."""
+    """Reads schemas with the number types of `read_schema`."""
 
     def __init__(self) -> None:
         super().__init__(parse_int=_whole, parse_float=_real)
@@ -126,19 +126,19 @@ def check_schema(schema: Any) -> None:
 
 
 def check_numbers(schema: Any) -> None:
-    """Raises SchemaRefused for a number that the library would take for another one."""
+    """Raises SchemaRefused for a number that the library would change."""
     for path, each in _reached(schema):
         for at, number in _changed_numbers(each):
             message = (
-                f"{str(number)[:_TOLD]} is not one of the library's numbers (float64); expected a rule or a string"
+                f"{str(number)[:_SHOWN]} is not one of the library's numbers (float64); expected a rule or a string"
             )
             raise SchemaRefused(path + at, message)
 
 
 def exact_grammar(schema: Any) -> str | None:
-    """Lark for a schema with numbers that the library would take for others; None where it keeps all of them.
+    """Lark for a schema with numbers that the library would change; None if it keeps all of them.
 
-    Raises SchemaRefused where there are too many keywords around such a number.
+    Raises SchemaRefused if there are too many keywords around such a number.
     """
     if any(_is_changed(each) for _, each in _reached(schema)):
         return _ExactGrammar(schema).text()
@@ -146,7 +146,7 @@ def exact_grammar(schema: Any) -> str | None:
 
 
 def schema_rule(schema: Any) -> str:
-    """The body of a Lark rule that matches what the schema allows. Raises SchemaRefused as `exact_grammar` does."""
+    """The body of a Lark rule for the values of the schema. Raises SchemaRefused as `exact_grammar` does."""
     exact = exact_grammar(schema)
     return _library_rule(schema) if exact is None else f"%lark {{\n{exact}\n}}"
 
@@ -157,7 +157,7 @@ def _library_rule(schema: Any) -> str:
 
 
 def _reached(root: Any, path: str = "", schema: Any = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`schema`, by default `root`, and the schemas that it applies, each once, with their paths from `root`."""
+    """`schema`, by default `root`, and the schemas that it applies, once each, with their paths from `root`."""
     seen, places = set[int](), [(path, root if schema is None else schema)]
     while places:
         path, each = places.pop()
@@ -181,7 +181,7 @@ def _applied(root: Any, path: str, schema: dict[str, Any]) -> Iterator[tuple[str
 
 
 def _targets(root: dict[str, Any], reference: str) -> Iterator[tuple[str, Any]]:
-    """The schema at a JSON pointer within `root`; all definitions where the reference is of another kind."""
+    """The schema at a JSON pointer within `root`; all definitions if the reference is of another kind."""
     if reference == "#" or reference.startswith("#/"):
         yield reference[1:], _at(root, reference)
         return
@@ -191,7 +191,7 @@ def _targets(root: dict[str, Any], reference: str) -> Iterator[tuple[str, Any]]:
 
 
 def _at(root: Any, pointer: str) -> Any:
-    """None where there is nothing, which the library refuses."""
+    """The value at a JSON pointer; None if there is none, which the library refuses."""
     value = root
     for part in unquote(pointer).split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -213,7 +213,7 @@ def _check_keywords(path: str, schema: dict[str, Any]) -> None:
         if keyword == "nullable" and value is not False:
             raise SchemaRefused(f"{path}/{keyword}", 'is not of JSON Schema; expected "type": [..., "null"] instead')
         if keyword not in _CONSTRAINTS | ANNOTATIONS | {"nullable"} and not keyword.startswith("x-"):
-            raise SchemaRefused(f"{path}/{_escaped(keyword)[:_TOLD]}", "is not a keyword that a grammar can keep to")
+            raise SchemaRefused(f"{path}/{_escaped(keyword)[:_SHOWN]}", "is not a keyword that a grammar can keep to")
 
 
 def _is_changed(schema: dict[str, Any]) -> bool:
@@ -221,7 +221,7 @@ def _is_changed(schema: dict[str, Any]) -> bool:
 
 
 def _changed_numbers(schema: dict[str, Any]) -> Iterator[tuple[str, Number]]:
-    """The numbers that the library takes for others, of this schema without those that it applies."""
+    """The numbers that the library would change, of this schema without the schemas that it applies."""
     for keyword in schema.keys() & {"const", "enum"}:
         yield from ((f"/{keyword}{at}", each) for at, each in _numbers(schema[keyword]) if not _is_kept(each))
     for bound in _BOUNDS:
@@ -247,7 +247,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_kept(number: Number) -> bool:
-    """Whether the library writes this constant: int64 by way of a float64, others as a float64's shortest decimal."""
+    """Whether the library keeps this constant: it writes int64 by way of a float64, others as its shortest decimal."""
     if not isinstance(number, int):
         return isinstance(number, float)
     if abs(number) < 2**63:
@@ -256,7 +256,7 @@ def _is_kept(number: Number) -> bool:
 
 
 def _is_kept_bound(number: Number, exclusive: bool) -> bool:
-    """Whether the library counts from this number. To an exclusive bound it adds 1.0, and it knows 18 digits."""
+    """Whether the library keeps this bound. It adds 1.0 to an exclusive bound, and has 18 digits."""
     if isinstance(number, Decimal) or abs(number) >= 10**18:
         return False
     if abs(number) < 2**53:
@@ -265,7 +265,7 @@ def _is_kept_bound(number: Number, exclusive: bool) -> bool:
 
 
 class _ExactGrammar:
-    """Lark for a schema with numbers that the library changes. Schemas within that have none are left to it."""
+    """Writes Lark for a schema with numbers that the library changes. Other subschemas are left to the library."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
@@ -281,7 +281,7 @@ class _ExactGrammar:
         return "\n".join([f"start: {start}", *(f"{name}: {body}" for name, body in self._rules.items())])
 
     def _schemas_above_changes(self) -> set[int]:
-        """Identities of the schemas with a number that the library changes, and of all that apply one of them."""
+        """Identities of the schemas with a number that the library changes, and of all schemas that apply them."""
         above: dict[int, list[int]] = {}
         changed = list[int]()
         for path, each in _reached(self._root):
@@ -301,7 +301,7 @@ class _ExactGrammar:
         return _is_changed(schema) or any(id(each) in self._touched for _, each in _applied(self._root, path, schema))
 
     def _body(self, path: str, schema: Any) -> str:
-        """The symbols of a rule that match what the schema allows."""
+        """The symbols of a rule that match the values of the schema."""
         if not self._is_touched(path, schema):
             return self._by_library(path, schema)
         keywords = schema.keys() & _CONSTRAINTS
@@ -319,7 +319,7 @@ class _ExactGrammar:
         return _either(self._of_type(path, schema, name) for name in _types(schema))
 
     def _by_library(self, path: str, schema: Any) -> str:
-        """A boolean schema, or one whose numbers are kept, with the definitions that it refers to."""
+        """A rule by the library for a boolean schema, or a schema whose numbers are kept, with its definitions."""
         if not isinstance(schema, dict):
             return _library_rule({} if schema is True else {"allOf": [schema]})
         own = {keyword: value for keyword, value in schema.items() if keyword not in _DEFINITIONS}
@@ -402,7 +402,7 @@ class _ExactGrammar:
         if not isinstance(properties, dict) or not isinstance(required, list):
             self._refuse(path, schema)
         names = list(dict.fromkeys([*properties, *map(str, required)]))
-        first = after = ""  # what follows the brace, and what follows a member: built from the end
+        first = after = ""  # the rules after the brace and after a member, built from the end
         if others is not False:
             taken = " | ".join(_quoted(_json(name)) for name in names)
             name = self._terminal(_NAME + (f" & ~({taken})" if names else ""))
@@ -428,13 +428,13 @@ class _ExactGrammar:
         at, number = next(found, (path, ""))
         raise SchemaRefused(
             at,
-            f"{str(number)[:_TOLD]} is not one of the numbers of a grammar (float64), and the keywords of "
+            f"{str(number)[:_SHOWN]} is not one of the numbers of a grammar (float64), and the keywords of "
             f"{path or 'the schema'} are too many to write it by its digits; expected only {_SIMPLE}, or a string",
         )
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
-    """The types that the schema allows; all where it names none."""
+    """The types that the schema allows; all types if it names none."""
     named = schema.get("type", [name for name in _OF_TYPE if name != "integer"])
     return [str(each) for each in (named if isinstance(named, list) else [named])]
 
@@ -467,7 +467,7 @@ def _json(value: Any) -> str:
 
 
 def _pieces(value: Any) -> str:
-    """The JSON text in the symbols that schemas' grammars have, so that alternatives may begin alike."""
+    """The JSON text in the symbols of schemas' grammars, so that alternatives may have a common beginning."""
     if isinstance(value, dict):
         inner = [f'{_quoted(_json(name))} ": " {_pieces(each)}' for name, each in value.items()]
         return " ".join(['"{"', ' ", " '.join(inner), '"}"'])
@@ -487,7 +487,7 @@ def _integers(low: int | None, high: int | None) -> str:
 
 
 def _decimals(low: int | None, high: int | None) -> str:
-    """The same of decimal numbers."""
+    """A regular expression of the decimal numbers from `low` to `high`, both included."""
     parts = []
     if low is None or low < 0:
         parts.append("-" + _magnitudes(0 if high is None else max(0, -high), None if low is None else -low))
@@ -515,7 +515,7 @@ def _naturals(low: int, high: int | None) -> str:
 
 
 def _digits(low: str, high: str) -> str:
-    """The numbers between two of as many digits."""
+    """A regular expression of the numbers between two numbers of the same length."""
     if low == high:
         return low
     if not low.strip("0") and not high.strip("9"):

@@ -1,4 +1,4 @@
-"""The markup of a tokenizer: added tokens that structure a prompt, and an encoder of text that never gives one."""
+"""The markup of a tokenizer: added tokens that structure a prompt, and an encoder of text that never produces one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _HTML = re.compile(
     "|nav|ol|option|p|pre|q|s|samp|script|section|select|small|span|strike|strong|style|sub|sup|svg|table|tbody|td"
     "|textarea|tfoot|th|thead|title|tr|tt|u|ul|var|video)/?>"
 )
-"""Tags that models write as text; Gemma's vocabulary has tokens for them."""
+"""Tags that are text, though Gemma's vocabulary has tokens for them."""
 
 
 def is_markup(content: str, *, special: bool) -> bool:
-    """Whether an added token is markup: it is flagged special, or has the shape of a mark and is no tag of HTML.
+    """Whether an added token is markup: it is flagged special, or has the shape of a mark and is not a tag of HTML.
 
     Other added tokens are text: runs of blanks and newlines, words.
     """
@@ -37,8 +37,8 @@ def is_markup(content: str, *, special: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A markup token in a text, at characters `start` to `end`, the last one not included. The blanks around it that
-    it takes are part of that; `first` and `last` are its own characters.
+    """A markup token in a text, at characters `start` to `end`, the last one not included. Blanks around it that
+    belong to the token are included; `first` and `last` are the mark's own characters.
     """
 
     token_id: int
@@ -54,7 +54,7 @@ class Markup:
 
     Attributes:
         ids: ids of all markup tokens by their texts.
-        hidden: texts of the tokens flagged special, which decoding leaves out.
+        hidden: texts of the tokens flagged special, which decoding omits.
         ends: the first and the last character of every markup text, blanks aside.
         characters: all characters of markup texts, without blanks.
     """
@@ -76,12 +76,12 @@ class Markup:
         return self._found(text, self._encoded(text))
 
     def encode(self, text: str, is_text: Callable[[int], bool]) -> list[int]:
-        """Ids of a text. Markup is text where any of its characters `is_text`.
+        """Ids of a text. A mark is text if any of its characters `is_text`.
 
-        Without any such markup they are the tokenizer's own; otherwise those that it gives where that markup has other
-        texts. No special tokens are put around them.
+        Without such marks they are the tokenizer's own ids; otherwise the ids of a tokenizer in which these marks have
+        other texts. No special tokens are put around them.
 
-        Raises ValueError where other markup tokens come out than those that are left.
+        Raises ValueError if the ids contain other markup tokens than the marks that are left.
         """
         encoding = self._encoded(text)
         found = self._found(text, encoding)
@@ -91,12 +91,12 @@ class Markup:
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text in which nothing is markup. Raises ValueError as `encode` does.
 
-        Decoded, they are the text wherever the tokenizer's own ids are.
+        They decode to the text if the tokenizer's own ids do.
         """
         return self.encode(text, lambda _: True)
 
     def _encode(self, text: str, kept: Sequence[Mark]) -> list[int]:
-        """Ids of a text in which nothing but `kept` is markup."""
+        """Ids of a text in which only `kept` is markup."""
         pieces, place = [], 0
         for mark in kept:
             pieces += [text[place : mark.start], self._names[mark.text]]
@@ -104,7 +104,9 @@ class Markup:
         ids = list(self._renamed.encode("".join([*pieces, text[place:]]), add_special_tokens=False).ids)
         found = [index for index in ids if index in self._texts and index != self._unknown]
         if found != [mark.token_id for mark in kept if mark.token_id != self._unknown]:
-            raise ValueError("the tokenizer cannot tell this text from markup: markup tokens come out that it lacks")
+            raise ValueError(
+                "the tokenizer cannot tell this text from markup: its ids have markup tokens that the text has not"
+            )
         return ids
 
     def _encoded(self, text: str) -> Encoding:
@@ -124,7 +126,7 @@ class Markup:
 
     @cached_property
     def _unknown(self) -> int | None:
-        """The token that stands for characters which the vocabulary lacks."""
+        """The token of characters outside the vocabulary."""
         name = getattr(self._tokenizer.model, "unk_token", None)
         return None if name is None else self._tokenizer.token_to_id(name)
 
@@ -136,7 +138,7 @@ class Markup:
 
     @property
     def _renamed(self) -> FastTokenizer:
-        """The tokenizer in which markup tokens have other texts, made once. Raises ValueError where ids change."""
+        """The tokenizer in which markup tokens have other texts, made once. Raises ValueError if ids change."""
         with self._building:
             return self._made
 
@@ -145,7 +147,7 @@ class Markup:
         document = json.loads(self._tokenizer.to_str())
         for token in document["added_tokens"]:
             token["content"] = self._names.get(token["content"], token["content"])
-        document["post_processor"] = None  # it asks for special tokens by their texts
+        document["post_processor"] = None  # it refers to special tokens by their texts
         _rename(document["model"], self._names)
         renamed = FastTokenizer.from_str(json.dumps(document))
         for text, index in self.ids.items():
@@ -155,16 +157,16 @@ class Markup:
 
 
 def _is_spelled(text: str, mark: Mark) -> bool:
-    """Whether the unknown token is there by its text, and not for characters that the vocabulary lacks."""
+    """Whether the text spells the unknown token, which otherwise represents characters outside the vocabulary."""
     return text[mark.first : mark.last + 1] == mark.text.strip(_BLANK)
 
 
 def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Rename tokens of a vocabulary. Without merges that make one of them, or are made of one, no text gives them."""
+    """Rename tokens of a vocabulary, and remove the merges with them, so that no text produces them."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {names.get(token, token): index for token, index in vocabulary.items()}
-    else:  # of Unigram: tokens in the order of their ids, with scores
+    else:  # Unigram: tokens in the order of their ids, with scores
         model["vocab"] = [[names.get(token, token), score] for token, score in vocabulary]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]

@@ -10,8 +10,8 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _byte_level() -> dict[str, int]:
-    """Bytes by the characters that byte-level vocabularies write them as: GPT-2's table, in which printable characters
-    of Latin-1 stand for themselves and the others are counted from U+0100 on.
+    """Bytes by their characters in byte-level vocabularies: GPT-2's table, in which printable bytes are Latin-1 and the
+    others are counted from U+0100 on.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in plain]
@@ -24,8 +24,8 @@ _BYTE_LEVEL = _byte_level()
 def token_bytes(name: str, text: str) -> bytes | None:
     """The bytes that a token adds to a text.
 
-    `name` is its text in the vocabulary, `text` what a decoder makes of it alone: bytes that are not UTF-8 alone are
-    U+FFFD there, and a SentencePiece decoder strips a space. None if the vocabulary writes bytes in another way.
+    `name`: its text in the vocabulary; `text`: its decoded text alone, in which bytes that are not UTF-8 are U+FFFD,
+    and a SentencePiece decoder strips a space. None if the vocabulary writes bytes in another way.
     """
     if text != name and (byte := _BYTE.fullmatch(name)) is not None:
         return bytes([int(byte[1], 16)])

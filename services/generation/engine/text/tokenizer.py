@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the tokenizer and the chat template that came with the model."""
+"""Text to token ids and back, by the model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.files.gguf_file import is_gguf
 
 _CONTEXT = 4
-"""Tokens of the prompt that stand before the first one decoded."""
+"""Tokens of the prompt before the first decoded token."""
 _ROLES = ("bos_token", "eos_token")
-"""Special tokens for which a tokenizer's class in transformers has defaults, and that chat templates write."""
+"""Special tokens of chat templates for which tokenizer classes in transformers have defaults."""
 _TAIL = 8  # tokens at a prompt's end in which a thought may have begun
 
 
 class TextCodec(Protocol):
-    """What requests need of a tokenizer: `Tokenizer` here, or that of another engine. Safe from any thread; a far one
-    answers slowly and may raise ValueError.
+    """The tokenizer of a model for requests: `Tokenizer`, or another engine's. Safe from any thread; a `far` tokenizer
+    is slow and may raise ValueError.
     """
 
     @property
@@ -60,12 +60,12 @@ class TextCodec(Protocol):
 
     @property
     def markup(self) -> Mapping[str, int]:
-        """Ids of the tokens that structure prompts and outputs, by their texts (`engine/text/markup.py`)."""
+        """Ids of the tokens that structure prompts and outputs, by text (`engine/text/markup.py`)."""
         ...
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Texts of the markup that decoding leaves out: of tokens flagged special."""
+        """Texts of the markup that decoding omits: tokens flagged special."""
         ...
 
     def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None: ...
@@ -75,11 +75,11 @@ class TextCodec(Protocol):
     def encode_output(self, text: str) -> list[int]: ...
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is markup. Raises ValueError where the tokenizer cannot tell the two apart."""
+        """Ids of a text in which nothing is markup. Raises ValueError if the tokenizer cannot tell text from markup."""
         ...
 
     def may_spell_markup(self, texts: Iterable[str]) -> bool:
-        """Whether texts have a character that markup begins or ends with: the first to spell markup takes seconds."""
+        """Whether texts contain a first or last character of markup, whose first encoding as text takes seconds."""
         ...
 
     def encode_chat(
@@ -88,11 +88,11 @@ class TextCodec(Protocol):
 
     @property
     def infill(self) -> InfillMarks | None:
-        """The marks for filling in the middle; None where the model knows none."""
+        """The marks for filling in the middle; None for a model without them."""
         ...
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """Ids of a prompt whose middle the model writes. Both are text, whatever they spell; there are marks."""
+        """Ids of a prompt whose middle the model writes, for a model with marks. Both are text, whatever they spell."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
@@ -100,11 +100,11 @@ class TextCodec(Protocol):
     def decode_all(self, token_ids: Sequence[int]) -> str: ...
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The bytes that a token adds to a text, none if decoding leaves it out; None if they are not known."""
+        """The bytes that a token adds to a text, empty if decoding omits it; None if they are not known."""
         ...
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder | None:
-        """None where the text of a token depends on its neighbours."""
+        """A decoder of one sequence; None if the text of a token depends on its neighbours."""
         ...
 
 
@@ -112,16 +112,16 @@ class Tokenizer:
     """The model's tokenizer. Encoding and decoding are safe from any thread."""
 
     def __init__(self, path: Path) -> None:
-        """Load that of a directory or a GGUF file. Raises TargetError if there is no fast tokenizer that loads."""
+        """Load the tokenizer of a directory or a GGUF file. Raises TargetError if it has no fast tokenizer."""
         try:
             self._tokenizer = gguf_tokenizer(path) if is_gguf(path) else _folder_tokenizer(path)
             self._fast: FastTokenizer = self._tokenizer.backend_tokenizer
-            self._fast.no_truncation()  # tokenizer.json may carry what it was trained with
+            self._fast.no_truncation()  # tokenizer.json may contain settings of its training
             self._fast.no_padding()
             self._markup = Markup(self._fast)
         except TargetError:
             raise
-        except Exception as error:  # many kinds, each of them about these files
+        except Exception as error:  # errors of many kinds, each about these files
             raise ConfigInvalid(f"{path}: the tokenizer does not load: {error}") from error
 
     far = False
@@ -147,25 +147,25 @@ class Tokenizer:
         return list(self._fast.encode(text).ids)
 
     def encode_output(self, text: str) -> list[int]:
-        """Ids of a text that a model might write."""
+        """Ids of a text as an output, without special tokens around it."""
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of a text in which nothing is markup. Raises ValueError where the tokenizer cannot tell the two apart."""
+        """Ids of a text in which nothing is markup. Raises ValueError if the tokenizer cannot tell text from markup."""
         return self._markup.encode_plain(text)
 
     def may_spell_markup(self, texts: Iterable[str]) -> bool:
-        """Whether texts have a character that markup begins or ends with: the first to spell markup takes seconds."""
+        """Whether texts contain a first or last character of markup, whose first encoding as text takes seconds."""
         return not all(map(self._markup.ends.isdisjoint, texts))
 
     def encode_chat(
         self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = (), *, continued: bool = False
     ) -> list[int]:
-        """Ids of a conversation under the model's chat template, ready for the assistant's next turn, or for more of
-        the last one where it is `continued`. Markup that texts spell is text (`engine/text/conversation.py`).
+        """Ids of a conversation by the model's chat template, ready for the assistant's next turn, or for the rest of
+        the last turn if it is `continued`. Markup in texts is text (`engine/text/conversation.py`).
 
-        A message has role and content, perhaps tool_calls and tool_call_id; it and `tools` are as transformers has
-        them, arguments and parameters as values.
+        A message has role and content, perhaps tool_calls and tool_call_id; messages and `tools` have the form of
+        transformers, arguments and parameters as values.
 
         Raises:
             ValueError: the model has no chat template, the template refuses these messages, or the last one cannot be
@@ -180,7 +180,7 @@ class Tokenizer:
             raise ValueError("their arguments or parameters are nested too deep") from None
 
     def encode_chat_as_markup(self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """The ids that `encode_chat` gave before texts were told from markup: those of older receipts."""
+        """The ids by the former `encode_chat`, which encoded markup in texts as markup, for older receipts."""
         text = self._rendered(Conversation(messages, tools))
         return list(self._fast.encode(text, add_special_tokens=False).ids)
 
@@ -191,17 +191,17 @@ class Tokenizer:
             messages, tools = plain_turns(messages, tools), []
         try:
             return self._laid_out(messages, not conversation.continued, tools)
-        except Exception as error:  # a template is code: it raises what it likes
+        except Exception as error:  # a template is code and may raise any error
             raise ValueError(f"the chat template refuses them: {error}") from error
 
     @cached_property
     def infill(self) -> InfillMarks | None:
-        """The marks for filling in the middle; None where the model knows none."""
+        """The marks for filling in the middle; None for a model without them."""
         return infill_marks(self.markup)
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """Ids of a prompt whose middle the model writes, with the special tokens that a prompt begins with. Both texts
-        hold no markup. Raises ValueError for a model that knows no such prompts.
+        """Ids of a prompt whose middle the model writes, with the special tokens at its beginning. Both texts are
+        encoded without markup. Raises ValueError for a model without marks.
         """
         if (marks := self.infill) is None:
             raise ValueError("this model's tokenizer has no marks for filling in the middle")
@@ -217,7 +217,7 @@ class Tokenizer:
         return whole[: next(begins, 0)]
 
     def _encode_behind(self, text: str) -> list[int]:
-        """Ids of a text behind another, without the blank that SentencePiece's tokenizers put before a text."""
+        """Ids of a text after another text, without the blank that SentencePiece's tokenizers put before a text."""
         (first, *_), behind = self.encode_plain("a"), self.encode_plain("\n" + text)
         newline = self.encode_plain("\n")
         prepends = (self._fast.id_to_token(first) or "").startswith("\u2581")
@@ -225,11 +225,11 @@ class Tokenizer:
 
     @property
     def tool_calls(self) -> ToolCallSyntax:
-        """How this model calls tools, special tokens included."""
+        """The syntax of this model's tool calls, special tokens included."""
         return self._native_calls or PLAIN
 
     def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None:
-        """How this model shows what it thinks before it answers this prompt; None where it does not."""
+        """The syntax of this model's thoughts before its answer to this prompt; None if it shows none."""
         if (syntax := self._thoughts) is None:
             return None
         return replace(syntax, begun=self.decode_all(prompt[-_TAIL:]).rstrip().endswith(syntax.open))
@@ -240,22 +240,22 @@ class Tokenizer:
 
     @property
     def markup(self) -> Mapping[str, int]:
-        """Ids of the tokens that structure prompts and outputs, by their texts."""
+        """Ids of the tokens that structure prompts and outputs, by text."""
         return self._markup.ids
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Texts of the markup that decoding leaves out."""
+        """Texts of the markup that decoding omits."""
         return self._markup.hidden
 
     @cached_property
     def _native_calls(self) -> ToolCallSyntax | None:
-        """None where the chat template knows no tools, or writes calls in another way than as JSON."""
+        """The syntax of calls; None if the chat template has no tools, or does not write calls as JSON."""
         hello = [{"role": "user", "content": "Hello."}]
         try:
             if self._laid_out(hello, True, [PROBE_TOOL]) == self._laid_out(hello, True, []):
                 return None
-        except Exception:  # as above
+        except Exception:  # a template may raise any error
             return None
         return learned_syntax(lambda turns, prompt: self._laid_out(turns, prompt, [PROBE_TOOL]))
 
@@ -270,20 +270,20 @@ class Tokenizer:
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
-        """The text as from `decode`, with that of special tokens."""
+        """The text of all tokens, special tokens included."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The bytes that a token adds to a text, none if decoding leaves it out; None if they are not known."""
+        """The bytes that a token adds to a text, empty if decoding omits it; None if they are not known."""
         return token_bytes(self._fast.id_to_token(token_id) or "", self.decode([token_id]))
 
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder for one new sequence, which goes on after `prompt`."""
+        """A decoder for one new sequence after `prompt`."""
         return StreamDecoder(self._fast, prompt)
 
 
 def _folder_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a directory: tokenizer.json as it is, where there is one.
+    """The tokenizer of a directory: tokenizer.json as it is, if there is one.
 
     AutoTokenizer replaces the normalizer and the split of several families with its own, whatever the file has.
     """
@@ -294,7 +294,7 @@ def _folder_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     given = json.loads(place.read_bytes()) if place.exists() else {}
     missing = [role for role in _ROLES if role not in given and getattr(tokenizer, role) is None]
     if missing:
-        with suppress(Exception):  # the class that the configuration names cannot hold this vocabulary
+        with suppress(Exception):  # the configured class cannot load this vocabulary
             usual = AutoTokenizer.from_pretrained(path, local_files_only=True)
             for role in missing:
                 token = getattr(usual, role)
@@ -306,25 +306,25 @@ def _folder_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 class StreamDecoder:
     """`TokenDecoder` over the tokenizers library's incremental decoder.
 
-    Some decoders strip a text's first space (those of Llama 2 and Mistral 7B), so the end of the prompt stands before
-    the first token. Takes any sequence of ids. Where a tokenizer falls back to bytes, bytes that are not UTF-8 change
-    the text of those before them, and the library's decoder raises; then what was open ends as U+FFFD, and decoding
-    goes on afresh.
+    Some decoders strip a text's first space (Llama 2, Mistral 7B), so the end of the prompt is decoded before the first
+    token. Accepts any sequence of ids. If a tokenizer falls back to bytes, bytes that are not UTF-8 change the text of
+    the bytes before them, and the library's decoder raises; then the open bytes become U+FFFD, and decoding starts
+    again.
     """
 
     def __init__(self, tokenizer: FastTokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._before = self._whole(list(prompt[-_CONTEXT:]))
-        self._stream = self._afresh()
+        self._stream = self._new_stream()
         self._open: list[int] = []
 
     def feed(self, token: int) -> str:
         try:
             return self._step(token)
-        except Exception:  # the library has no type of its own for "Invalid prefix encountered"
+        except Exception:  # the library has no type for "Invalid prefix encountered"
             ended = self.flush()
             self._open.clear()
-            self._stream = self._afresh()
+            self._stream = self._new_stream()
             return ended + self._step(token)
 
     def _step(self, token: int) -> str:
@@ -339,10 +339,10 @@ class StreamDecoder:
     def flush(self) -> str:
         return self._tokenizer.decode(self._open, skip_special_tokens=True) if self._open else ""
 
-    def _afresh(self) -> DecodeStream:
+    def _new_stream(self) -> DecodeStream:
         return DecodeStream(ids=self._before, skip_special_tokens=True)
 
     def _whole(self, ids: list[int]) -> list[int]:
-        """`ids`, or none of them where they end within a character: what completes it then stands alone."""
+        """`ids`, or none of them if they end within a character: its last bytes are then decoded alone."""
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
         return [] if text.endswith("\N{REPLACEMENT CHARACTER}") else ids

@@ -1,4 +1,4 @@
-"""Calls of tools in prompts and outputs: JSON written as text, and turns for chat templates that know no tools."""
+"""Tool calls in prompts and outputs: JSON as text, and turns for chat templates without tools."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Turns = list[dict[str, Any]]
 
 _NAMES = ("kolm_probe_first", "kolm_probe_second")
 _ARGUMENTS = re.compile(r'\{\s*"kolm_probe_key"\s*:\s*"kolm_probe_value"\s*\}')
-_ID = "kolmprobe"  # nine letters: Mistral's templates take no other length
-_WRITTEN_ID = re.compile(rf',\s*"id"\s*:\s*"{_ID}"')  # models do not write what templates put there
-_THOUGHT = re.compile(r"<think>\s*</think>\s*")  # before a last turn, by Qwen's templates
+_ID = "kolmprobe"  # nine letters: required by Mistral's templates
+_WRITTEN_ID = re.compile(rf',\s*"id"\s*:\s*"{_ID}"')  # written by templates and not by models
+_THOUGHT = re.compile(r"<think>\s*</think>\s*")  # before a last turn, written by Qwen's templates
 PROBE_TOOL = {
     "type": "function",
     "function": {"name": _NAMES[0], "description": "", "parameters": {"type": "object", "properties": {}}},
@@ -24,8 +24,8 @@ _USER = {"role": "user", "content": "Hello."}
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """An output that calls: `open`, name, `middle`, arguments, then `between`, name, `middle`, arguments for each
-    further call, and `close`. `between` is None where the template writes a single call.
+    """The form of an output with calls: `open`, name, `middle`, arguments, then `between`, name, `middle`, arguments
+    for each further call, and `close`. `between` is None if the template writes a single call.
     """
 
     open: str
@@ -34,7 +34,7 @@ class ToolCallSyntax:
     close: str
 
     def without(self, special: Iterable[str]) -> ToolCallSyntax:
-        """The syntax in decoded text, where special tokens have no text."""
+        """The syntax in decoded text, in which special tokens have no text."""
 
         def plain(text: str) -> str:
             for token in special:
@@ -56,13 +56,14 @@ PLAIN = ToolCallSyntax(
     between='}\n</tool_call>\n<tool_call>\n{"name": "',
     close="}\n</tool_call>",
 )
-"""The syntax of Hermes and Qwen, for templates that know no tools."""
+"""The syntax of Hermes and Qwen, for templates without tools."""
 
 
 def learned_syntax(render: Callable[[Turns, bool], str]) -> ToolCallSyntax | None:
-    """`render` lays turns out, with or without the beginning of the assistant's next turn, and with `PROBE_TOOL`.
+    """Learn the syntax of a template. `render` renders turns with `PROBE_TOOL`, with or without the beginning of the
+    assistant's next turn.
 
-    None where a call is not written as name and JSON arguments.
+    None if a call is not written as name and JSON arguments.
     """
     try:
         prefix, answer = render([_USER], True), render([_USER, {"role": "assistant", "content": _NAMES[0]}], False)
@@ -91,7 +92,7 @@ def _written(render: Callable[[Turns, bool], str], count: int) -> str:
 
 
 def _parts(text: str, prefix: str) -> list[str] | None:
-    """The text before, between and after names and arguments; None unless there are both, in this order."""
+    """The texts before, between and after names and arguments; None unless both occur in this order."""
     if not text.startswith(prefix):
         return None
     rest = _THOUGHT.sub("", text[len(prefix) :])
@@ -115,7 +116,7 @@ _EXAMPLE = PLAIN.written([("NAME", "{…}")])
 
 
 def plain_turns(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[Turn]:
-    """Calls as text, results as the user's, and the tools told in the first turn of system or user."""
+    """The turns with calls as text, results as the user's turns, and tools described in the first turn."""
     plain: list[Turn] = []
     for turn in turns:
         if turn["role"] != "tool":

@@ -12,7 +12,7 @@ import pytest
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.drafter import Budget, Draft, Drafter
-from services.generation.engine.engine import Engine
+from services.generation.engine.engine import EngineThread
 from services.generation.engine.events import Event, Finished, Outcome
 from services.generation.engine.request import EngineFull, EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
@@ -342,7 +342,7 @@ def subnormal_core() -> tuple[EngineCore, EngineRequest]:
 def subnormal_outcome() -> Outcome:
     """In an engine of its own."""
     core, asked = subnormal_core()
-    engine, events = Engine(core), queue.SimpleQueue[Event]()
+    engine, events = EngineThread(core), queue.SimpleQueue[Event]()
     engine.start()
     try:
         submit(engine, asked, events.put)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.generation.engine.core import EngineCore, EngineSettings
-from services.generation.engine.engine import AsyncEngine, Engine
+from services.generation.engine.engine import AsyncEngine, EngineThread
 from services.generation.engine.events import Chunk, Event, Finished
 from services.generation.engine.request import EngineFull, EngineRequest, EngineStopped, InvalidRequest, SamplingParams
 from services.generation.target.rows import Rows
@@ -45,10 +45,10 @@ def target() -> GatedTarget:
 
 
 @pytest.fixture
-def engine(target: GatedTarget) -> Iterator[Engine]:
+def engine(target: GatedTarget) -> Iterator[EngineThread]:
     clock = iter(range(10**9))
     core = EngineCore(target, {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: float(next(clock)))
-    engine = Engine(core)
+    engine = EngineThread(core)
     engine.start()
     yield engine
     target.gate.set()
@@ -66,20 +66,20 @@ def last(events: queue.Queue[Event]) -> Finished:
     return event
 
 
-def test_events_arrive_from_the_engine_thread(engine: Engine) -> None:
+def test_events_arrive_from_the_engine_thread(engine: EngineThread) -> None:
     events: queue.Queue[Event] = queue.Queue()
     submit(engine, request(), events.put)
     assert last(events).outcome.token_ids == (0,) * 5
     assert engine.load().blocks_used == 0
 
 
-def test_an_invalid_request_raises_where_it_was_submitted(engine: Engine) -> None:
+def test_an_invalid_request_raises_where_it_was_submitted(engine: EngineThread) -> None:
     with pytest.raises(InvalidRequest, match="max_tokens"):
         submit(engine, request(max_tokens=0), print)
     assert engine.alive
 
 
-def held_after_its_first_chunk(engine: Engine, target: GatedTarget) -> queue.Queue[Event]:
+def held_after_its_first_chunk(engine: EngineThread, target: GatedTarget) -> queue.Queue[Event]:
     """Submit a long request; its engine waits in the pass after the first chunk."""
     events: queue.Queue[Event] = queue.Queue()
     seen = threading.Event()
@@ -95,7 +95,7 @@ def held_after_its_first_chunk(engine: Engine, target: GatedTarget) -> queue.Que
     return events
 
 
-def test_a_cancelled_request_ends_and_its_place_is_free(engine: Engine, target: GatedTarget) -> None:
+def test_a_cancelled_request_ends_and_its_place_is_free(engine: EngineThread, target: GatedTarget) -> None:
     events = held_after_its_first_chunk(engine, target)
     engine.cancel("r")
     target.gate.set()
@@ -103,7 +103,7 @@ def test_a_cancelled_request_ends_and_its_place_is_free(engine: Engine, target: 
     assert engine.load().running == 0
 
 
-def test_stopping_ends_what_runs_as_cancelled(engine: Engine, target: GatedTarget) -> None:
+def test_stopping_ends_what_runs_as_cancelled(engine: EngineThread, target: GatedTarget) -> None:
     events = held_after_its_first_chunk(engine, target)
     stopping = threading.Thread(target=engine.stop)
     stopping.start()
@@ -116,7 +116,7 @@ def test_stopping_ends_what_runs_as_cancelled(engine: Engine, target: GatedTarge
         submit(engine, request("late"), events.put)
 
 
-def test_a_fault_in_the_target_ends_every_request_with_it(engine: Engine, target: GatedTarget) -> None:
+def test_a_fault_in_the_target_ends_every_request_with_it(engine: EngineThread, target: GatedTarget) -> None:
     events: queue.Queue[Event] = queue.Queue()
     target.gate.clear()
     submit(engine, request("a", 4000), events.put)
@@ -136,8 +136,7 @@ class Running:
     def __init__(self, **bounds: int) -> None:
         self.target, self.now, self.handed_over = GatedTarget(), 0.0, 0
         core = EngineCore(self.target, {}, LetterDecoder, CHEAP_ROWS, EngineSettings(**bounds), lambda: 0.0)  # type: ignore[arg-type]
-        self.thread = Engine(core)
-        self.engine = AsyncEngine(self.thread, lambda: self.now)
+        self.engine = AsyncEngine(core, lambda: self.now)
         arrived = self.engine._arrived
 
         def counted(events: list[object]) -> None:
@@ -159,7 +158,6 @@ class Running:
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
     running = Running(max_waiting=20)
-    running.thread.start()
     yield running
     running.target.gate.set()
     await running.engine.stop()
@@ -182,7 +180,7 @@ async def test_all_choices_are_in_the_first_pass(running: Running) -> None:
     outcomes = [event.outcome for event in await ended(events, 4) if isinstance(event, Finished)]
     assert [ticket.alone for ticket in tickets] == [False] * 4
     assert [outcome.token_ids for outcome in outcomes] == [(0,) * 5] * 4
-    assert running.thread.totals.passes == 20
+    assert running.engine.totals.passes == 20
     assert running.target.passes == 5
 
 

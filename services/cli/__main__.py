@@ -1,4 +1,4 @@
-"""`python -m services.cli` is `kolm`, for where the command is not on the path."""
+"""`python -m services.cli` is `kolm`, if the command is not on the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kolm audit`: compute receipted requests again."""
+"""`kolm audit`: recompute receipted requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +23,11 @@ from services.cli.trust import trust_own
 
 if TYPE_CHECKING:
     from services.auditor.auditor import Auditor, Examined, Left
+    from services.auditor.foreign import ForeignPlan
     from services.auditor.serving import AuditorPlan
 
 
+_ENGINES, _ENGINES_IN_WORDS = ("vllm", "sglang", "llama-server"), "vllm, sglang or llama-server"
 _POLL_SECONDS = 0.5
 
 _FOUND = ("outcome", "tokens_compared", "deviation", "verification", "replayed_by", "reason", "tampered")
@@ -32,26 +35,32 @@ _FOUND = ("outcome", "tokens_compared", "deviation", "verification", "replayed_b
 
 def run(
     sample: Annotated[
-        float, Option(min=0.0, max=1.0, help="Share of receipts to replay beyond those owed, 1 for all.")
+        float, Option(min=0.0, max=1.0, help="Share of receipts to replay in addition to owed ones; 1 is all.")
     ] = 1.0,
     model: Annotated[
         Path | None,
-        options.model("--model", "The audited base, loaded here: a transformers directory, a GGUF file, or smollm2."),
+        options.model("--model", "The audited base, to load here: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
     engine: EngineOptions = ENGINE,
     served_by: Annotated[
         str | None,
-        Option("--engine", metavar="vllm|sglang|llama-server", help="Another engine has computed the receipts."),
+        Option(
+            "--engine",
+            metavar="vllm|sglang|llama-server",
+            help="The engine that computed the receipts, if not kolm's own.",
+        ),
     ] = None,
     plain_url: Annotated[
         str | None,
-        Option(metavar="URL", callback=options.engine_access, help="That engine with speculation off, to ask again."),
+        Option(
+            metavar="URL", callback=options.engine_access, help="URL of that engine with speculation off, to ask again."
+        ),
     ] = None,
     engine_key_file: Annotated[
         Path | None,
-        Option(metavar="FILE", callback=options.engine_access, help="A file with the API key that it asks for."),
+        Option(metavar="FILE", callback=options.engine_access, help="A file with the engine's API key."),
     ] = None,
-    decode: Annotated[bool, Option("--decode", help="Decode token by token, all of them.")] = False,
+    decode: Annotated[bool, Option("--decode", help="Decode every answer token by token.")] = False,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     key: Annotated[
@@ -63,52 +72,71 @@ def run(
     """Make one pass over the ledger: replay owed receipts and spot checks without a verdict, append the verdicts.
     Receipts of another model are left to an auditor that has it.
 
-    Exit code 3 if a replay deviates, something has been tampered with, or an earlier deviation is still halted;
-    1 if a receipt could not be replayed, which is not a pass, or was left.
+    Exit code 3 if a replay deviates, a receipt was tampered with, or an earlier deviation is still halted; 1 if a
+    receipt could not be replayed, which is not a pass, or was left.
     """
-    from services.auditor.foreign import ForeignPlan
     from services.auditor.serving import AuditorPlan
 
     if model is None and plain_url is None:
-        raise exits.UsageError("expected --model: the audited base, with the same weights")
-    foreign = None
-    if served_by not in (None, "vllm", "sglang", "llama-server"):
-        raise exits.UsageError(f"--engine: {served_by}: expected vllm, sglang or llama-server")
-    if plain_url is not None:
-        from services.auditor.plain import PlainUpstream
-
-        if served_by is None:
-            raise exits.UsageError("expected --engine beside --plain-url: vllm, sglang or llama-server")
-        foreign = ForeignPlan(PlainUpstream(served_by, plain_url, engine_key_file))
-    elif served_by is not None:
-        foreign = ForeignPlan()
-    directory = paths.trusted
+        raise UsageError("expected --model: the audited base, with the same weights")
+    foreign = _foreign(served_by, plain_url, engine_key_file)
     if key is None:  # an auditor with a key of this data directory is trusted here
-        trust_own(paths.key("auditor"), "auditor", directory, key_passphrase_file)
+        trust_own(paths.key("auditor"), "auditor", paths.trusted, key_passphrase_file)
     own = None if model is None else engine.plan(model)
-    plan = AuditorPlan(
-        ledger=ledger,
-        engine=own if own is None or served_by is None else own.for_reference(),
-        foreign=foreign,
-        decode_share=float(decode),
-        key_file=paths.key("auditor", key),
-        key_passphrase_file=key_passphrase_file,
-        trusted_directory=directory,
-        folder=paths.data_dir,
-        spot_checks=sample,
+    done = run_pass(
+        AuditorPlan(
+            ledger=ledger,
+            engine=own if own is None or served_by is None else own.for_reference(),
+            foreign=foreign,
+            decode_share=float(decode),
+            key_file=paths.key("auditor", key),
+            key_passphrase_file=key_passphrase_file,
+            trusted_directory=paths.trusted,
+            folder=paths.data_dir,
+            spot_checks=sample,
+        ),
+        quiet=json,
     )
-    document, deviated, passed = run_pass(plan, quiet=json)
     if json:
-        print_json(document)
+        print_json(done.document)
     else:
-        _show_pass(document)
-    raise typer.Exit(exits.VERIFICATION_FAILED if deviated else exits.OK if passed else exits.FAILED)
+        _show_pass(done.document)
+    raise typer.Exit(exits.VERIFICATION_FAILED if done.deviated else exits.OK if done.passed else exits.FAILED)
 
 
-def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any], bool, bool]:
-    """Examine what is due and append the verdicts, saying on a terminal what is being done. Returns every verdict and
-    what is left; whether a replay deviates, something has been tampered with or a scope is still halted; and whether
-    everything that was due was replayed exactly, or what another engine served passed its checks.
+def _foreign(served_by: str | None, plain_url: str | None, key_file: Path | None) -> ForeignPlan | None:
+    """The plan for receipts of another engine; None for kolm's own. Raises UsageError."""
+    from services.auditor.foreign import ForeignPlan
+
+    if served_by not in (None, *_ENGINES):
+        raise UsageError(f"--engine: {served_by}: expected {_ENGINES_IN_WORDS}")
+    if served_by is None:
+        if plain_url is not None:
+            raise UsageError(f"--plain-url needs --engine: {_ENGINES_IN_WORDS}")
+        return None
+    if plain_url is None:
+        return ForeignPlan()
+
+    from services.auditor.plain import PlainUpstream
+
+    return ForeignPlan(PlainUpstream(served_by, plain_url, key_file))
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over the ledger. `document` has every verdict, and the receipts that are left.
+
+    `deviated`: a replay deviates, a receipt was tampered with or a scope is still halted. `passed`: every due receipt
+    was replayed exactly, or passed the checks of another engine's outputs.
+    """
+
+    document: dict[str, Any]
+    deviated: bool
+    passed: bool
+
+
+def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
+    """Examine due receipts and append the verdicts; a terminal shows the current step, unless `quiet`.
 
     Raises KolmError, LedgerError, CommandError.
     """
@@ -128,7 +156,7 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any],
                     undecided = auditor.undecided
                     remaining = set(auditor.remaining) - {each.receipt_index for each in auditor.left}
         except BrokenLog as error:
-            raise VerificationFailed(str(error), "`kolm ledger verify` says more") from error
+            raise VerificationFailed(str(error), "`kolm ledger verify` shows more") from error
         except EngineFailed as error:
             raise UsageError(str(error), "name the audited base with --model") from error
         except AuditError as error:
@@ -155,11 +183,11 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> tuple[dict[str, Any],
         "left": [members(each, "receipt_index", "base_cid", "reason", "until") for each in left],
         "before": dict(before),  # verdicts from before, by outcome
     }
-    return document, deviated, passed and not remaining and not left and not deviated
+    return Pass(document, deviated, passed and not remaining and not left and not deviated)
 
 
 def _left(auditor: Auditor) -> list[Left]:
-    """The receipts that neither this auditor nor the process that holds its folder can replay."""
+    """The receipts that neither this auditor nor the process with its folder can replay."""
     _, theirs = auditor.in_other_hands()
     return [each for each in auditor.left if each.receipt_index not in theirs]
 
@@ -170,8 +198,8 @@ def examine(
     step: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[str, tuple[int, ...]]:
-    """Wait until the process that holds the auditor's folder has done what the log owes, or is gone; then examine what
-    is left. Returns that process, and the receipts that were waited for.
+    """Wait until the process that holds the auditor's folder has replayed the owed receipts, or is gone; then examine
+    the rest. Returns that process, and the receipts that were waited for.
     """
     other, waited = auditor.in_other_hands()
     still = waited
@@ -218,11 +246,11 @@ def _show_pass(done: dict[str, Any]) -> None:
         whose = ", ".join(sorted({each["auditor"] for each in theirs}))
         remark((f"{len(theirs)} replayed meanwhile by {whose}: ", *_counts(map(_outcome, theirs))))
     if left := len(done["remaining"]):
-        remark(Styled(f"{left} left: every attempt to replay them failed; the auditor's log says how", "yellow"))
+        remark(Styled(f"{left} left: every attempt to replay them failed; the auditor's log has the errors", "yellow"))
     for base_cid, count in sorted(Counter(each["base_cid"] for each in done["left"]).items()):
         remark(Styled(f"{count} left of {base_cid}: `kolm audit run --model …` with that model replays them", "yellow"))
     for index, method in zip(done["open_halts"], done["halted_methods"], strict=True):
-        remark((Styled("halted:", "bold red"), f" {method}, entry {index}; `kolm halts list` says why"))
+        remark((Styled("halted:", "bold red"), f" {method}, entry {index}; `kolm halts list` shows why"))
 
 
 def _outcome(row: dict[str, Any]) -> Styled:
@@ -230,6 +258,6 @@ def _outcome(row: dict[str, Any]) -> Styled:
 
 
 def _counts(found: Iterable[Styled]) -> tuple[str | Styled, ...]:
-    """How many there are of each."""
+    """The count of each outcome."""
     counts = sorted(Counter(found).items(), key=lambda each: each[0].text)
     return joined((f"{count} ", name) for name, count in counts) or ("nothing was due",)

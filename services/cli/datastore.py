@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Store = Annotated[Path, Argument(help="A datastore's folder.")]
 Model = Annotated[
-    Path, options.model("--model", "The model that draws on it: its tokenizer and embeddings are used.", "--base")
+    Path, options.model("--model", "The model that will use it; its tokenizer and embeddings are used.", "--base")
 ]
 
 
@@ -52,11 +52,11 @@ def build(
 def show(
     store: Store,
     verify: Annotated[
-        bool, Option("--verify", help="Hash every file again. Exit code 3, and the file's name, if one changed.")
+        bool, Option("--verify", help="Hash every file again; exit code 3 and the file's name if one changed.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Show what a datastore holds and what it was built with."""
+    """Show the contents of a datastore, and how it was built."""
     if not store.is_dir():
         raise exits.NotFound(f"there is no datastore at {store}", "`kolm datastore build` makes one")
 
@@ -71,7 +71,7 @@ def show(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turns errors of datastores, texts and bases into those of commands."""
+    """Turns errors of datastores, texts and bases into errors of commands."""
     from services.datastores.builder import BuildFailed
     from services.datastores.documents import DocumentsInvalid
     from services.generation.drafting.retrieval.manifest import StoreInvalid, StoreMismatch
@@ -100,7 +100,7 @@ def build_datastore(
         check_out(out)
         files = find_files(paths, exclude)
         documents = with_text(read_documents(files, paths, skipped.append))
-        tokenizer = fast_tokenizer(base)  # takes seconds: everything that can be refused was refused before
+        tokenizer = fast_tokenizer(base)  # takes seconds: after all checks
         builder = DatastoreBuilder(base, tokenizer, tokenizer_cid(base), parameters)
         with _progress(files) as progress:
             manifest = builder.build(documents, out, progress)
@@ -130,7 +130,7 @@ def _progress(files: list[Path]) -> Iterator[BuildProgress]:
 
 
 def _document(store: Path, manifest: Manifest, *, verified: bool) -> dict[str, Any]:
-    """Sizes in bytes. `verified` says that every file was hashed again, and is as the manifest says."""
+    """Sizes are in bytes. `verified`: every file was hashed again, and has the manifest's digest."""
     return members(manifest, "cid", "tokenizer_cid", "vocab_size", "documents", "tokens", "embedding", "parameters") | {
         "store": store,
         "shards": len(manifest.shards),

@@ -1,4 +1,4 @@
-"""`kolm doctor`: whether this machine keeps the contract for a model, and what a pass costs on it."""
+"""`kolm doctor`: checks that this machine keeps the contract for a model, and times its passes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetens
 
 
 def _compile(asked: bool) -> None:
-    """Before any other option is looked at: no model has to be there."""
+    """Callback that runs before other options are read, so that no model is needed."""
     if not asked:
         return
 
@@ -49,7 +49,7 @@ def doctor(
             "--compile",
             is_eager=True,
             callback=_compile,
-            help="Only compile every kernel ahead, for any model; the first start then need not.",
+            help="Only compile every kernel ahead, for any model, so that the first start is quicker.",
         ),
     ] = False,
     json: options.Json = False,
@@ -61,7 +61,7 @@ def doctor(
 
 
 def compile_here() -> Path:
-    """The folder of the kernels. Raises Failed on a CPU that cannot run them."""
+    """Compile all kernels; returns their folder. Raises Failed on a CPU that cannot run them."""
     from services.generation.engine.numba_cache import compile_log
     from services.generation.target.kernels.compilation import cache_folder
     from services.generation.warm_up import compile_everything
@@ -76,8 +76,8 @@ def compile_here() -> Path:
 
 
 def diagnose(model: Path, threads: int | None) -> dict[str, Any]:
-    """Times in seconds, memory in bytes. Raises UsageError for a model that cannot be loaded anywhere, Failed for one
-    that this machine cannot run.
+    """Times in seconds, memory in bytes. Raises UsageError for a model that cannot be loaded anywhere, Failed if this
+    machine cannot run it.
     """
     from services.generation.target.kernels.machine import cpus
     from services.generation.target.probe import measure_profile, time_passes
@@ -111,7 +111,7 @@ def diagnose(model: Path, threads: int | None) -> dict[str, Any]:
 
 
 def _load(model: Path, threads: int) -> Target:
-    """The target. Its tokenizer is loaded too, because no request is served without one."""
+    """Load the target, and its tokenizer, because no request is served without one."""
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.cpu import load_target
 
@@ -193,5 +193,5 @@ def _facts(found: dict[str, Any]) -> Table:
 
 def _probe(probe: dict[str, Any], seconds: float) -> Line:
     differ = len(probe["failures"])
-    wrong = Styled(f", {differ} differ", "red") if differ else ", every bit the same"
-    return (f"{probe['compared']} rows against the one-row stream", wrong, f", in {seconds:.1f} s")
+    wrong = Styled(f", {differ} differ", "red") if differ else ", all bits equal"
+    return (f"{probe['compared']} rows compared with the same rows computed alone", wrong, f", in {seconds:.1f} s")

@@ -29,12 +29,10 @@ from services.client.ledger.log import Halt
 
 
 def list_(ledger: options.Ledger = options.LEDGER, json: options.Json = False) -> None:
-    """List open halts: scopes that are not served with speculation until an operator resumes them. Exit code 3 if there
-    is one.
-    """
+    """List open halts: scopes without speculation until an operator resumes them. Exit code 3 if there is one."""
     with ledger_at(ledger) as client:
         state = client.halt_state()
-    answer(json, members(state, "epoch", "halts"), _halts_view)  # epoch counts all that there have been
+    answer(json, members(state, "epoch", "halts"), _halts_view)  # epoch counts closed halts too
     raise typer.Exit(exits.VERIFICATION_FAILED if state.halts else exits.OK)
 
 
@@ -42,7 +40,7 @@ def resume(
     halt: Annotated[int | None, Argument(min=0, help="The halt's entry, as `kolm halts list` shows it.")] = None,
     every: Annotated[bool, Option("--all", help="Resume every open halt.")] = False,
     file: Annotated[
-        Path | None, Option(dir_okay=False, help="Append the resume that operators have signed in this file.")
+        Path | None, Option(dir_okay=False, help="Append the resume in this file, which operators have signed.")
     ] = None,
     sign_into: Annotated[
         Path | None,
@@ -50,7 +48,7 @@ def resume(
             "--sign-into",
             metavar="FILE",
             dir_okay=False,
-            help="Append nothing, add a signature to this file; made for the HALT if missing. Each operator does this.",
+            help="Append nothing, add a signature to this file, made for the HALT if missing; for each operator.",
         ),
     ] = None,
     reason: Annotated[str, Option(help="The reason; goes into the log.")] = "resumed by an operator",
@@ -61,7 +59,7 @@ def resume(
     json: options.Json = False,
 ) -> None:
     """Append a resume, signed with the operator's key or by several operators in a file. The generation service
-    serves the scope again at once.
+    then serves the scope again.
     """
     if sign_into is not None:
         if every or file is not None:
@@ -81,15 +79,15 @@ def resume(
             signing = operator_key(paths.key("operator", key), paths.trusted, key_passphrase_file, client)
             signed = [_signed_resume(each, signing, reason) for each in chosen]
         resumed = [_appended(client, each) for each in signed]
-    said = "resumed {method}: halt {halt_index}, resume is entry {resume_index}"
-    answer(json, resumed, lambda done: [said.format(**each) for each in done])
+    line = "resumed {method}: halt {halt_index}, resume is entry {resume_index}"
+    answer(json, resumed, lambda done: [line.format(**each) for each in done])
 
 
 def _signed_into(
     path: Path, halt: int | None, reason: str, ledger: str, paths: options.Paths, key: Path | None,
     passphrase_file: Path | None,
 ) -> SignedResume:  # fmt: skip
-    """Add a signature to the resume in a file, which is made for the halt where it is missing. Raises UsageError."""
+    """Add a signature to the resume in a file, which is made for the halt if it is missing. Raises UsageError."""
     place, keys = paths.key("operator", key), paths.trusted
     if path.exists():
         waiting = _read_resume(path)
@@ -138,7 +136,7 @@ def _signed_resume(halt: Halt, key: Signer, reason: str) -> SignedResume:
 
 
 def _appended(ledger: LedgerClient, resume: SignedResume) -> dict[str, Any]:
-    """The halt that is over, and the entry that says so. Raises KolmError, Failed if more operators have to sign."""
+    """The ended halt, and the entry of its resume. Raises KolmError, Failed if more operators have to sign."""
     try:
         appended = ledger.append(resume.envelope.to_bytes())
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""`kolm init`: keys and certificates with which services speak TLS to each other."""
+"""`kolm init`: keys and certificates for TLS between services."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_DAYS = 3650
 CALLER = "client"
 PORTS = {"generation": 50051, "ledger": 50052, "auditor": 50053, "registry": 50054, "explorer": 50056, "http": 50057}
 _BROWSED = ("explorer", "http")
-"""Their callers are browsers and clients of OpenAI's API, which bring no certificate."""
+"""Their callers are browsers and clients of OpenAI's API, without a certificate."""
 _CALLS = {
     "generation": ("ledger", "registry"),
     "auditor": ("ledger",),
@@ -53,14 +53,16 @@ _UNUSED = (
 
 
 def init(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="Made, with mode 0700; refused where it has files.")],
+    folder: Annotated[
+        Path, Argument(metavar="FOLDER", help="Folder to make, with mode 0700; refused if it has files.")
+    ],
     host: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="A name or an address that services are reached by; may be repeated."),
+        Option(metavar="NAME", help="A name or an address of the services; may be repeated."),
     ] = None,
-    days: Annotated[int, Option(min=1, max=_MOST_DAYS, help="How long certificates are valid.")] = 365,
+    days: Annotated[int, Option(min=1, max=_MOST_DAYS, help="Days for which certificates are valid.")] = 365,
     renew: Annotated[
-        bool, Option("--renew", help="Replace the certificates of a FOLDER; services that run take them.")
+        bool, Option("--renew", help="Replace the certificates of a FOLDER; running services load them.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -72,14 +74,14 @@ def init(
         f"wrote {folder}\n\n"
         f"  kolm serve ledger --config {made.settings}      # and the other services\n"
         f"  . {made.environment}      # for your own commands\n\n"
-        f"{made.key('ca')} makes certificates that every service believes: keep it away from them."
+        f"{made.key('ca')} signs certificates that every service trusts: keep it away from them."
     )
     answer(json, document, lambda _: f"renewed the certificates in {folder / 'tls'}" if renew else written)
 
 
 @dataclass(frozen=True, slots=True)
 class InitialFolder:
-    """Where everything is. Private keys have mode 0600, the folders 0700."""
+    """The paths in the folder. Private keys have mode 0600, folders 0700."""
 
     path: Path
 
@@ -109,11 +111,11 @@ class InitialFolder:
         return self.path / "tls" / f"{name}.key"
 
     def create(self, hosts: Sequence[str], now: datetime, days: int) -> None:
-        """Writes everything, or nothing. Raises UsageError where something is there already, Failed."""
+        """Write everything, or nothing. Raises UsageError if the folder has files, Failed."""
         from services.runtime.credentials import write_principals
 
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UsageError(f"{self.path} is there already, and is not overwritten", "--renew replaces certificates")
+            raise UsageError(f"{self.path} exists already, and is not overwritten", "--renew replaces certificates")
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             draft.mkdir(mode=0o700, parents=True)
@@ -131,8 +133,8 @@ class InitialFolder:
             shutil.rmtree(draft, ignore_errors=True)
 
     def renew(self, hosts: Sequence[str], now: datetime, days: int) -> None:
-        """New certificates of the folder's authority and keys. Running services take them at their next
-        handshake. Raises UsageError, Failed.
+        """Write new certificates by the folder's authority. Running services load them at their next handshake. Raises
+        UsageError, Failed.
         """
         try:
             pair = Pair(self.authority.read_bytes(), self.key("ca").read_bytes())
@@ -174,8 +176,8 @@ class InitialFolder:
 
 
 def _principals(now: datetime) -> list[Credential]:
-    """Each service by its certificate, and the caller with every role. The front's would count for callers of it who
-    bring no token, so it has none.
+    """Each service by its certificate, and the caller with every role. The front has none, because its roles would
+    count for its callers without a token.
     """
     from services.runtime.credentials import ROLES, Credential
 
@@ -193,7 +195,7 @@ def _issue_all(folder: InitialFolder, authority: Authority, hosts: Sequence[str]
 
 
 def _write_pair(folder: InitialFolder, name: str, pair: Pair) -> None:
-    """The key first: a service that looks in between finds a pair that does not belong together, and keeps its own."""
+    """The key first: a service that reads in between finds a mismatched pair, and keeps its own."""
     write_durably(folder.key(name), pair.key, 0o600)
     write_durably(folder.certificate(name), pair.certificate, 0o644)
 
@@ -215,7 +217,7 @@ class Authority:
 
     @classmethod
     def create(cls, now: datetime) -> Self:
-        """A new one, for ten years; it may sign certificates of servers and callers, and no further authorities."""
+        """A new authority, for ten years; it may sign certificates of servers and callers, not of other authorities."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name("kolm development authority")
         builder = (

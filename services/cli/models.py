@@ -1,4 +1,4 @@
-"""`kolm models`: the models that `--model` can name."""
+"""`kolm models`: models by the names that `--model` takes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def list_(
         Argument(
             metavar="[DIR|GGUF|NAME]",
             callback=options.found_model,
-            help="What this one is: family, digests, storage, memory at a context length, its heads.",
+            help="Show this model: family, digests, storage, memory at a context length, heads.",
         ),
     ] = None,
     context_length: Annotated[
-        int | None, Option(min=1, help="Tokens that the cache is to hold. Default: the model's, at most 8192.")
+        int | None, Option(min=1, help="Context length for the cache's size. Default: the model's, at most 8192.")
     ] = None,
     registry: Annotated[
-        str | None, Option(envvar="KOLM_REGISTRY", metavar=options.SERVER, help="Ask it for heads of this base.")
+        str | None,
+        Option(envvar="KOLM_REGISTRY", metavar=options.SERVER, help="Ask this registry for heads of the base."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -58,14 +59,14 @@ def list_(
     if name is not None:
         return _show(name, context_length, registry, json)
     if context_length is not None:
-        raise UsageError("--context-length: is that of one model; name it")
+        raise UsageError("--context-length: needs the name of a model")
     with registry_at(registry) if registry else nullcontext() as client:
         answer(json, [_listed(each, client) for each in named_models()], _models_view)
 
 
 def _listed(model: NamedModel, registry: RegistryClient | None) -> dict[str, Any]:
-    """A line of the list. `heads` are those in the registry, `beside` the kinds of things beside the model, `fault` is
-    the reason why its files cannot be read.
+    """A line of the list: `heads` in the registry, `beside`, the kinds of folders next to the model, and `fault`, the
+    reason why its files cannot be read.
     """
     listed: dict[str, Any] = {"name": model.name, "from": model.origin, "path": model.path and str(model.path)}
     if model.path is None:
@@ -91,7 +92,7 @@ def pull(
     ],
     json: options.Json = False,
 ) -> None:
-    """Fetch a model from a hub, or what has changed of it, and check every file's digest; HF_TOKEN, HF_ENDPOINT."""
+    """Fetch a model from a hub, or its changed files, and check their digests (HF_TOKEN, HF_ENDPOINT)."""
     from services.generation.target.naming.hub_names import SHORT, HubName
 
     try:
@@ -120,10 +121,10 @@ def _show(model: Path, context_length: int | None, registry: str | None, json: b
 
 
 def _described(path: Path, context_length: int | None) -> dict[str, Any]:
-    """Reads the configuration and the table of weights, and hashes what was not hashed before. Sizes in bytes;
-    `cache_bytes` are keys and values of one sequence of `context_length` tokens, `storages` count the weights.
+    """A model by its configuration and table of weights; hashes files that have no known digest. Sizes are in bytes;
+    `cache_bytes` are keys and values of one sequence of `context_length` tokens, `storages` counts weights.
 
-    Raises UsageError for anything but a model, or a context that it does not have.
+    Raises UsageError for other files, and for a context length beyond the model's.
     """
     from services.generation.target.blocks import BLOCK
     from services.generation.target.config.config import block_bytes, bounded, read_config, usual_cache
@@ -159,7 +160,7 @@ def _described(path: Path, context_length: int | None) -> dict[str, Any]:
 
 
 def _models_view(models: list[dict[str, Any]]) -> View:
-    """One line for each name; where it lies, `--json` says, and `kolm models list NAME`."""
+    """One line for each name; `--json` and `kolm models list NAME` show the path."""
     return table(
         models,
         Column("name", "name"),
@@ -202,7 +203,7 @@ def _model_view(found: dict[str, Any]) -> View:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """`family` is empty where the files do not say it. `whole_numbers`: `--arithmetic int8` is defined on it."""
+    """`family` is empty if the files do not name it. `whole_numbers`: `--arithmetic int8` is defined for it."""
 
     family: str
     size: int
@@ -212,10 +213,10 @@ class Glance:
 def glance(path: Path) -> Glance:
     """Raises OSError; ConfigInvalid for a config.json that is no JSON object, WeightsInvalid for no GGUF file."""
     if path.is_file():
-        said = _first_fields(path)
-        kept = said.get("general.file_type") not in (None, *_NOT_WHOLE)
+        fields = _first_fields(path)
+        kept = fields.get("general.file_type") not in (None, *_NOT_WHOLE)
         size = sum(part.stat().st_size for part in sibling_paths(path) if part.is_file())
-        return Glance(str(said.get("general.architecture", "")), size, kept)
+        return Glance(str(fields.get("general.architecture", "")), size, kept)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
         document = json.loads((path / "config.json").read_bytes())
@@ -227,13 +228,13 @@ def glance(path: Path) -> Glance:
 
 
 def _first_fields(path: Path) -> dict[str, object]:
-    """A GGUF file's fields up to the first long list: the vocabulary, behind what is general."""
+    """A GGUF file's general fields, up to the first long list, which is the vocabulary."""
     fields: dict[str, object] = {}
     with path.open("rb") as file:
         try:
             if (magic := file.read(4)) != b"GGUF":
                 raise WeightsInvalid(f"{path}: not a GGUF file: it begins with {magic!r}; pull or copy it again")
-            file.seek(24)  # behind version and counts
+            file.seek(24)  # after version and counts
             while len(fields) < 64:
                 name, kind = _text(file), _number(file, "<I")
                 fields[name] = _value(file, kind)

@@ -1,4 +1,4 @@
-"""`kolm replay`: compute a receipted request again, offline."""
+"""`kolm replay`: recompute a receipted request, offline."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ if TYPE_CHECKING:
 
 
 def replay(
-    file: Annotated[Path, Argument(help="A receipt file, as `kolm generate --save` writes.")],
+    file: Annotated[Path, Argument(help="A receipt file of `kolm generate --save`.")],
     model: Annotated[
         Path | None,
         options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
     ] = None,
     engine: EngineOptions = ENGINE,
     any_storage: Annotated[
-        bool, Option("--any-storage", help="Take the base's values from other files than the receipt names.")
+        bool, Option("--any-storage", help="Accept other files with the same values than the receipt names.")
     ] = False,
-    decode: Annotated[bool, Option("--decode", help="Token by token, in place of along the output.")] = False,
+    decode: Annotated[
+        bool, Option("--decode", help="Decode token by token instead of in one pass over the output.")
+    ] = False,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Compute a receipted request again, here, and compare every token, the digest and the texts. Asks no service.
+    """Recompute a receipted request here, and compare every token, the digest and the texts. Calls no service.
 
-    Along another engine's output kolm's arithmetic passes once: CONSISTENT or INCONSISTENT with the weights.
+    Another engine's output is checked by one pass of kolm's arithmetic: CONSISTENT or INCONSISTENT with the weights.
 
-    Exit code 3 if it differs, or the content is not what the receipt commits to; 1 if it cannot be computed here.
+    Exit code 3 if it differs, or the receipt does not commit to the content; 1 if it cannot be computed here.
     """
     if not file.is_file():
         raise exits.NotFound(
@@ -84,7 +86,7 @@ def replay(
         "signature": None if keys is None else True,  # null without keys to check it with
         "tokens": receipt.output.tokens,
         "texts": texts and texts.same,  # null without texts to compare
-        "texts_compared": texts and texts.said,
+        "texts_compared": texts and texts.result,
     }
     answer(json, document, _replay_view)
     differs = finding.outcome in ACCUSATIONS or finding.tampered or (texts is not None and texts.same is False)
@@ -92,8 +94,8 @@ def replay(
 
 
 def _of_another_base(receipt: Receipt, model: Path) -> Finding | None:
-    """The finding on a receipt of another base, which the digest of these files alone decides, before they are loaded;
-    None where they are the receipt's. Raises UsageError.
+    """The finding on a receipt of another base, by the digest of these files, before they are loaded; None if they are
+    the receipt's base. Raises UsageError.
     """
     from services.auditor.examination import Finding
     from services.generation.target.errors import TargetError
@@ -128,8 +130,8 @@ def _judged(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, decode: b
 
 
 def _referred(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, any_storage: bool) -> Finding:
-    """The engine's profile is in the log and not in the file, which is held against the weights that the receipt names:
-    with `any_storage` against others that are said to have their values.
+    """The finding on another engine's output. Its profile is in the log and not in the file, so the receipt's weights
+    are taken for it, or, with `any_storage`, others with the same values.
     """
     from services.auditor.foreign import HONEST, ForeignJudge
 
@@ -147,11 +149,11 @@ def _expected() -> Iterator[None]:
     try:
         yield
     except AuditError as error:
-        raise Failed(str(error), "name the base that the receipt is about with --model") from error
+        raise Failed(str(error), "name the receipt's base with --model") from error
 
 
 def _by_other_files(finding: Finding, receipt: Receipt, own: str) -> Finding:
-    """Weights of the same values give the same bits, whatever their files; from others nothing follows."""
+    """The finding by other files than the receipt names: equal values give equal bits, other values prove nothing."""
     from services.auditor.examination import Finding
 
     if finding.outcome == DEVIATION:
@@ -162,7 +164,7 @@ def _by_other_files(finding: Finding, receipt: Receipt, own: str) -> Finding:
 
 
 def _replay_view(done: dict[str, Any]) -> View:
-    """The outcome first, then why."""
+    """The outcome first, then the reasons."""
     compared = done["tokens_compared"]
     how = f" by {done['verification']}" if done["verification"] else ""
     lines: list[Any] = [(outcome(done["outcome"], compared), f": {compared} of {done['tokens']} tokens compared{how}")]
@@ -173,5 +175,5 @@ def _replay_view(done: dict[str, Any]) -> View:
     unsigned = "signature not checked: no trusted keys (--trusted)"
     signed = "signed by a trusted key of role receipts" if done["signature"] else unsigned
     index = done["ledger_index"]
-    place = "without a proof of its place" if index is None else f"said to be entry {index}"
+    place = "without a proof of its place" if index is None else f"claimed to be entry {index}"
     return [*lines, Styled(f"receipt {done['receipt_id']}, {place}; {signed}", "dim")]

@@ -40,9 +40,9 @@ def status(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Show servers, model, halts, receipts on their way, log and audit. Exit code 5 if a server does not serve or
-    does not tell, 3 if a promise does not hold: profile unproven, halts open, deviations, overdue verdicts, refused
-    receipts, a fork.
+    """Show servers, model, halts, pending receipts, log and audit. Exit code 5 if a server does not serve or shows no
+    figures, 3 if a promise does not hold: profile unproven, halts open, deviations, overdue verdicts, refused receipts,
+    a fork.
     """
     stack = read_stack({"generation": generation, "ledger": ledger, "auditor": auditor, "registry": registry})
     answer(json, stack.document(), _stack_view)
@@ -53,7 +53,7 @@ def status(
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server. `problem` says why there are no samples, None where there are."""
+    """One server. `problem` is the reason if there are no samples, else None."""
 
     name: str
     address: str
@@ -75,7 +75,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Stack:
-    """Every server that was asked, and the model, None where the generation server does not tell."""
+    """Every server that was asked, and the model, None if the generation server does not answer."""
 
     servers: tuple[Server, ...]
     model: ModelInfo | None
@@ -83,8 +83,8 @@ class Stack:
     def of(self, name: str) -> Samples:
         return next(server.samples for server in self.servers if server.name == name)
 
-    def tells(self, name: str) -> bool:
-        """Whether it let itself be read; its figures mean nothing otherwise."""
+    def has_figures(self, name: str) -> bool:
+        """Whether the server's metrics could be read; its figures mean nothing otherwise."""
         return any(server.name == name and server.problem is None for server in self.servers)
 
     @cached_property
@@ -93,12 +93,12 @@ class Stack:
 
     @cached_property
     def complete(self) -> bool:
-        """Whether all serve and let themselves be read."""
+        """Whether all servers serve, with metrics that can be read."""
         return self.serving and all(server.problem is None for server in self.servers)
 
     @cached_property
     def answering(self) -> bool:
-        """Whether all serve, and the model's numerics are known: what a probe asks."""
+        """Whether all servers serve, and the model's numerics are known, as health probes ask."""
         return self.serving and self.model is not None
 
     @cached_property
@@ -107,7 +107,7 @@ class Stack:
 
     @cached_property
     def broken(self) -> tuple[str, ...]:
-        """Promises that do not hold at the moment, each in a few words."""
+        """Promises that do not hold now, each in a few words."""
         ledger, auditor = self.of("ledger"), self.of("auditor")
         accusers = list(ledger.by("kolm_ledger_witness_silent", "witness").values()).count(2)
         counts = (
@@ -122,7 +122,7 @@ class Stack:
         return (*unproven, *stuck, *(f"{count:.0f} {what}" for count, what in counts if count))
 
     def document(self) -> dict[str, Any]:
-        """Figures of a server that does not tell are null: a zero would be taken for an answer."""
+        """Figures of a server without metrics are null: a zero would be taken for an answer."""
         generation, ledger, auditor = (self.of(name) for name in ("generation", "ledger", "auditor"))
         figures: dict[str, dict[str, Any]] = {
             "generation": {
@@ -154,12 +154,16 @@ class Stack:
             "profile_proven": model and (model.probe_passed if model.engine is None else None),
             "methods": model and list(model.methods),
             "heads": model and [head.name for head in model.heads if not head.withdrawn],
-            **{what: each if self.tells(name) else None for name, own in figures.items() for what, each in own.items()},
+            **{
+                what: each if self.has_figures(name) else None
+                for name, own in figures.items()
+                for what, each in own.items()
+            },
         }
 
 
 def read_stack(addresses: Mapping[str, str]) -> Stack:
-    """Ask the servers, by name, side by side. Never raises for one that does not answer."""
+    """Ask the servers, by name, in parallel. A server that does not answer raises nothing."""
     with ThreadPoolExecutor(len(addresses)) as pool:
         servers = tuple(pool.map(_read, addresses, addresses.values()))
     return Stack(servers, _model(addresses["generation"]) if servers[0].serving else None)
@@ -186,7 +190,7 @@ def _model(address: str) -> ModelInfo | None:
 
 
 def _stack_view(stack: dict[str, Any]) -> View:
-    """The servers in a table, and below it what matters about the rest."""
+    """The servers in a table, then model, requests, log and audit."""
     problem = [Styled(f"✗ {', '.join(stack['broken'])}", "bold red")] if stack["broken"] else []
     servers = table(
         stack["servers"],
@@ -201,7 +205,7 @@ def _stack_view(stack: dict[str, Any]) -> View:
 
 
 def _facts(stack: dict[str, Any]) -> Iterator[tuple[Line, ...]]:
-    """Nothing about a server that does not tell."""
+    """Rows about servers with metrics."""
     if stack["model"] is not None:
         heads = ", ".join(f"the head {name}" if name else "a head from a folder" for name in stack["heads"])
         unproven = (Styled("unproven", "bold red"), ": one row a pass, no speculation")
@@ -221,7 +225,7 @@ def _facts(stack: dict[str, Any]) -> Iterator[tuple[Line, ...]]:
     if stack["verdicts"] is not None:
         owed = stack["obligations"]
         yield "audit", ", ".join(f"{owed.get(state, 0):.0f} {state}" for state in ("owed", "overdue", "undrawn"))
-        # Outcomes of other engines are shown where there are some.
+        # Outcomes of other engines are shown if there are some.
         verdicts = {name: count for name, count in stack["verdicts"].items() if count or name in OWN_OUTCOMES}
         counts = (
             Styled(f"{count:.0f} {name}", OUTCOME_STYLES.get(name, "") if count else "")

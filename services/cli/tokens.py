@@ -1,4 +1,4 @@
-"""`kolm tokens`: who may call services, and what."""
+"""`kolm tokens`: credentials of callers, with their roles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -37,74 +37,90 @@ _PROOFS = {"anybody": "nothing", "token": "token"}
 
 
 def create(
-    name: Annotated[str, Argument(help="Name of the holder; servers use it in refusals.")],
+    name: Annotated[str, Argument(help="Name of the holder; servers show it in refusals.")],
     role: Annotated[
         list[str],
         Option(metavar="ROLE", help="generate, append, read, audit, publish, operate or observe; may be repeated."),
     ],
-    tenant: Annotated[str, Option(help="The tenant they call for; '*': every tenant.")] = "default",
+    tenant: Annotated[str, Option(help="The tenant that they call for; '*' is every tenant.")] = "default",
     expires: Annotated[
-        str | None, Option(metavar="DURATION", help="After how long it ends: 12h, 90d. Default: when it is revoked.")
+        str | None, Option(metavar="DURATION", help="Time until it expires: 12h, 90d. Default: it does not expire.")
     ] = None,
     certificate: Annotated[
         str | None,
-        Option(metavar="NAME", help="No token: a subject name of their client certificate proves who they are."),
+        Option(metavar="NAME", help="Make no token; a subject name of their client certificate identifies them."),
     ] = None,
     anybody: Annotated[
-        bool, Option("--anybody", help="No token: for every caller who reaches a server's port, also through a proxy.")
+        bool,
+        Option(
+            "--anybody",
+            help="Make no token; every caller who reaches a server's port has the roles, also through a proxy.",
+        ),
     ] = False,
     out: Annotated[
-        Path | None, Option(metavar="FILE", help="Write the token there (mode 0600) instead of showing it.")
+        Path | None, Option(metavar="FILE", help="Write the token to this file (mode 0600) instead of printing it.")
     ] = None,
     data_dir: options.DataDir = options.DATA_DIR,
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
-    """Create a credential. The token is shown this once; servers keep its digest, and need no restart."""
-    from pydantic import ValidationError
-
-    from services.runtime.credentials import ROLES, Credential, Role, new_token, token_digest
+    """Create a credential. The token is printed only now; servers keep its digest, and need no restart."""
+    from services.runtime.credentials import ROLES, new_token, token_digest
 
     file, now = principals or data_dir / "principals.json", datetime.now(UTC).replace(microsecond=0)
     if unknown := [each for each in role if each not in ROLES]:
         raise UsageError(f"--role: {unknown[0]!r}: expected one of {', '.join(ROLES)}")
     if anybody and certificate is not None:
-        raise UsageError("--anybody: takes no --certificate: it is for callers who show nothing")
+        raise UsageError("--anybody: takes no --certificate: it is for callers without credentials")
     token = None if anybody or certificate is not None else new_token()
-    try:
-        credential = Credential(
-            name=name,
-            tenant=None if tenant == EVERY_TENANT else expect_name("--tenant", tenant),
-            roles=tuple(dict.fromkeys(cast(list[Role], role))),
-            token_sha256=None if token is None else token_digest(token),
-            certificate=certificate,
-            anybody=anybody,
-            created_at=now,
-            expires_at=now + age("--expires", expires) if expires else None,
-        )
-    except OverflowError:
-        raise UsageError("--expires: reaches beyond the year 9999") from None
-    except ValidationError as error:
-        raise UsageError(f"{error.errors()[0]['loc'][0]}: expected 1 to 128 printable ASCII characters") from None
     if out is not None:
         if token is None:
             raise UsageError("--out: no token is made; there is nothing to write")
         if out.exists():
             raise UsageError(f"--out: {out} exists already")
+    credential = _credential(
+        name=name,
+        tenant=None if tenant == EVERY_TENANT else expect_name("--tenant", tenant),
+        roles=tuple(dict.fromkeys(role)),
+        token_sha256=None if token is None else token_digest(token),
+        certificate=certificate,
+        anybody=anybody,
+        created_at=now,
+        expires_at=None if expires is None else _end_of(now, expires),
+    )
     with _edited(file) as credentials:
         if any(each.id == credential.id for each in credentials):
             raise UsageError(f"{file} has {certificate or 'anybody'} already: revoke {credential.id} first")
-        if token is not None and out is not None:  # first: a token that cannot be read is of no use
+        if token is not None and out is not None:  # first, so that no credential stays whose token is lost
             write_durably(out, f"{token}\n".encode())
         credentials.append(credential)
     secret = {"token": token if out is None else None, "token_file": out}
     answer(json, _document(credential) | secret, _created_view)
 
 
+def _end_of(now: datetime, expires: str) -> datetime:
+    try:
+        return now + age("--expires", expires)
+    except OverflowError:
+        raise UsageError("--expires: reaches beyond the year 9999") from None
+
+
+def _credential(**members: Any) -> Credential:
+    """Raises UsageError for a name that is not plain text."""
+    from pydantic import ValidationError
+
+    from services.runtime.credentials import Credential
+
+    try:
+        return Credential(**members)
+    except ValidationError as error:
+        raise UsageError(f"{error.errors()[0]['loc'][0]}: expected 1 to 128 printable ASCII characters") from None
+
+
 def list_(
     data_dir: options.DataDir = options.DATA_DIR, principals: Principals = None, json: options.Json = False
 ) -> None:
-    """List who may call: names, tenants, roles, when they end. Shows no secret."""
+    """List credentials: names, tenants, roles, expiry. Shows no secret."""
     from services.runtime.credentials import PrincipalsError, read_principals
 
     try:
@@ -115,15 +131,17 @@ def list_(
 
 
 def revoke(
-    credential: Annotated[str, Argument(metavar="ID|NAME", help="Its id, or a name: then everything of that name.")],
+    credential: Annotated[
+        str, Argument(metavar="ID|NAME", help="Id of a credential, or a name, for all credentials of that name.")
+    ],
     data_dir: options.DataDir = options.DATA_DIR,
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
-    """Revoke credentials, from the next call on; 'anybody': callers without a token."""
+    """Revoke credentials from the next call on; 'anybody' names that of callers without a token."""
     file = principals or data_dir / "principals.json"
     if not file.exists():
-        raise exits.NotFound(f"there is no {file}: nobody has a credential")
+        raise exits.NotFound(f"there is no {file}, and so no credential")
     with _edited(file) as credentials:
         gone = [each for each in credentials if credential in (each.id, each.name)]
         if not gone:
@@ -148,7 +166,7 @@ def _edited(file: Path) -> Iterator[list[Credential]]:
 
 
 def _document(credential: Credential) -> dict[str, Any]:
-    """A credential without what proves it."""
+    """A credential without its secret."""
     return members(credential, "id", "name", "tenant", "roles", "certificate", "created_at", "expires_at") | {
         "kind": "anybody" if credential.anybody else "certificate" if credential.certificate else "token",
         "valid": credential.valid_at(datetime.now(UTC)),
@@ -156,7 +174,7 @@ def _document(credential: Credential) -> dict[str, Any]:
 
 
 def _created_view(made: dict[str, Any]) -> View:
-    """The token alone, so that it can be piped; else what was done."""
+    """Only the token, so that it can be piped; without one, a line about the credential."""
     if made["token"] is not None:
         return str(made["token"])
     if made["token_file"] is not None:
@@ -173,7 +191,7 @@ def _credentials_view(credentials: list[dict[str, Any]]) -> View:
         Column("name", "name"),
         Column("tenant", lambda each: each["tenant"] or EVERY_TENANT),
         Column("roles", lambda each: ", ".join(each["roles"])),
-        Column("proven by", lambda each: _PROOFS.get(each["kind"]) or f"certificate {each['certificate']}"),
+        Column("identified by", lambda each: _PROOFS.get(each["kind"]) or f"certificate {each['certificate']}"),
         Column("ends", _end),
     )
 

@@ -1,4 +1,4 @@
-"""`kolm trust`: a person says whose keys count on this machine."""
+"""`kolm trust`: the public keys that are trusted on this machine."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 
 def add(
-    keys: Annotated[list[Path], Argument(metavar="KEYFILE…", help="Public keys, or folders with some.")],
+    keys: Annotated[list[Path], Argument(metavar="KEYFILE…", help="Public keys, or folders of public keys.")],
     role: Annotated[
         str | None,
-        Option(metavar="ROLE", help="What they may sign for. Default: as each file's name says, ROLE-….pub."),
+        Option(metavar="ROLE", help="Role that they may sign for. Default: from each file's name, ROLE-….pub."),
     ] = None,
     tenant: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Keys of role receipts: for these tenants alone.")
+        list[str] | None, Option(metavar="NAME", help="For keys of role receipts: only these tenants.")
     ] = None,
     base: Annotated[
-        list[str] | None, Option(metavar="CID", help="Keys of role receipts: for these bases alone.")
+        list[str] | None, Option(metavar="CID", help="For keys of role receipts: only these bases.")
     ] = None,
     profile: Annotated[
-        list[str] | None, Option(metavar="CID", help="Keys of role receipts: for these profiles alone.")
+        list[str] | None, Option(metavar="CID", help="For keys of role receipts: only these profiles.")
     ] = None,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Trust public keys, each for one role. Running services that know a key of the role take it when they restart."""
+    """Trust public keys, each for one role. Running services with a key of that role take the new key at a restart."""
     if role is not None and role not in ROLES:
         raise UsageError(f"--role: {role!r}: expected one of {', '.join(ROLES)}")
     try:
@@ -54,37 +54,35 @@ def add(
     except FormatError as error:
         raise UsageError(f"--{error.field.removesuffix('_cid')}: {error.problem}") from None
     added = [_document(key) for key in add_files(keys, role, paths.trusted, scope)]
-    answer(json, added, lambda keys: [_said(key) for key in keys])
+    answer(json, added, lambda keys: [_added(key) for key in keys])
 
 
-def _said(key: dict[str, Any]) -> str:
+def _added(key: dict[str, Any]) -> str:
     return f"{key['key_id']} {'may sign' if key['new'] else 'could sign before'} for {key['role']}: {key['file']}"
 
 
 def list_(paths: options.Paths = options.PATHS, json: options.Json = False) -> None:
-    """List the trusted keys: role, id, file, and what they are trusted for where that is not everything."""
+    """List the trusted keys: role, id, file, and their scope if it is restricted."""
     answer(json, [_document(key) for key in list_trusted(paths.trusted)], _keys_view)
 
 
 def remove(
-    key: Annotated[str, Argument(help="Its id, the first digits of it, or its file's name.")],
+    key: Annotated[str, Argument(help="Id of the key, its first digits, or the name of its file.")],
     retire: Annotated[
-        bool, Option("--retire", help="Keep it for what it has signed so far: move it to the folder retired/.")
+        bool, Option("--retire", help="Keep it for earlier signatures: move it to the folder retired/.")
     ] = False,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Trust a key no longer, in running services too. Without --retire, what it has signed does not verify any more."""
+    """Trust a key no longer, in running services too. Without --retire, its signatures no longer verify."""
     removed = remove_trusted(key, paths.trusted, retire=retire)
-    said = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"
-    answer(json, [_document(removed)], lambda _: said)
+    line = f"{removed.key_id} of role {removed.role} is {'retired' if retire else 'trusted no longer'}"
+    answer(json, [_document(removed)], lambda _: line)
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedKey:
-    """A public key among the trusted ones; `retired` where another has replaced it. `is_new`: it came in just now, or
-    its scope did.
-    """
+    """A trusted public key; `retired` if another has replaced it. `is_new`: it, or its scope, was added just now."""
 
     role: str
     key_id: str
@@ -102,17 +100,17 @@ def load_trusted(directory: Path) -> TrustedKeys:
 
 
 def trust_own(key: Path, role: str, trusted: Path, passphrase_file: Path | None = None) -> TrustedKey:
-    """Trust the key of what the same person runs from this data directory, made where missing. Raises KeyFileError."""
+    """Trust the key of a service that runs on this data directory, made if missing. Raises KeyFileError."""
     return add_trusted(open_signer(key, role, passphrase_file, create=True).public, role, trusted)
 
 
 def add_files(
     places: Iterable[Path], role: str | None, trusted: Path, scope: KeyScope = EVERYTHING
 ) -> tuple[TrustedKey, ...]:
-    """Trust the public keys in files, or in the `<role>-….pub` files of folders and what is below them.
+    """Trust the public keys in files, or in the `<role>-….pub` files below folders.
 
-    `role` None: each file's name says it. `scope` takes the place of the files' own, unless it is empty. Raises
-    UsageError, NotFound, KeyFileError; then nothing is added.
+    `role` None takes it from each file's name. A `scope` that is not empty replaces the files' own. Raises UsageError,
+    NotFound, KeyFileError; then nothing is added.
     """
     found = [(_public_key(path), role or _named_role(path)) for place in places for path in _key_files(place)]
     if scope != EVERYTHING:
@@ -124,9 +122,9 @@ def add_files(
 
 
 def add_trusted(key: PublicKey, role: str, trusted: Path) -> TrustedKey:
-    """Put a public key among the trusted ones of a directory; made where missing. Raises KeyFileError.
+    """Add a public key to the trusted keys of a directory, made if missing. Raises KeyFileError.
 
-    One that is there takes the scope of `key`; where that is empty it keeps its own.
+    A key that is trusted already gets the scope of `key`, unless that is empty.
     """
     for known in list_trusted(trusted) if trusted.is_dir() else ():
         if (known.role, known.key_id, known.retired) == (role, key.key_id, False):
@@ -150,7 +148,7 @@ def list_trusted(trusted: Path) -> tuple[TrustedKey, ...]:
 
 
 def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
-    """Trust a key no longer; with `retire` only for what it has signed so far.
+    """Trust a key no longer; with `retire`, only for earlier signatures.
 
     `name` is its id, the beginning of its digits, or its file's name. Raises NotFound, UsageError for several.
     """
@@ -158,7 +156,7 @@ def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
     if not named:
         raise exits.NotFound(f"no trusted key in {trusted} is called {name}", "`kolm trust list` names them")
     if len(named) > 1:
-        raise UsageError(f"{name}: {len(named)} keys are called so", "write more digits of the one that is meant")
+        raise UsageError(f"{name}: {len(named)} keys are called so", "write more digits")
     (key,) = named
     if retire:
         write_public_file(trusted / RETIRED / key.path.name, key.path.read_bytes())
@@ -167,19 +165,19 @@ def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
 
 
 def operator_key(path: Path, trusted: Path, passphrase_file: Path | None, ledger: LedgerClient | None) -> Signer:
-    """The operator's key, made at first use. Raises KeyFileError, KolmError, and UsageError where there is no key and
-    none is made.
+    """The operator's key, made at first use. Raises KeyFileError, KolmError, and UsageError if there is no key and none
+    is made.
 
-    One is made, and where one operator is enough its public half published, only beside trusted keys by which the
-    checkpoint of this `ledger` is signed: a mistyped data directory, or another ledger's, gets no operator. On another
-    machine the ledger's operator has to put the public half there. If several have to sign, keys are trusted
-    deliberately: signing alone makes no second operator.
+    A key is made, and if one operator is enough its public half published, only next to trusted keys that signed the
+    checkpoint of this `ledger`: a mistyped data directory, or another ledger's, gets no operator. On another machine
+    the ledger's operator has to add the public half. If several have to sign, keys are trusted deliberately: signing
+    alone makes no second operator.
     """
     own = ledger is not None and _is_of(trusted, ledger)
     there = is_device(path) or path.exists()
     if not there and not own:
         raise UsageError(
-            f"there is no operator's key at {path}, and none is made: {trusted} is not where this ledger's keys are",
+            f"there is no operator's key at {path}, and none is made: {trusted} does not hold this ledger's keys",
             "is --data-dir the ledger's? Else name the key with --key",
         )
     key = open_signer(path, "operator", passphrase_file, create=not there)
@@ -189,7 +187,7 @@ def operator_key(path: Path, trusted: Path, passphrase_file: Path | None, ledger
 
 
 def co_signer(path: Path, trusted: Path, passphrase_file: Path | None, ledger: str) -> Signer:
-    """The key of one more operator, who needs no ledger for it but at its first use. Raises as `operator_key` does."""
+    """The key of another operator; only its first use needs the ledger. Raises as `operator_key` does."""
     if is_device(path) or path.exists():
         return operator_key(path, trusted, passphrase_file, None)
     with ledger_at(ledger) as client:
@@ -197,7 +195,7 @@ def co_signer(path: Path, trusted: Path, passphrase_file: Path | None, ledger: s
 
 
 def _is_of(trusted: Path, ledger: LedgerClient) -> bool:
-    """Whether one of the keys in `trusted` has signed the checkpoint of a ledger."""
+    """Whether a key in `trusted` signed the ledger's checkpoint."""
     if not trusted.is_dir():
         return False
     try:
@@ -208,7 +206,7 @@ def _is_of(trusted: Path, ledger: LedgerClient) -> bool:
 
 
 def operators_needed(trusted: Path) -> int:
-    """How many have to sign, by the trusted keys of this machine. Raises KeyFileError."""
+    """The number of operators that have to sign, by the trusted keys of this machine. Raises KeyFileError."""
     return FixedThreshold.load(trusted).at(None)
 
 
@@ -231,7 +229,7 @@ def _key_files(place: Path) -> list[Path]:
 def _named_role(path: Path) -> str:
     role = path.stem.split("-", 1)[0]
     if role not in ROLES:
-        raise UsageError(f"{path}: its name does not say a role", f"name one with --role: {', '.join(ROLES)}")
+        raise UsageError(f"{path}: its name begins with no role", f"name one with --role: {', '.join(ROLES)}")
     return role
 
 

@@ -1,4 +1,4 @@
-"""The connection under a client: where it goes, deadlines, sizes, health; its messages as plain values.
+"""The connection of a client: address, deadlines, sizes, health; its messages as plain values.
 
 Every failure becomes a KolmError.
 """
@@ -44,7 +44,7 @@ _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
 _LOOKUPS = ("GetModelInfo", "GetLoad", "Tokenize", "Detokenize")
-"""Calls that the channel repeats by itself. Generations are not among them: each one has a receipt of its own."""
+"""Calls that the channel repeats by itself. Generations are not repeated, because each has its own receipt."""
 _RETRIES = {
     "name": [{"service": "kolm.generation.v1.GenerationService", "method": name} for name in _LOOKUPS],
     "retryPolicy": {
@@ -54,7 +54,7 @@ _RETRIES = {
 }  # fmt: skip
 
 KEEPALIVE = (("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000))
-"""A server that vanished without a FIN is noticed within 30 s of a call, and the next call connects anew; without this
+"""A server that vanished without a FIN is noticed within 30 s of a call, and the next call connects again; without this
 TCP would try for a quarter of an hour. Servers take a ping each 10 s.
 """
 
@@ -75,20 +75,20 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A name for gRPC, and the credentials of a channel there: None for one that everybody on the way can read."""
+    """A name for gRPC, and the credentials of a channel to it: None for a channel without TLS."""
 
     target: str
     credentials: grpc.ChannelCredentials | None
 
     @property
     def exposed(self) -> bool:
-        """Whether what is sent can be read on the way: no TLS, and another machine."""
+        """Whether calls can be read on the network: no TLS, and another machine."""
         return self.credentials is None and not is_here(self.target)
 
 
 def endpoint(target: str, tls: ClientTls | None = None) -> Endpoint:
-    """`https://host[:port]` is TLS, `http://host:port` is not; host:port and gRPC's own names are TLS where `tls` says
-    anything. `tls` None is the process's. Raises InvalidArgument for other URLs, and for TLS files of no use.
+    """`https://host[:port]` is TLS, `http://host:port` is not; host:port and gRPC's own names are TLS if `tls` has
+    files. `tls` None is the process's. Raises InvalidArgument for other URLs, and for unusable TLS files.
     """
     tls = ClientTls.of_process() if tls is None else tls
     scheme = target.partition("://")[0]
@@ -107,7 +107,7 @@ def endpoint(target: str, tls: ClientTls | None = None) -> Endpoint:
 
 def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
     try:
-        tls.context()  # of a wrong file, gRPC says nothing but that it cannot connect
+        tls.context()  # gRPC would only report that it cannot connect
         ca, cert, key = (None if path is None else path.read_bytes() for path in (tls.ca, tls.cert, tls.key))
     except OSError as error:
         raise _refused("tls", str(error)) from None
@@ -124,12 +124,13 @@ def check_size(request: Message) -> None:
     if size <= LARGEST_BYTES:
         return
     field = _largest(request)
-    what = f"the request has {size:,} bytes, most of them here; expected at most {LARGEST_BYTES:,} in all"
-    raise InvalidArgument(f"{field}: {what}", reason="MESSAGE_TOO_LARGE", violations=(FieldViolation(field, what),))
+    problem = f"the request has {size:,} bytes, most of them here; expected at most {LARGEST_BYTES:,} in all"
+    violations = (FieldViolation(field, problem),)
+    raise InvalidArgument(f"{field}: {problem}", reason="MESSAGE_TOO_LARGE", violations=violations)
 
 
 def _largest(message: Message) -> str:
-    """The path of the field with the most bytes, as deep as a single field has most of them."""
+    """The path of the field with the most bytes, down to a field that is not a message."""
     sizes = {field.name: (_bytes(value), value) for field, value in message.ListFields()}
     name = max(sizes, key=lambda each: sizes[each][0])
     value = sizes[name][1]
@@ -137,7 +138,7 @@ def _largest(message: Message) -> str:
 
 
 def _bytes(value: Any) -> int:
-    """Roughly its bytes; items of one size are not counted one by one."""
+    """The approximate size of a value; items of one size are not counted one by one."""
     if isinstance(value, Message):
         return value.ByteSize()
     if isinstance(value, bytes | str):
@@ -150,11 +151,11 @@ def _bytes(value: Any) -> int:
 
 
 def shown_to(where: Endpoint, token: str | None) -> Metadata:
-    """The metadata of `identity.credentials`; says once for each target that a token goes there in the clear."""
+    """The metadata of `identity.credentials`; warns once for each target that gets a token without TLS."""
     metadata = credentials(where.target, token)
     if metadata and where.exposed and where.target not in _warned:
         _warned.add(where.target)
-        _log.warning("a secret goes to %s without TLS: everybody on the way can read it", where.target)
+        _log.warning("sending a token to %s without TLS: it can be read on the network", where.target)
     return metadata
 
 
@@ -179,7 +180,7 @@ class Connection:
         `services.client.identity`.
 
         `wait` > 0 waits that long for the server, else connects lazily. Raises Unavailable after `wait` seconds,
-        InvalidArgument for TLS files of no use.
+        InvalidArgument for unusable TLS files.
         """
         self.target = target
         self._token = token
@@ -198,7 +199,7 @@ class Connection:
         try:
             grpc.channel_ready_future(self.channel).result(timeout=timeout)
         except grpc.FutureTimeoutError:
-            raise nobody_there(self.target, timeout) from None
+            raise not_ready(self.target, timeout) from None
 
     def call(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> _Response:
         """One unary call; `timeout` in seconds, None for no deadline."""
@@ -225,7 +226,7 @@ class Connection:
             request.page_token = page.next_page_token
 
     def serving(self, service: str = "", timeout: float = 5.0) -> bool:
-        """Whether a service serves ("" is the whole server), by grpc.health.v1; False if nobody answers."""
+        """Whether a service serves ("" is the whole server), by grpc.health.v1; False without an answer."""
         stub = health_pb2_grpc.HealthStub(self.channel)
         try:
             return serves(self.call(stub.Check, health_pb2.HealthCheckRequest(service=service), timeout))
@@ -242,7 +243,7 @@ class Client:
 
     service: ClassVar[str]
     seconds: ClassVar[float]
-    """After which a unary call gives up, unless another `timeout` is given."""
+    """Default `timeout` of a unary call, in seconds."""
     stub: ClassVar[Any]
     """The generated class of its calls."""
 
@@ -262,7 +263,7 @@ class Client:
         return cls(Connection(target, token, wait, tls), timeout)
 
     def serving(self, timeout: float = 5.0) -> bool:
-        """Whether the server is there and says that it serves."""
+        """Whether the server answers that it serves."""
         return self.connection.serving(self.service, timeout)
 
     def close(self) -> None:
@@ -282,13 +283,13 @@ class Client:
         return self.connection.pages(method, request, self._timeout)
 
 
-def nobody_there(target: str, seconds: float) -> Unavailable:
-    """The error about a server that was waited for in vain."""
+def not_ready(target: str, seconds: float) -> Unavailable:
+    """The error about a server that did not take connections in time."""
     return Unavailable(f"no server at {target} within {seconds:g} s", reason="UNAVAILABLE")
 
 
 def serves(answer: health_pb2.HealthCheckResponse) -> bool:
-    """Whether health says SERVING."""
+    """Whether the health status is SERVING."""
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -359,8 +360,8 @@ class AsyncStream(Generic[_Value]):
 def plain_value(kind: type[_Value], message: Message, **members: Any) -> _Value:
     """The dataclass `kind` with these members, and with the fields of `message` that have the names of others.
 
-    An `optional` field that is absent becomes None, a repeated one a tuple, a map a dict, a message the dataclass that
-    the member's annotation names (None only where that says so). Enums are members: the caller converts them.
+    An `optional` field that is absent becomes None, a repeated one a tuple, a map a dict, a message the dataclass of
+    the member's annotation (None only if that allows it). Enums are members, which the caller converts.
     """
     hashed: Any = kind
     found = {name: read(message) for name, read in _readers(hashed, message.DESCRIPTOR, tuple(members))}
@@ -371,7 +372,7 @@ def plain_value(kind: type[_Value], message: Message, **members: Any) -> _Value:
 def _readers(
     kind: type[Any], descriptor: Descriptor, without: tuple[str, ...]
 ) -> tuple[tuple[str, Callable[[Message], Any]], ...]:
-    """How each member of a dataclass is read from a message, where that has a field of its name."""
+    """Readers of the members of a dataclass that are fields of a message."""
     held = descriptor.fields_by_name
     names = [each.name for each in fields(kind) if each.name in held and each.name not in without]
     return tuple((name, _reader(held[name], kind)) for name in names)

@@ -4,9 +4,9 @@ KolmError
 ├── InvalidArgument      a field of the request is wrong; `violations` names it
 ├── Unauthenticated, PermissionDenied
 ├── NotFound, AlreadyExists
-├── FailedPrecondition   right request, wrong state; `reason` says which (SPEC_DECODE_HALTED, …)
-├── ResourceExhausted    come back after `retry_after` seconds
-├── Unavailable          no server there, or it is stopping; `retry_after` if it says so
+├── FailedPrecondition   right request, wrong state, which `reason` names (SPEC_DECODE_HALTED, …)
+├── ResourceExhausted    the server is busy; try again after `retry_after` seconds
+├── Unavailable          no server, or a stopping one; with `retry_after` if it is known
 ├── DeadlineExceeded, Cancelled
 ├── DataLoss, Unimplemented
 ├── ReceiptMismatch      the answer came with a receipt that is not about it
@@ -28,7 +28,7 @@ from grpc_status import rpc_status
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One wrong field: its path as in the proto, and what is wrong with it."""
+    """One wrong field: its path as in the proto, and the problem."""
 
     field: str
     description: str
@@ -37,7 +37,7 @@ class FieldViolation:
 class KolmError(Exception):
     """Root. `reason` is stable and UPPER_SNAKE; `message` is for people; `request_id` finds the call in the log.
 
-    `resource` is the type of what the error is about (`model`, `adapter`), empty where the server names none.
+    `resource` is the type of the resource (`model`, `adapter`), empty if the server names none.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class InvalidArgument(KolmError):
 
 
 class ReceiptMismatch(KolmError):
-    """A receipt does not say what was asked or what was answered. Keep both: it is signed."""
+    """A signed receipt does not match the request or the answer. Keep it, with both."""
 
 
 class Unauthenticated(KolmError):
-    """No credentials, or bad ones."""
+    """Missing or invalid credentials."""
 
 
 class PermissionDenied(KolmError):
@@ -83,11 +83,11 @@ class PermissionDenied(KolmError):
 
 
 class NotFound(KolmError):
-    """The thing that the request names is not there."""
+    """The resource that the request names does not exist."""
 
 
 class AlreadyExists(KolmError):
-    """The name is taken by something else."""
+    """The name belongs to another resource."""
 
 
 class FailedPrecondition(KolmError):
@@ -99,7 +99,7 @@ class ResourceExhausted(KolmError):
 
 
 class Unavailable(KolmError):
-    """No server there, or it is stopping."""
+    """No server, or a stopping one."""
 
 
 class DeadlineExceeded(KolmError):
@@ -159,7 +159,7 @@ def decode_error(error: grpc.RpcError) -> KolmError:
     except ValueError:  # the rich status contradicts the plain one, which counts
         status = None
     if status is None:
-        if kind is Internal:  # kolm's own servers say why: this is from between, a proxy that has lost its server
+        if kind is Internal:  # kolm's servers send details: a proxy has lost its server
             kind = Unavailable
         return kind(error.details() or error.code().name.lower().replace("_", " "), reason=error.code().name)
     return kind(status.message, **_details(status))

@@ -49,12 +49,12 @@ class _Sizes(Members, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The kind of the layout kolm.<kind>.v1; folders in other layouts are refused where they are read in full."""
+        """The kind of the layout kolm.<kind>.v1; folders in other layouts are refused by the full read."""
         return next((kind for kind in HEAD_KINDS if self.layout == f"kolm.{kind}.v1"), HEAD_KINDS[0])
 
 
 class HeadFolderInvalid(Exception):
-    """The folder is not a head in kolm's layout; the message says what is wrong and what to do."""
+    """The folder is not a head in kolm's layout; the message has the problem and a remedy."""
 
 
 def manifest_of(folder: Path, base_cid: str, annotations: Mapping[str, str] | None = None) -> DraftHeadManifest:
@@ -126,7 +126,7 @@ def _named(path: Path) -> NamedFile:
 
 
 FileProgress = Callable[[NamedFile, int], None]
-"""Takes a file and how many of its bytes are here."""
+"""Takes a file and the number of its bytes that have arrived."""
 
 
 def find_head(
@@ -149,7 +149,7 @@ def fetch_head(
     folder: Path,
     progress: FileProgress = lambda file, position: None,
 ) -> None:
-    """Fetch a head's files into `folder`, verified, with the evidence beside them. Skips files that are there.
+    """Fetch a head's files into `folder`, verified, with the evidence. Skips files that are there.
 
     Raises KolmError, DraftHeadDamaged, OSError.
     """
@@ -207,14 +207,12 @@ def _proof(ledger: LedgerClient, index: int) -> TlogProof:
     try:
         proven, entry = ledger.inclusion_proof(index), ledger.entry(index)
     except NotFound as error:
-        raise DraftHeadUnlogged(
-            f"its publication is said to be entry {index}, which the ledger does not hold"
-        ) from error
+        raise DraftHeadUnlogged(f"its publication should be entry {index}, which the ledger does not hold") from error
     return TlogProof(index, proven.proof.hashes, proven.checkpoint, entry.entry)
 
 
 def answers(published: PublishedDraftHead, reference: str) -> bool:
-    """Whether a reference really names this head, whatever the registry says. The empty one names any head."""
+    """Whether a reference names this head, independently of the registry. The empty reference names any head."""
     if reference.startswith("cidv1:"):
         return published.cid == reference
     name, _, digits = reference.partition("@sha256:")

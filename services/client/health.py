@@ -1,4 +1,4 @@
-"""`python -m services.client.health HOST:PORT [SERVICE]`: exit 0 if the server says SERVING, else 5. Also its metrics.
+"""`python -m services.client.health HOST:PORT [SERVICE]`: exit 0 if the server is SERVING, else 5. Also its metrics.
 
 For health checks of containers and scripts; SERVICE is a full service name, by default the whole server.
 """

@@ -1,10 +1,10 @@
 """The identity of a process as a client: the authorities that it trusts, its certificate, and the token that it shows.
 
-A process has one identity, as it has one time zone. Its TLS files stand in the variables KOLM_TLS_CA, KOLM_TLS_CERT and
+A process has one identity, as it has one time zone. Its TLS files are in the variables KOLM_TLS_CA, KOLM_TLS_CERT and
 KOLM_TLS_KEY: flags and settings of that name write them, so that every connection of the process and of its children
-has them. Its token stands in KOLM_TOKEN (the token itself, empty for none) or KOLM_TOKEN_FILE (a file that holds it).
-Without either, a server on this machine is shown the token that was left for its port in the user's own folder, by the
-server itself or by `kolm up`; else the one of the owner, in the folder of `kolm up`.
+has them. Its token is in KOLM_TOKEN (the token itself, empty for none) or KOLM_TOKEN_FILE (a file with it). Without
+either, a server on this machine gets the token that the server itself or `kolm up` left for its port in the user's own
+folder, or else the owner's token in the folder of `kolm up`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TlsFilesInvalid(OSError):
 @dataclass(frozen=True, slots=True)
 class ClientTls:
     """PEM files: `ca`, the authorities that servers are checked against (None: the well-known ones); `cert`, this
-    client's own certificate and what leads to its authority, with its `key`, for servers that ask for one.
+    client's own certificate with its chain, and its `key`, for servers that ask for one.
     """
 
     ca: Path | None = None
@@ -47,14 +47,14 @@ class ClientTls:
         return cls(ca, cert, key)
 
     def for_process(self) -> None:
-        """Makes this the identity of the process where it says anything; later connections have it."""
+        """Set the given files for the process; later connections have them."""
         for name, path in ((CA, self.ca), (CERT, self.cert), (KEY, self.key)):
             if path is not None:
                 os.environ[name] = str(path.resolve())
 
     @property
     def given(self) -> bool:
-        """Whether it says anything."""
+        """Whether any file is set."""
         return self != ClientTls()
 
     @property
@@ -63,7 +63,7 @@ class ClientTls:
         return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
 
     def context(self) -> ssl.SSLContext:
-        """A context for HTTP, which also trusts the well-known authorities beside `ca`. Raises TlsFilesInvalid."""
+        """A context for HTTP, which trusts `ca` and the well-known authorities. Raises TlsFilesInvalid."""
         if (self.cert is None) != (self.key is None):
             raise TlsFilesInvalid("expected --tls-cert and --tls-key, a certificate and its key; got one of the two")
         try:
@@ -91,7 +91,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def credentials(target: str, token: str | None) -> Metadata:
-    """The metadata of calls to `target`: `token`, none if it is empty, or the process's where it is None.
+    """The metadata of calls to `target`: `token`, none if it is empty, or the process's if it is None.
 
     Files are read each time, so that a new token counts without a restart. Raises Unauthenticated for a file that
     cannot be read.
@@ -101,7 +101,7 @@ def credentials(target: str, token: str | None) -> Metadata:
 
 
 def show(token: str | None, file: Path | None) -> None:
-    """Makes this what the process shows from now on: a token, or the one in a file."""
+    """Set the token of the process, or the file with it."""
     os.environ.pop(TOKEN, None)
     os.environ.pop(TOKEN_FILE, None)
     if token is not None:
@@ -122,7 +122,7 @@ def _of_process(target: str) -> str:
 
 
 def token_of_port(address: str) -> Path | None:
-    """Where a user's clients look for the token of the server that listens on the port of `address` on this machine;
+    """The file with the token, for a user's clients, of the server on the port of `address` on this machine;
     None for an address without a port, and for a user without a home.
     """
     port = address.rpartition(":")[2]
@@ -137,14 +137,14 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        from services.client.errors import Unauthenticated  # gRPC's, which the offline verifier does without
+        from services.client.errors import Unauthenticated  # imports gRPC, which the offline verifier lacks
 
         why = error.strerror if isinstance(error, OSError) else "it holds other characters than a token has"
         raise Unauthenticated(f"cannot read the token in {file}: {why}", reason="BAD_TOKEN_FILE") from None
 
 
 def is_here(target: str) -> bool:
-    """Whether a target is on this machine for certain: a token that was found by chance is sent nowhere else."""
+    """Whether a target is certainly on this machine, the only place to which a token from a file of a port is sent."""
     if target.startswith("unix:"):
         return True
     place = unquote(target.rpartition("/")[2]).removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")

@@ -1,4 +1,4 @@
-"""The client of a registry of draft heads: its answers, transfers that continue where they stopped, its calls.
+"""The client of a registry of draft heads: its answers, resumable transfers, its calls.
 
 with RegistryClient.connect("127.0.0.1:50054") as registry:
     registry.heads()
@@ -42,7 +42,7 @@ class SignedWord(Generic[_Kind]):
 
     @cached_property
     def document(self) -> _Kind:
-        """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
+        """The signed document; its signature is not checked here. Raises FormatError, ProofError."""
         return shown_document(self.envelope, self.kind, self.ledger_index)
 
 
@@ -75,7 +75,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class MissingBlob:
-    """A blob that the registry does not have, and how much of it an interrupted upload left."""
+    """A blob that the registry lacks, and the size of an interrupted upload of it."""
 
     digest: str
     size: int
@@ -113,7 +113,7 @@ Progress = Callable[[int], None]
 def upload(
     registry: RegistryClient, part: NamedFile, opened: Callable[[], IO[bytes]], progress: Progress = lambda _: None
 ) -> bool:
-    """Upload bytes, `opened` anew for each attempt; False if they were there already.
+    """Upload bytes, `opened` again for each attempt; returns False if the registry had them.
 
     Raises KolmError after several failed attempts.
     """
@@ -139,9 +139,9 @@ def upload(
 
 
 def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Progress = lambda _: None) -> None:
-    """Download a file, verified; until it is complete, `<path>.part` holds what has arrived.
+    """Download and verify a file; `<path>.part` has its bytes until it is complete.
 
-    Raises KolmError after several attempts in vain, DataLoss if the bytes do not have the digest.
+    Raises KolmError after several failed attempts, DataLoss if the bytes do not have the digest.
     """
     if path.is_file() and path.stat().st_size == part.size and file_digest(path) == part.digest:
         progress(part.size)
@@ -159,7 +159,7 @@ def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
             break
     if file_digest(arriving) != part.digest:
         arriving.unlink()
-        raise DataLoss(f"{part.name}: what arrived is not {part.digest}", reason="DIGEST_MISMATCH")
+        raise DataLoss(f"{part.name}: the download does not have the digest {part.digest}", reason="DIGEST_MISMATCH")
     move_durably(arriving, path)
 
 
@@ -179,13 +179,13 @@ def _receive(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
 
 
 def _committed(registry: RegistryClient, part: NamedFile) -> int | None:
-    """How many bytes of it the registry has; None for all."""
+    """The number of its bytes that the registry has; None for all."""
     missing = registry.missing([(part.digest, part.size)])
     return missing[0].committed_size if missing else None
 
 
 def _committed_later(registry: RegistryClient, part: NamedFile, before: int) -> int | None:
-    """The same after a failure, as long as the registry may be away."""
+    """`_committed` after a failure; the former number if the registry does not answer."""
     try:
         return _committed(registry, part)
     except (Unavailable, DeadlineExceeded):
@@ -210,15 +210,15 @@ class _Attempt:
     """Counts the failed attempts since the last progress."""
 
     def __init__(self) -> None:
-        self._vain = 0
+        self._failed = 0
 
     @property
     def last(self) -> bool:
-        return self._vain >= _ATTEMPTS - 1
+        return self._failed >= _ATTEMPTS - 1
 
     def progressed(self, by_something: bool) -> None:
-        self._vain = 0 if by_something else self._vain + 1
-        time.sleep(_PAUSE_SECONDS * 2**self._vain)
+        self._failed = 0 if by_something else self._failed + 1
+        time.sleep(_PAUSE_SECONDS * 2**self._failed)
 
 
 def _attempts() -> Iterator[_Attempt]:

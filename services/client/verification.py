@@ -18,12 +18,12 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.witness.tlog_policy import Policy
 
 Trusted = str | PathLike[str] | TrustedKeys
-"""A folder of public keys, with the file `policy` where witnesses are asked for; or keys, where none are."""
+"""A folder of public keys, with the file `policy` if witnesses are required; or keys, without witnesses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenReceipt:
-    """A receipt that opens to the content in its file, and the entry of the log that it is."""
+    """A receipt that opens to the content in its file, and its entry in the log."""
 
     receipt: Receipt
     entry: ProvenEntry
@@ -34,11 +34,11 @@ class ProvenReceipt:
 
 
 def verify(bundle: str | PathLike[str], trusted: Trusted, *, max_unreplayable: int = 0) -> BundleReport:
-    """Run the checklist over a bundle (folder, .tar.gz, .tar); `report.ok` says whether all of it holds.
+    """Run the checklist over a bundle (folder, .tar.gz, .tar); `report.ok` is True if every check passed.
 
     At most `max_unreplayable` receipts may be UNREPLAYABLE. Owed replays are counted by this machine's clock.
 
-    Raises LedgerError: NotFound where there is no bundle, FormatError for an archive that cannot be read, KeyFileError.
+    Raises LedgerError: NotFound without a bundle, FormatError for an unreadable archive, KeyFileError.
     """
     now = datetime.now(UTC)
     trust = Trust(*_trusted(trusted), as_of=now, now=now, max_unreplayable=max_unreplayable)
@@ -49,7 +49,7 @@ def verify(bundle: str | PathLike[str], trusted: Trusted, *, max_unreplayable: i
 def verify_receipt(file: str | PathLike[str], trusted: Trusted) -> ProvenReceipt:
     """Check a receipt file, as `kolm generate --save` writes it: its content, its signatures, its place in the log.
 
-    Raises LedgerError for what does not hold, OSError for a file that cannot be read.
+    Raises LedgerError for a failed check, OSError for a file that cannot be read.
     """
     opened = ReceiptFile.from_bytes(Path(file).read_bytes())
     document = opened.receipt()

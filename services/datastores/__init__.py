@@ -1,1 +1,1 @@
-"""Building of datastores, beside the serving path: documents in, a folder of shards, passages and an index out."""
+"""Building of datastores, apart from serving: documents in, a folder of shards, passages and an index out."""

@@ -1,6 +1,6 @@
-"""Building a datastore: documents in, a folder out that is whole or not there.
+"""Building a datastore: documents in, a folder out, whole or not at all.
 
-Passages are looked at one by one while they are few, then their FAISS index is a graph mapped from disk, then codes.
+The FAISS index of passages is flat if they are few, then a graph mapped from disk, then codes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAT_UP_TO = 50_000
 HNSW_UP_TO = 2_000_000
 _LINKS = 32  # of a node of the graph (M of Malkov & Yashunin 2018)
 _CODE_BYTES = 32
-_TRAINED = 64  # vectors a list that its centre is found by
+_TRAINED = 64  # training vectors for the centre of each list
 _BLOCK = 4096  # vectors handed on at a time
 
 
@@ -45,7 +45,7 @@ class PassageVectors:
     tokens: list[Path]
     table: Int64
     embedded: Callable[[int, int], None]
-    """Hears how many passages have been embedded by now, and of how many."""
+    """Takes the number of embedded passages, and of all."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -101,12 +101,12 @@ def _code_bytes(dimensions: int) -> int:
 
 
 class BuildFailed(DatastoreError):
-    """A datastore could not be written: no room, no permission, or something stands there already."""
+    """A datastore could not be written: no room, no permission, or an existing path."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildParameters:
-    """How a datastore is cut; part of its manifest."""
+    """Sizes of shards and passages; part of the manifest."""
 
     shard_tokens: int = 4_000_000
     passage_tokens: int = 128
@@ -117,12 +117,12 @@ class BuildParameters:
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """A listener to a build."""
+    """Callbacks of a build."""
 
     read: Callable[[int], None] = lambda _: None
-    """Characters that have been tokenised since it was called last."""
+    """Takes the number of characters that were tokenised since the last call."""
     embedded: Callable[[int, int], None] = lambda _, __: None
-    """Passages that have been embedded by now, and all that are to be."""
+    """Takes the number of embedded passages, and of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class DatastoreBuilder:
         """Write the datastore of `documents` to the folder `out`.
 
         Raises:
-            BuildFailed: `out` stands already, or cannot be written; nothing is left of it then.
+            BuildFailed: `out` exists, or cannot be written; no part of it is kept.
             DocumentsInvalid: there is no text.
             TargetError: the base's directory is not one whose token embeddings can be read.
         """
@@ -200,9 +200,9 @@ class DatastoreBuilder:
 
 
 def check_out(out: Path) -> None:
-    """Raises BuildFailed where something is there."""
+    """Raises BuildFailed for an existing path."""
     if os.path.lexists(out):
-        raise BuildFailed(f"{out} stands already; choose another --out or remove it")
+        raise BuildFailed(f"{out} exists already; choose another --out or remove it")
 
 
 def _token_weights(counts: Int64) -> Float32:

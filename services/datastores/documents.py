@@ -19,18 +19,18 @@ _BREAKS = ("p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pr
 
 
 class DocumentsInvalid(DatastoreError):
-    """A corpus cannot be read, or holds nothing; the message names the file and what to do."""
+    """A corpus cannot be read, or holds nothing; the message names the file and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    source: str  # the file, with the line where it holds several documents
+    source: str  # the file, with the line if it has several documents
     text: str
 
 
 def find_files(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]:
-    """All files under the paths, in order, without hidden ones and those in or under what a pattern of `exclude` names
-    (`fnmatch`: `tests`, `*.css`).
+    """All files under the paths, in order, without hidden files and those that a pattern of `exclude` names, by their
+    own name or a folder's (`fnmatch`: `tests`, `*.css`).
 
     Raises DocumentsInvalid for a path that is neither file nor folder, and for a folder that may not be read.
     """
@@ -87,7 +87,7 @@ def read_documents(
 
 
 def with_text(documents: Iterator[Document]) -> Iterator[Document]:
-    """The same documents, once one of them has text. Raises DocumentsInvalid where none has."""
+    """All documents, after one with text was found. Raises DocumentsInvalid if all are empty."""
     read = []
     for document in documents:
         read.append(document)
@@ -130,7 +130,7 @@ def _json_text(file: Path, number: int, line: str) -> str:
 
 
 def strip_tags(html: str) -> str:
-    """The text that a reader of the page sees."""
+    """The visible text of a page."""
     parser = _Text()
     parser.feed(html)
     parser.close()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from services.generation.drafting.retrieval.manifest import Blob, token_dtype
 from services.generation.target.arrays import Bytes, Int32, Int64
 
-_PIECE = 1 << 20  # entries of the sorted array that are looked at a time
+_PIECE = 1 << 20  # entries of the sorted array in one step
 _COUNTED = 1 << 18  # tokens that are counted at a time: counting widens them
 
 
@@ -25,7 +25,7 @@ class ShardWriter:
         self._folder, self._separator = folder, vocab_size
         self._room, self._passage_tokens = shard_tokens, passage_tokens
         self._flat: NDArray[Any] = np.empty(shard_tokens + shard_tokens // 8 + 1, token_dtype(vocab_size))
-        self._end = 0  # of what is laid out in it, separators included
+        self._end = 0  # of its used part, separators included
         self._tokens = 0  # of them, without separators
         self._starts, self._lengths = array("q"), array("q")  # of the documents in it
         self._passages: list[Int64] = []
@@ -57,7 +57,7 @@ class ShardWriter:
         self._end, self._tokens = after + 1, self._tokens + len(part)
 
     def end(self) -> None:
-        """Write what is laid out, if there is a token in it. Raises OSError."""
+        """Write the shard, if it has a token. Raises OSError."""
         if not self._tokens:
             return
         number, flat = len(self.shards), self._flat[: self._end]
@@ -74,7 +74,7 @@ class ShardWriter:
         self._end = self._tokens = 0
 
     def _cut(self, shard: int) -> Int64:
-        """Passages of the documents that are laid out; none of one without tokens."""
+        """Passages of the shard's documents; none of an empty document."""
         size, starts, lengths = self._passage_tokens, np.array(self._starts), np.array(self._lengths)
         counts = -(-lengths // size)
         owner = np.repeat(np.arange(len(counts)), counts)
@@ -84,7 +84,7 @@ class ShardWriter:
 
 
 def _write_suffixes(tokens: NDArray[Any], file: BinaryIO) -> None:
-    """The array is written as `numpy.save` does; a mapping would end the process where the disk is full."""
+    """The array is written as `numpy.save` does; a mapping would end the process on a full disk."""
     header = {"descr": "<i4", "fortran_order": False, "shape": tokens.shape}
     np.lib.format.write_array_header_1_0(file, header)
     for piece in sorted_suffixes(tokens):
@@ -94,7 +94,7 @@ def _write_suffixes(tokens: NDArray[Any], file: BinaryIO) -> None:
 def sorted_suffixes(tokens: NDArray[Any]) -> Iterator[Int32]:
     """Positions in the order of the suffixes of `tokens` [n], one after another in pieces: int32, n in all.
 
-    The suffixes of the tokens' bytes are sorted, highest byte first, and those that begin within a token left out: the
+    The suffixes of the tokens' bytes are sorted, highest byte first, and positions within a token left out: the
     array of a shard of uint16 tokens takes eight bytes a token while it is made.
     """
     width = max(1, (int(tokens.max()).bit_length() + 7) // 8)

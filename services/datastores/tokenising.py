@@ -1,4 +1,4 @@
-"""Documents to token ids, a few at a time, by the base's tokenizer."""
+"""Converts documents to token ids by the base's tokenizer, a batch at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIECE_CHARACTERS = 1 << 18  # a longer text is cut at a line's or a word's end 
 
 @dataclass(frozen=True, slots=True)
 class Tokenising:
-    """On all cores; an encoding takes fifty times the room of its text, so few of them are there at a time."""
+    """Tokenises on all cores, in small batches, because an encoding needs fifty times the memory of its text."""
 
     tokenizer: FastTokenizer
 
@@ -64,7 +64,7 @@ def _batches(texts: Iterable[_T], length: Callable[[_T], int]) -> Iterator[list[
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text in pieces that end with a line, or with a word, or where they must."""
+    """A text in pieces that end with a line, with a word, or at the size limit."""
     first = 0
     while len(text) - first > _PIECE_CHARACTERS:
         end = first + _PIECE_CHARACTERS
@@ -75,18 +75,20 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def fast_tokenizer(directory: Path) -> FastTokenizer:
-    """The one that `engine.text.tokenizer.Tokenizer` has for the same directory.
+    """The fast tokenizer of `engine.text.tokenizer.Tokenizer` for the same directory.
 
-    The transformers library may change what tokenizer.json says, so it is asked: in a process of its own, which gives
-    the memory back, and without torch, which it would load for nothing.
+    The transformers library may differ from tokenizer.json, so it makes the tokenizer, in a process of its own, which
+    releases the memory, and without torch, which is not needed.
 
     Raises ConfigInvalid if the directory has no fast tokenizer that loads.
     """
     command = [sys.executable, "-m", __name__, str(directory)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
-        said = done.stdout.strip() or done.stderr.strip() or f"exit {done.returncode}"
-        raise ConfigInvalid(said if str(directory) in said else f"{directory}: the tokenizer does not load: {said}")
+        reason = done.stdout.strip() or done.stderr.strip() or f"exit {done.returncode}"
+        raise ConfigInvalid(
+            reason if str(directory) in reason else f"{directory}: the tokenizer does not load: {reason}"
+        )
     return FastTokenizer.from_str(done.stdout)
 
 

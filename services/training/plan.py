@@ -366,7 +366,7 @@ class StepReport:
 class Reporter(Protocol):
     """Called on the thread that trains."""
 
-    def said(self, line: str) -> None:
+    def note(self, line: str) -> None:
         """A fact worth a line."""
         ...
 

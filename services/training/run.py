@@ -120,7 +120,7 @@ class _Run:
             if time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE:
                 self._save()
                 if self.curve.is_over(rate_factor(fraction)):
-                    self.reporter.said("held-out acceptance rises no more: the run ends here")
+                    self.reporter.note("held-out acceptance rises no more: the run ends here")
                     return self._measured()
         self._save()
         return self._measured()
@@ -164,7 +164,7 @@ class _Run:
             return
         self.curve.add(Point.of(self.trainer.starts, self.trainer.steps, seen))
         shares = " ".join(f"{share:.0%}" for share in seen.acceptance_by_depth)
-        self.reporter.said(f"held out: {seen.mean_acceptance_length:.2f} tokens a pass, accepted by position {shares}")
+        self.reporter.note(f"held out: {seen.mean_acceptance_length:.2f} tokens a pass, accepted by position {shares}")
 
     def _export(self, folder: Path, found: dict[str, Measured]) -> None:
         export(folder, self.trainer.head, self.target_ids, DTYPES[self.job.dtype], self._facts(found))
@@ -172,16 +172,16 @@ class _Run:
     def _say_what_it_learns_from(self) -> None:
         answers, head = self.data.answers, self.trainer.head
         said, drafted = sum(len(answer.said) for answer in answers), coverage(answers, self.target_ids)
-        self.reporter.said(f"{len(answers):,} answers, {said:,} tokens, {drafted:.1%} of them in the draft vocabulary")
+        self.reporter.note(f"{len(answers):,} answers, {said:,} tokens, {drafted:.1%} of them in the draft vocabulary")
         if len(answers) < _FEW_ANSWERS:
-            self.reporter.said(
+            self.reporter.note(
                 f"warning: a head learns little from fewer than {_FEW_ANSWERS:,} answers; give more --prompts, or "
                 "more --answering-minutes"
             )
         size, precision = sum(p.numel() for p in head.parameters()), self.job.lesson.precision
-        self.reporter.said(f"{size:,} parameters on {self.device}, matrix products in {precision}")
+        self.reporter.note(f"{size:,} parameters on {self.device}, matrix products in {precision}")
         if self.trainer.steps:
-            self.reporter.said(f"continuing after {self.trainer.steps} steps")
+            self.reporter.note(f"continuing after {self.trainer.steps} steps")
 
     def _facts(self, found: dict[str, Measured]) -> dict[str, Any]:
         """The content of training.json: how this head was made, and its measures."""

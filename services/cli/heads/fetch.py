@@ -1,4 +1,4 @@
-"""`kolm heads pull` and `list`: heads that are published, fetched and checked."""
+"""`kolm heads pull` and `list`: published heads, fetched and checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Reference = Annotated[str, Argument(help="name, name@sha256:<digits>, or cidv1:s
 Base = Annotated[str | None, Option("--base", metavar="CID", help="Only heads for this base.")]
 
 
-_DRAFTED = 4  # tokens that each engine's own guide begins with
+_DRAFTED = 4  # the number of draft tokens in the guide of each engine
 
 
 def pull(
@@ -53,7 +53,7 @@ def pull(
     ],
     out: Annotated[Path | None, Option(help="Folder to fill. Default: <data-dir>/heads/<digits>.")] = None,
     check: Annotated[
-        bool, Option("--check", help="Keep nothing: only check publisher, place in the log and every byte.")
+        bool, Option("--check", help="Keep no files; only check publisher, place in the log and every byte.")
     ] = False,
     offline: Annotated[
         bool, Option("--offline", help="With --check of a folder: do not ask the ledger about withdrawals.")
@@ -65,14 +65,14 @@ def pull(
     ] = None,
     engine: Annotated[
         Literal["vllm", "sglang", "llama-server"] | None,
-        Option("--for", help="Print the flags with which this engine drafts with the head."),
+        Option("--for", help="Print the flags that make this engine draft with the head."),
     ] = None,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if something is wrong.
+    """Fetch a head and check all of it against the ledger's signed tree. Exit code 3 if a check fails.
 
     A hub's head is in no ledger: it is checked against the hub's digests and converted to kolm's layout.
     """
@@ -85,9 +85,9 @@ def pull(
     if model is not None:
         raise UsageError("--model: is for heads of a hub; leave it out, or use --base")
     if check and out is not None:
-        raise UsageError("--out: is filled by a pull; --check keeps nothing")
+        raise UsageError("--out: cannot be combined with --check, which keeps no files")
     if check and engine is not None:
-        raise UsageError("--for: is about a folder that stays; --check keeps nothing")
+        raise UsageError("--for: cannot be combined with --check, which keeps no files")
     if offline and not check:
         raise UsageError("--offline: nothing can be fetched without a server; use it with --check")
 
@@ -130,12 +130,12 @@ def engine_flags(engine: str, folder: Path) -> str:
 def _method_of(folder: Path) -> str:
     """The draft method, by the names that engines give to layouts of config.json, as in `drafting/heads.py`."""
     document = loads((folder / "config.json").read_text(encoding="utf-8"))
-    said = f"{document.get('speculators_model_type')} {document.get('architectures')} {document.get('layout')}".lower()
-    return next((kind for kind in ("dspark", "dflash") if kind in said), "eagle3")
+    names = f"{document.get('speculators_model_type')} {document.get('architectures')} {document.get('layout')}".lower()
+    return next((kind for kind in ("dspark", "dflash") if kind in names), "eagle3")
 
 
 def list_(
-    reference: Annotated[str | None, Argument(help="All that is on record about this head, withdrawn or not.")] = None,
+    reference: Annotated[str | None, Argument(help="Show the record of this head, withdrawn or not.")] = None,
     base: Base = None,
     name: Annotated[str | None, Option(help="Only heads of this name.")] = None,
     every: Annotated[bool, Option("--all", help="Include withdrawn heads.")] = False,
@@ -144,7 +144,7 @@ def list_(
 ) -> None:
     """List heads, the oldest first, or show one."""
     if reference is not None and (name is not None or every):
-        raise UsageError("--name and --all: choose among heads; leave them out where one is named")
+        raise UsageError("--name and --all: filter the list of heads; leave them out for a named head")
 
     with registry_at(registry) as client:
         if reference is not None:
@@ -156,7 +156,7 @@ def list_(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A head that is as published. `withdrawn` is None if the ledger could not be asked."""
+    """A checked head, equal to its publication. `withdrawn` is None if the ledger could not be asked."""
 
     head: PublishedDraftHead
     withdrawn: bool | None
@@ -166,8 +166,8 @@ class Checked:
         """`withdrawn` is null if the ledger could not be asked."""
         head, manifest = self.head, self.head.manifest
         place = {"head_cid": head.cid, "base_cid": manifest.subject, "ledger_index": head.index, "size": manifest.size}
-        said = members(head.publication, "name", "publisher", "issued_at") | members(head, "tree_size")
-        return place | said | members(self, "withdrawn", "folder")
+        published = members(head.publication, "name", "publisher", "issued_at") | members(head, "tree_size")
+        return place | published | members(self, "withdrawn", "folder")
 
 
 def pull_head(
@@ -192,7 +192,7 @@ def pull_head(
         with transfers("downloading") as progress:
             fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
     except (DataLoss, NotFound, DraftHeadRefused):
-        if is_new:  # trying again does not mend it; an interrupted pull keeps what has arrived
+        if is_new:  # permanent errors; an interrupted pull keeps its files
             shutil.rmtree(folder, ignore_errors=True)
         for part in published.manifest.files:
             (folder / f"{part.name}.part").unlink(missing_ok=True)
@@ -201,7 +201,7 @@ def pull_head(
 
 
 def _check_place(folder: Path, published: PublishedDraftHead) -> None:
-    """Refuse to overwrite files that came from no registry. Raises UsageError, OSError."""
+    """Check that no file from elsewhere is overwritten. Raises UsageError, OSError."""
     if (folder / PROVENANCE).exists():
         return
     for part in published.manifest.files:
@@ -211,7 +211,7 @@ def _check_place(folder: Path, published: PublishedDraftHead) -> None:
 
 
 def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bool | None:
-    """Without an answer from the ledger, withdrawals stay unknown."""
+    """Whether the head was withdrawn; None without an answer from the ledger."""
     if ledger is None:
         return None
     try:
@@ -224,7 +224,7 @@ def _withdrawn(ledger: LedgerClient | None, published: PublishedDraftHead) -> bo
 def verified(
     head: str, trusted: TrustedKeys, registry: str, ledger: str | None, base_cid: str | None = None
 ) -> Checked:
-    """Check a folder, or the head that a reference names.
+    """Check a folder, or the head of a reference.
 
     Raises DraftHeadRefused, FormatError, KolmError, UsageError.
     """
@@ -242,7 +242,7 @@ def verified(
 
 
 def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Path) -> Path:
-    """Where a head's files are. The head that a reference names is fetched into the cache and checked first.
+    """The folder of a head. A reference's head is fetched into the cache and checked first.
 
     Raises what `pull` and `load_trusted` raise.
     """
@@ -259,8 +259,8 @@ def local_folder(head: str, trusted: Path, registry: str, ledger: str, cache: Pa
 def _folder_of(head: str) -> Path | None:
     """The folder that `head` names, None for a reference. Raises UsageError if it can be neither.
 
-    A reference holds no slash. A word without a slash is a folder only if there is a head in it: a head with the name
-    of some directory here (`demo`, in this repository) is found by its name.
+    A reference has no slash. A word without a slash is a folder only if it has a head in it, so that a head with the
+    name of a directory (`demo`, in this repository) is found by its name.
     """
     folder = Path(head)
     if "/" in head and not folder.is_dir():
@@ -269,7 +269,7 @@ def _folder_of(head: str) -> Path | None:
 
 
 def head_document(head: Head) -> dict[str, Any]:
-    """A head with its full identifiers, its manifest, and what was signed about it, each with its place in the log."""
+    """A head with full identifiers, its manifest, and the signed documents about it, with their places in the log."""
     return {
         "head_cid": head.head_cid,
         "base_cid": head.base_cid,
@@ -302,7 +302,7 @@ def _heads_view(heads: list[dict[str, Any]]) -> View:
 
 
 def _head_view(head: dict[str, Any]) -> Table:
-    """All that is on record about one head."""
+    """The record of one head."""
     manifest = DraftHeadManifest.from_bytes(canonical(head["manifest"]))
     layers = ", ".join(map(str, manifest.feature_layers))
     rows: list[tuple[Line, ...]] = [
@@ -322,12 +322,12 @@ def _head_view(head: dict[str, Any]) -> Table:
 
 
 def _checked_view(checked: dict[str, Any]) -> View:
-    """The checklist: all have passed, but withdrawals may be unknown."""
+    """The checklist: all checks passed, but withdrawals may be unknown."""
     return [
         facts(
             (MARKS[True], "The manifest is well-formed and names its base"),
             (MARKS[True], "A trusted publisher has signed its publication"),
-            (MARKS[True], "The publication stands in the signed log"),
+            (MARKS[True], "The publication is in the signed log"),
             (MARKS[True], "Every file has the size and digest of the manifest"),
             (MARKS[None if checked["withdrawn"] is None else True], "No publisher has withdrawn it"),
         ),

@@ -1,4 +1,4 @@
-"""`kolm heads kscore`: how well a head drafts, bare and under adapters, measured and put on record."""
+"""`kolm heads kscore`: acceptance of a head's drafts, bare and with adapters, measured and put on record."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def kscore(
     prompts: Annotated[list[Path], Option(metavar="FILE", help="JSON lines with prompt or messages.")],
     adapters: Annotated[
         list[Path] | None,
-        Option(metavar="DIR", help="An adapter in peft's layout, or a folder of them; repeat it for more."),
+        Option(metavar="DIR", help="An adapter in peft's layout, or a folder of adapters; may be repeated."),
     ] = None,
-    limit: Annotated[int, Option(min=1, help="Prompts to take from each file.")] = 16,
-    max_tokens: Annotated[int, Option(min=2, help="Tokens of an answer at most.")] = 64,
+    limit: Annotated[int, Option(min=1, help="Number of prompts from each file.")] = 16,
+    max_tokens: Annotated[int, Option(min=2, help="Limit of an answer, in tokens.")] = 64,
     model: options.TrainedOn = options.MODEL,
-    record: Annotated[bool, Option("--record/--no-record", help="Sign the scores and keep them.")] = True,
+    record: Annotated[bool, Option("--record/--no-record", help="Sign the scores and put them on record.")] = True,
     registry: options.Registry = options.REGISTRY,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
@@ -54,9 +54,9 @@ def kscore(
     key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
 ) -> None:
-    """Measure how much of a head's drafts the base accepts, bare and under adapters (k = 4, temperature 0).
+    """Measure the share of a head's drafts that the base accepts, bare and with adapters (k = 4, temperature 0).
 
-    Below 0.5 the head needs retraining for that adapter: generation services no longer pick it there by themselves.
+    Below 0.5 the head needs retraining for that adapter: generation services no longer choose it there by themselves.
     """
     files = tuple(prompts)
     expect_files("--prompts", files, "JSON lines with prompt or messages")
@@ -69,7 +69,7 @@ def kscore(
     if record:
         us = Publisher.load(paths.key("publisher", key), keys, passphrase_file=key_passphrase_file)
         with registry_at(registry) as client, us.explaining():
-            client.head(on.head_cid)  # before the measurement: the registry takes no score of a head that is not there
+            client.head(on.head_cid)  # before the measurement: the registry takes scores of its own heads only
             scores = _recorded(_measured(on), client, us.key)
     else:
         scores = _measured(on)
@@ -91,7 +91,7 @@ class Scored:
 
 
 def _adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
-    """Adapters by the names of their directories; a directory of adapters stands for all of them. Raises UsageError."""
+    """Adapters by the names of their directories, also of those in a directory of adapters. Raises UsageError."""
     found: dict[str, Path] = {}
     for directory in directories:
         inside = [directory, *(sorted(directory.iterdir()) if directory.is_dir() else ())]
@@ -104,7 +104,7 @@ def _adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everything that a measurement needs, in memory."""
+    """The target, the head and the prompts of a measurement, in memory."""
 
     target: CpuTarget
     head: DraftHead
@@ -159,7 +159,7 @@ def _recorded(scored: Sequence[Scored], registry: RegistryClient, key: Signer) -
 
 
 def _manifest(folder: Path, base_cid: str) -> DraftHeadManifest:
-    """The published manifest, if the folder came from a registry, for it may hold annotations; else a new one."""
+    """The published manifest, which may have annotations, if the folder came from a registry; else a new one."""
     try:
         return DraftHeadManifest.from_bytes(DraftHeadEvidence.read(folder).manifest)
     except DraftHeadUnlogged:

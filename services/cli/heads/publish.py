@@ -50,10 +50,13 @@ def push(
     name: Annotated[str, Option(help="The name to publish it under.")],
     model: options.TrainedOn = options.MODEL,
     feature_layers: Annotated[
-        str | None, Option(metavar="N,N,N", help="Layers that a head in another layout reads, if it says wrong.")
+        str | None,
+        Option(metavar="N,N,N", help="Layers that a head in another layout reads, if its config.json is wrong."),
     ] = None,
     publisher: Annotated[str | None, Option(help="The publisher's name. Default: the user's name.")] = None,
-    annotate: Annotated[list[str] | None, Option(metavar="KEY=TEXT", help="For the manifest; may be repeated.")] = None,
+    annotate: Annotated[
+        list[str] | None, Option(metavar="KEY=TEXT", help="Annotation of the manifest; may be repeated.")
+    ] = None,
     registry: options.Registry = options.REGISTRY,
     paths: options.Paths = options.PATHS,
     key: options.PublisherKey = None,
@@ -77,7 +80,7 @@ def push(
     verb = "published" if pushed.created else "was published already:"
     answer(json, document, lambda head: [f"{verb} {name}, entry {index}", head["head_cid"]])
     if pushed.created and not json:
-        remark(f"services that generate load heads when they start: start them again, perhaps with --head {name}")
+        remark(f"generation services load heads at their start: restart them, perhaps with --head {name}")
 
 
 def withdraw(
@@ -89,7 +92,7 @@ def withdraw(
     key: options.PublisherKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
     by_operator: Annotated[
-        bool, Option("--by-operator", help="An operator signs instead. Default key: <data-dir>/keys/operator.pem.")
+        bool, Option("--by-operator", help="Sign as operator instead. Default key: <data-dir>/keys/operator.pem.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -101,8 +104,8 @@ def withdraw(
         document = DraftHeadWithdrawal(found.head_cid, reason, timestamp(datetime.now(UTC)))
         head = client.withdraw(_signed(document, us.key))
     verb = "withdrawn" if found.withdrawal is None else "was withdrawn already"
-    said = f"{verb}, entry {{ledger_index}}: {{reason}}"
-    answer(json, head_document(head), lambda head: [said.format(**head["withdrawal"]), head["head_cid"]])
+    line = f"{verb}, entry {{ledger_index}}: {{reason}}"
+    answer(json, head_document(head), lambda head: [line.format(**head["withdrawal"]), head["head_cid"]])
 
 
 def _annotations(words: list[str]) -> dict[str, str]:
@@ -134,14 +137,14 @@ class Pushed:
 
 @contextmanager
 def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Iterator[Path]:
-    """The folder of a head in kolm's layout: the given one, or one for the time being. Raises UsageError."""
+    """The folder of a head in kolm's layout: the given one, or a temporary one. Raises UsageError."""
     from services.generation.drafting.block import block_checkpoint
     from services.generation.drafting.eagle3 import checkpoint
 
     try:
         config = parse_json((folder / CONFIG_FILE).read_bytes(), CONFIG_FILE)
     except FormatError:
-        config = None  # which is refused where it is read in full
+        config = None  # the full read refuses it
     if not isinstance(config, dict) or config.get("layout") in (checkpoint.LAYOUT, block_checkpoint.LAYOUT):
         if feature_layers is not None:
             raise UsageError(f"--feature-layers: {folder} is in kolm's layout, which names them", "leave the flag out")
@@ -158,11 +161,11 @@ def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | N
 def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushed:
     """Raises UsageError, KolmError."""
     base = _describe_base(head.model)
-    with steps("holding the head against its base"):
+    with steps("checking the head with its base"):
         manifest = _describe_head(head, base.cid)
     who = head.publisher or getpass.getuser()
     publication = DraftHeadPublication(manifest.cid, head.name, base.cid, who, timestamp(datetime.now(UTC)))
-    envelope = _signed(publication, key)  # before the upload, which a wrong name need not wait for
+    envelope = _signed(publication, key)  # before the upload, so that a wrong name is refused early
     sent = _send(registry, _sources(manifest, head.folder, base, head.model))
     published, created = registry.publish(manifest.to_bytes(), envelope)
     return Pushed(published, created, tuple(sent))
@@ -190,13 +193,13 @@ def _describe_base(model: Path) -> BaseManifest:
 
 
 def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
-    """Raises UsageError if the folder holds no head, or says that the head was trained on another base."""
+    """The head's manifest. Raises UsageError for a folder without a head, or with a head of another base."""
     try:
-        said = training_of(head.folder).get("base_cid")
-        if said not in (None, base_cid):
+        trained_on = training_of(head.folder).get("base_cid")
+        if trained_on not in (None, base_cid):
             place = head.folder / TRAINING_FILE
             raise UsageError(
-                f"--model: {head.model} is {base_cid}; {place} says that the head was trained on {said}",
+                f"--model: {head.model} is {base_cid}; in {place} the head was trained on {trained_on}",
                 "name the base that it was trained on",
             )
         manifest = manifest_of(head.folder, base_cid, head.annotations)
@@ -207,7 +210,7 @@ def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
 
 
 def _check_fits(head: Description) -> None:
-    """Loads the head as generation will. Raises UsageError, which names head and base."""
+    """Load the head as generation does. Raises UsageError, which names head and base."""
     from services.generation.drafting.heads import HeadError
     from services.generation.drafting.methods import load_head
     from services.generation.target.config.config import read_config
@@ -227,7 +230,7 @@ _Source = tuple[NamedFile, Callable[[], IO[bytes]]]
 
 
 def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
-    """Everything that the registry needs: the head's files, the base's manifest, the base's config.json."""
+    """The blobs of a publication: the head's files, the base's manifest, the base's config.json."""
     from services.generation.target.identity import model_config
 
     described = base.to_bytes()
@@ -255,9 +258,8 @@ class Publisher:
 
     @classmethod
     def load(cls, path: Path, trusted: Path, role: str = "publisher", passphrase_file: Path | None = None) -> Publisher:
-        """The key at `path`, created if it is missing; its public half goes to the trusted keys of this machine.
-
-        Without such a directory it goes beside the key. Raises KeyFileError.
+        """The key at `path`, created if it is missing; its public half goes to the trusted keys of this machine, or, if
+        there is no such directory, next to the key. Raises KeyFileError.
         """
         is_new = not (is_device(path) or path.exists())
         key = open_signer(path, role, passphrase_file, create=True)
@@ -269,7 +271,7 @@ class Publisher:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Turns the refusal of an unknown key into UsageError, which says who has to trust the key."""
+        """Turns the refusal of an unknown key into UsageError, with a hint how to have the key trusted."""
         try:
             yield
         except InvalidArgument as error:
@@ -278,5 +280,5 @@ class Publisher:
             raise UsageError(
                 error.message,
                 f"have {self.public} added to the trusted keys of the registry and the ledger (`kolm trust add`); "
-                "where they run and trust a publisher already, start them again",
+                "restart them if they run and trust a publisher already",
             ) from error

@@ -1,4 +1,4 @@
-"""`kolm heads train`: in this process, until it is done or somebody stops it."""
+"""`kolm heads train`: trains in this process until it is done or stopped."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ if TYPE_CHECKING:
 
 
 _LINE_SECONDS = 10.0
-"""Between two lines where there is no terminal."""
+"""Time between two lines if there is no terminal."""
 _SMOOTHING = 0.95
-"""Weight of the past in the figures that are shown."""
+"""Weight of the past in the shown figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthOptions:
-    """The length of the"""
+    """The length of the training."""
 
     minutes: Annotated[float | None, Option(help="Minutes of training; the learning rate follows them.")] = None
-    steps: Annotated[int | None, Option(min=1, help="Steps instead of minutes; reproducible to the bit.")] = None
+    steps: Annotated[int | None, Option(min=1, help="Number of steps instead of minutes; reproducible to the bit.")] = (
+        None
+    )
 
     def check(self) -> None:
         """Raises UsageError."""
@@ -58,21 +60,23 @@ class LengthOptions:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """The base's answers, which the head learns from."""
+    """The base's answers, from which the head learns."""
 
-    answering_minutes: Annotated[float | None, Option(min=0, help="Minutes at most for the base's answers.")] = None
-    temperatures: Annotated[str, Option(help="Of the answers; prompts take them in turns.")] = "0,0.7,0,1"
-    max_tokens: Annotated[int, Option(min=2, help="Tokens of an answer at most.")] = 256
-    held_out: Annotated[float, Option(help="Share of the prompts kept for the measurement.")] = 0.05
+    answering_minutes: Annotated[float | None, Option(min=0, help="Time limit of the base's answers, in minutes.")] = (
+        None
+    )
+    temperatures: Annotated[str, Option(help="Sampling temperatures of the answers, used in rotation.")] = "0,0.7,0,1"
+    max_tokens: Annotated[int, Option(min=2, help="Limit of an answer, in tokens.")] = 256
+    held_out: Annotated[float, Option(help="Share of the prompts that is kept for the measurement.")] = 0.05
 
     @property
-    def heats(self) -> tuple[float, ...]:
-        """The temperatures. Raises UsageError."""
+    def by_turn(self) -> tuple[float, ...]:
+        """The temperatures in their order. Raises UsageError."""
         return numbers("--temperatures", self.temperatures, float)
 
     def check(self) -> None:
         """Raises UsageError."""
-        if not all(0 <= each <= 100 for each in self.heats):
+        if not all(0 <= each <= 100 for each in self.by_turn):
             raise UsageError(f"--temperatures: is {self.temperatures}; expected numbers from 0 to 100")
         if not 0 < self.held_out < 1:
             raise UsageError(f"--held-out: is {self.held_out:g}; expected a share between 0 and 1")
@@ -80,16 +84,19 @@ class AnswerOptions:
     def plan(self, seed: int) -> DataPlan:
         from services.training.plan import DataPlan
 
-        return DataPlan(self.heats, self.max_tokens, held_out=self.held_out, seed=seed)
+        return DataPlan(self.by_turn, self.max_tokens, held_out=self.held_out, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeOptions:
-    """Sizes of the head, where they do not follow from the base."""
+    """Sizes of the head, if not those of the base."""
 
-    feature_layers: Annotated[str | None, Option(help="Layers whose features it reads. Default: 2,n/2,n-3.")] = None
+    feature_layers: Annotated[str | None, Option(help="Layers whose features the head reads. Default: 2,n/2,n-3.")] = (
+        None
+    )
     draft_vocabulary: Annotated[
-        int | None, Option(min=1, help="Tokens that it can draft. Default: at most 32000, or those of --start-from.")
+        int | None,
+        Option(min=1, help="Number of tokens that it can draft. Default: at most 32000, or as in --start-from."),
     ] = None
     intermediate: Annotated[int | None, Option(min=1, help="Width of its MLP. Default: the base's.")] = None
     layers: Annotated[int | None, Option(min=1, help="Layers of a block head. Default: 2.")] = None
@@ -108,13 +115,13 @@ class SizeOptions:
 
 @dataclass(frozen=True, slots=True)
 class LessonOptions:
-    """Draft steps and passes of the"""
+    """Draft steps and passes of the training."""
 
-    unroll: Annotated[int, Option(min=1, help="Draft steps that are unrolled, or the tokens of a block.")] = 7
-    decay: Annotated[float, Option(help="Weight of a draft step relative to the one before it.")] = 0.8
-    starts: Annotated[int, Option(min=1, help="Draft starts in one pass; more of them need more memory.")] = 256
-    passes: Annotated[int, Option(min=1, help="Passes in an optimiser step.")] = 1
-    rate: Annotated[float, Option(help="Learning rate of matrices; that of the rest is a tenth of it.")] = 0.02
+    unroll: Annotated[int, Option(min=1, help="Number of unrolled draft steps, or tokens of a block.")] = 7
+    decay: Annotated[float, Option(help="Weight of a draft step relative to the previous step.")] = 0.8
+    starts: Annotated[int, Option(min=1, help="Draft starts in one pass; more need more memory.")] = 256
+    passes: Annotated[int, Option(min=1, help="Number of passes in an optimiser step.")] = 1
+    rate: Annotated[float, Option(help="Learning rate of matrices; other tensors get a tenth of it.")] = 0.02
 
     def check(self) -> None:
         """Raises UsageError."""
@@ -139,29 +146,33 @@ def train(
             metavar="BASE", callback=options.found_model, help="The model whose tokens the head learns to predict."
         ),
     ],
-    prompts: Annotated[list[Path], Option(help="JSON lines with prompt or messages; repeat it for more files.")],
+    prompts: Annotated[list[Path], Option(help="JSON lines with prompt or messages; may be repeated.")],
     out: Annotated[Path, Option(help="Folder for the head; must not exist.")],
     kind: Annotated[
-        Literal["eagle3", "block"], Option(help="Drafts a token at a time, or a block in one pass.")
+        Literal["eagle3", "block"], Option(help="Kind of head: drafts a token at a time, or a block in one pass.")
     ] = "eagle3",
-    work: Annotated[Path | None, Option(help="Answers and checkpoints. Default: <out>.work.")] = None,
+    work: Annotated[Path | None, Option(help="Folder of answers and checkpoints. Default: <out>.work.")] = None,
     length: LengthOptions = LENGTH,
     answers: AnswerOptions = ANSWERS,
     sizes: SizeOptions = SIZES,
     lesson: LessonOptions = LESSON,
     start_from: Annotated[
-        Path | None, Option(help="A head to start from; the tokens that it can draft are chosen anew.")
+        Path | None, Option(help="A head to start from; its draft vocabulary is chosen again.")
     ] = None,
     precision: Annotated[
         Literal["bfloat16", "float32"] | None,
         Option(help="Precision of the matrix products. Default: the faster one on this device."),
     ] = None,
-    recompute: Annotated[bool, Option("--recompute", help="Keep no features on disk, which is slower.")] = False,
-    device: Annotated[str | None, Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    recompute: Annotated[
+        bool, Option("--recompute", help="Recompute features instead of keeping them on disk; slower.")
+    ] = False,
+    device: Annotated[str | None, Option(help="Device, cpu or cuda. Default: cuda if there is one.")] = None,
     seed: Annotated[int, Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
     json: options.Json = False,
 ) -> None:
-    """Train a head: the base answers prompts, the head learns to predict it. Ctrl-C saves; the same command goes on."""
+    """Train a head: the base answers prompts, the head learns to predict it. Ctrl-C saves; the same
+    command continues.
+    """
     expect_files("--prompts", prompts, "JSON lines with prompt or messages")
     expect_new("--out", out)
     if start_from is not None:
@@ -197,12 +208,9 @@ def train(
 
 
 def run(job: Job, device: str | None) -> dict[str, Measured] | None:
-    """Held-out acceptance by domain; None if Ctrl-C or SIGTERM stopped the run on the way.
+    """Held-out acceptance by domain; None if Ctrl-C or SIGTERM stopped the run, after the current step was saved.
 
-    The step under way is finished and saved first.
-
-    Raises:
-        UsageError, Failed: what does not fit, or what ran out; the message says what to do.
+    Raises UsageError for a job that does not fit its base, Failed for a full disk.
     """
     from services.generation.drafting.heads import HeadError
     from services.training.plan import DiskFull, TrainingError
@@ -235,7 +243,7 @@ class TerminalReporter:
         self._acceptance: Sequence[float] | None = None
         self._starts, self._since = 0, clock()
 
-    def said(self, line: str) -> None:
+    def note(self, line: str) -> None:
         self._progress.console.print(line, soft_wrap=True)
 
     def answered(self, what: str, done: int, total: int) -> None:
@@ -265,12 +273,12 @@ class TerminalReporter:
         self._progress.update(self._tasks[task], completed=fraction, text=text)
         if self._progress.disable and self._clock() - self._shown_at >= _LINE_SECONDS:
             self._shown_at = self._clock()
-            self.said(f"{task} {fraction:.0%}  {text}")
+            self.note(f"{task} {fraction:.0%}  {text}")
 
 
 @contextmanager
 def terminal_reporter() -> Iterator[TerminalReporter]:
-    """A reporter whose bars go with the block."""
+    """A reporter whose bars end with the block."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
@@ -288,7 +296,7 @@ def _smooth(past: Sequence[float] | None, now: Sequence[float]) -> Sequence[floa
 
 
 def _document(job: Job, found: Mapping[str, Measured]) -> dict[str, Any]:
-    """The head's folder, its drafts' depth, and its acceptance on held-out prompts by domain."""
+    """The head's folder, the depth of drafts, and acceptance on held-out prompts by domain."""
     figures = {
         domain: {
             "tokens": each.tokens,

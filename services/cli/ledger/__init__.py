@@ -1,1 +1,1 @@
-"""Commands that ask the ledger."""
+"""Commands that call the ledger."""

@@ -26,11 +26,9 @@ from services.client.ledger.verified import VerifiedLedger
 
 def erase(
     receipt: options.Receipt,
-    reason: Annotated[
-        str | None, Option(help="The reason; goes into the log for good, and everybody can read it.")
-    ] = None,
+    reason: Annotated[str | None, Option(help="The reason, which stays in the log for every reader.")] = None,
     as_tenant: Annotated[
-        bool, Option("--as-tenant", help="Ask with a token of the receipt's tenant; the log signs that you did.")
+        bool, Option("--as-tenant", help="Ask with a token of the receipt's tenant; the log signs the request.")
     ] = False,
     operator_key: Annotated[
         Path | None, Option(metavar="FILE", help="The operator's key. Default: <data-dir>/keys/operator.pem.")
@@ -40,9 +38,9 @@ def erase(
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Erase the token ids and salts of a receipt, with a signed record of that in the log. Cannot be undone."""
+    """Erase token ids and salts of a receipt, with a signed record in the log. Cannot be undone."""
     if as_tenant == (reason is not None):
-        raise UsageError("expected --reason, of an operator, or --as-tenant, which states none")
+        raise UsageError("expected either --reason, as operator, or --as-tenant")
     with ledger_at(ledger) as client:
         found = find(client, receipt).receipt
         checking = VerifiedLedger(client, load_trusted(paths.trusted)) if paths.trusted.is_dir() else None
@@ -52,19 +50,19 @@ def erase(
             signing = load_operator_key(paths.key("operator", operator_key), paths.trusted, key_passphrase_file, client)
             document = Erasure(found.receipt_id, found.index, reason, timestamp(datetime.now(UTC)))
             erased = (checking or client).erase(sign_document(document, signing).to_bytes())
-    proven = checking is not None  # there were keys to check the ledger's answer with
+    proven = checking is not None  # with keys to check the ledger's answer
     places = {"receipt_id": found.receipt_id, "receipt_index": found.index, "erasure_index": erased.index}
-    said = f"erased the content of {found.receipt_id} (entry {found.index}); the erasure is entry {erased.index}"
-    answer(json, places | {"proven": proven}, lambda _: f"{said}{', proven' if proven else ''}")
+    line = f"erased the content of {found.receipt_id} (entry {found.index}); the erasure is entry {erased.index}"
+    answer(json, places | {"proven": proven}, lambda _: f"{line}{', proven' if proven else ''}")
 
 
 def retention(
     days: Annotated[
         int | None, Option(min=1, max=36_500, help="Keep contents this many days from a receipt's issue.")
     ] = None,
-    forever: Annotated[bool, Option("--forever", help="Keep them without limit.")] = False,
+    forever: Annotated[bool, Option("--forever", help="Keep contents without limit.")] = False,
     tenant: Annotated[
-        str | None, Option(help="For this tenant. Default: for all that have no policy of their own.")
+        str | None, Option(help="Tenant of the policy. Default: all without a policy of their own.")
     ] = None,
     operator_key: options.OperatorKey = None,
     key_passphrase_file: options.KeyPassphrase = None,
@@ -72,8 +70,8 @@ def retention(
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Show the policies in force and what the ledger has erased by them, checked; with --days or --forever, put one on
-    record. The ledger erases what it ends, also of earlier receipts; that cannot be undone.
+    """Show the policies in force and the erasures by them, checked; with --days or --forever, put a policy on record.
+    The ledger then erases expired contents, also of earlier receipts; that cannot be undone.
     """
     if days is not None and forever:
         raise UsageError("--days and --forever: name one of them")
@@ -83,7 +81,7 @@ def retention(
     with ledger_at(ledger) as client:
         if days is None and not forever:
             if tenant is not None:
-                raise UsageError("--tenant: is whom a policy is for; expected --days N or --forever beside it")
+                raise UsageError("--tenant: needs --days N or --forever, the policy for this tenant")
             return answer(json, _retention_state(client, keys), _state_view)
         signing = load_operator_key(paths.key("operator", operator_key), keys, key_passphrase_file, client)
         document = Retention(tenant, days, timestamp(datetime.now(UTC)))
@@ -122,7 +120,7 @@ def _state_view(state: dict[str, Any]) -> View:
         expiry = erased.get(policy["tenant"])
         if expiry is None:
             return "nothing"
-        return f"what was issued before {expiry['issued_before']} (entry {expiry['index']})"
+        return f"issued before {expiry['issued_before']} (entry {expiry['index']})"
 
     return table(
         state["policies"],

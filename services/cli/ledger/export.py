@@ -32,7 +32,7 @@ from services.client.registry import RegistryClient
 
 TAR_GZ, TAR = (".tar.gz", ".tgz"), (".tar",)
 ARCHIVES = (*TAR_GZ, *TAR)
-"""Endings of names that mean an archive; any other name is a folder's."""
+"""Endings of archive names; any other name is a folder's."""
 
 _OTHER_ARCHIVES = frozenset((".gz", ".zip", ".xz", ".bz2", ".zst", ".7z", ".rar", ".txz", ".tbz2", ".tzst"))
 
@@ -47,7 +47,10 @@ def export(
     ],
     format_name: Annotated[
         Literal["bundle", "tiles"],
-        Option("--format", help="A bundle, or the log as C2SP tlog-tiles for any web server: only what is new."),
+        Option(
+            "--format",
+            help="A bundle, or the log as C2SP tlog-tiles for any web server, of which only new ones are written.",
+        ),
     ] = "bundle",
     receipt: Annotated[
         list[str] | None, Option("--receipt", help="Only these receipts, with the entries to verify them.")
@@ -66,7 +69,7 @@ def export(
     receipts = tuple(receipt or ())
     if format_name == "tiles":
         if receipts or content or (start, end) != (None, None):
-            raise UsageError("--format tiles: is the whole log without content; leave the other flags out")
+            raise UsageError("--format tiles: writes the whole log without content; leave the other flags out")
         return _write_tiles(path, ledger, json)
     require_writable_new_file("PATH", path)
     check_new(path)
@@ -108,9 +111,9 @@ def check_new(path: Path) -> None:
 
 
 def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleRequest) -> tuple[str, ...]:
-    """Write a bundle, with the manifests of its heads: an archive if the name says so, else a folder.
+    """Write a bundle, with the manifests of its heads: an archive if the name ends like one, else a folder.
 
-    Returns, in words, which manifests are missing and why. Raises KolmError, Failed, FormatError, StoreError.
+    Returns a line with the reason for each missing manifest. Raises KolmError, Failed, FormatError, StoreError.
     """
     with draft_of(path) as draft:
         with (
@@ -124,7 +127,7 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
         with tempfile.TemporaryDirectory(dir=draft.parent, prefix=".export.") as folder:
             unpacked = BundleFolder(Path(folder) / "bundle")
             unpacked.folder.mkdir()
-            unpack(draft, unpacked.folder, bounded_by_its_size=False)  # repetitive prompts swell, too
+            unpack(draft, unpacked.folder, bounded_by_its_size=False)  # repetitive prompts expand much
             absent = _add_manifests(unpacked, registry)
             if wanted.transcript is not None:
                 add_file(unpacked.folder, BundleFile(TRANSCRIPT, wanted.transcript))
@@ -138,10 +141,10 @@ def export_bundle_to(path: Path, ledger: str, registry: str, wanted: BundleReque
 
 
 def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
-    """Add the manifests that the registry has; returns, in words, which are missing and why.
+    """Add the manifests that the registry has; returns a line with the reason for each missing one.
 
-    A manifest is left out unless its digest is right, so the registry need not be trusted. Raises FormatError for a
-    bundle that is not in form, StoreError.
+    A manifest with a wrong digest is left out, so the registry need not be trusted. Raises FormatError for a damaged
+    bundle, StoreError.
     """
     heads = draft_heads_named(bundle)
     if not heads:
@@ -151,7 +154,7 @@ def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
 
 
 def _add_manifest(bundle: BundleFolder, head: str, client: RegistryClient, registry: str) -> str | None:
-    """Add a head's manifest; returns why it is not in the bundle, None if it is."""
+    """Add a head's manifest; returns None, or the reason why it is missing."""
     name = f"the manifest of {head}"
     try:
         file = draft_head_file(head, client.head(head).manifest)
@@ -186,7 +189,7 @@ def proof_of(client: LedgerClient, index: int) -> TlogProof:
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`, deleted at the end."""
+    """A temporary file next to `path`, deleted at the end."""
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,8 +207,8 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 
 def _write_tiles(folder: Path, ledger: str, json: bool) -> None:
-    """Raises ProofError for a log that does not extend what the folder shows, which then stays as it is; UsageError,
-    KolmError, FormatError, NotFound, StoreError.
+    """Raises ProofError for a log that does not extend the folder's, which then stays as it is; UsageError, KolmError,
+    FormatError, NotFound, StoreError.
     """
     tiles = TileFolder(folder)
     published = tiles.published()
@@ -217,11 +220,11 @@ def _write_tiles(folder: Path, ledger: str, json: bool) -> None:
             tiles.write(export_tiles((each.entry for each in watched), checkpoint.note, published))
     written = {"before": published.size, "size": checkpoint.tree_size}  # entries that the folder shows
     new = checkpoint.tree_size - published.size
-    answer(json, written, lambda _: f"{folder} stands at {checkpoint.tree_size} entries, {new} of them new")
+    answer(json, written, lambda _: f"{folder} has {checkpoint.tree_size} entries, {new} of them new")
 
 
 def _newest(client: LedgerClient, size: int) -> SignedCheckpoint:
-    """The newest checkpoint that enough witnesses have cosigned, unless the folder is beyond that already."""
+    """The newest checkpoint with enough cosignatures, or the newest one if the folder is beyond that."""
     try:
         witnessed = client.checkpoint(witnessed=True)
     except NotFound:

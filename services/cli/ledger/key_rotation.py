@@ -1,4 +1,4 @@
-"""`kolm ledger rotate-key`: a new key in the place of an old one, first in the log, then in the files."""
+"""`kolm ledger rotate-key`: replaces a key, first in the log, then in the files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.entry import Entry
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.output import answer, remark
+from services.cli.frame.output import answer, members, remark
 
 if TYPE_CHECKING:
     from ledger.sql.store import SqlEntryStore
 
 
 def rotate_key(
-    role: Annotated[str, Argument(help="receipts, log, auditor, operator or publisher.")],
+    role: Annotated[str, Argument(help="Role of the key: receipts, log, auditor, operator or publisher.")],
     paths: options.Paths = options.PATHS,
     key_file: Annotated[
         Path | None,
@@ -45,13 +45,13 @@ def rotate_key(
     ] = None,
     new_key: Annotated[
         Path | None,
-        Option(metavar="FILE|URI", help="The key that follows, made before; one in a device has to be named."),
+        Option(metavar="FILE|URI", help="An existing key to take its place; required for a key in a device."),
     ] = None,
     log_key: Annotated[
         Path | None, Option(metavar="FILE|URI", help="The log's key. Default: <data-dir>/keys/log.pem.")
     ] = None,
     by_operator: Annotated[
-        bool, Option("--by-operator", help="Operators sign in the place of the old key, if that was lost or stolen.")
+        bool, Option("--by-operator", help="Operators sign instead of the old key, if that was lost or stolen.")
     ] = False,
     operator_key: Annotated[
         list[Path] | None,
@@ -63,10 +63,12 @@ def rotate_key(
     ] = None,
     key_passphrase_file: options.KeyPassphrase = None,
     database_url: Annotated[
-        str | None, Option(envvar="KOLM_LEDGER_DATABASE_URL", help="Default: <data-dir>/ledger.sqlite3.")
+        str | None,
+        Option(envvar="KOLM_LEDGER_DATABASE_URL", help="The ledger's database. Default: <data-dir>/ledger.sqlite3."),
     ] = None,
     guard_url: Annotated[
-        str | None, Option(envvar="KOLM_LEDGER_GUARD_URL", help="Default: <data-dir>/guard.sqlite3.")
+        str | None,
+        Option(envvar="KOLM_LEDGER_GUARD_URL", help="The ledger's guard. Default: <data-dir>/guard.sqlite3."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -75,23 +77,32 @@ def rotate_key(
     places = (database_url or data_dir / "ledger.sqlite3", guard_url or data_dir / "guard.sqlite3")
     files = LedgerFiles(data_dir, paths.trusted, *places, key_file, new_key, log_key, key_passphrase_file)
     if operator_key and not by_operator:
-        raise UsageError("--operator-key: belongs to --by-operator")
+        raise UsageError("--operator-key: needs --by-operator")
     operators = tuple(operator_key or [data_dir / "keys/operator.pem"]) if by_operator else ()
-    index, old, new = rotate(files, role, operators)
-    said = f"entry {index}: from here on {new} signs for {role}, and {old} no longer"
-    answer(json, {"index": index, "old": old, "new": new, "role": role}, lambda _: said)
+    done = rotate(files, role, operators)
+    line = f"entry {done.index}: from here on {done.new} signs for {role}, and {done.old} no longer"
+    answer(json, members(done, "index", "old", "new") | {"role": role}, lambda _: line)
     if new_key is not None and not json:
-        remark(f"name it from now on: --key-file '{new_key}'")
+        remark(f"use it from now on: --key-file '{new_key}'")
     if role == "log" and not json:
-        remark(f"{data_dir / 'log.vkey'} says so: witnesses and policies need it beside the old one")
+        remark(f"{data_dir / 'log.vkey'} has the new key: witnesses and policies need it in addition to the old one")
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A recorded rotation: its entry, and the ids of the old key and of the new one."""
+
+    index: int
+    old: str
+    new: str
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerFiles:
-    """Where the keys, the trusted keys and the ledger are. Keys are files, or PKCS#11 URIs of keys in a device.
+    """Paths of the keys, the trusted keys and the ledger. Keys are files, or PKCS#11 URIs of keys in a device.
 
-    `passphrase_file` holds the passphrase of the files, or the PIN of the device. `new_key` is a successor that is
-    there already, as one in a device has to be.
+    `passphrase_file` has the passphrase of the files, or the PIN of the device. `new_key` is an existing successor, as
+    a key in a device has to be.
     """
 
     data_dir: Path
@@ -107,21 +118,20 @@ class LedgerFiles:
         return self.key_file or self.data_dir / "keys" / f"{role}.pem"
 
     def signer(self, key: Path, role: str, *, create: bool = False) -> Signer:
-        """Raises KeyFileError. A PIN is the device's: beside one, files are read without a passphrase."""
+        """Raises KeyFileError. With a device, the passphrase is its PIN, and files are read without one."""
         pin = any(each is not None and is_device(each) for each in (self.key_file, self.new_key, self.log_key))
         secret = None if pin and not is_device(key) else self.passphrase_file
         return open_signer(key, role, secret, create=create)
 
     @property
     def generation(self) -> Path:
-        """The state of the service that signs receipts: its key is in its folder `keys`, or a stack's key beside it."""
+        """The state of the service that signs receipts: the folder around its `keys`, or that of a stack."""
         own = self.key_file is not None and self.key_file.parent.name == "keys"
         return self.key_file.parent.parent if self.key_file and own else self.data_dir / "generation"
 
 
-def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> tuple[int, str, str]:
-    """Replace the role's key: the rotation's entry, and the ids of the old key and of the new one. `operators`, if
-    there are any, sign in the place of the old key.
+def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> Rotation:
+    """Replace the role's key. `operators`, if there are any, sign instead of the old key.
 
     Raises UsageError, NotFound, Failed, LedgerError.
     """
@@ -131,22 +141,22 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> t
     if not is_device(path) and not path.is_file():
         raise exits.NotFound(f"there is no {role} key at {path}")
     if is_device(path) and files.new_key is None:
-        raise UsageError("--new-key: expected the key that follows one in a device", "make it there, and name it")
+        raise UsageError("--new-key: expected the successor of a key in a device", "make it there, and name it")
     _refuse_waiting_receipts(files, role)
     old = files.signer(path, role)
     new = files.signer(files.new_key or _next_to(path), role, create=True)
     if new.public == old.public:
-        raise UsageError("--new-key: is the key that it should replace")
+        raise UsageError("--new-key: is the key to replace")
     signers = [files.signer(operator, "operator") for operator in operators] or [old]
     index = _record(files, old, new, signers)
     _swap(files, path, old, new)
     if role == "log":
         _publish_name(files, new)
-    return index, old.key_id, new.key_id
+    return Rotation(index, old.key_id, new.key_id)
 
 
 def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
-    """Raises Failed if receipts wait: they would arrive signed by a key that is no longer valid."""
+    """Raises Failed if receipts wait for the ledger, because they would arrive with an invalid key."""
     from services.generation.receipts.journal import JOURNAL, open_records, read_records
 
     journals = files.generation.glob(f"**/{JOURNAL}") if role == "receipts" else ()
@@ -163,7 +173,7 @@ def _next_to(path: Path) -> Path:
 
 
 def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Signer]) -> int:
-    """Append the rotation, unless an interrupted run has done it. Returns its index."""
+    """Append the rotation, unless an interrupted run has appended it. Returns its index."""
     from ledger.log.continuity import check_continuity
     from ledger.log.sequencer import Sequencer
     from ledger.sql.guard import SqlGuard
@@ -220,7 +230,7 @@ def _origin(store: SqlEntryStore) -> str:
 
 
 def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
-    """The public keys come first: a service that starts meanwhile finds its own key trusted, the old or the new one."""
+    """Replace the files, public keys first: a service that starts meanwhile finds its key trusted, old or new."""
     trusted = TrustedKeys.load(files.trusted).find(old.role, old.key_id) or old.public
     for key, folder in ((new.public, files.trusted), (old.public, files.trusted / RETIRED)):
         publish_key(key.scoped(trusted.scope).to_pem(), key.key_id, old.role, folder)

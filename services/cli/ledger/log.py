@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ledger.log.store import EntryStore
 
 _UNGUARDED = (
-    "whether this is an old backup was not checked. Name the guard with --guard; without one, a ledger service with "
-    "entries starts only with --new-guard"
+    "an old backup would not be recognised. Name the guard with --guard; without one, a ledger service with entries "
+    "starts only with --new-guard"
 )
 Depth = Literal["quick", "structure", "deep"]
 
@@ -61,27 +61,27 @@ def verify(
         Depth | None,
         Option(
             "--depth",
-            help="Check the database itself, stopped or running, by default the one in <data-dir>: quick, that head, "
-            "tiles and guard agree; structure, every row too; deep, every hash, signature and content too.",
+            help="Check the database, in use or not, by default in <data-dir>: quick checks that head, tiles and guard "
+            "agree, structure also every row, deep also every hash, signature and content.",
         ),
     ] = None,
     guard: Annotated[
         str | None,
-        Option("--guard", metavar="FILE|URL", help="The guard, for --depth. Default: guard.sqlite3 beside the file."),
+        Option("--guard", metavar="FILE|URL", help="The guard, for --depth. Default: guard.sqlite3 next to the file."),
     ] = None,
     content_keys: Annotated[
         str | None,
         Option(
             "--content-keys",
             metavar="FILE|URL",
-            help="The keys of the contents, for --depth deep. Default: content-keys/keys.sqlite3 beside the file.",
+            help="The keys of the contents, for --depth deep. Default: content-keys/keys.sqlite3 next to the file.",
         ),
     ] = None,
     obligations: Annotated[
         bool,
         Option(
             "--obligations",
-            help="Recompute, too, which receipts had to be replayed. Exit code 3 if a verdict is overdue or late, a "
+            help="Recompute as well which receipts had to be replayed. Exit code 3 if a verdict is overdue or late, a "
             "draw is over another log, or an auditor contradicts itself.",
         ),
     ] = False,
@@ -90,13 +90,13 @@ def verify(
     origin: options.Origin = None,
     json: options.Json = False,
 ) -> None:
-    """Check every entry, every signature and the signed head. Exit code 3, and which entry, if something is wrong."""
+    """Check every entry, every signature and the signed head. Exit code 3, with the entry, if a check fails."""
     if depth is not None:
         if obligations:
-            raise exits.UsageError("--obligations: follow from the entries; use it without --depth")
+            raise exits.UsageError("--obligations: cannot be combined with --depth")
         return _verify_database(database, depth, guard, content_keys, paths, origin, json)
     if guard is not None or content_keys is not None:
-        raise exits.UsageError("--guard and --content-keys: belong to a database's check; name its --depth")
+        raise exits.UsageError("--guard and --content-keys: need --depth, the check of a database")
 
     place = None if database is None else database_place(database)
     keys = load_trusted(paths.trusted_beside(place.parent) if isinstance(place, Path) else paths.trusted)
@@ -104,8 +104,7 @@ def verify(
         report = check_log(ledger, database, keys, origin)
         answer(json, report_document(report), report_view)
         if report.ok and place is not None and not json:
-            beside = "what is beside the entries (content, indexes, tiles): kolm ledger verify --depth deep"
-            remark(Styled(beside, "dim"))
+            remark(Styled("content, indexes and tiles are checked by kolm ledger verify --depth deep", "dim"))
         raise typer.Exit(exits.OK if report.ok else exits.VERIFICATION_FAILED)
     report, book = check_obligations(ledger, database, keys, origin)
     now = datetime.now(UTC)
@@ -130,10 +129,12 @@ def _verify_database(
     keys_place = database_place(content_keys) if content_keys else usual_keys if usual_keys.is_file() else None
     report = check_database(place, guard_place, folder / "witnessed", keys, Depths[depth.upper()], origin, keys_place)
     guarded = guard_place is not None
-    document = members(report, "ok", "size", "unsigned") | {  # unsigned are entries that the ledger's next start signs
+    document = members(
+        report, "ok", "size", "unsigned"
+    ) | {  # unsigned: entries that the ledger signs at its next start
         "depth": depth,
         "guarded": guarded,
-        "findings": [asdict(finding) | {"said": str(finding)} for finding in report.findings],
+        "findings": [asdict(finding) | {"message": str(finding)} for finding in report.findings],
     }
     answer(json, document, _database_view)
     if report.size and not guarded:
@@ -147,11 +148,11 @@ def head(
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     note: Annotated[
-        bool, Option("--note", help="Only the signed note, byte for byte, for `kolm verify --checkpoint`.")
+        bool, Option("--note", help="Print only the signed note, byte for byte, for `kolm verify --checkpoint`.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Show the newest signed checkpoint, and check its signature where the log's key is trusted."""
+    """Show the newest signed checkpoint, and check its signature if the log's key is trusted."""
     if note and json:
         raise exits.UsageError("--note and --json: name one of them")
     with ledger_at(ledger) as client:
@@ -163,7 +164,7 @@ def head(
         checkpoint = Checkpoint.from_text(Note.from_bytes(newest).text)
     if note:
         sys.stdout.flush()
-        sys.stdout.buffer.write(newest)  # as it is, whatever the terminal's encoding
+        sys.stdout.buffer.write(newest)  # the signed bytes, in any encoding of the terminal
         return
     document = members(checkpoint, "origin", "size") | {
         "root": checkpoint.root.hex(),
@@ -181,10 +182,10 @@ Seen = Callable[[bytes], None]
 def check_log(
     server: str, database: str | None, trusted: TrustedKeys, origin: str | None = None, seen: Seen | None = None
 ) -> Report:
-    """Verify the log in a database (file or URL; its ledger may run), or without one the log that a server shows.
+    """Verify the log in a database (file or URL, in use or not), or without one the log of a server.
 
-    The server is not trusted. `seen` gets every entry just before it is checked, so its results hold only if the report
-    is good. Raises KolmError, NotFound, StoreError.
+    The server is not trusted. `seen` gets every entry before it is checked, so its results are valid only if the report
+    is. Raises KolmError, NotFound, StoreError.
     """
     from ledger.sql.store import SqlEntryStore
 
@@ -211,7 +212,7 @@ def _check(
 
 
 def _size_of(checkpoint: bytes | None) -> int | None:
-    """How many entries an unverified checkpoint is over."""
+    """The size of an unverified checkpoint's tree; None if it cannot be read."""
     try:
         return None if checkpoint is None else Checkpoint.from_text(Note.from_bytes(checkpoint).text).size
     except LedgerError:
@@ -219,7 +220,7 @@ def _size_of(checkpoint: bytes | None) -> int | None:
 
 
 def _streamed(ledger: LedgerClient) -> Iterator[bytes]:
-    """An entry that the server itself cannot read is a fault of the log, not of the connection."""
+    """The entries of a server; one that it cannot read is a fault of the log, not of the connection."""
     position = 0
     with ledger.watch(0) as entries:
         try:
@@ -256,7 +257,7 @@ def check_obligations(
 
     report = check_log(server, database, trusted, origin, seen=seen)
     if not report.ok:
-        raise VerificationFailed(f"the log does not verify: {report.problem}", "`kolm ledger verify` says more")
+        raise VerificationFailed(f"the log does not verify: {report.problem}", "`kolm ledger verify` shows more")
     return report, book
 
 
@@ -271,7 +272,7 @@ def check_database(
 ) -> fsck.FsckReport:
     """Check a database. `place`, `guard` and `content_keys` are files or URLs. `notes` is a folder of checkpoints.
 
-    Guard and notes are read first: the database of a running ledger may be ahead of them, but never behind.
+    Guard and notes are read first, because a running ledger's database may only be ahead of them.
 
     Raises NotFound, StoreError.
     """
@@ -302,7 +303,7 @@ def _guarded(guard: Path | str) -> Sequence[Checkpoint]:
 
 
 def report_document(report: Report) -> dict[str, Any]:
-    """Everything that the check of a whole log says; `bad_index` is the first entry that is wrong."""
+    """The result of the check of a whole log; `bad_index` is the first wrong entry."""
     return members(report, "ok", "problem", "bad_index", "size", "kinds", "checks") | {
         "root": report.root.hex(),
         "chain": report.chain.hex(),
@@ -315,15 +316,15 @@ def report_document(report: Report) -> dict[str, Any]:
 
 
 def dated_ahead_document(found: DatedAhead) -> dict[str, Any] | None:
-    """The entries that name times to come, of which `entries` are the first; None without one."""
+    """Entries with future times, of which `entries` are the first; None without one."""
     if not found:
         return None
-    return {"count": found.count, "entries": list(found.first), "latest": found.latest, "said": str(found)}
+    return {"count": found.count, "entries": list(found.first), "latest": found.latest, "message": str(found)}
 
 
 def contradiction_document(found: Contradiction) -> dict[str, Any]:
     """Two verdicts of one auditor."""
-    return members(found, "index", "earlier", "receipt_index", "auditor") | {"said": str(found)}
+    return members(found, "index", "earlier", "receipt_index", "auditor") | {"message": str(found)}
 
 
 def report_view(report: dict[str, Any]) -> list[View]:
@@ -339,8 +340,8 @@ def report_view(report: dict[str, Any]) -> list[View]:
         checklist,
         (f"{report['size']} entries", Styled(f" ({kinds or 'empty'})", "dim")),
         *(Styled(_DEFIED.format(**each), "bold red") for each in report["defied_halts"]),
-        *(Styled(each["said"], "bold red") for each in report["contradictions"]),
-        *([Styled(ahead["said"], "yellow")] if (ahead := report["dated_ahead"]) else []),
+        *(Styled(each["message"], "bold red") for each in report["contradictions"]),
+        *([Styled(ahead["message"], "yellow")] if (ahead := report["dated_ahead"]) else []),
         Styled("ledger verified", "green") if report["ok"] else Styled(report["problem"] or "", "bold red"),
     ]
 
@@ -354,7 +355,7 @@ def _database_view(report: dict[str, Any]) -> View:
     unsigned = f"; {report['unsigned']} not signed yet, which the next start does" if report["unsigned"] else ""
     wrong = f"{len(report['findings'])} wrong"
     return [
-        *(Styled(finding["said"], "red") for finding in report["findings"]),
+        *(Styled(finding["message"], "red") for finding in report["findings"]),
         f"{report['size']} entries, {report['depth']} check{unsigned}",
         Styled("nothing wrong", "green") if report["ok"] else Styled(wrong, "bold red"),
     ]

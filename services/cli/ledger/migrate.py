@@ -1,4 +1,4 @@
-"""`kolm ledger migrate`: the tables of an earlier version become those of this one."""
+"""`kolm ledger migrate`: converts the tables of an earlier version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.cli.frame.views import Styled, View
 def migrate(
     database: options.Database = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Only show the steps and their SQL. The ledger may run meanwhile.")
+        bool, Option("--dry-run", help="Only show the steps and their SQL; the ledger may run.")
     ] = False,
     backup: Annotated[
         Path | None,
@@ -26,12 +26,12 @@ def migrate(
         ),
     ] = None,
     backed_up: Annotated[
-        bool, Option("--backed-up", help="You have a copy of your own: make none. PostgreSQL asks for it (pg_dump).")
+        bool, Option("--backed-up", help="Make no copy, because you have one; required for PostgreSQL (pg_dump).")
     ] = False,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Convert a ledger's tables to those of this version, with the ledger stopped: all of it or nothing."""
+    """Convert a ledger's tables to this version, completely or not at all, with the ledger stopped."""
     from ledger.sql.migration import migrate as migrated
     from ledger.sql.migration import planned
 
@@ -45,7 +45,7 @@ def migrate(
         "database": plan.database,
         "before": plan.before,
         "after": plan.after,
-        "steps": [{"to": step.to, "kolm": step.kolm, "said": step.words} for step in plan.steps],
+        "steps": [{"to": step.to, "kolm": step.kolm, "description": step.words} for step in plan.steps],
         "sql": plan.sql,
         "done": done,
         "backup": None if copy is None else str(copy),
@@ -54,7 +54,7 @@ def migrate(
 
 
 def _backup(place: Path | str, revision: int, backup: Path | None, *, backed_up: bool) -> Path | None:
-    """Where the copy goes; None where the operator has one. Raises UsageError."""
+    """The path of the copy; None if the operator has a copy. Raises UsageError."""
     if backed_up:
         if backup is not None:
             raise UsageError("--backup and --backed-up: name one of them")
@@ -70,7 +70,7 @@ def _backup(place: Path | str, revision: int, backup: Path | None, *, backed_up:
 def _view(document: dict[str, Any]) -> list[View]:
     if not document["steps"]:
         return [f"{document['database']} has the tables of this version (revision {document['after']}): nothing to do"]
-    lines: list[View] = [f"to revision {step['to']}: {step['said']}" for step in document["steps"]]
+    lines: list[View] = [f"to revision {step['to']}: {step['description']}" for step in document["steps"]]
     if not document["done"]:
         nothing = "nothing was changed; run it without --dry-run, with the ledger stopped"
         return [*lines, Styled(document["sql"].strip(), "dim"), Styled(nothing, "yellow")]

@@ -1,4 +1,4 @@
-"""What auditors promised, what they owe, and whether they kept it: the document and the view of both."""
+"""Policies and obligations of auditors, and whether they were kept: document and view."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STATE_STYLES = {"JUDGED": "dim", "OWED": "", "UNDRAWN": "dim", "OVERDUE": "bold
 
 
 def obligations_document(listed: Sequence[Obligation], done: Completeness) -> dict[str, Any]:
-    """What auditors promised, what they owe, and the verdicts."""
+    """Policies of auditors, their obligations, and the verdicts."""
     terms = ("rate", "within_seconds", "issued_at")
     counts = members(done, "outcomes", "independent", "owed", "undrawn", "unreplayable", "unpromised", "void_draws")
     return (
@@ -47,7 +47,7 @@ def obligations_view(done: dict[str, Any]) -> list[View]:
 
 
 def _state(one: dict[str, Any]) -> Line:
-    """The verdict, where there is one, and whether it came in time."""
+    """The verdict, if there is one, and whether it came in time."""
     state = one["state"]
     parts: list[Line] = [outcome(one["outcome"])] if one["outcome"] else []
     return joined([*parts, *([] if state == "JUDGED" else [Styled(state.lower(), _STATE_STYLES[state])])], " ")
@@ -61,12 +61,12 @@ def _summary(done: dict[str, Any]) -> list[Line]:
         ("sampled and judged: ", *counts, f"; {done['owed']} owed, {done['undrawn']} undrawn"),
     ]
     if believed := outcomes.get("EXACT", 0) - done["independent"]:
-        rest = f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose"
+        rest = f"{believed} of the EXACT verdicts are by the audited server itself, or by an unknown engine"
         lines.append(Styled(rest, "yellow"))
     if done["unreplayable"]:
         lines.append(Styled(f"{done['unreplayable']} could not be replayed, which is not a pass", "yellow"))
     if done["unpromised"]:
-        lines.append(Styled(f"{done['unpromised']} receipts stand before any policy: nothing was promised", "dim"))
+        lines.append(Styled(f"{done['unpromised']} receipts are older than any policy: nothing was promised", "dim"))
     if done["problem"] is not None:
         lines.append(Styled(done["problem"], "bold red"))
     elif done["policies"]:

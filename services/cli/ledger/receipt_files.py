@@ -41,7 +41,7 @@ _PATIENCE = 10.0  # seconds in which a receipt on its way should have arrived
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """`signature` and `inclusion` are None if there were no keys to check them with; `problem` says what failed."""
+    """`signature` and `inclusion` are None without keys to check them; `problem` is the failure."""
 
     signature: bool | None
     inclusion: bool | None
@@ -54,9 +54,9 @@ class Proof:
 
 
 def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
-    """The receipt with this id, the only one whose id begins so, or the one at this entry.
+    """The receipt with this id, with the only id that begins so, or at this entry.
 
-    Raises NotFound, UsageError for another entry than a receipt and for what several ids begin with.
+    Raises NotFound, UsageError for an entry of another kind and for the beginning of several ids.
     """
     if _is_beginning(name):
         return ledger.receipt(_only_id(ledger, name))
@@ -69,7 +69,7 @@ def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
 
 
 def _is_beginning(name: str) -> bool:
-    """Whether it is eight digits or more of an id, and not all of it. Until the year 2527 ids begin with 0; an entry's
+    """Whether a name is eight or more digits of an id, but not all of it. Until the year 2527 ids begin with 0; an
     index does not, or is shorter.
     """
     return _BEGINNING.fullmatch(name) is not None and len(name) < _ID_LENGTH
@@ -88,8 +88,8 @@ def _only_id(ledger: LedgerClient, beginning: str) -> str:
 
 
 def _times(beginning: str) -> tuple[datetime, datetime]:
-    """When receipts with such ids were issued: a UUIDv7 begins with 48 bits of milliseconds. The id is drawn as the
-    request is taken, and the receipt issued once its output has ended.
+    """Bounds of the issue time of such ids: a UUIDv7 begins with 48 bits of milliseconds. The id is drawn when the
+    request arrives, the receipt issued when its output has ended.
     """
     digits = beginning.replace("-", "")[:_TIME_DIGITS]
     first, last = (int(digits.ljust(_TIME_DIGITS, fill), 16) / 1000 for fill in "0f")
@@ -111,7 +111,7 @@ def prove(details: ReceiptDetails, directory: Path) -> Proof:
     if signed is not None:
         return Proof(False, None, tree_size, signed)
     if proof is None:
-        return Proof(True, False, tree_size, "the ledger shows no proof that the log holds it")
+        return Proof(True, False, tree_size, "the ledger sent no proof that the log holds it")
     hashes, log_keys = proof.hashes, trusted.keys("log")
     included = _problem(
         lambda: verify_appended(envelope, details.receipt.entry.to_bytes(), hashes, details.checkpoint, log_keys)
@@ -128,15 +128,15 @@ def _problem(check: Callable[[], object]) -> str | None:
 
 
 def newest(ledger: LedgerClient, narrow: ReceiptFilter, limit: int) -> Sequence[ReceiptEntry]:
-    """The newest that match, the newest last: the ledger's answer, unproven."""
+    """The newest matching receipts, the newest last, as the ledger lists them, unproven."""
     return newest_receipts(ledger.receipts, narrow, ledger.checkpoint().tree_size, limit).receipts[::-1]
 
 
 def newest_proven(
     ledger: LedgerClient, narrow: ReceiptFilter, limit: int, trusted: Path, remember: Path | None, *, complete: bool
 ) -> tuple[Sequence[ReceiptEntry], int]:
-    """The part that the ledger can prove, and the size of the tree that they are proven to be in. If `complete`, they
-    are proven to be the newest. Raises UsageError if there are no keys to check with, LedgerError.
+    """The newest matching receipts, proven to be in the log, and the size of its tree. If `complete`, also proven to be
+    the newest. Raises UsageError without keys to check them, LedgerError.
     """
     from services.cli.trust import load_trusted
     from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
@@ -150,7 +150,7 @@ def newest_proven(
 def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
     """Write the file, readable for its owner only; returns the receipt's id.
 
-    Raises NotFound without content, UsageError where a file is there, KolmError, LedgerError.
+    Raises NotFound without content, UsageError for an existing file, KolmError, LedgerError.
     """
     from ledger.bundle.receipt_file import ReceiptFile
     from ledger.keys.envelope import Envelope
@@ -159,14 +159,16 @@ def export_receipt(ledger: LedgerClient, named: str, path: Path) -> str:
     receipt = find(ledger, named).receipt
     details = ledger.receipt(receipt.receipt_id, include_content=True)
     if (content := details.content) is None:
-        raise exits.NotFound(f"the ledger keeps no content of {receipt.receipt_id}", "it was erased, or never given")
+        raise exits.NotFound(
+            f"the ledger keeps no content of {receipt.receipt_id}", "it was erased, or never sent to the ledger"
+        )
     file = ReceiptFile(Envelope.from_bytes(receipt.envelope), content, proof=proof_of(ledger, receipt.index))
     write_new(path, file.to_bytes())
     return receipt.receipt_id
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Readable for its owner only; whole, or not there. Raises UsageError where one is there, Failed on a full disk."""
+    """Write a file, mode 0600, whole or not at all. Raises UsageError for an existing file, Failed on a full disk."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -180,16 +182,16 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Before anything is asked: an answer must not be lost for want of a folder. Raises UsageError."""
+    """Check the path before a request, whose answer would be lost without its folder. Raises UsageError."""
     if path.exists():
         raise UsageError(f"--save: {path} exists already; name another file")
     require_writable_new_file("--save", path)
 
 
 def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: str) -> str | None:
-    """Write a receipt file, readable for its owner only, with the proof of its entry; returns why it has no proof.
+    """Write a receipt file, mode 0600, with the proof of its entry; returns None, or the reason why it has no proof.
 
-    Raises Failed, or UsageError where a file is there by now.
+    Raises Failed, or UsageError for an existing file.
     """
     from ledger.bundle.receipt_file import ReceiptFile
     from ledger.documents.content import sent_turn
@@ -203,7 +205,7 @@ def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: st
 
 
 def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
-    """The proof, or why it is missing."""
+    """The proof, and the reason if it is missing."""
     from services.cli.ledger.export import proof_of
 
     def proven() -> TlogProof | None:
@@ -219,8 +221,8 @@ def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
 
 
 def export_statement(ledger: LedgerClient, named: str, path: Path, key: Signer, trusted_folder: Path) -> str:
-    """Write the statement; returns the receipt's id. Signs only what it has checked: the receipt, its place in the
-    log, the verdicts.
+    """Write the statement; returns the receipt's id. Checks the receipt, its place in the log and the verdicts before
+    it signs.
 
     Raises NotFound, UsageError, KolmError, LedgerError.
     """
@@ -240,7 +242,7 @@ def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, k
     receipt_id, entry = details.receipt.receipt_id, details.receipt.entry.to_bytes()
     answer, logs = ledger.cose_receipt(receipt_id), trusted.keys("log")
     if answer.entry != entry:
-        raise ProofError("the ledger shows the COSE Receipt of another entry")
+        raise ProofError("the ledger sent the COSE Receipt of another entry")
     place = Place(entry, answer.proof.index, answer.proof.hashes, open_checkpoint(answer.checkpoint, logs))
     check_cose_receipt(answer.cose_receipt, place, receipt_id, logs)
     return transparent_statement(entry, receipt_id, key, [answer.cose_receipt])

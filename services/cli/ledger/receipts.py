@@ -1,4 +1,4 @@
-"""`kolm receipts`: what was served, for whom, how, and what audits said about it."""
+"""`kolm receipts`: receipts with their verdicts, listed, shown, exported, and their promises."""
 
 from __future__ import annotations
 
@@ -29,25 +29,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The filters of receipts to list; a receipt has to match every one that is given."""
+    """Filters of the listed receipts; a receipt has to match all of them."""
 
-    tenant: Annotated[str | None, Option(help="Only those of this tenant.")] = None
-    method: Annotated[str | None, Option(help="Only those served with this method.")] = None
-    base: Annotated[str | None, Option(metavar="CID", help="Only those of this base.")] = None
-    head: Annotated[str | None, Option(metavar="CID", help="Only those that used this draft head.")] = None
-    adapter: Annotated[str | None, Option(metavar="CID", help="Only those with this adapter.")] = None
-    profile: Annotated[str | None, Option(metavar="CID", help="Only those of this numerics profile.")] = None
+    tenant: Annotated[str | None, Option(help="Only receipts of this tenant.")] = None
+    method: Annotated[str | None, Option(help="Only receipts with this method.")] = None
+    base: Annotated[str | None, Option(metavar="CID", help="Only receipts of this base.")] = None
+    head: Annotated[str | None, Option(metavar="CID", help="Only receipts with this draft head.")] = None
+    adapter: Annotated[str | None, Option(metavar="CID", help="Only receipts with this adapter.")] = None
+    profile: Annotated[str | None, Option(metavar="CID", help="Only receipts with this numerics profile.")] = None
     outcome: Annotated[
-        str | None, Option(metavar="EXACT|DEVIATION|…", help="Only those whose newest verdict is this one.")
+        str | None, Option(metavar="EXACT|DEVIATION|…", help="Only receipts with this newest verdict.")
     ] = None
-    since: Annotated[str | None, Option(metavar="TIME", help="Only those issued then or later; UTC.")] = None
-    until: Annotated[str | None, Option(metavar="TIME", help="Only those issued before this time; UTC.")] = None
-    first: Annotated[int | None, Option(min=0, metavar="ENTRY", help="From this entry of the log on.")] = None
-    last: Annotated[int | None, Option(min=0, metavar="ENTRY", help="Up to this entry of the log.")] = None
+    since: Annotated[str | None, Option(metavar="TIME", help="Only receipts issued at this time or later; UTC.")] = None
+    until: Annotated[str | None, Option(metavar="TIME", help="Only receipts issued before this time; UTC.")] = None
+    first: Annotated[
+        int | None, Option(min=0, metavar="ENTRY", help="Only receipts from this entry of the log on.")
+    ] = None
+    last: Annotated[int | None, Option(min=0, metavar="ENTRY", help="Only receipts up to this entry of the log.")] = (
+        None
+    )
     commitment: Annotated[
-        str | None, Option(metavar="sha256:HEX", help="Only those that commit to this prompt or output.")
+        str | None, Option(metavar="sha256:HEX", help="Only receipts that commit to this prompt or output.")
     ] = None
-    request_id: Annotated[str | None, Option(help="Only those of this request.")] = None
+    request_id: Annotated[str | None, Option(help="Only receipts of this request.")] = None
 
     def narrow(self) -> ReceiptFilter:
         """Raises UsageError for an invalid time."""
@@ -62,12 +66,12 @@ ANY = Filters()
 
 
 def list_(
-    limit: Annotated[int, Option("--limit", "-n", min=1, help="How many; the newest is last.")] = 20,
+    limit: Annotated[int, Option("--limit", "-n", min=1, help="Number of receipts; the newest is last.")] = 20,
     filters: Filters = ANY,
     prove: Annotated[
-        bool, Option("--prove", help="Check that each is signed and in the signed log. Exit code 3 if not.")
+        bool, Option("--prove", help="Check that each is signed and in the signed log; exit code 3 if not.")
     ] = False,
-    complete: Annotated[bool, Option("--complete", help="Check as well that none of the newest was left out.")] = False,
+    complete: Annotated[bool, Option("--complete", help="Also check that none of the newest was left out.")] = False,
     remember: options.Remember = None,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
@@ -92,7 +96,7 @@ def list_(
 
 
 def _expect_method(name: str) -> None:
-    """Raises UsageError for a method that there is not; receipts of other versions may have other ones."""
+    """Raises UsageError for an unknown method; called if no receipt matches, for other versions may have others."""
     from services.generation.drafting.methods import METHODS
 
     known = ("off", *(spec.name for spec in METHODS), ENGINE)
@@ -102,7 +106,7 @@ def _expect_method(name: str) -> None:
 
 def export(
     receipt: options.Receipt,
-    path: Annotated[Path, Argument(help="The file to write; it must not exist.")],
+    path: Annotated[Path, Argument(help="The file to write, which must not exist.")],
     format_name: Annotated[
         Literal["file", "cose"], Option("--format", help="A receipt file, or a SCITT transparent statement.")
     ] = "file",
@@ -127,26 +131,28 @@ def export(
         document = {"path": str(path), "receipt_id": receipt_id, "issuer": signer.key_id}
         return answer(json, document, lambda _: f"wrote {path}, a statement by {signer.key_id}")
     if key is not None:
-        raise exits.UsageError("--key: signs a statement; a receipt file is not signed anew")
+        raise exits.UsageError("--key: signs a statement; a receipt file has its signature already")
     with ledger_at(ledger) as client:
         written = export_receipt(client, receipt, path)
     held = f"wrote {path}, which holds the tokens of prompt and answer"
-    said = f"{held}; a third party with the base can replay it: kolm replay {path} --model …"
-    answer(json, {"path": str(path), "receipt_id": written}, lambda _: said)
+    line = f"{held}; a third party with the base can replay it: kolm replay {path} --model …"
+    answer(json, {"path": str(path), "receipt_id": written}, lambda _: line)
 
 
 def promised(
-    file: Annotated[Path, Argument(metavar="FILE", help="What `kolm generate --promise` kept.", dir_okay=False)],
+    file: Annotated[Path, Argument(metavar="FILE", help="A file of `kolm generate --promise`.", dir_okay=False)],
     remember: options.Remember = None,
     answer_file: Annotated[
         Path | None,
-        Option("--answer", metavar="FILE", help="Keep the log's signed word that receipts are missing here."),
+        Option(
+            "--answer", metavar="FILE", help="Write the log's signed answer that receipts are missing to this file."
+        ),
     ] = None,
     ledger: options.Ledger = options.LEDGER,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Whether the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
+    """Check that the log holds the receipts that were promised before an answer. Exit code 3 if due and missing."""
     from services.cli.ledger.receipt_files import write_new
     from services.cli.verify.shown import fulfilment_document
 
@@ -154,8 +160,8 @@ def promised(
         found = check_promise(client, file, paths.trusted, remember, datetime.now(UTC))
     if answer_file is not None and found.answer is not None:
         write_new(answer_file, found.answer.envelope)
-    log_said = None if found.answer is None else found.answer.answer.to_document()
-    document = {"state": found.state, "tree_size": found.tree_size, "answer": log_said}
+    signed = None if found.answer is None else found.answer.answer.to_document()
+    document = {"state": found.state, "tree_size": found.tree_size, "answer": signed}
     answer(json, document | fulfilment_document(found.fulfilment), _promised_view)
     raise typer.Exit(exits.VERIFICATION_FAILED if found.state == "BROKEN" else exits.OK)
 
@@ -199,7 +205,7 @@ def check_promise(ledger: LedgerClient, file: Path, trusted: Path, remember: Pat
 
 
 def envelope_document(envelope: bytes) -> dict[str, Any]:
-    """`document` is the payload, parsed; `envelope` the DSSE JSON as text, which is what a verifier reads."""
+    """`document` is the parsed payload; `envelope` the DSSE JSON as text, for a verifier."""
     from ledger.keys.envelope import Envelope
 
     return {"document": loads(Envelope.from_bytes(envelope).payload), "envelope": envelope.decode("utf-8")}
@@ -224,8 +230,8 @@ def _list_view(receipts: list[dict[str, Any]]) -> View:
 
 
 def _receipt_view(shown: dict[str, Any]) -> View:
-    """A receipt, section by section: who and what, how it was computed, what came out, what is proven. Its content is
-    never printed: it is for auditors.
+    """A receipt in sections: request, output, content, speculation, proofs. Its content is for auditors, and never
+    printed.
     """
     document = shown["document"]
     rows = (*_request(document), *_output(document), *_content(shown), *_speculation(document), *_proven(shown))
@@ -242,13 +248,13 @@ def _request(document: dict[str, Any]) -> Rows:
     sampling = document["sampling"]
     names = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
     failed = (Styled("had failed its probe", "bold"), ": one row a pass, speculation off")
-    said: dict[bool, Line] = {True: "passed its probe at the server's start", False: failed}
+    probe: dict[bool, Line] = {True: "passed its probe at the server's start", False: failed}
     return [
         ("issued", f"{document['issued_at']} for {document['tenant']}"),
         ("request", document["request_id"]),
         ("base", document["base_cid"]),
         ("numerics profile", document["profile_cid"]),
-        *([("", said[document["profile_proven"]])] if "profile_proven" in document else []),
+        *([("", probe[document["profile_proven"]])] if "profile_proven" in document else []),
         ("sampling", ", ".join(f"{name} {sampling[name]}" for name in names)),
     ]
 
@@ -265,12 +271,12 @@ def _output(document: dict[str, Any]) -> Rows:
 
 
 def _content(shown: dict[str, Any]) -> Rows:
-    said: dict[str, Line] = {
+    states: dict[str, Line] = {
         "kept": "kept, for auditors",
         "erased": (Styled("erased", "bold"), f" by entry {shown['erasure_index']}"),
-        "never_given": "never given to the ledger",
+        "never_given": "never sent to the ledger",
     }
-    return [("content", said[shown["content"]])] if shown["content"] in said else []
+    return [("content", states[shown["content"]])] if shown["content"] in states else []
 
 
 def _speculation(document: dict[str, Any]) -> Rows:
@@ -282,7 +288,7 @@ def _speculation(document: dict[str, Any]) -> Rows:
     length = block["mean_acceptance_length"]
     passes = f"{block['target_passes']} passes of the target" + (f", {length:.2f} tokens each" if length else "")
     if block["target_passes"] is None:
-        passes = "the engine says nothing of its passes"
+        passes = "the engine does not count its passes"
     rows: Rows = [("method", (Styled(block["method"], "bold"), f"{asked}{fallback}: {passes}"))]
     if (why := explained(block["fallback_reason"])) is not None:
         rows.append(("why not", why))
@@ -306,7 +312,7 @@ def _speculation(document: dict[str, Any]) -> Rows:
 
 
 def _passes(by_method: dict[str, int]) -> str:
-    """Passes of the target by the method that drafted for them; off is a pass that nothing was drafted for."""
+    """Passes of the target by the method that drafted for them; off is a pass without a draft."""
     counts = ", ".join(f"{method} {count}" for method, count in by_method.items())
     return f"{counts} (off: nothing was drafted)" if len(by_method) > 1 and "off" in by_method else counts
 
@@ -339,18 +345,18 @@ def _promised_view(found: dict[str, Any]) -> View:
         (f"choice {each}", f"entry {places[each]}, ended by {endings[each]}" if each in places else "not in the log")
         for each in map(str, range(promise["choices"]))
     ]
-    said = {
+    state = {
         "KEPT": (Styled("KEPT", "green"), ": the log holds every promised receipt"),
         "OPEN": (Styled("OPEN", "bold"), ": not all of the receipts are in the log, and they are not due yet"),
         "BROKEN": (Styled("BROKEN", "bold red"), ": receipts are due, and proven to be missing from the log"),
     }[found["state"]]
     if found["state"] == "KEPT" and found["without_output"]:
         empty = ", ".join(map(str, found["without_output"]))
-        of = f": the receipt of choice {empty} tells of an error and has no output. If you were shown another, keep it"
-        said = (Styled("KEPT in form alone", "yellow"), of)
+        of = f": the receipt of choice {empty} has an error and no output. If you were shown an output, keep it"
+        state = (Styled("KEPT in form alone", "yellow"), of)
     if found["answer"] is not None:
         signed = ": receipts are due, and, as the log has signed (`--answer FILE` keeps it), not in its tree"
-        said = (Styled("BROKEN", "bold red"), signed)
+        state = (Styled("BROKEN", "bold red"), signed)
     prompt = promise["prompt"]
     return facts(
         ("promised", f"{promise['promised_at']} for {promise['tenant']}, due {promise['due']}"),
@@ -358,5 +364,5 @@ def _promised_view(found: dict[str, Any]) -> View:
         ("nonce", "none" if promise["nonce"] is None else promise["nonce"]),
         ("prompt", f"{prompt['tokens']} tokens, commitment {prompt['commitment']}"),
         *choices,
-        ("state", (*said, f" of {found['tree_size']} entries")),
+        ("state", (*state, f" of {found['tree_size']} entries")),
     )

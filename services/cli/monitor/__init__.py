@@ -1,1 +1,1 @@
-"""A log that is followed."""
+"""`kolm monitor`: following a log."""

@@ -1,4 +1,4 @@
-"""`kolm monitor`: follows a log and says when something is wrong. Over tiles it needs what `kolm verify` needs."""
+"""`kolm monitor`: follows a log and reports faults. Over tiles the package kolm-verify is enough."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class LimitOptions:
     max_age: Annotated[
         str | None,
         Option(
-            metavar="DURATION", help="Tell when the log is older: by its witnesses' word, or else unchanged so long."
+            metavar="DURATION", help="Report a log that is older by its witnesses, or else unchanged for this time."
         ),
     ] = None
     max_unreplayable: Annotated[
         int, Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
     ] = 0
-    since: Annotated[int, Option(min=0, metavar="ENTRY", help="What is found about earlier ones is known.")] = 0
+    since: Annotated[int, Option(min=0, metavar="ENTRY", help="Report findings from this entry on.")] = 0
     lag: Annotated[
-        str, Option(metavar="DURATION", help="How far the files may be behind the log; what is due waits as long.")
+        str, Option(metavar="DURATION", help="Delay of the files that is allowed; deadlines are extended by it.")
     ] = "0s"
 
     def limits(self, policy: Policy | None, origin: str | None) -> Limits:
@@ -61,11 +61,11 @@ LIMITS = LimitOptions()
 def monitor(
     tiles: Annotated[
         str | None,
-        Option("--tiles", metavar="URL|DIR", help="Follow the log behind a URL or in a folder (C2SP tlog-tiles)."),
+        Option("--tiles", metavar="URL|DIR", help="Follow the log at a URL or in a folder (C2SP tlog-tiles)."),
     ] = None,
     ledger: options.Ledger = options.LEDGER,
     state: Annotated[
-        Path | None, Option(metavar="FILE", help="What was seen of the log. Default: <data-dir>/monitor.sqlite3.")
+        Path | None, Option(metavar="FILE", help="The monitor's state. Default: <data-dir>/monitor.sqlite3.")
     ] = None,
     promise: Annotated[
         list[Path] | None,
@@ -80,12 +80,16 @@ def monitor(
     every: Annotated[str, Option(metavar="DURATION", help="Poll interval.")] = "10s",
     webhook: Annotated[
         str | None,
-        Option(envvar="KOLM_MONITOR_WEBHOOK", metavar="URL", help="POST each new finding there as JSON, and go on."),
+        Option(
+            envvar="KOLM_MONITOR_WEBHOOK",
+            metavar="URL",
+            help="POST each new finding to this URL as JSON, and continue.",
+        ),
     ] = None,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, when one is wrong."""
+    """Follow a log: each checkpoint, entry, owed replay and promise. Exit code 3, and a line, at a fault."""
     trust = own_trust(TrustSources(paths.trusted, policy))
     allowed, place = limits.limits(trust.policy, origin), tiles or ledger
     seconds = age("--every", every).total_seconds()
@@ -103,13 +107,13 @@ def monitor(
         raise typer.Exit(exits.VERIFICATION_FAILED if report.wrong else exits.OK)
     if once:
         raise report.away
-    raise typer.Exit(report.away.exit_code)  # it was said as it began
+    raise typer.Exit(report.away.exit_code)  # its line was printed when it began
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """All that was wrong after a poll at `size` entries. `new` is what the webhook had not been told before. `away` is
-    why the log could not be read, `undelivered` why the webhook did not take a finding.
+    """The findings after a poll at `size` entries. `new` are those that the webhook has not had. `away` is why the log
+    could not be read, `undelivered` why the webhook did not take a finding.
     """
 
     size: int
@@ -120,11 +124,11 @@ class Poll:
 
     @property
     def wrong(self) -> bool:
-        """Whether more than warnings was found."""
+        """Whether there are findings other than warnings."""
         return any(not each.is_warning for each in self.findings)
 
     def document(self) -> dict[str, Any]:
-        """All findings; `ok` if none but warnings were found and the log could be read."""
+        """All findings; `ok` if all are warnings and the log could be read."""
         return {
             "ok": not self.wrong and self.away is None,
             "size": self.size,
@@ -144,7 +148,7 @@ class Watching:
     webhook: Webhook | None
 
     def poll(self) -> Poll:
-        """Read what is new, judge, and tell the webhook, if there is one, what it has not been told.
+        """Read new entries, judge, and send new findings to the webhook, if there is one.
 
         Raises UsageError for a promise that cannot be read, StoreError for the monitor's own state.
         """
@@ -157,16 +161,16 @@ class Watching:
         findings = tuple(self.monitor.findings(promised, now))
         told = self.memory.told()
         new = tuple(each for each in findings if each.key not in told)
-        undelivered = self._tell(new, now, told & {each.key for each in findings})
+        undelivered = self._send(new, now, told & {each.key for each in findings})
         return Poll(self.monitor.size, findings, new, away, undelivered)
 
-    def _tell(self, new: tuple[Finding, ...], now: datetime, told: set[str]) -> str | None:
-        """A finding that the webhook refuses is sent again after the next poll, with those after it; no look waits."""
+    def _send(self, new: tuple[Finding, ...], now: datetime, told: set[str]) -> str | None:
+        """Send findings until the webhook refuses one; the rest are sent after the next poll, which does not wait."""
         if self.webhook is None:
             return None
         problem = None
         for finding in new:
-            problem = self.webhook.tell(finding, self.monitor.size, now)
+            problem = self.webhook.send(finding, self.monitor.size, now)
             if problem is not None:
                 break
             told.add(finding.key)
@@ -175,13 +179,12 @@ class Watching:
 
 
 class _Stopped(BaseException):
-    """SIGTERM came."""
+    """SIGTERM arrived."""
 
 
 def follow(work: Watching, seconds: float | None, shown: Callable[[Poll], bool]) -> bool:
-    """Poll again and again, `seconds` apart, until `shown` says that it is enough; only once without seconds. SIGTERM
-    ends it wherever it is but while it shows, for the next poll goes on where this one was; returns whether the last
-    look went to its end.
+    """Poll every `seconds` until `shown` returns True, or once without seconds. SIGTERM ends it, except while it shows
+    a poll; the state allows for that. Returns whether the last poll was complete.
     """
     came, showing = False, False
 
@@ -204,7 +207,7 @@ def follow(work: Watching, seconds: float | None, shown: Callable[[Poll], bool])
 
 
 class PollReport:
-    """Shows polls, each thing once. `goes_on` after a finding, because somebody else is told of it."""
+    """Shows polls, each finding once. `goes_on`: a finding does not end the monitor, because a webhook gets it."""
 
     def __init__(self, place: str, *, as_json: bool, once: bool, goes_on: bool) -> None:
         self._place = place
@@ -214,9 +217,9 @@ class PollReport:
         self._size: int | None = None
         self._warned: set[str] = set()
         self.wrong = False
-        """Whether the last poll has found more than warnings."""
+        """Whether the last poll had findings other than warnings."""
         self.away: CommandError | None = None
-        """Why the last poll could not read the log."""
+        """The error of the last poll that could not read the log."""
 
     def show(self, poll: Poll) -> bool:
         """Returns whether this was the last poll."""
@@ -234,7 +237,7 @@ class PollReport:
             if finding.is_warning:
                 self._warned.add(finding.key)
         if poll.undelivered is not None:
-            _log_line(f"--webhook did not take a finding and will be told again: {poll.undelivered}")
+            _log_line(f"--webhook did not take a finding, which will be sent again: {poll.undelivered}")
         if poll.away is not None and self.away is None and (poll.wrong or not self._once):
             _log_line(poll.away.message)
         if poll.away is None and not poll.wrong and poll.size != self._size:

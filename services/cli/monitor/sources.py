@@ -1,4 +1,4 @@
-"""Where a monitor reads its log and its promises, and where it tells findings."""
+"""A monitor's sources, its log and its promises, and the webhook for its findings."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MOST_BYTES = 64 * 1024
 
 _POST_SECONDS = 10.0
 _PAUSES = (0.0, 1.0, 4.0)
-"""Before each try, in seconds."""
+"""Pauses before each attempt, in seconds."""
 
 
 class LogFiles:
-    """TileFiles that say in one way where the log cannot be reached. A read that hangs is left by an exception of a
-    signal's handler: another thread waits for the answer, with gRPC's locks.
+    """TileFiles that raise Unreachable for every failure to read. An exception of a signal's handler ends a read that
+    hangs, because another thread waits for the answer, with gRPC's locks.
     """
 
     def __init__(self, files: TileFiles, place: str, failures: tuple[type[Exception], ...]) -> None:
@@ -41,7 +41,7 @@ class LogFiles:
         self._failures = failures
 
     def read(self, path: str, most: int) -> bytes:
-        """Raises Unreachable, and LedgerError for what is not there or not in form."""
+        """Raises Unreachable, and LedgerError for a missing or malformed file."""
         try:
             return on_own_thread(partial(self._files.read, path, most)).result()
         except self._failures as error:
@@ -50,8 +50,8 @@ class LogFiles:
 
 @contextmanager
 def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[LogFiles]:
-    """The log at `tiles` (a URL or a folder), or without that the one of a ledger service, whose checkpoints then are
-    those that enough witnesses have cosigned, if `witnessed`. Raises UsageError.
+    """The log at `tiles` (a URL or a folder), or else of a ledger service, with checkpoints that enough witnesses have
+    cosigned if `witnessed`. Raises UsageError.
     """
     if tiles is None:
         # Imported here: following tiles needs no gRPC.
@@ -69,9 +69,9 @@ def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[L
 
 
 def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
-    """The promises as they are by now; in a folder, its `*.json`. Raises UsageError for one that cannot be read.
+    """The promises in files, and in `*.json` of folders. Raises UsageError for an unreadable one.
 
-    An empty one in a folder is still being written.
+    An empty file in a folder is skipped, because it is still being written.
     """
     found = []
     for place in places:
@@ -83,18 +83,18 @@ def read_promises(places: Iterable[Path]) -> tuple[Promised, ...]:
 
 
 class Webhook:
-    """A place that takes findings."""
+    """A URL that gets findings by POST."""
 
     def __init__(self, url: str, log: str) -> None:
-        """`log` names what is followed. Raises UsageError."""
+        """`log` names the followed log. Raises UsageError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"--webhook: expected http://… or https://…, got {url!r}")
         self._url = url
         self._log = log
 
-    def tell(self, finding: Finding, size: int, now: datetime) -> str | None:
-        """None once the other side has taken it (2xx), else why it has not."""
+    def send(self, finding: Finding, size: int, now: datetime) -> str | None:
+        """Send a finding, in several attempts. Returns None for an answer 2xx, else the last problem."""
         body = json.dumps(webhook_body(finding, self._log, size, now), ensure_ascii=False).encode()
         problem = ""
         for pause in _PAUSES:

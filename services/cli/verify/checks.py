@@ -43,12 +43,14 @@ _LONGEST = 1 << 20  # bytes
 
 
 def check_bundle(place: str, sources: TrustSources, workers: int = 0, state: Path | None = None) -> BundleReport:
-    """A bundle, or a log in tiles (folder or URL). With a `state`, go on from what was verified before, and keep it.
+    """Check a bundle, or a log in tiles (folder or URL). With a `state`, continue from its verified entries.
 
     Raises NotFound, FormatError for an archive that cannot be read, UsageError, Unreachable, StoreError.
     """
     if state is not None and (sources.as_claimed or sources.promises):
-        raise UsageError("--state: goes on with your own keys, and without entries that --promise would have to read")
+        raise UsageError(
+            "--state: cannot be combined with --as-claimed, nor with --promise, which needs earlier entries"
+        )
     trust = None if sources.as_claimed else own_trust(sources)
     with closing(SeenOnDisk(state)) as seen, ExitStack() as opened:
         before = None if trust is None else VerifiedLog.read(seen, trust.keys)
@@ -60,7 +62,7 @@ def check_bundle(place: str, sources: TrustSources, workers: int = 0, state: Pat
 
 
 def _claimed_entries(bundle: BundleFiles) -> int | None:
-    """How many entries a bundle says that it has; None where it says nothing that can be read."""
+    """The number of entries in a bundle's manifest; None if it cannot be read."""
     try:
         return BundleManifest.from_bytes(bundle.read(MANIFEST)).entries
     except LedgerError:
@@ -68,10 +70,10 @@ def _claimed_entries(bundle: BundleFiles) -> int | None:
 
 
 def check_proof(proof: TlogProof, sources: TrustSources, history: Path | None = None) -> ProvenEntry:
-    """Check a proof that carries its entry, as ours do. `history` is a bundle of the same log, which is verified first
-    and shows which keys replaced which.
+    """Check a proof with its entry as extra data. `history` is a bundle of the same log, verified first, with the
+    rotations of keys.
 
-    Raises LedgerError for what does not hold, UsageError, VerificationFailed.
+    Raises LedgerError for a failed check, UsageError, VerificationFailed.
     """
     if sources.as_claimed:
         raise UsageError("--as-claimed: a proof file holds no keys")
@@ -85,7 +87,7 @@ def check_proof(proof: TlogProof, sources: TrustSources, history: Path | None = 
 
 
 def check_statement(data: bytes, sources: TrustSources, history: Path | None = None) -> ProvenStatement:
-    """Check a SCITT statement. Raises LedgerError for what does not hold, UsageError, VerificationFailed."""
+    """Check a SCITT statement. Raises LedgerError for a failed check, UsageError, VerificationFailed."""
     if sources.as_claimed:
         raise UsageError("--as-claimed: a statement holds no keys")
     trust = own_trust(sources)
@@ -104,7 +106,7 @@ def _hinted(history: Path | None) -> Iterator[None]:
 def _history(history: Path, trust: Trust) -> Evidence:
     """The evidence of a bundle. Raises VerificationFailed if the bundle does not hold.
 
-    It is asked for its keys: what an auditor still owes, or could not replay, does not matter here.
+    Only its keys matter here, not whether auditors kept their obligations.
     """
     trust = replace(trust, as_of=None, max_unreplayable=None, max_age=None)
     with opened_bundle(history) as bundle:
@@ -115,7 +117,7 @@ def _history(history: Path, trust: Trust) -> Evidence:
 
 
 def _check_same_log(evidence: Evidence, checkpoint: Checkpoint) -> None:
-    """Raises VerificationFailed if the bundle may lack keys of the proof, or is of another history."""
+    """Raises VerificationFailed if the bundle may lack keys of the proof, or has another history."""
     known = evidence.checkpoint
     if known.size < checkpoint.size:
         raise VerificationFailed(
@@ -137,15 +139,15 @@ def _counted(check_files: CheckFiles, advance: Callable[[int], None]) -> CheckFi
 
 
 def is_receipt_file(path: Path) -> bool:
-    """Whether a file claims to be one, in whatever layout."""
+    """Whether a file has the type of a receipt file, in any layout."""
     data = beginning(path, MAX_FILE_BYTES + 1)
     return data.lstrip()[:1] == b"{" and _TYPE in data
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedReceipt:
-    """A receipt that holds, its place in the log, the promises that it keeps, and its texts where a model's tokenizer
-    has compared them with the tokens.
+    """A verified receipt, its place in the log, the promises that it keeps, and the comparison of its texts, if a
+    model was given.
     """
 
     document: Receipt
@@ -157,9 +159,10 @@ class CheckedReceipt:
 def check_receipt_file(
     path: Path, sources: TrustSources, history: Path | None, prompt: Path | None, output: Path | None
 ) -> CheckedReceipt:
-    """`prompt` and `output` are files with what the holder remembers; a prompt in JSON is a conversation's messages.
+    """Check a receipt file. `prompt` and `output` are files with the holder's texts; a prompt in JSON has the messages
+    of a conversation.
 
-    Raises LedgerError for what does not hold, UsageError, VerificationFailed.
+    Raises LedgerError for a failed check, UsageError, VerificationFailed.
     """
     file = ReceiptFile.from_bytes(path.read_bytes())
     document, text = file.receipt(), file.text
@@ -173,7 +176,7 @@ def check_receipt_file(
         check_opened(document, file.content, text)
     texts = None if sources.model is None else compared_texts(document, file.content, sent, text, sources.model)
     if texts is not None and texts.same is False:
-        raise VerificationFailed(texts.said)
+        raise VerificationFailed(texts.result)
     if file.proof is None:
         raise VerificationFailed(
             "the file opens the receipt, but holds no proof that the log took it",
@@ -184,9 +187,9 @@ def check_receipt_file(
 
 
 def _kept_promises(document: Receipt, sources: TrustSources) -> tuple[Promise, ...]:
-    """The promises that were named, if the receipt keeps each of them.
+    """The given promises, all of which the receipt keeps.
 
-    Raises LedgerError for a signature that does not hold, VerificationFailed for a promise of another request.
+    Raises LedgerError for a wrong signature, VerificationFailed for a promise of another request.
     """
     trust = own_trust(sources)
     promises = tuple(open_promise(data, trust.keys) for data in trust.promises)
@@ -221,28 +224,31 @@ def read_answer(path: Path) -> bytes | None:
 
 
 def check_answer(data: bytes, sources: TrustSources) -> tuple[Promise, PromiseAnswer]:
-    """A promise, and what the log has signed about it. Raises LedgerError for a signature that does not hold and for
-    another promise, UsageError without one.
+    """A promise, and the log's signed answer. Raises LedgerError for a wrong signature and for another promise,
+    UsageError without one.
     """
     trust = own_trust(sources)
     if len(trust.promises) != 1:
-        raise UsageError("which promise is this the answer to?", "name it with --promise")
+        raise UsageError("expected one --promise, to which this is the answer", "name it with --promise")
     (envelope,) = trust.promises
     return open_promise(envelope, trust.keys), open_answer(data, envelope, trust.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """The result, in words. `same` is None where something could not be compared, and nothing differs."""
+    """The comparison of texts with tokens, with its result in words. `same` is None if a text could not be compared,
+    and no other differs.
+    """
 
     same: bool | None
-    said: str
+    result: str
 
 
 def compared_texts(
     receipt: Receipt, content: Content, sent: str | Sequence[Turn] | None, answer: str | None, model: Path
 ) -> Texts:
-    """The receipt commits to `content`, to what was `sent` and to the `answer`; None is what was not kept.
+    """Compare the texts `sent` and `answer` with the tokens in `content`, to which the receipt commits; None is a text
+    that was not kept.
 
     Raises UsageError for a model without a tokenizer, ProofError for a conversation that it cannot read.
     """
@@ -250,13 +256,13 @@ def compared_texts(
     if (problem := another_tokenizer(receipt, reader)) is not None:
         return Texts(False, f"the prompt {problem}")
     if answer is not None and not is_answer(receipt, content, answer, reader):
-        return Texts(False, "the answer is not the text of the tokens that the receipt is about")
+        return Texts(False, "the answer is not the text of the receipt's tokens")
     if sent is not None and not is_prompt(content, sent, reader):
         if not isinstance(sent, str) and any("tools" in turn for turn in sent):
-            return Texts(None, "the prompt was not compared: which tools the model was told of is not in the receipt")
+            return Texts(None, "the prompt was not compared: the receipt does not have the model's tools")
         if is_earlier_prompt(content, sent, reader):
             return Texts(None, EARLIER_PROMPT)
-        return Texts(False, "the model was given another prompt than the one that was sent")
+        return Texts(False, "the model got another prompt than was sent")
     missing = [name for name, text in (("the prompt", sent), ("the answer", answer)) if text is None]
     if missing:
         return Texts(None, f"the file lacks the text of {' and '.join(missing)}: nothing to compare the tokens with")

@@ -1,4 +1,4 @@
-"""What `kolm verify` says: the documents of its checks, and their views."""
+"""Documents and views of the checks of `kolm verify`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 _DIGITS = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
-"""A digest: lines of 80 columns have room for its beginning; --json has all of it."""
+"""A digest, of which a line of 80 columns shows the beginning; --json has all of it."""
 
-_CLAIMED = "keys and policy are the bundle's own: this shows that it agrees with itself, not who made it"
+_CLAIMED = "keys and policy are the bundle's own: this shows that it is consistent, not who made it"
 
 _KEEPS = "keeps the promise of {promised_at} of {choices} receipts for request {request_id}"
 
 
 def report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
-    """Everything the report says. `cosigned` are POSIX seconds by witness; `promises` are the verifier's own, each as
-    `kolm receipts promised` shows it. `as_of` is the time for which owed replays were counted; enough witnesses have
-    had the checkpoint since `vouched_at`. `scope` says what a green result is about: how much of the log, which audits
-    as of when, how old a log. `remarks` are not errors of the bundle, but a reader has to know them.
+    """The report's document. `cosigned` has POSIX seconds by witness; `promises` are the verifier's own, each as from
+    `kolm receipts promised`. `as_of` is the time for which owed replays were counted; enough witnesses have had the
+    checkpoint since `vouched_at`. `scope` is the extent of a green result: the part of the log, the audits and their
+    time, the age of the log. `remarks` are not errors of the bundle, but a reader has to know them.
 
     The first `verified_before` entries had been verified before (`--state`); all counts are of the whole log.
 
-    Counts: `unproven_profiles` and `overclaimed_speedups` of receipts, `independent` of EXACT verdicts by an engine of
-    the auditor's own, `unreplayable` of receipts with that newest verdict. `erased` are those of the last whose content
-    an entry had erased by then, with that entry.
+    Counts: `unproven_profiles` and `overclaimed_speedups` of receipts, `independent` of EXACT verdicts by an auditor's
+    own engine, `unreplayable` of receipts with that newest verdict. `erased` maps an unreplayable receipt to the entry
+    that had erased its content.
     """
     from ledger.encoding.text_forms import timestamp
 
@@ -78,22 +78,22 @@ def _scope(report: BundleReport) -> list[str]:
 
     held, size, owed = report.manifest, report.checkpoint.size if report.checkpoint else 0, report.completeness
     if held is None or held.range.start == held.range.end < size:
-        said = [f"{sum(report.kinds.values())} chosen entries of a log of {size}"]
+        scope = [f"{sum(report.kinds.values())} chosen entries of a log of {size}"]
     elif held.range.start <= report.verified_before and held.range.end == size:
         verified = f", {report.verified_before} of them before" if report.verified_before else ""
-        said = [f"the whole log of {size} entries{verified}"]
+        scope = [f"the whole log of {size} entries{verified}"]
     else:
-        said = [f"entries {held.range.start} to {held.range.end - 1} of a log of {size}"]
+        scope = [f"entries {held.range.start} to {held.range.end - 1} of a log of {size}"]
     if owed is None:
-        said.append("audits were not judged, which takes the whole log")
+        scope.append("audits were not judged, which needs the whole log")
     else:
-        said.append(f"replays owed: {owed_in_words(owed)}" if owed.policies else "no audit was promised")
+        scope.append(f"replays owed: {owed_in_words(owed)}" if owed.policies else "no audit was promised")
     if report.freshness:
-        said.append(str(report.freshness))
+        scope.append(str(report.freshness))
     if report.promises:
         kept = sum(each.state == "KEPT" for each in report.promises)
-        said.append(f"{kept} of your {len(report.promises)} promises kept, the others not due")
-    return said
+        scope.append(f"{kept} of your {len(report.promises)} promises kept, the others not due")
+    return scope
 
 
 def _remarks(report: BundleReport) -> list[str]:
@@ -111,7 +111,7 @@ def _remarks(report: BundleReport) -> list[str]:
     if weaker := outcomes.get("SAME", 0) + outcomes.get("CONSISTENT", 0):
         remarks.append(f"{weaker} verdicts are on another engine's outputs: SAME and CONSISTENT are weaker than EXACT")
     if believed := outcomes.get("EXACT", 0) - report.independent:
-        remarks.append(f"{believed} of the EXACT verdicts rest on the word of the audited server, or do not say whose")
+        remarks.append(f"{believed} of the EXACT verdicts are by the audited server itself, or by an unknown engine")
     if report.unproven:
         remarks.append(f"{report.unproven} receipts are from servers whose numerics profile had failed its probe")
     if report.overclaims:
@@ -164,17 +164,17 @@ def proof_view(proof: dict[str, Any]) -> View:
 
 
 def receipt_file_view(found: dict[str, Any]) -> View:
-    """The receipt's subject, its place in the log, and the promises that it keeps."""
+    """The receipt's request and output, its place in the log, and the promises that it keeps."""
     receipt, over = found["receipt"], found["overclaim"]
     sampled, prompt, output = receipt["sampling"], receipt["prompt"], receipt["output"]
-    said = (
+    summary = (
         f"signed on {receipt['issued_at']}: {prompt['tokens']} tokens of this prompt gave these "
         f"{output['tokens']} tokens, at temperature {sampled['temperature']:g} with seed {sampled['seed']}, "
         f"by {receipt['spec_decode']['method']} on {receipt['base_cid'][:22]}…"
     )
     foreign = receipt.get("engine")
     return [
-        Styled(said, "green"),
+        Styled(summary, "green"),
         *([] if foreign is None else [Styled(f"computed by {foreign}: nothing proves these tokens exactly", "yellow")]),
         *([] if found["texts_compared"] is None else [(MARKS[found["texts"]], f" {found['texts_compared']}")]),
         *([] if over is None else [Styled(f"the receipt {over}", "yellow")]),

@@ -1,4 +1,6 @@
-"""Whom a verifier trusts: files that the command line names. The bundle's own keys count only with --as-claimed."""
+"""Trusted keys, policy and checkpoints of a verifier, from the command line. A bundle's own keys count only with
+--as-claimed.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,7 @@ _PROOF_BEGINS = b"c2sp.org/tlog-proof@"
 
 @dataclass(frozen=True, slots=True)
 class TrustSources:
-    """The command line's options about trust, as in the help of `kolm verify`. `as_of` None is now, unless replays are
-    counted `by_log_clock`.
-    """
+    """Options of `kolm verify` about trust. `as_of` None is now, unless replays are counted `by_log_clock`."""
 
     trusted: Path
     policy: Path | None = None
@@ -60,7 +60,7 @@ def is_proof(path: Path) -> bool:
 
 
 def is_json(path: Path) -> bool:
-    """Whether a file may be JSON, which no bundle is."""
+    """Whether a file may be JSON, as no bundle is."""
     return beginning(path, 1) in (b"{", b"[")
 
 
@@ -71,7 +71,7 @@ def read_statement(path: Path) -> bytes | None:
 
 
 def beginning(path: Path, size: int) -> bytes:
-    """At most `size` bytes; nothing of what cannot be read."""
+    """At most `size` bytes of a file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(size)
@@ -83,13 +83,13 @@ def own_trust(sources: TrustSources) -> Trust:
     """Raises UsageError for files that are missing or wrong, KeyFileError."""
     if not sources.trusted.is_dir():
         raise UsageError(
-            f"whose signatures do you trust? {sources.trusted} is not a directory",
-            "name one with --trusted; --as-claimed takes the bundle's own, which shows only that it agrees with itself",
+            f"no trusted keys: {sources.trusted} is not a directory",
+            "name one with --trusted; --as-claimed takes the bundle's own keys, which shows only that it is consistent",
         )
     keys, policy = TrustedKeys.load(sources.trusted, retired=True), _own_policy(sources)
     if policy is None and not keys.keys("log"):
         raise UsageError(
-            f"whose signatures do you trust? {sources.trusted} holds no public key of a log (log-….pub)",
+            f"no trusted keys: {sources.trusted} has no public key of a log (log-….pub)",
             "kolm trust add FILE, or name the folder with --trusted",
         )
     return _trust(sources, keys, policy)
@@ -143,19 +143,19 @@ def _checkpoint(path: Path) -> bytes:
 
 
 def read_promise_file(path: Path) -> bytes:
-    """The signed bytes of a promise in form; its signature is not checked. Raises UsageError."""
+    """The signed bytes of a well-formed promise; its signature is not checked. Raises UsageError."""
     data = read_bytes("promise", path)
     try:
         read_promise(data)
     except FormatError as error:
-        raise UsageError(f"{path} is not a promise: {error}", "`kolm generate --promise FILE` keeps one") from None
+        raise UsageError(f"{path} is not a promise: {error}", "`kolm generate --promise FILE` writes one") from None
     return data
 
 
 class ModelTextReader:
-    """Implements `ledger.bundle.report.TextReader`. Loads the tokenizer when it is asked for.
+    """Implements `ledger.bundle.report.TextReader`. The tokenizer is loaded at its first use.
 
-    Its methods raise UsageError where the model has no tokenizer that loads, ProofError for what it cannot read.
+    Its methods raise UsageError if the model has no tokenizer that loads, ProofError for unreadable texts.
     """
 
     def __init__(self, model: Path) -> None:
@@ -181,7 +181,7 @@ class ModelTextReader:
         if isinstance(sent, str):
             return self._tokenizer.encode(sent)
         if any("suffix" in turn for turn in sent):
-            return []  # older servers filled in no middle
+            return []  # older servers had no fill in the middle
         with _proof_errors():
             _, turns, tools = _chat(sent)
             return self._tokenizer.encode_chat_as_markup(turns, tools)
@@ -222,7 +222,7 @@ def _proof_errors() -> Iterator[None]:
 def _chat(sent: Sequence[Turn]) -> tuple[pb.ChatMessages, list[dict[str, Any]], list[dict[str, Any]]]:
     """A conversation as it was sent, and its turns and tools as chat templates take them.
 
-    Raises ValueError and InvalidArgument for one that is not in form.
+    Raises ValueError and InvalidArgument for a malformed one.
     """
     from services.generation.requests.prompt import chat_turns, read_tools
 
@@ -232,7 +232,7 @@ def _chat(sent: Sequence[Turn]) -> tuple[pb.ChatMessages, list[dict[str, Any]], 
 
 
 def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:
-    """The messages that were sent. Raises ValueError for calls and tools that are not as a receipt has them."""
+    """The messages that were sent. Raises ValueError for malformed calls and tools."""
     from kolm.generation.v1 import generation_pb2 as pb
 
     messages = pb.ChatMessages()
@@ -246,6 +246,6 @@ def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:
         for call_id, name, arguments in json.loads(turn.get("tool_calls", "[]")):
             message.tool_calls.add(id=call_id, name=name, arguments=arguments)
         if messages.continue_final_message:
-            raise ValueError("a turn stands behind the one that the output continues")
+            raise ValueError("a turn comes after the continued one")
         messages.continue_final_message = turn.get("continued") == "true"
     return messages

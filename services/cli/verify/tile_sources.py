@@ -1,4 +1,4 @@
-"""Logs that lie as C2SP tiles, behind a URL or in a folder, for `kolm verify` and `kolm monitor`."""
+"""Logs as C2SP tiles, at a URL or in a folder, for `kolm verify` and `kolm monitor`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_SECONDS = 30.0
 
 _AT_ONCE = 8
 _PATIENCE_SECONDS, _SECONDS_A_FILE = 60.0, 1.0
-"""A server may take so long for a log, however many reads stay within their own limit."""
+"""Time limit of a server for a log, in addition to that of each read."""
 
 
 class HttpTiles:
@@ -51,9 +51,8 @@ def is_url(place: str) -> bool:
 
 @contextmanager
 def opened_log(place: str, known: int, fetching: Callable[[int], None]) -> Iterator[BundleFiles]:
-    """A bundle, or a log in tiles without the entry bundles that end before `known` entries. What is behind a URL is
-    fetched into a temporary folder first: each file is read once, and cannot change afterwards. `fetching` is told of
-    entries.
+    """A bundle, or a log in tiles without the entry bundles that end before `known` entries. A URL is fetched into a
+    temporary folder first, so that each file is read once and cannot change. `fetching` gets counts of entries.
 
     Raises NotFound, FormatError, Unreachable.
     """
@@ -68,7 +67,7 @@ def opened_log(place: str, known: int, fetching: Callable[[int], None]) -> Itera
 
 
 class _Fetched:
-    """TileFiles that keeps what it reads in a folder, for as long as patience and room last."""
+    """TileFiles that copies files into a folder, within a limit of time and of bytes."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._remote, self._folder, self._url = HttpTiles(url), folder, url
@@ -77,7 +76,7 @@ class _Fetched:
 
     def read(self, path: str, most: int) -> bytes:
         if monotonic() > self.until:
-            raise Unreachable(f"the log at {self._url} is answered too slowly to be read", "copy its tiles to a folder")
+            raise Unreachable(f"the log at {self._url} is too slow to be read", "copy its tiles to a folder")
         try:
             data = self._remote.read(path, most)
         except OSError as error:
@@ -94,7 +93,7 @@ class _Fetched:
 
 
 def _fetched(url: str, known: int, folder: Path, fetching: Callable[[int], None]) -> TiledBundle:
-    """All files that a verification will read; a missing one is what it then reports."""
+    """Fetch all files that a verification will read; it then reports missing ones."""
     files = _Fetched(url, folder)
     remote = TiledBundle.at(files, known)
     files.until += _SECONDS_A_FILE * len(remote.numbers())
@@ -114,7 +113,7 @@ def _fetched(url: str, known: int, folder: Path, fetching: Callable[[int], None]
             while waiting:
                 fetching(waiting.popleft().result())
         except (NotFound, FormatError):
-            pass  # the checks say which
+            pass  # the checks report it
         finally:
             pool.shutdown(cancel_futures=True)
     return TiledBundle(TileFolder(folder), remote.note, remote.checkpoint, remote.start)

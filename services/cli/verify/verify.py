@@ -1,4 +1,4 @@
-"""`kolm verify`: a bundle or a proof file, offline. Needs nothing but what the wheel kolm-verify brings."""
+"""`kolm verify`: checks a bundle or a proof file offline. The wheel kolm-verify is enough."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """The keys, files and limits that a file is checked against."""
+    """Keys, files and limits of a check."""
 
     policy: Annotated[
         Path | None,
@@ -30,14 +30,14 @@ class VerifyOptions:
     ] = None
     checkpoint: Annotated[
         list[Path] | None,
-        Option("--checkpoint", help="A checkpoint of the log that you got earlier; the bundle must extend it."),
+        Option("--checkpoint", help="An earlier checkpoint of the log, which the bundle must extend."),
     ] = None
     as_of: Annotated[
         str | None,
         Option(
             "--as-of",
             metavar="TIME|log",
-            help="Count the replays owed at this time, or (log) at the latest that the log names. Default: now.",
+            help="Count the replays owed at this time, or (log) at the log's latest time. Default: now.",
         ),
     ] = None
     max_unreplayable: Annotated[
@@ -48,10 +48,10 @@ class VerifyOptions:
         Option(metavar="DURATION", help="Refuse a checkpoint that witnesses cosigned longer ago, for example 24h."),
     ] = None
     as_claimed: Annotated[
-        bool, Option("--as-claimed", help="Use the bundle's own keys; shows only that it agrees with itself.")
+        bool, Option("--as-claimed", help="Use the bundle's own keys, which shows only that it is consistent.")
     ] = False
     history: Annotated[
-        Path | None, Option("--history", help="For a proof: a bundle of the log that shows which keys replaced which.")
+        Path | None, Option("--history", help="For a proof: a bundle of the log with its rotations of keys.")
     ] = None
     model: Annotated[
         Path | None,
@@ -69,7 +69,7 @@ class VerifyOptions:
     ] = None
     promise: Annotated[
         list[Path] | None,
-        Option(metavar="FILE", help="A promise that you were given before an answer: is its receipt there?"),
+        Option(metavar="FILE", help="A promise that came before an answer; checks that its receipts are there."),
     ] = None
 
     def sources(self, trusted: Path) -> TrustSources:
@@ -116,24 +116,24 @@ def verify(
     workers: Annotated[int, Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
     state: Annotated[
         Path | None,
-        Option(metavar="FILE", help="For a bundle: go on from what was verified before, which is kept there."),
+        Option(metavar="FILE", help="For a bundle: continue from the verified entries in this file, and keep it."),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Check a bundle, a log, a receipt file or a proof against the keys that you trust. Exit code 3 if not."""
+    """Check a bundle, a log, a receipt file or a proof against your trusted keys. Exit code 3 if a check fails."""
     from services.cli.verify.checks import is_receipt_file, read_answer
     from services.cli.verify.tile_sources import is_url
 
     sources = given.sources(paths.trusted)
     if is_url(place):
         if given.prompt or given.output or given.history:
-            raise exits.UsageError("--prompt, --output and --history: belong to a file, not to a log")
+            raise exits.UsageError("--prompt, --output and --history: need a file, not a log")
         _show(json, _bundle(place, sources, workers, state))
     path = Path(place)
     if not path.exists():
         raise exits.NotFound(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
     if not (path.is_file() or path.is_dir()):  # such as a pipe, which can be read but once
-        raise exits.UsageError(f"{path} is neither a file nor a folder; save what it brings to a file")
+        raise exits.UsageError(f"{path} is neither a file nor a folder; save its output to a file")
     if is_receipt_file(path):
         checked = _receipt_file(path, sources, given)
     elif (answered := read_answer(path)) is not None:
@@ -151,10 +151,10 @@ def _show(json: bool, checked: _Checked) -> NoReturn:
 def _promise_answer(answered: bytes, sources: TrustSources) -> _Checked:
     from services.cli.verify.checks import check_answer
 
-    promise, said = check_answer(answered, sources)
-    broken = said.breaks(promise)
-    document = {"ok": not broken, "broken": broken, "missing": said.missing}
-    documents = {"answer": said.to_document(), "promise": promise.to_document()}
+    promise, found = check_answer(answered, sources)
+    broken = found.breaks(promise)
+    document = {"ok": not broken, "broken": broken, "missing": found.missing}
+    documents = {"answer": found.to_document(), "promise": promise.to_document()}
     return _Checked(not broken, document | documents, shown.answer_view)
 
 
@@ -165,11 +165,11 @@ def _receipt_file(path: Path, sources: TrustSources, given: VerifyOptions) -> _C
     document = {
         "ok": True,
         "receipt": found.document.to_document(),
-        "overclaim": found.document.overclaim,  # what is said of a speedup that cannot be measured
+        "overclaim": found.document.overclaim,  # a claimed speedup that cannot have been measured
         "proof": shown.proof_document(found.place),
-        "promises": [promise.to_document() for promise in found.promises],  # those that the receipt keeps
-        "texts": found.texts and found.texts.same,  # null where no model's tokenizer has compared them with the tokens
-        "texts_compared": found.texts and found.texts.said,
+        "promises": [promise.to_document() for promise in found.promises],  # that the receipt keeps
+        "texts": found.texts and found.texts.same,  # null without a model to compare them with the tokens
+        "texts_compared": found.texts and found.texts.result,
     }
     return _Checked(True, document, shown.receipt_file_view)
 
@@ -181,7 +181,7 @@ def _bundle_or_proof(
     from services.cli.verify.sources import is_json, is_proof, read_statement
 
     if given.prompt is not None or given.output is not None:
-        raise exits.UsageError("--prompt and --output belong to a receipt file")
+        raise exits.UsageError("--prompt and --output need a receipt file")
     statement = read_statement(path)
     alone = statement is not None or is_proof(path)
     if not alone and is_json(path):
@@ -190,11 +190,11 @@ def _bundle_or_proof(
             "a promise is checked against a bundle or a receipt file: --promise",
         )
     if state is not None and alone:
-        raise exits.UsageError("--state: belongs to a bundle")
+        raise exits.UsageError("--state: needs a bundle")
     if given.promise and alone:
-        raise exits.UsageError("--promise belongs to a bundle or a receipt file")
+        raise exits.UsageError("--promise needs a bundle or a receipt file")
     if given.history is not None and not alone:
-        raise exits.UsageError("--history: belongs to a proof file; a bundle brings its own")
+        raise exits.UsageError("--history: needs a proof file; a bundle has its own")
     if statement is not None:
         return _statement(statement, sources, given.history)
     return _proof(path, sources, given.history) if alone else _bundle(str(path), sources, workers, state)
@@ -204,8 +204,8 @@ def _statement(statement: bytes, sources: TrustSources, history: Path | None) ->
     from services.cli.verify.checks import check_statement
 
     stated = check_statement(statement, sources, history)
-    said = {"ok": True, "issuer": stated.issuer.key_id, **members(stated, "receipt", "index", "origin", "size")}
-    return _Checked(True, said, shown.statement_view)
+    document = {"ok": True, "issuer": stated.issuer.key_id, **members(stated, "receipt", "index", "origin", "size")}
+    return _Checked(True, document, shown.statement_view)
 
 
 def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:

@@ -1,4 +1,4 @@
-"""Holds a promise and the receipts of an answer against what was asked and what came: before the caller sees either."""
+"""Checks of a promise and of receipts against request and answer, before the caller gets them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from services.client.generation.completion import Receipt, Resolved
 from services.client.generation.request import Request, SpecDecodeConfig
 
 _CLAMPED = {"max_tokens", "min_tokens", "top_k", "stop", "stop_token_ids", "logit_bias", "logprobs"}
-"""What a server may lower, order anew, or keep out of receipts; the tokens of a replay depend on the rest of sampling
-just as on these, and a replay takes them from the receipt."""
+"""Members that a server may lower, reorder, or keep out of receipts. A replay takes them from the receipt, like the
+rest of sampling.
+"""
 _RELATIVE = 1e-6  # numbers go over the wire in single precision
 
 
@@ -53,7 +54,7 @@ def check_promise(data: bytes, request: Request, resolved: Resolved) -> None:
 
 
 def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolved: Resolved) -> None:
-    """Raises ReceiptMismatch, FormatError unless the document's prompt is the one that was sent."""
+    """Raises ReceiptMismatch, FormatError unless the document's prompt is the request's."""
     check_prompt(document, resolved.prompt_salt, resolved.prompt_token_ids)
     if request.token_ids is not None and tuple(request.token_ids) != resolved.prompt_token_ids:
         raise ReceiptMismatch("token_ids: the answer is about another prompt")
@@ -62,10 +63,10 @@ def _check_prompt(document: ReceiptDocument | Promise, request: Request, resolve
 
 
 def _check_constraint(document: ReceiptDocument, content: Content, request: Request, resolved: Resolved) -> None:
-    """Raises ReceiptMismatch unless the receipt's constraint, which `content` opens, is the one that was sent.
+    """Raises ReceiptMismatch unless the receipt's constraint, which `content` opens, is the request's.
 
-    That of tools is made by the server, of their schemas in the model's syntax and of what was sent beside them; it is
-    the one that `resolved` has.
+    With tools, the constraint is `resolved`'s, which the server makes from their schemas, the model's syntax and the
+    request's constraint.
     """
     asked, stated = request.params.constraint, document.sampling.structured_outputs
     if resolved.tool_calls is not None:
@@ -90,17 +91,17 @@ def _named(request: Request, resolved: Resolved) -> dict[str, Any]:
 def _compare(expected: dict[str, Any], written: dict[str, Any], document: str) -> None:
     for name, value in expected.items():
         if not _same(value, written.get(name)):
-            raise ReceiptMismatch(f"{name}: asked for or answered {value!r}, the {document} says {written.get(name)!r}")
+            raise ReceiptMismatch(f"{name}: asked for or answered {value!r}, the {document} has {written.get(name)!r}")
 
 
 def _with_ends_of_middles(request: Request, resolved: Resolved) -> list[int]:
-    """The stop tokens that were asked for, and those by which the model ends a middle, which the server adds.
+    """The request's stop tokens, and those that end a middle, which the server adds.
 
-    Raises ReceiptMismatch where others were taken away.
+    Raises ReceiptMismatch if any of the request's are missing.
     """
     asked, taken = list(request.params.stop_token_ids), list(resolved.sampling.get("stop_token_ids", ()))
     if taken[: len(asked)] != asked:
-        raise ReceiptMismatch(f"stop_token_ids: asked for {asked}, the answer says {taken}")
+        raise ReceiptMismatch(f"stop_token_ids: asked for {asked}, the answer has {taken}")
     return taken
 
 

@@ -37,7 +37,7 @@ class Usage:
 class Metrics:
     """Counts of speculation; names as in vLLM. Times in seconds; the speedup is None if it was not measured.
 
-    `first_token_seconds` are those before the first token, 0 from servers that do not say; `decode_seconds` follow.
+    `first_token_seconds` is the time to the first token, 0 from servers without it; `decode_seconds` follow.
     """
 
     num_drafts: int
@@ -88,8 +88,8 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its natural-log probability. `token_bytes` are its bytes where `text` shows U+FFFD, if the engine
-    tells them. The output's text leaves a `special` token out; its `text` is its name.
+    """A token and its natural-log probability. `token_bytes` are its bytes if `text` shows U+FFFD and the engine
+    sends them. The output's text leaves a `special` token out; its `text` is its name.
     """
 
     token_id: int
@@ -111,9 +111,9 @@ class PositionLogprobs:
 class Resolved:
     """The request with every default filled in and every name turned into an identifier.
 
-    `sampling` is by field name; `profile_proven` is None from servers that do not say. `tool_calls` is how calls look
-    in the text, None where the model was told of no tools, `thoughts` how they do, None for a model that shows none.
-    `model` is the name that it is served under, empty from servers that do not say.
+    `sampling` is by field name; `profile_proven` is None from older servers. `tool_calls` is the syntax of calls in the
+    text, None without tools, `thoughts` that of thoughts, None for a model without them. `model` is the served name,
+    empty from older servers.
     """
 
     request_id: str
@@ -169,7 +169,7 @@ class Choice:
 
     @property
     def thoughts(self) -> str:
-        """What the model has said before its answer, where it shows that."""
+        """The model's thoughts before its answer, if it shows them."""
         return "" if self.called is None else self.called.thoughts
 
 
@@ -177,7 +177,7 @@ class Choice:
 class Completion:
     """Every choice of one request; the properties are the first choice's, which is the only one unless n > 1.
 
-    `promise` as in `Started`, here with the answer.
+    `promise` is as in `Started`.
     """
 
     choices: tuple[Choice, ...]
@@ -262,7 +262,7 @@ class HaltedScope:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A draft head of a server. Without a name it is an unpublished folder, for which nobody has signed."""
+    """A draft head of a server. Without a name it is from an unpublished, unsigned folder."""
 
     head_cid: str
     name: str | None
@@ -294,8 +294,8 @@ class ModelInfo:
     """The model and methods of a server.
 
     `profile` is the parsed numerics profile, `adapters` their identifiers by name, `heads` the draft heads and
-    `draft_methods` the methods that draft, the preferred one first. `engine` is another one than ours that computes, as
-    vllm/0.32.0: nothing is probed then.
+    `draft_methods` the methods that draft, the preferred one first. `engine` is the engine that computes if not kolm's
+    own, such as vllm/0.32.0, of which nothing is probed.
     """
 
     model: str
@@ -318,7 +318,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a server is: sequences, cache blocks, receipts the ledger has not confirmed, seconds up."""
+    """The load of a server: sequences, cache blocks, receipts without the ledger's confirmation, seconds up."""
 
     running: int
     waiting: int

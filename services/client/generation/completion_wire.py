@@ -69,7 +69,7 @@ class StreamReader:
 
 
 def _chunk(message: pb.Chunk) -> Chunk:
-    """The same as `plain_value` makes of it, in a quarter of the time: there is one for each token."""
+    """Equal to the result of `plain_value`, in a quarter of its time, for it is called for each token."""
     logprobs = tuple(plain_value(PositionLogprobs, each) for each in message.logprobs)
     return Chunk(message.index, message.text, tuple(message.token_ids), logprobs)
 
@@ -104,9 +104,9 @@ def _receipt(
     from ledger.documents.content import Content
 
     receipt, constraint = message.receipt, resolved.sampling.get("structured_outputs")
-    said = None if constraint is None else constraint.text
+    constraint_text = None if constraint is None else constraint.text
     prompt = resolved.prompt_salt, resolved.prompt_token_ids
-    content = Content(*prompt, receipt.output_salt, tuple(token_ids), said)
+    content = Content(*prompt, receipt.output_salt, tuple(token_ids), constraint_text)
     return plain_value(values.Receipt, receipt, content=content, text=text)
 
 
@@ -150,7 +150,7 @@ class Collection:
                 self._finished[event.index] = event
 
     def completion(self) -> Completion:
-        """Raises Internal where the stream has ended early."""
+        """Raises Internal if the stream ended early."""
         started, finished = self._started, self._finished
         if started is None or finished.keys() != set(range(self._choices)):
             raise Internal(f"the stream ended with {len(finished)} of {self._choices} choices")
@@ -188,7 +188,9 @@ def usage_of(parts: Sequence[Usage]) -> Usage:
 
 
 def metrics_of(parts: Sequence[Metrics]) -> Metrics:
-    """Counts add up; times are those of the longest, for choices run side by side. A speedup is of one choice."""
+    """Metrics of all choices: sums of counts, and the longest times, for choices run in parallel; a speedup only for
+    one choice.
+    """
     first, alone = parts[0], len(parts) == 1
     drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
     passes = sum(part.target_passes for part in parts)
@@ -225,7 +227,7 @@ def checked_completion(
     spec_decode: SpecDecodeConfig | None,
 ) -> Completion:
     """The answer of a unary call; `metadata` comes first and has the promise. Raises ReceiptMismatch, Internal."""
-    from services.client.generation.answer_check import check_promise, check_receipt  # the reader of signed bytes
+    from services.client.generation.answer_check import check_promise, check_receipt  # with readers of signed documents
 
     promise = metadata.get(_PROMISE_KEY)
     answered = completion(answer, promise if isinstance(promise, bytes) else None)
@@ -241,7 +243,7 @@ def checked_events(
     request: Request, spec_decode: SpecDecodeConfig | None
 ) -> Callable[[pb.GenerateStreamResponse], Event]:
     """Converts the events of one stream, in their order. Raises ReceiptMismatch, Internal."""
-    from services.client.generation.answer_check import check_promise, check_receipt  # while the server is at it
+    from services.client.generation.answer_check import check_promise, check_receipt  # while the server works
 
     reader = StreamReader()
 

@@ -1,4 +1,4 @@
-"""Reads an output's text as it comes: thoughts, the answer, calls of tools."""
+"""Reads an output's text piece by piece: thoughts, the answer, calls of tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's thoughts before its answer."""
 
     text: str
 
@@ -25,13 +25,13 @@ Part = Thought | Text | CallBegins | Arguments
 
 
 class ThoughtReader:
-    """Tells thoughts, which are at the beginning, from the rest. The syntax and white space around it are left out."""
+    """Separates thoughts, at the beginning, from the rest. The syntax and white space around it are left out."""
 
     def __init__(self, syntax: ThoughtSyntax) -> None:
         self._syntax = syntax
         self._held = ""
         self._within = self._thought = syntax.begun
-        self._begins = True  # nothing was said of a thought, or of the rest, so far: white space is left out
+        self._begins = True  # before text of a thought, or of the rest: white space is left out
         self._is_rest = False
 
     def feed(self, text: str, *, last: bool = False) -> list[Thought | Text]:
@@ -66,7 +66,7 @@ class ThoughtReader:
         if ends:
             at, close = min(ends)
             thought, rest = self._held[:at].rstrip(), self._held[at:]
-            dropped = close.partition(" ")[0]  # what is behind a space belongs to what follows
+            dropped = close.partition(" ")[0]  # the part after a space belongs to the rest
             self._within, self._is_rest, self._begins = False, True, True
             self._held = rest.removeprefix(dropped)
         else:
@@ -77,7 +77,7 @@ class ThoughtReader:
         return [Thought(thought)] if thought else []
 
     def _undecided(self) -> int:
-        """How many characters at the end may belong to a closing, or to the white space before it."""
+        """The number of characters at the end that may belong to a closing, or to the white space before it."""
         known = len(self._held.rstrip())
         for at in range(known):
             if any(close.startswith(self._held[at:]) for close in self._syntax.closes):
@@ -98,14 +98,14 @@ class OutputReader:
 
     @property
     def is_open(self) -> bool:
-        """Whether the arguments of the last call have not come to their end."""
+        """Whether the arguments of the last call are incomplete."""
         return self._calls is not None and self._calls.is_open
 
     def feed(self, text: str) -> list[Part]:
         return self._read(text, last=False)
 
     def end(self) -> list[Part]:
-        """What was held back."""
+        """The parts of the text that was held back."""
         return [*self._read("", last=True), *(self._calls.end() if self._calls else ())]
 
     def _read(self, text: str, *, last: bool) -> list[Part]:
@@ -122,9 +122,9 @@ class OutputReader:
 
 
 def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
-    """The reader for one choice; None where all of it is the answer: no thoughts are shown and no tools were given.
+    """The reader for one choice; None if all of it is the answer, without thoughts and tools.
 
-    An output under a constraint is calls, or none; a thought that the prompt has begun is not in it.
+    An output under a constraint is calls, or none; it has no thought that the prompt has begun.
     """
     held = request.params.constraint is not None
     calls, tools = None, request.tool_set
@@ -140,7 +140,7 @@ def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
 
 
 def with_calls(completion: Completion, request: Request) -> Completion:
-    """The completion, with thoughts and calls of each choice read, where there may be some."""
+    """The completion, with thoughts and calls of each choice read, if there may be some."""
     read = (_called(each, completion.resolved, request) for each in completion.choices)
     return replace(completion, choices=tuple(read))
 

@@ -37,7 +37,7 @@ def mapped(kind: type[_Value], given: object, path: str) -> _Value:
 
 def refuse(path: str, problem: str) -> NoReturn:
     """Raises InvalidArgument about the field `path`."""
-    from services.client.errors import FieldViolation, InvalidArgument  # gRPC's; a request that is right needs none
+    from services.client.errors import FieldViolation, InvalidArgument  # import gRPC, unneeded by valid requests
 
     safe = problem.encode("utf-8", "backslashreplace").decode("utf-8")
     raise InvalidArgument(f"{path}: {safe}", reason="INVALID_ARGUMENT", violations=(FieldViolation(path, safe),))
@@ -45,7 +45,7 @@ def refuse(path: str, problem: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class SpecDecodeConfig:
-    """How to speculate; it changes how fast tokens come, never which ones. None leaves a choice to the server.
+    """How to speculate; it changes the speed, never the tokens. None is the server's default.
 
     `method` is auto, off or one of `ModelInfo.draft_methods`, which lists their `parameters`, too. `eagle_head` is
     `cidv1:sha256:…` or `name@sha256:<prefix>`.
@@ -84,7 +84,7 @@ class StructuredOutputs:
 
     @classmethod
     def of(cls, kind: str, text: str, engine: str = "") -> StructuredOutputs:
-        """The reverse of `kind` and `text`, as receipts and contents have them. Raises ValueError for what has none."""
+        """The constraint of a receipt's or content's `kind` and `text`. Raises ValueError for an unknown kind."""
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is not a kind of constraint that this client knows")
         value: Any = json.loads(text) if kind == "choice" else True if kind == "json_object" else text
@@ -113,9 +113,9 @@ class StructuredOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function: its name, what it does, and the JSON schema of its arguments, written out or as a Python value.
+    """A function: its name, a description, and the JSON schema of its arguments, written out or as a Python value.
 
-    With `strict` its arguments keep to the schema where the model is free to call or not, too.
+    With `strict` its arguments follow the schema even if the model need not call.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Tool:
 class Tools:
     """The tools that the model may call, and whether it has to: `choice` is auto, none or required.
 
-    `allowed` names those that it may call, all of them where it is empty. Without `parallel` one answer calls once.
+    `allowed` names the tools that it may call, all if it is empty. Without `parallel` an answer has one call.
     """
 
     tools: Sequence[Tool | Mapping[str, Any]]
@@ -171,8 +171,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """An output's calls, the text beside them, and what was thought before. `cut_off`: the output ended within a call,
-    which is the last one, or had not come to its arguments.
+    """An output's calls, its other text, and its thoughts. `cut_off`: the output ended within a call, which is the last
+    one, or was still without arguments.
     """
 
     content: str
@@ -183,7 +183,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """How calls look in an output's text, as the proto's ToolCallSyntax says."""
+    """Syntax of calls in an output's text, as in the proto's ToolCallSyntax."""
 
     open: str
     middle: str
@@ -193,7 +193,7 @@ class ToolCallSyntax:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtSyntax:
-    """How thoughts look in an output's text, as the proto's ThoughtSyntax says."""
+    """Syntax of thoughts in an output's text, as in the proto's ThoughtSyntax."""
 
     open: str
     closes: tuple[str, ...]
@@ -202,7 +202,7 @@ class ThoughtSyntax:
 
 
 def call_id(request_id: str, choice: int, place: int) -> str:
-    """The same for a call however it is read: it hangs on the request's id."""
+    """The id of a call, by the request's id, so that every reading of the output gives the same."""
     return "call_" + sha256(f"{request_id}/{choice}/{place}".encode()).hexdigest()[:24]
 
 
@@ -244,7 +244,7 @@ class SamplingParams:
 class Message:
     """One turn of a conversation; `role` is one of the model's chat template: system, user, assistant, tool.
 
-    `tool_calls` are those of an assistant's turn; `tool_call_id` names the one that a tool's turn answers.
+    `tool_calls` belong to an assistant's turn; `tool_call_id` names the call that a tool's turn answers.
     """
 
     role: str
@@ -266,12 +266,12 @@ class Message:
 class Request:
     """One prompt (text, messages or token ids: exactly one) and how to continue it.
 
-    A message may be a mapping with role and content, `sampling` a mapping with the fields of SamplingParams.
-    `workload` is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it.
-    `nonce` goes into the receipt. `prediction` is the output that the caller expects: it is drafted from, changes no
-    token and is in no receipt. Of the tenant's waiting requests those with the lowest `priority` come first.
-    `tools` may be called where there are messages. With `continue_final_message` the model goes on within the last of
-    them, which is the assistant's. With a `suffix` the model writes what is between the prompt and it.
+    A message may be a mapping with role and content, `sampling` a mapping with the fields of SamplingParams. `workload`
+    is single_tenant, many_adapters, rag, code or structured; only the policy of method "auto" reads it. `nonce` goes
+    into the receipt. `prediction` is the output that the caller expects: drafts come from it; it changes no token and
+    is in no receipt. Of the tenant's waiting requests the lowest `priority` comes first. `tools` need messages. With
+    `continue_final_message` the model continues the last message, which is the assistant's. With a `suffix` the model
+    writes the text between prompt and suffix.
     """
 
     prompt: str | None = None
@@ -301,7 +301,7 @@ class Request:
 
     @property
     def turns(self) -> tuple[Message, ...]:
-        """The messages; none where the prompt is text or token ids."""
+        """The messages; none if the prompt is text or token ids."""
         return cast("tuple[Message, ...]", self.messages or ())
 
     @property

@@ -35,11 +35,11 @@ _EXPECTED = {
     FieldDescriptor.CPPTYPE_STRING: "text in UTF-8",
     FieldDescriptor.CPPTYPE_MESSAGE: "numbers by token id",  # logit_bias, the only map
 }
-"""The values that a field can carry; the server decides which of them it may carry."""
+"""Values that a field can carry; the server checks their ranges."""
 
 
 def structured_outputs_message(asked: StructuredOutputs) -> sampling_pb2.StructuredOutputs:
-    """Raises ValueError or TypeError for what has no form on the wire."""
+    """Raises ValueError or TypeError for a value that cannot be sent."""
     kind, message = asked.kind, sampling_pb2.StructuredOutputs(engine=asked.engine)
     if kind == "choice":
         message.choice.SetInParent()
@@ -59,7 +59,7 @@ def structured_outputs_value(message: sampling_pb2.StructuredOutputs) -> Structu
 
 
 def generate_request(request: Request, spec_decode: SpecDecodeConfig | None) -> pb.GenerateRequest:
-    """Raises InvalidArgument for a value without a form on the wire (a negative k, a lone surrogate, two prompts)."""
+    """Raises InvalidArgument for a value that cannot be sent (a negative k, a lone surrogate, two prompts)."""
     message = pb.GenerateRequest()
     for name in ("model", "request_id", "tenant", "adapter", "nonce", "prediction", "priority", "suffix"):
         _set(message, name, getattr(request, name))

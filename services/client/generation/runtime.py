@@ -26,7 +26,7 @@ from services.client.channel import (
     async_channel,
     check_size,
     endpoint,
-    nobody_there,
+    not_ready,
     plain_value,
     serves,
     shown_to,
@@ -59,8 +59,7 @@ class AsyncRuntime:
         self, target: str, token: str | None = None, tls: ClientTls | None = None, channel: Any = None
     ) -> None:
         """Connects lazily. `target` is host:port, https://host:port or any gRPC name; `token` as in
-        `services.client.identity`; `channel` is one that leads there already. Raises InvalidArgument as `Connection`
-        does.
+        `services.client.identity`; `channel` is an open channel to it. Raises InvalidArgument as `Connection` does.
         """
         self.target = target
         self._token = token
@@ -79,10 +78,10 @@ class AsyncRuntime:
             async with asyncio.timeout(timeout):
                 await self._channel.channel_ready()
         except TimeoutError:
-            raise nobody_there(self.target, timeout) from None
+            raise not_ready(self.target, timeout) from None
 
     def with_token(self, token: str | None) -> Self:
-        """The same connection for another caller. Close only the one that was connected."""
+        """The same connection for another caller. Close only the original."""
         other = copy(self)
         other._token = token
         return other
@@ -98,11 +97,11 @@ class AsyncRuntime:
         """Generate every choice and return when all have finished. A plain string is a prompt with every
         default; a mapping has the fields of a Request, or of a SpecDecodeConfig.
 
-        gRPC hands `Completion.promise` over together with the answer. With `on_promise` the answer is streamed instead,
-        and `on_promise` gets the promise, or None from a server that makes none, before the first token; if it raises,
-        the request is cancelled.
+        `Completion.promise` comes with the answer. With `on_promise` the answer is streamed instead, and `on_promise`
+        gets the promise, or None from a server without promises, before the first token; if it raises, the request is
+        cancelled.
 
-        Raises ReceiptMismatch where the promise or a receipt is not about this request and this answer.
+        Raises ReceiptMismatch if the promise or a receipt does not match this request and this answer.
         """
         request, spec_decode = as_request(request), as_config(spec_decode)
         if on_promise is not None:
@@ -132,7 +131,7 @@ class AsyncRuntime:
         return completion_wire.model_info(answer)
 
     async def load(self, timeout: float | None = _LOOKUP_SECONDS) -> Load:  # noqa: ASYNC109
-        """How busy the server is."""
+        """The load of the server."""
         return completion_wire.load(await self._call(self._stub.GetLoad, pb.GetLoadRequest(), timeout))
 
     async def tokenize(
@@ -158,7 +157,7 @@ class AsyncRuntime:
         return str((await self._call(self._stub.Detokenize, message, timeout)).text)
 
     async def serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109
-        """Whether the server is there and says that it serves."""
+        """Whether the server answers that it serves."""
         check = health_pb2_grpc.HealthStub(self._channel).Check
         try:
             return serves(await self._call(check, health_pb2.HealthCheckRequest(service=SERVICE), timeout))
@@ -168,7 +167,7 @@ class AsyncRuntime:
     def _opened(
         self, request: Request, spec_decode: SpecDecodeConfig | None, timeout: float | None
     ) -> tuple[Any, Callable[[pb.GenerateStreamResponse], Event]]:
-        """The call of a stream, and what makes events of its messages."""
+        """The call of a stream, and the converter of its messages to events."""
         message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
         call = self._stub.GenerateStream(message, timeout=timeout, metadata=self._metadata)
@@ -206,7 +205,7 @@ class AsyncRuntime:
 
 
 class _Blocking(AsyncRuntime):
-    """The same over a blocking connection: its coroutines never wait, and end at their first step."""
+    """An AsyncRuntime over a blocking connection: its coroutines never wait, and end at their first step."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._channel = connection, connection.channel

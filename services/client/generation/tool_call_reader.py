@@ -1,4 +1,4 @@
-"""Finds calls of tools in an output's text, as it comes."""
+"""Finds calls of tools in an output's text, piece by piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.client.generation.request import ToolCallSyntax
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of the answer beside its calls."""
+    """A piece of the answer outside of calls."""
 
     text: str
 
@@ -33,14 +33,15 @@ Part = Text | CallBegins | Arguments
 
 
 class ToolCallReader:
-    """Reads one output piece by piece. Calls of none of `names`, and whatever only looks like a call, are text.
+    """Reads one output piece by piece. Calls of other functions than `names`, and text that only resembles a call, are
+    text.
 
     Joined, the parts are the same however the output is cut into pieces: the output without the syntax of calls, the
     white space before a call, and the white space between a call and the first text or the end. White space of the
     syntax may differ.
 
-    An output that ends within a call has `cut_off`. If the end comes before the call's arguments, its beginning is
-    left out where it can hardly be text: directly behind another call, and in an output of calls only.
+    An output that ends within a call has `cut_off`. If it ends before the call's arguments, the call's beginning is
+    left out if it is hardly text: directly after another call, and in an output of calls only.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ToolCallReader:
 
     @property
     def is_open(self) -> bool:
-        """Whether the arguments of the last call have not come to their end."""
+        """Whether the arguments of the last call are incomplete."""
         return self._within is not None
 
     def _parts(self, *, last: bool) -> Iterator[Part]:
@@ -94,7 +95,7 @@ class ToolCallReader:
                 if not self._is_decided(last):
                     return
                 yield from self._followed()
-            elif last and self._behind and self._ends(self._first):
+            elif last and self._behind and self._drop_rest(self._first):
                 return
             else:
                 at, name, end = self._found(last)
@@ -109,13 +110,14 @@ class ToolCallReader:
                     return
 
     def _text(self, length: int) -> Text:
-        said, self._held = self._held[:length], self._held[length:]
-        text = said.lstrip() if self._behind and not self._has_text else said
+        text, self._held = self._held[:length], self._held[length:]
+        if self._behind and not self._has_text:
+            text = text.lstrip()
         self._behind, self._has_text = False, True
         return Text(text)
 
     def _begin(self, name: str, end: int) -> CallBegins:
-        """The opening brace, the last of what was matched, belongs to the arguments."""
+        """The next call. The opening brace, the end of the match, belongs to the arguments."""
         self._held, self._within, self._after = self._held[end - 1 :], _Object(), False
         return CallBegins(name)
 
@@ -134,12 +136,10 @@ class ToolCallReader:
         elif _may_become(self._held, self._close):
             self._held = ""
         else:
-            self._ends(self._next)
+            self._drop_rest(self._next)
 
-    def _ends(self, candidates: Iterable[str]) -> bool:
-        """Whether the output ends, behind a call, with nothing or with the beginning of one of `candidates`. Leaves it
-        out.
-        """
+    def _drop_rest(self, candidates: Iterable[str]) -> bool:
+        """Drop the rest of the output if it is blank, or the beginning of one of `candidates`; returns if it was."""
         is_blank = self._held.isspace()
         if not is_blank and not any(_may_become(self._held, candidate) for candidate in candidates):
             return False
@@ -147,8 +147,8 @@ class ToolCallReader:
         return True
 
     def _found(self, last: bool) -> tuple[int, str | None, int]:
-        """Where a call may begin, its name and where its beginning ends; the end of what is known without one."""
-        known = len(self._held) if last else len(self._held.rstrip())  # white space may belong to what follows
+        """Start of a possible call, its name and the end of its beginning; without one, the end of the decided text."""
+        known = len(self._held) if last else len(self._held.rstrip())  # white space may belong to the rest
         for at in range(known):
             if self._held[at] not in self._starts:
                 continue
@@ -169,7 +169,7 @@ class _Object:
         self.closed = False
 
     def take(self, text: str) -> int:
-        """How many of the characters belong to it."""
+        """The number of characters that belong to the object."""
         for place, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -192,7 +192,7 @@ def _squeezed(text: str) -> str:
 
 
 def _matched(text: str, squeezed: str) -> int:
-    """Where `squeezed` ends at the beginning of `text`, white space left aside; 0 where it does not stand there."""
+    """The end of `squeezed` at the beginning of `text`, ignoring white space; 0 if it is not there."""
     at = 0
     for character in squeezed:
         while at < len(text) and text[at].isspace():

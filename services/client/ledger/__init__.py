@@ -1,1 +1,1 @@
-"""The client of a ledger server, and what of its answers is proven."""
+"""The client of a ledger server, and the proofs of its answers."""

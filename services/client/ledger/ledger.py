@@ -159,12 +159,12 @@ class LedgerClient(Client):
         return log_wire.proven_entry(self._call(self._stub.GetInclusionProof, request))
 
     def cose_receipt(self, receipt_id: str) -> CoseReceipt:
-        """The log's word in COSE (RFC 9942) that its newest tree holds a receipt's entry."""
+        """The log's COSE Receipt (RFC 9942) that its newest tree holds a receipt's entry."""
         request = pb.GetCoseReceiptRequest(receipt_id=receipt_id)
         return log_wire.cose_receipt(self._call(self._stub.GetCoseReceipt, request))
 
     def promise_answer(self, promise: bytes) -> tuple[bytes, bytes]:
-        """The log's signed word on which receipts of a promise it holds, and its checkpoint, both unchecked."""
+        """The log's signed answer about the receipts of a promise, and its checkpoint, both unchecked."""
         response = self._call(self._stub.AnswerPromise, pb.AnswerPromiseRequest(promise=promise))
         return response.answer, response.checkpoint
 
@@ -183,9 +183,7 @@ class LedgerClient(Client):
 
 
 def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
-    """Index and envelope of each key entry of a log: who replaced which key, to be believed by signatures. Raises
-    ConnectionError without an answer within 2 s.
-    """
+    """Index and envelope of each key entry of a log, unchecked. Raises ConnectionError without an answer within 2 s."""
     try:
         with (
             closing(LedgerClient.connect(address)) as ledger,
@@ -198,7 +196,7 @@ def key_entries(address: str) -> Sequence[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Receipts, the newest first. `older` says whether entries below `reached` have not been looked at."""
+    """Receipts, the newest first. `older`: entries below `reached` have not been read."""
 
     receipts: tuple[ReceiptEntry, ...]
     reached: int

@@ -1,4 +1,4 @@
-"""A ledger server as the files of C2SP tlog-tiles, made as they are asked for."""
+"""A ledger server as the files of C2SP tlog-tiles, each made when it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 30.0
 
 
 class LedgerTiles:
-    """TileFiles over a LedgerClient: what a ledger answers, unchecked. Keeps nothing; safe between threads.
+    """TileFiles over a LedgerClient, unchecked. Keeps nothing; thread-safe.
 
     The checkpoint is the newest, or (`witnessed`) the newest that the ledger counts as witnessed.
     """
@@ -26,8 +26,8 @@ class LedgerTiles:
         self._witnessed = witnessed
 
     def read(self, path: str, most: int) -> bytes:
-        """Raises FormatError for an invalid path, the ledger's NotFound where the tree does not reach so far,
-        ProofError for what the ledger holds damaged, KolmError.
+        """Raises FormatError for an invalid path, the ledger's NotFound beyond the end of the tree, ProofError for
+        damaged data, KolmError.
         """
         try:
             return self._read(path)[:most]

@@ -28,7 +28,7 @@ class InclusionProof:
 
 @dataclass(frozen=True, slots=True)
 class ProvenEntry:
-    """An inclusion proof with what to check it against; `checkpoint` is the newest one."""
+    """An inclusion proof with the hashes to check it; `checkpoint` is the newest one."""
 
     proof: InclusionProof
     leaf_hash: bytes
@@ -70,9 +70,9 @@ class Appended:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One leaf: the canonical bytes under the leaf hash, which all other members are read from.
+    """One leaf: its canonical bytes, which the leaf hash is over, and the members that are read from them.
 
-    `checkpoint` is a signed note and `inclusion_proof` the proof under it; only where one entry was asked for.
+    `checkpoint` is a signed note and `inclusion_proof` the proof under it; both only if one entry was asked for.
     """
 
     entry: bytes
@@ -81,7 +81,7 @@ class LogEntry:
 
     @cached_property
     def leaf(self) -> Entry:
-        """Raises FormatError, as the others here do."""
+        """Raises FormatError, as the other properties do."""
         from ledger.tree.entry import Entry
 
         return Entry.from_bytes(self.entry)
@@ -104,7 +104,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class ReceiptEntry:
-    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None while nobody has replayed it.
+    """A listed receipt. `outcome` is EXACT, DEVIATION, UNREPLAYABLE, or None before a replay.
 
     Index and envelope make the entry that a proof is over.
     """
@@ -115,7 +115,7 @@ class ReceiptEntry:
 
     @cached_property
     def document(self) -> Receipt:
-        """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
+        """The signed document; its signature is not checked here. Raises FormatError, ProofError."""
         from ledger.documents.receipt import Receipt
 
         return shown_document(self.envelope, Receipt, self.index)
@@ -158,21 +158,21 @@ class VerdictEntry:
 
     @cached_property
     def document(self) -> Verdict:
-        """What was signed; by whom, nobody has checked here. Raises FormatError, ProofError."""
+        """The signed document; its signature is not checked here. Raises FormatError, ProofError."""
         from ledger.documents.audit import Verdict
 
         return shown_document(self.envelope, Verdict, self.index)
 
 
 def shown_document(envelope: bytes, kind: type[_Kind], index: int) -> _Kind:
-    """What is in an envelope that a server shows as this entry. Raises FormatError, ProofError for another kind."""
+    """The document in an envelope that a server sent as this entry. Raises FormatError, ProofError for another kind."""
     from ledger.documents.signed_document import read_document
     from ledger.errors import ProofError
     from ledger.keys.envelope import Envelope
 
     document = read_document(Envelope.from_bytes(envelope))
     if not isinstance(document, kind):
-        raise ProofError(f"entry {index} is shown as a {kind.__name__.lower()} and is not one")
+        raise ProofError(f"entry {index} was sent as a {kind.__name__.lower()} and is not one")
     return document
 
 
@@ -188,7 +188,7 @@ class VerdictPage:
 class ReceiptDetails:
     """A receipt with the verdicts on it, and its content if it was asked for and is not erased.
 
-    `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN; empty if the server does not say.
+    `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN; empty from older servers.
     `checkpoint` is a signed note and `inclusion_proof` the proof of the receipt's entry under it.
     """
 
@@ -213,7 +213,7 @@ class Cosignature:
 class SignedCheckpoint:
     """A tree head; `note` is the signed note with its cosignatures, from which the server reads the other fields.
 
-    `witnessed` says whether the cosignatures satisfy the policy of the server; a verifier applies its own.
+    `witnessed`: the cosignatures satisfy the policy of the server; a verifier applies its own.
     """
 
     note: bytes

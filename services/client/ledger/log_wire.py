@@ -33,7 +33,7 @@ def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
 
 
 def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
-    """An entry with its proof, where the server sends one."""
+    """An entry with its proof, if the server sends one."""
     return plain_value(values.LogEntry, message, entry=message.entry.entry)
 
 
@@ -116,9 +116,9 @@ def _stamp(time: datetime | None) -> Timestamp | None:
 def content(message: documents_pb2.Content) -> Content:
     from ledger.documents.content import Content
 
-    return Content(  # field by field: a ledger does this for every entry that it takes
+    return Content(  # field by field: a ledger converts every entry so
         prompt_salt=message.prompt_salt,
-        prompt_token_ids=tuple(message.prompt_token_ids[:]),  # a slice is made in C, twice as fast
+        prompt_token_ids=tuple(message.prompt_token_ids[:]),  # a slice is twice as fast
         output_salt=message.output_salt,
         output_token_ids=tuple(message.output_token_ids[:]),
         structured_outputs=optional(message, "structured_outputs"),

@@ -1,4 +1,4 @@
-"""Holds a caller's promise against the log.
+"""Checks of a caller's promise against the log.
 
 with LedgerClient.connect("127.0.0.1:50052") as client:
     found = look_up(VerifiedLedger(client, trusted), open_promise(data, trusted), datetime.now(UTC))
@@ -32,13 +32,13 @@ class Promised:
 
 
 def look_up(ledger: VerifiedLedger, promise: Promise, now: datetime, envelope: bytes | None = None) -> Promised:
-    """KEPT where every promised receipt is proven to be in the log, OPEN where it may still come, else BROKEN.
+    """KEPT if every promised receipt is proven to be in the log, OPEN if it may still arrive, else BROKEN.
 
-    BROKEN takes the proof that none was left out of the list; for a caller who may not read the whole log, and gives
-    the promise's `envelope`, the log's own signed answer. `now` is the verifier's own clock. The promise's signature
-    has been checked.
+    BROKEN needs the proof that no receipt was left out of the list, or, for a caller who may not read the whole log and
+    gives the promise's `envelope`, the log's signed answer. `now` is by the verifier's own clock. The promise's
+    signature has been checked.
 
-    Raises LedgerError for a proof that is wrong, or an answer that contradicts what the log has shown; KolmError.
+    Raises LedgerError for a wrong proof, or an answer that contradicts the log; KolmError.
     """
     found = Fulfilment(promise)
     _observe(found, ledger, complete=False)
@@ -56,10 +56,10 @@ def look_up(ledger: VerifiedLedger, promise: Promise, now: datetime, envelope: b
 
 def _answered(found: Fulfilment, ledger: VerifiedLedger, envelope: bytes) -> SignedAnswer:
     signed = ledger.promise_answer(envelope)
-    _observe(found, ledger, complete=False)  # entries that came since the first look
+    _observe(found, ledger, complete=False)  # entries since the first list
     hidden = [choice for choice in found.missing if choice not in signed.answer.missing]
     if hidden:
-        raise ProofError(f"the log says that it holds the receipt of choice {hidden[0]}, and does not show it")
+        raise ProofError(f"the log claims to hold the receipt of choice {hidden[0]}, and does not list it")
     return signed
 
 

@@ -1,4 +1,4 @@
-"""A ledger whose answers count only as far as they are proven.
+"""A ledger client that checks the proofs of its answers.
 
     trusted = TrustedKeys.load(Path("trusted"))
     with LedgerClient.connect("127.0.0.1:50052") as client:
@@ -51,8 +51,8 @@ from services.client.ledger.log import (
 
 
 class RememberedCheckpoint:
-    """The newest checkpoint that a client has seen, which later ones have to extend; with a path it is kept in a file,
-    for the next run. Not safe between threads.
+    """The newest checkpoint that a client has seen, which later ones have to extend; with a path, kept in a file for
+    the next run. Not thread-safe.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -62,7 +62,7 @@ class RememberedCheckpoint:
 
     @property
     def note(self) -> bytes | None:
-        """None before the first."""
+        """The signed note; None before the first."""
         return self._note
 
     def keep(self, note: bytes) -> None:
@@ -74,7 +74,7 @@ class RememberedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class SignedAnswer:
-    """The log's answer to a promise, and the bytes that it has signed."""
+    """The log's answer to a promise, and its signed bytes."""
 
     answer: PromiseAnswer
     envelope: bytes
@@ -82,7 +82,7 @@ class SignedAnswer:
 
 class VerifiedLedger:
     """Checks a LedgerClient's answers: signatures against keys that the caller trusts, proofs against checkpoints,
-    and each checkpoint against the newest one that was seen before, so that the log can only have grown. Thread-safe.
+    and each checkpoint against the newest earlier one, so that the log can only have grown. Thread-safe.
     """
 
     def __init__(
@@ -93,7 +93,9 @@ class VerifiedLedger:
         *,
         origin: str | None = None,
     ) -> None:
-        """`origin` is the log's name in its checkpoints; None takes the one that is remembered, or the first seen."""
+        """`origin` is the log's name in its checkpoints; None takes the name in the remembered checkpoint, or in the
+        first.
+        """
         self._client = client
         self._trusted = trusted
         self._remembered = remembered or RememberedCheckpoint()
@@ -107,12 +109,12 @@ class VerifiedLedger:
         return self._accept(self._client.checkpoint().note)
 
     def freshness(self, policy: Policy, now: datetime | None = None) -> Freshness:
-        """How old the newest checkpoint is that a quorum of `policy`'s witnesses has cosigned, by `now` (None: by this
-        machine's clock). The checkpoint is checked as `head` is; `Freshness.check` holds the age against a limit, which
-        a log without such a checkpoint never meets.
+        """The age of the newest checkpoint with cosignatures of a quorum of `policy`'s witnesses, at `now` (None: this
+        machine's clock). The checkpoint is checked as `head` is; `Freshness.check` compares the age with a limit, which
+        a log without such a checkpoint fails.
         """
         cosigned = self._cosigned(policy, witnessed=False)
-        if cosigned is None:  # the newest is too young; the server may know which one is not
+        if cosigned is None:  # the newest is too young; the server may have an older one
             with suppress(NotFound):
                 cosigned = self._cosigned(policy, witnessed=True)
         return Freshness(now or datetime.now(UTC), cosigned)
@@ -139,8 +141,8 @@ class VerifiedLedger:
         return answer
 
     def entry(self, index: int) -> LogEntry:
-        """`LedgerClient.entry`; returns once it is proven that the log holds these bytes there. Whose signature counted
-        at that index takes the log up to it: `ledger.audit.log_verification`.
+        """`LedgerClient.entry`; returns once it is proven that the log holds these bytes there. The keys that were
+        valid at that index need the log up to it: `ledger.audit.log_verification`.
         """
         answer = self._client.entry(index)
         if answer.index != index:
@@ -151,8 +153,8 @@ class VerifiedLedger:
     def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
         """`LedgerClient.receipt`; returns once it is proven that the log holds this receipt, signed by a trusted key.
 
-        Content is what it commits to and each verdict is signed by a trusted auditor. That no verdict was left out is
-        not proven, nor what became of content that is not there.
+        The content matches its commitments, and each verdict is signed by a trusted auditor. It is not proven that no
+        verdict was left out, nor why content is missing.
         """
         details = self._client.receipt(receipt_id, include_content=include_content)
         document = verify_receipt(details.receipt.envelope, self._trusted)
@@ -166,7 +168,7 @@ class VerifiedLedger:
         """Matching receipts, oldest first, each proven to be in the log.
 
         `complete` also proves that none was left out of [min_index, max_index], by default the whole log as of the last
-        page. A filter by `outcome` cannot be complete: the server says the outcome, no receipt does.
+        page. A filter by `outcome` cannot be complete, because receipts do not have it.
         """
         expected = narrow.min_index or 0
         head = None
@@ -179,9 +181,9 @@ class VerifiedLedger:
             _check_end(expected, narrow, head)
 
     def promise_answer(self, promise: bytes) -> SignedAnswer:
-        """The log's signed word on which receipts of a promise (its envelope) its newest tree holds.
+        """The log's signed answer, which receipts of a promise (its envelope) its newest tree holds.
 
-        Raises LedgerError for an answer that is not the log's, or about another tree or promise.
+        Raises LedgerError for an answer of another signer, or about another tree or promise.
         """
         data, note = self._client.promise_answer(promise)
         answer, head = open_answer(data, promise, self._trusted), self._accept(note)
@@ -224,10 +226,10 @@ class VerifiedLedger:
 
 
 def _check_details(details: ReceiptDetails, document: Receipt, trusted: TrustedKeys) -> None:
-    """Checks what is shown beside a receipt. Raises FormatError, SignatureError, ProofError.
+    """Check a receipt's content and verdicts. Raises FormatError, SignatureError, ProofError.
 
-    The content must be what it commits to, each verdict must be on this receipt and signed by a trusted auditor, and
-    the row's outcome must be the newest one's.
+    The content must match its commitments, each verdict must be on this receipt and signed by a trusted auditor, and
+    the row's outcome must be that in the newest verdict.
     """
     if details.content is not None:
         details.content.check_against(document)
@@ -266,9 +268,9 @@ def _after_rows(page: ReceiptPage, expected: int) -> int:
 
 
 def _next_index(page: ReceiptPage, expected: int, head: Checkpoint) -> int:
-    """The index after a complete page, which has to begin where the page before ended."""
+    """The index after a complete page, which has to begin at the end of the page before it."""
     if page.start != min(expected, head.size):
-        raise ProofError(f"a page begins at entry {page.start}, the one before ended at entry {expected}")
+        raise ProofError(f"a page begins at entry {page.start}, the page before it ended at entry {expected}")
     return page.end or 0
 
 

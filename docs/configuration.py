@@ -38,7 +38,7 @@ in `--secrets-dir` (for secrets), the TOML file of `--config`. The setting `--ma
   http.
 - A switch `--name` is undone by `--no-name`; in variables and TOML it is `true` or `false`.
 - A flag that may be repeated is a list in TOML, and JSON in a variable (`["a", "b"]`).
-- A size is a number of bytes, or has a unit, such as `2GiB`.
+- A size is a number of bytes, or has a unit, such as `2GiB`. An address is host:port, or any gRPC name.
 - An empty variable is unset. A variable that begins with `KOLM_` and that nothing reads is warned about.
 """
 PROCESSES = """\
@@ -49,6 +49,20 @@ Variables for flags of the commands: [command-line.md](command-line.md#finding-s
 | variable | |
 |---|---|
 """
+_SHORT_KINDS = (
+    ("whole number", "integer"),
+    (", at least ", " ≥ "),
+    (", above ", " > "),
+    (", at most ", " ≤ "),
+    ("; may be repeated", " (repeatable)"),
+    ("host:port, or any gRPC name", "address"),
+    ("URL with http:// or https://", "URL"),
+    ("true or false", "switch"),
+)
+_KINDS_IN_DESCRIPTIONS = (
+    *(", may be repeated", "; may be repeated", ", host:port or any gRPC name"),
+    *(": NAME=DIRECTORY", ": TENANT=FOLDER"),
+)
 TABLE = "| flag | takes | default | |\n|---|---|---|---|\n"
 
 
@@ -98,18 +112,21 @@ def _row(name: str, field: FieldInfo) -> str:
     kind = kind_of(name, field)
     example = f", such as `{_flag_value(kind.example)}`" if kind.repeated else ""
     takes = "size" if kind.metavar == "SIZE" else _shorter(kind.words)
-    return _cells(f"`--{name.replace('_', '-')}`", takes + example, default, description)
+    return _cells(f"`--{name.replace('_', '-')}`", takes + example, default, _without_kind(description))
 
 
 def _shorter(words: str) -> str:
-    for phrase, sign in (
-        ("whole number", "integer"),
-        (", at least ", " ≥ "),
-        (", above ", " > "),
-        (", at most ", " ≤ "),
-    ):
-        words = words.replace(phrase, sign)
-    return words.replace("; may be repeated", " (repeatable)")
+    """The kind as the column has it, of `words` as error messages have it."""
+    for phrase, short in _SHORT_KINDS:
+        words = words.replace(phrase, short)
+    return words
+
+
+def _without_kind(description: str) -> str:
+    """The description without what the column of kinds has."""
+    for phrase in _KINDS_IN_DESCRIPTIONS:
+        description = description.replace(phrase, "")
+    return description
 
 
 def _flag_value(value: str | float | bool) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     str(path.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "demo/**/*.md", "ledger/README.md")
+    for pattern in ("*.md", "docs/**/*.md", "demo/**/*.md", "deploy/**/*.md", "ledger/README.md")
     for path in sorted(ROOT.glob(pattern))
 ]
 

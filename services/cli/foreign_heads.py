@@ -52,7 +52,10 @@ def hub_head(
     from services.generation.target.naming.folders import known_commit
 
     name = _hub_name(option, named)
-    base = base_cid(model)
+    try:
+        base = base_cid(model)
+    except (TargetError, OSError) as error:
+        raise UsageError(f"--model: {error}") from error
     kept = _place(name, known_commit(name), base, feature_layers)
     if not ask_hub and (kept / ORIGIN_FILE).is_file():
         return kept
@@ -92,7 +95,7 @@ def _hub_name(option: str, named: str) -> HubName:
 
 
 def _place(name: HubName, commit: str, base_cid: str, feature_layers: tuple[int, ...] | None) -> Path:
-    """The folder of a converted head: what is in it depends on the commit, the base and the layers."""
+    """The folder of a converted head, whose files depend on the commit, the base and the layers."""
     from services.generation.target.kernels.compilation import user_cache
 
     layers = "" if feature_layers is None else "-" + "-".join(map(str, feature_layers))
@@ -155,17 +158,17 @@ def _unpickled(name: HubName, pulled: PulledHead, source: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A head that was written in kolm's layout, whose layout it had, and the layers that it reads."""
+    """A head that was written in kolm's layout: its former layout, and the layers that it reads."""
 
     origin: str
     feature_layers: tuple[int, ...]
 
 
 def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Converted:
-    """Weights become float32, which holds every value of the other formats exactly.
+    """Write a head in kolm's layout. Weights become float32, which holds every value of the other formats exactly.
 
-    If the layout leaves open which layers the head reads, both choices are tried on the base: the one under which the
-    head predicts more of the base's tokens is kept. Raises UsageError.
+    If the layout leaves open which layers the head reads, both choices are tried on the base, and the better predictor
+    of the base's tokens is kept. Raises UsageError.
     """
     import numpy as np
 

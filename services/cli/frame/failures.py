@@ -13,6 +13,7 @@ from services.cli.frame import exits
 from services.cli.frame.exits import CommandError
 from services.cli.frame.options import ADDRESS_FILES
 from services.cli.frame.process import discard_stdout, printable
+from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
     from services.client.errors import FieldViolation, KolmError
@@ -129,7 +130,7 @@ def as_command_error(error: Exception) -> CommandError | None:
             return of_server(error)
     if isinstance(error, NotFound):
         return exits.NotFound(str(error))
-    if isinstance(error, KeyFileError):
+    if isinstance(error, KeyFileError | TargetError):
         return exits.UsageError(str(error))
     if isinstance(error, StoreError):
         return exits.Failed(str(error))

@@ -35,8 +35,8 @@ from services.runtime.server import Mount, serve
 from services.runtime.trusted_directory import TrustedDirectory
 
 _SWITCH_SECONDS = 0.001
-"""How long the event loop may keep the sequencer's thread from going on. Each statement and each hash of a batch gives
-the interpreter away and has to get it back; at Python's 5 ms, a busy loop makes a batch wait 100 ms.
+"""The longest time that the event loop may hold the interpreter. Each statement and each hash of a batch releases the
+interpreter and has to get it back; at Python's 5 ms, a busy loop makes a batch wait 100 ms.
 """
 
 
@@ -61,8 +61,8 @@ async def main(settings: LedgerSettings) -> None:
 def opened_servicer(
     settings: LedgerSettings, registry: CollectorRegistry, outside: ExternalSigners | None = None
 ) -> Iterator[LedgerServicer]:
-    """A servicer over the ledger of `settings`: recovered, its key made at first start and published in a
-    folder of its own. Everything queued is written before this returns. Raises CannotStart.
+    """A servicer over the ledger of `settings`: recovered, with its key made at first start and published in a separate
+    folder. Queued entries are written before the end of the block. Raises CannotStart.
     """
     try:
         key = open_signer(settings.log_key, "log", settings.key_passphrase_file, create=True)
@@ -91,13 +91,13 @@ def opened_servicer(
 
 
 def _refuse_replaced(store: SqlEntryStore, key: Signer) -> None:
-    """Raises CannotStart for a key that an entry has replaced: nobody would take a checkpoint that it signs."""
+    """Raises CannotStart for a key that an entry has replaced: verifiers would refuse its checkpoints."""
     for index, data in store.entries_of(("key",)):
         document = read_document(Entry.from_bytes(data).envelope)
         if isinstance(document, KeyEntry) and (document.role, document.replaces) == ("log", key.key_id):
             raise CannotStart(
-                f"entry {index} has replaced the log's key {key.key_id} by {document.public_key.key_id}; name that one "
-                "with --key-file"
+                f"entry {index} has replaced the log's key {key.key_id} by {document.public_key.key_id}; name the "
+                "new key with --key-file"
             )
 
 

@@ -1,12 +1,12 @@
-"""Receipts of large requests, and of many callers at once, checked in a process of their own: half of what a receipt
-costs. The other half, which has to be done in one place, then has its interpreter for itself.
+"""A process that checks receipts of large requests and of many simultaneous callers, which is half of a receipt's cost.
+The other half, which has to be done in one place, then has its interpreter for itself.
 
     question = length ‖ MessagePack: the keys that are trusted for receipts, and an AppendEntriesRequest
-    answer   = length ‖ MessagePack: for each entry what was found, or null
+    answer   = length ‖ MessagePack: the result for each entry, or null
 
-Four zero bytes come before the first answer, once the process can begin. It keeps nothing between two questions and
-answers them in order. It takes receipts alone, and says nothing of the entries that it does not take: who asked checks
-those again, and finds what they are or what is wrong with them.
+Four zero bytes precede the first answer, when the process is ready. It keeps no state between two questions and answers
+them in order. It accepts receipts alone, and returns nothing about other entries: the caller checks those again, and
+finds their kind or their fault.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 _READY = bytes(4)
 _PIPE_BYTES = 1 << 20
-"""What may wait in a pipe, so that the next question is begun meanwhile."""
+"""Bytes that may wait in a pipe, so that the next question can be sent before an answer."""
 _MOST_SHARED, _MOST_SHARED_BYTES = 128, _PIPE_BYTES
-"""Most entries of a question, and their bytes; a request larger than that is asked about alone. Twice as many bring no
+"""The most entries of a question, and their bytes; a larger request is a question of its own. Twice as many bring no
 more receipts a second, and each waits longer.
 """
 _MOST_ASKED = 2
-"""Questions that the process has at once: while it answers one, the next one lies in its pipe."""
+"""Questions that the process has at the same time: while it answers one, the next one is in its pipe."""
 
 
 class _Key(msgspec.Struct, array_like=True, frozen=True):
@@ -59,7 +59,7 @@ class _Question(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A receipt that holds. `envelope` is None where the one that was sent is canonical."""
+    """A valid receipt. `envelope` is None if the sent envelope is canonical."""
 
     envelope: bytes | None
     digest: bytes
@@ -72,10 +72,9 @@ _answer_bytes, _read_answer = packing(list[_Found | None])
 
 
 class AdmissionProcess:
-    """The process, which the first question starts. On one event loop, with which it ends.
-
-    Nothing is said of any entry until it is `there`, as it takes half a second to start. A process that dies is an
-    error of the questions that it had; the next one starts another, and waits for it.
+    """The process, started by the first question, on one event loop, with which it ends. It is not used until it is
+    `there`, because it takes half a second to start. If the process dies, its questions fail; the next question starts
+    another process, and waits for it.
     """
 
     def __init__(self) -> None:
@@ -86,8 +85,8 @@ class AdmissionProcess:
     async def admitted(
         self, requests: Sequence[ledger_pb2.AppendEntriesRequest], trusted: TrustedKeys
     ) -> list[Admitted | None]:
-        """The entries of some requests that are receipts and hold by these keys; None for the others. Raises
-        Unavailable where that is not known.
+        """The entries of some requests that are receipts and valid by these keys; None for the others. Raises
+        Unavailable if the process has died.
         """
         entries = [entry for request in requests for entry in request.entries]
         if self._running is None:
@@ -109,7 +108,7 @@ class AdmissionProcess:
 
     async def _ask(self, question: bytes, running: asyncio.Task[asyncio.subprocess.Process]) -> bytes:
         process = await asyncio.shield(running)
-        if self._running is not running:  # it has ended meanwhile
+        if self._running is not running:  # the process has ended
             raise ConnectionResetError
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         assert process.stdin is not None
@@ -138,7 +137,7 @@ class AdmissionProcess:
                 size = int.from_bytes(await process.stdout.readexactly(4), "little")
                 answer = await process.stdout.readexactly(size)
                 asked = self._asked.popleft()
-                if not asked.done():  # else its caller has gone
+                if not asked.done():  # otherwise its caller has gone
                     asked.set_result(answer)
         except asyncio.IncompleteReadError:
             self._ended(f"exit status {await process.wait()}")
@@ -148,7 +147,7 @@ class AdmissionProcess:
             await process.wait()
 
     def _ended(self, reason: str) -> None:
-        _log.error("the process that checks receipts has ended: %s", reason)
+        _log.error("lost the process that checks receipts: %s", reason)
         self._running = None
         while self._asked:
             asked = self._asked.popleft()
@@ -157,8 +156,8 @@ class AdmissionProcess:
 
 
 class SharedQuestions:
-    """Requests of many calls and streams, asked about together: those that come while the questions before them are
-    answered. So what the ledger takes at once grows with what there is. On the event loop of the process.
+    """Questions about the requests of many calls and streams together: a question collects the requests that arrive
+    while earlier questions are answered, so its size grows with the load. On the event loop of the process.
     """
 
     def __init__(self, process: AdmissionProcess) -> None:
@@ -186,7 +185,7 @@ class SharedQuestions:
 
 
 class _Shared:
-    """A question that grows until it is asked."""
+    """A question that grows until it is sent."""
 
     found: asyncio.Task[list[Admitted | None]]
 
@@ -209,7 +208,7 @@ class _Shared:
 
 
 def answer_all(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer every question, to the end of the pipe."""
+    """Answer every question until the end of the pipe."""
     answers.write(_READY)
     answers.flush()
     while size := questions.read(4):
@@ -239,14 +238,14 @@ def _found(entry: ledger_pb2.NewEntry, trusted: TrustedKeys) -> _Found | None:
 def admitted_entry(entry: ledger_pb2.NewEntry | ledger_pb2.AppendEntryRequest, trusted: TrustedKeys) -> Admitted:
     """An entry of a request, checked by these keys. Raises FormatError, SignatureError.
 
-    Content is read once the receipt's signature holds: a million ids take ten times their bytes.
+    Content is read after the receipt's signature is verified: a million ids take ten times their bytes.
     """
     admitted = admit(entry.envelope, None, trusted)
     return admitted.with_content(log_wire.content(entry.content)) if entry.HasField("content") else admitted
 
 
 def main() -> None:
-    """Answer until the service closes the pipe, whatever signals are sent to all."""
+    """Answer until the service closes the pipe, in spite of signals to the process group."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError, AttributeError):  # Linux

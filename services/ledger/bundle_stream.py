@@ -29,10 +29,9 @@ def bundle_pieces(
     checkpoints: Checkpoints,
     caller: Principal,
 ) -> Iterator[bytes]:
-    """The pieces of a .tar.gz under the newest checkpoint, where there are witnesses the newest that enough of them
-    have cosigned and that covers what is asked for. Blocking, as its iteration is.
-
-    Callers who do not see the whole log get bundles of their own receipts.
+    """The pieces of a .tar.gz under the newest checkpoint or, with witnesses, the newest checkpoint with a quorum that
+    covers the request. Blocking, as is its iteration. Callers who do not see the whole log get bundles of their own
+    receipts.
 
     Raises InvalidArgument, PermissionDenied, NotFound (of the ledger), ProofError.
     """
@@ -72,7 +71,7 @@ def _check(
 
 
 def _head(checkpoints: Checkpoints, last: int) -> CosignedCheckpoint:
-    """The checkpoint to prove entry `last` under."""
+    """The checkpoint for the proof of entry `last`."""
     try:
         witnessed = checkpoints.witnessed()
     except NotFound:
@@ -81,7 +80,7 @@ def _head(checkpoints: Checkpoints, last: int) -> CosignedCheckpoint:
 
 
 def _range(request: ledger_pb2.ExportBundleRequest, size: int) -> tuple[int, int]:
-    """[start, end), the range that the bundle holds whole; empty where only receipts are asked for."""
+    """[start, end), the complete range of the bundle; empty if only receipts are requested."""
     if not request.HasField("start_index") and not request.HasField("end_index"):
         return (0, 0) if request.receipt_ids else (0, size)
     start = request.start_index

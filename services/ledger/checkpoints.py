@@ -1,4 +1,4 @@
-"""The checkpoints that callers see: the newest, and the newest that enough witnesses have cosigned."""
+"""The checkpoints that callers see: the newest, and the newest with a quorum of witnesses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ledger.witness.tlog_policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class CosignedCheckpoint:
-    """A signed note with what has been collected for it. `cosigned`: POSIX seconds by the witness's key name."""
+    """A signed note with its collected cosignatures. `cosigned`: POSIX seconds by the witness's key name."""
 
     note: bytes
     checkpoint: Checkpoint
@@ -25,7 +25,7 @@ class CosignedCheckpoint:
 
 
 class Checkpoints:
-    """Reads what the sequencer signs and the collector collects. Blocking; safe between threads."""
+    """Reads the sequencer's checkpoints and the collector's cosignatures. Blocking; thread-safe."""
 
     def __init__(
         self, reader: LedgerReader, policy: Policy | None = None, notes: CosignatureStore | None = None
@@ -41,7 +41,7 @@ class Checkpoints:
         return self._read(next(self._of([head.size]), head.note))
 
     def witnessed(self) -> CosignedCheckpoint:
-        """The newest that satisfies the policy. Raises NotFound where none does."""
+        """The newest checkpoint that satisfies the policy. Raises NotFound if there is none."""
         for note in self._of(reversed(self._sizes())):
             read = self._read(note)
             if read.witnessed:
@@ -49,7 +49,7 @@ class Checkpoints:
         raise NotFound("no checkpoint has been cosigned by enough witnesses yet")
 
     def earlier(self, size: int, most: int = 16) -> tuple[bytes, ...]:
-        """At most `most` cosigned checkpoints below `size`, spread over those that are kept, rising."""
+        """At most `most` cosigned checkpoints below `size`, spread over the kept ones, rising."""
         below = [kept for kept in self._sizes() if 0 < kept < size]
         return tuple(self._of(below[:: max(1, -(-len(below) // most))]))
 
@@ -61,7 +61,7 @@ class Checkpoints:
         return () if self._notes is None else self._notes.sizes()
 
     def _of(self, sizes: Iterable[int]) -> Iterator[bytes]:
-        """The cosigned notes that are kept of these sizes."""
+        """The kept cosigned notes of these sizes."""
         notes = (None if self._notes is None else self._notes.note(size) for size in sizes)
         return (note for note in notes if note is not None)
 
@@ -73,7 +73,7 @@ class Checkpoints:
             return unknown
         try:
             times = cosigners(note, [witness.key for witness in self._policy.witnesses])
-        except SignatureError:  # somebody changed the file
+        except SignatureError:  # the file was changed
             return unknown
         names = {witness.name for witness in self._policy.witnesses if witness.key in times}
         by_name = {key.name: seconds for key, seconds in times.items()}

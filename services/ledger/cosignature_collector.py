@@ -1,8 +1,8 @@
-"""Collecting cosignatures: whenever the log has grown, its newest checkpoint goes to every witness of the policy.
+"""The collector of cosignatures: when the log has grown, it sends the newest checkpoint to every witness of the policy.
 
-In the background of the ledger service; no call waits for it: a witness that is slow, dead or lying costs a log line.
-All witnesses that answer are asked together, so that a quorum forms on one and the same checkpoint; one that still owes
-an answer is passed over until it came or its time is over.
+It runs in the background of the ledger service, and no call waits for it: a witness that is slow, dead or lying costs a
+log line. Witnesses are asked together, so that a quorum forms on the same checkpoint; a witness without an answer to
+the previous request is left out until it answers or times out.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Post = Callable[[str, bytes], tuple[int, bytes]]
 """(submission prefix, body) → (HTTP status, body) of add-checkpoint. Blocking; raises OSError."""
 
 Ask = Callable[[str, str], bytes]
-"""(submission prefix, origin) → the newest note of the log that a witness has. Blocking; raises OSError."""
+"""(submission prefix, origin) → the witness's newest note of the log. Blocking; raises OSError."""
 
 
 def ask_nobody(prefix: str, origin: str) -> bytes:
-    """For witnesses that show nothing."""
+    """The default, for witnesses that show no checkpoint. Raises OSError."""
     raise OSError(f"{prefix} shows no checkpoint of {origin}")
 
 
 class CosignatureCollector:
-    """Asks the witnesses of a policy. On one event loop. What reads the log runs on the threads that all share, what
-    waits for a witness never does.
+    """Asks the witnesses of a policy. On one event loop. Reads of the log run on the shared threads, requests to
+    witnesses on others.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CosignatureCollector:
         interval: float,
         ask: Ask = ask_nobody,
     ) -> None:
-        """`interval`: seconds from one asking to the next. `ask` has a witness show what it holds against the log."""
+        """`interval`: seconds between two rounds. `ask` requests a witness's evidence against the log."""
         self._reader = reader
         self._policy = policy
         self._notes = notes
@@ -59,12 +59,12 @@ class CosignatureCollector:
         self._show = ask
         self._interval = interval
         self._witnesses = [witness for witness in policy.witnesses if witness.url is not None]
-        self._known: dict[str, int] = {}  # the size that each witness said it has cosigned
-        self._asked: set[str] = set()  # witnesses that owe an answer
-        self._silent: dict[str, bool] = {}  # witnesses that do not cosign; True where one has shown that the log forked
+        self._known: dict[str, int] = {}  # the cosigned size by each witness's statement
+        self._asked: set[str] = set()  # witnesses without an answer yet
+        self._silent: dict[str, bool] = {}  # witnesses that do not cosign; True if one has shown that the log forked
 
     async def run(self) -> None:
-        """Collect for ever. Run as a task."""
+        """Collect until cancelled. Run as a task."""
         outage = Outage(_log, "collect cosignatures", LedgerError, OSError, bugs=True)
         async with asyncio.TaskGroup() as asking:
             while True:
@@ -73,12 +73,12 @@ class CosignatureCollector:
                 await asyncio.sleep(self._interval)
 
     def lags(self) -> dict[str, int]:
-        """Numbers of entries that witnesses, by name, have not cosigned, as far as they have told. From any thread."""
+        """The number of entries that each witness has not cosigned, by its statement. From any thread."""
         size = self._reader.head().size
         return {each.name: max(size - self._known.get(each.name, 0), 0) for each in self._witnesses}
 
     def silent(self) -> dict[str, bool]:
-        """The witnesses that do not cosign; True where one shows, by the log's own signature, that this log has forked.
+        """The witnesses that do not cosign; True if one shows, by the log's own signature, that this log has forked.
         From any thread.
         """
         return dict(self._silent)
@@ -89,7 +89,7 @@ class CosignatureCollector:
             await self._ask_all(asking)
 
     async def _ask_all(self, asking: asyncio.TaskGroup) -> None:
-        """Begins to ask, side by side, every witness that has not cosigned the newest checkpoint and owes no answer."""
+        """Start requests to all witnesses that have not cosigned the newest checkpoint, except pending ones."""
         head = self._reader.head()
         kept = await asyncio.to_thread(self._notes.note, head.size)
         note = Note.from_bytes(kept or head.note)
@@ -104,16 +104,16 @@ class CosignatureCollector:
         try:
             cosigned = await self._cosigned(witness, size, note)
             await asyncio.to_thread(self._notes.record, size, cosigned)
-        except Exception as error:  # of any kind: no other witness is asked less because of it
+        except Exception as error:  # of any kind: it must not affect the other witnesses
             forked = isinstance(error, Inconsistent)
             if self._silent.get(witness.name) is not forked:
                 level = logging.ERROR if forked else logging.WARNING
                 bug = None if isinstance(error, LedgerError | OSError) else error
-                _log.log(level, "no cosignature by the witness %s: %s", witness.name, error, exc_info=bug)
+                _log.log(level, "receiving no cosignature: witness %s: %s", witness.name, error, exc_info=bug)
             self._silent[witness.name] = forked
         else:
             if witness.name in self._silent:
-                _log.info("the witness %s cosigns again", witness.name)
+                _log.info("receiving cosignatures again: witness %s", witness.name)
             self._silent.pop(witness.name, None)
         finally:
             self._asked.discard(witness.name)
@@ -122,17 +122,17 @@ class CosignatureCollector:
         """The note with this witness's line. Raises LedgerError, OSError."""
         old = self._known.get(witness.name, 0)
         status, body = await self._send(witness, min(old, size), size, note)
-        if status == 409:  # it knows another size: the usual start, and after each other's restarts
+        if status == 409:  # it knows another size: usual at the start, and after restarts
             self._known[witness.name] = read_size(body)
             if self._known[witness.name] > size:
-                claim = f"it says that it has seen {self._known.pop(witness.name)} entries, this log has {size}"
+                claim = f"it claims to have seen {self._known.pop(witness.name)} entries, this log has {size}"
                 raise await self._contradicted(witness, claim)
             status, body = await self._send(witness, self._known[witness.name], size, note)
             if status == 409 and read_size(body) == size:
-                raise await self._contradicted(witness, f"it says that it has cosigned another tree of {size} entries")
+                raise await self._contradicted(witness, f"it claims to have cosigned another tree of {size} entries")
         words = body[:200].decode("utf-8", "replace").strip()
         if status == 422:
-            raise await self._contradicted(witness, f"it says that it has cosigned another history: {words}")
+            raise await self._contradicted(witness, f"it claims to have cosigned another history: {words}")
         if status != 200:
             raise FormatError("answer", f"HTTP {status}: {words}")
         cosigned = await asyncio.to_thread(self._with_own_line, witness, note, body)
@@ -140,8 +140,8 @@ class CosignatureCollector:
         return cosigned
 
     async def _contradicted(self, witness: PolicyWitness, claim: str) -> LedgerError:
-        """What a claim against the log amounts to. Anybody can make one; it counts where the witness shows a checkpoint
-        that a key of the log has signed and that this log does not extend.
+        """Check a claim against the log. It counts if the witness shows a checkpoint that a key of the log has signed
+        and that this log does not extend.
         """
         origin = self._reader.head().checkpoint.origin
         try:

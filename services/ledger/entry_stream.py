@@ -1,4 +1,4 @@
-"""One AppendEntries call: requests in, answers out, in the same order, a bounded number of them in work."""
+"""One AppendEntries call: answers in the order of requests, with a bounded number in progress."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from services.runtime.errors import (
 )
 
 MOST_ENTRIES = 1024
-"""Most entries of one request, and in work at once."""
+"""The most entries of one request, and in progress."""
 
 _MOST_BYTES = 4 * 1024 * 1024
 _THE_ENTRY = (InvalidArgument, AlreadyExists, PermissionDenied, Unauthenticated)
-"""Errors about one entry, after which the stream goes on. After any other error the next entry would fail too."""
+"""Errors about one entry, after which the stream continues. After any other error the next entry would fail too."""
 
 
 class Window:
-    """Room for a number of entries and of bytes; a request larger than that gets in alone. On one event loop."""
+    """A window of entries and bytes; a larger request enters alone. On one event loop."""
 
     def __init__(self, entries: int, size: int) -> None:
         self._most_entries = entries
@@ -41,7 +41,7 @@ class Window:
         self._left = asyncio.Event()
 
     async def enter(self, entries: int, size: int) -> None:
-        """Returns once there is room for a request of `entries` entries and `size` bytes."""
+        """Wait for room for a request of `entries` entries and `size` bytes, and take it."""
         while self._entries and not self._fits(entries, size):
             self._left.clear()
             await self._left.wait()
@@ -49,7 +49,7 @@ class Window:
         self._bytes += size
 
     def leave(self, entries: int, size: int) -> None:
-        """A request has been answered."""
+        """Give back the room of an answered request."""
         self._entries -= entries
         self._bytes -= size
         self._left.set()
@@ -60,7 +60,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A request in work: its size, in entries and in bytes, and the answers to its entries."""
+    """A request in progress: its size, in entries and in bytes, and the answers to its entries."""
 
     entries: int
     size: int
@@ -68,7 +68,7 @@ class _Work:
 
 
 class EntryStream:
-    """Reads ahead of its answers: while one batch is made durable, the entries of the next are checked.
+    """Reads ahead of its answers: while one batch is written, the entries of the next are checked.
 
     Reading stops while the window is full, and gRPC's flow control then stops the caller.
     """
@@ -82,7 +82,9 @@ class EntryStream:
         self._ending: KolmError | None = None
 
     async def answers(self) -> AsyncGenerator[ledger_pb2.AppendEntriesResponse]:
-        """One for each request. Raises why the stream cannot go on, mostly KolmError, after all answers before that."""
+        """An answer for each request, in order. Raises the error that ends the stream, mostly KolmError, after all
+        earlier answers.
+        """
         self._reading = asyncio.create_task(self._read())
         try:
             while isinstance(work := await self._work.get(), _Work):
@@ -94,8 +96,8 @@ class EntryStream:
             await self._give_up()
 
     def stop(self) -> None:
-        """Take no more requests; those in work are still answered."""
-        self._ending = Unavailable("the ledger is shutting down; send again what was not answered")
+        """Take no more requests; requests in progress are still answered."""
+        self._ending = Unavailable("the ledger is shutting down; send unanswered entries again")
         if self._reading is not None:
             self._reading.cancel()
 
@@ -106,8 +108,8 @@ class EntryStream:
                 count, size = _checked_count(request), request.ByteSize()
                 await self._window.enter(count, size)
                 self._work.put_nowait(_Work(count, size, self._submit(request)))
-                del request  # or it would be there until the next one has come
-        except Exception as error:  # raised to the caller, who would take an ended stream for a whole one
+                del request  # otherwise it would be kept until the next one arrives
+        except Exception as error:  # raised to the caller, because an ended stream would look complete
             end = error
         except asyncio.CancelledError:
             end = self._ending
@@ -115,10 +117,10 @@ class EntryStream:
             self._work.put_nowait(end)
 
     async def _give_up(self) -> None:
-        """The caller has gone, or the stream has failed. Queued entries are written all the same."""
+        """The caller has gone, or the stream has failed. Queued entries are still written."""
         if self._reading is not None:
             self._reading.cancel()
-            await asyncio.wait([self._reading])  # who gave the requests closes them, which no reader may be in
+            await asyncio.wait([self._reading])  # the source closes the requests, and no reader may be inside
         while not self._work.empty():
             work = self._work.get_nowait()
             if isinstance(work, _Work):

@@ -1,4 +1,4 @@
-"""The outside signers of a log: its witnesses, as the settings name them."""
+"""The external signers of a log: the witnesses in its settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ExternalSigners:
 
     @contextmanager
     def collecting(self, reader: LedgerReader, registry: CollectorRegistry) -> Iterator[None]:
-        """Collects in the background while inside. On a running event loop."""
+        """Collect in the background within the block. On a running event loop."""
         if (collector := self.collector(reader)) is None:
             yield
             return
@@ -74,7 +74,9 @@ def post_to_witness(prefix: str, body: bytes, seconds: float) -> tuple[int, byte
 
 
 def seen_by_witness(prefix: str, origin: str, seconds: float) -> bytes:
-    """The newest checkpoint of a log that a witness of kolm has cosigned. Raises OSError, also for other witnesses."""
+    """The newest checkpoint of a log that a witness of kolm has cosigned. Raises OSError, also for witnesses of other
+    software.
+    """
     url = f"{prefix.rstrip('/')}/{SEEN_PATH}?{urlencode({'origin': origin})}"
     answer = get(url, seconds, MAX_REQUEST_BYTES)
     if answer.status != HTTPStatus.OK:

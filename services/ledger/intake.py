@@ -1,4 +1,4 @@
-"""Entries on their way in: checked, then queued for the sequencer; its answers on their way back to the event loop."""
+"""The intake of entries: they are checked and queued for the sequencer, whose answers return to the event loop."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from services.runtime.errors import KolmError, PermissionDenied, without_frames
 _Value = TypeVar("_Value")
 
 Answer = Appended | LedgerError | KolmError
-"""The place and proof of an entry, or why it has none."""
+"""The index and proof of an entry, or its error."""
 
 Submit = Callable[[ledger_pb2.AppendEntriesRequest], asyncio.Future[list[Answer]]]
-"""Takes a request; there will be an answer for each entry."""
+"""Takes a request and returns an answer for each entry."""
 
 _LARGE_BYTES = 64 * 1024
 _THREADS = 2
 """Threads that check entries. Ed25519 releases the interpreter for a third of that time."""
 
 _FOR_PROCESS = 16
-"""Entries of a request, or calls at once, that are checked in a process of their own: fewer take as long to get there.
+"""The least entries of a request, or simultaneous calls, for the checking process: for fewer, the transfer takes as
+long as the check.
 """
 
 _Append = ledger_pb2.AppendEntryRequest | ledger_pb2.NewEntry
@@ -45,7 +46,7 @@ class FutureBridge:
     """Turns futures of other threads into awaitables of one event loop.
 
     A sequencer answers hundreds of callers with one transaction. `asyncio.wrap_future` would wake the loop through a
-    pipe for each of them; here the first one does, and the others are found in the queue. `delivered` runs on the loop
+    pipe for each of them; here the first one wakes it, and the others wait in the queue. `delivered` runs on the loop
     after each round.
     """
 
@@ -55,7 +56,7 @@ class FutureBridge:
         self._woken = False
 
     def awaitable(self, answer: Future[_Value]) -> asyncio.Future[_Value]:
-        """An awaitable for the result of `answer`. Cancelling it only ends the wait."""
+        """An awaitable of the result of `answer`. Cancelling it only ends the wait."""
         loop = asyncio.get_running_loop()
         mine: asyncio.Future[_Value] = loop.create_future()
 
@@ -83,16 +84,16 @@ class FutureBridge:
 
 
 class Growth:
-    """Many tasks wait, one call wakes them all. On one event loop.
+    """An event that many tasks await and one call sets. On one event loop.
 
-    Take `next()` before looking at the log and wait for it after: growth in between is then never missed.
+    Take `next()` before reading the log and await it afterwards, so that growth in between is never missed.
     """
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def next(self) -> asyncio.Event:
-        """Set at the first growth from now on."""
+        """An event that is set at the next growth."""
         return self._event
 
     def announce(self) -> None:
@@ -101,12 +102,12 @@ class Growth:
 
 
 class Intake:
-    """On one event loop; `growth` is announced there whenever entries have been written."""
+    """On one event loop; `growth` is announced there after each write of entries."""
 
     def __init__(self, sequencer: Sequencer, growth: Growth) -> None:
         self._sequencer = sequencer
         self._growth = growth
-        # Also for a caller that has gone by then: its entry is in the log, and watchers wait for it.
+        # Also if the caller has gone: its entry is in the log, and watchers wait for it.
         self._answers = FutureBridge(growth.announce)
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-intake")
         self._process = SharedQuestions(AdmissionProcess())
@@ -121,8 +122,8 @@ class Intake:
             self._calls -= 1
 
     async def _checked_one(self, request: ledger_pb2.AppendEntryRequest, caller: Principal) -> Admitted:
-        """A small entry is checked on the event loop, as handing it to a thread takes as long; by the process where
-        there are enough other calls.
+        """Check one entry: a small one on the event loop, because a thread takes as long, or by the process if there
+        are enough other calls.
         """
         trusted = self._sequencer.trusted
         if request.ByteSize() > _LARGE_BYTES:
@@ -134,9 +135,8 @@ class Intake:
         return found or _admitted(request, caller, trusted)
 
     def stream(self, caller: Principal) -> Submit:
-        """Takes the requests of one stream. They are checked beside each other and queued in their order; then there
-        is an answer for each entry: what `one` returns or raises. Where the queue is full, a request waits for room,
-        and no answer is Backpressure.
+        """The submit function of one stream. Requests are checked in parallel and queued in order; each entry gets the
+        result or error of `one`. If the queue is full, a request waits for room, and no answer is Backpressure.
         """
         before: asyncio.Future[None] | None = None
 
@@ -159,7 +159,7 @@ class Intake:
         """The answers of a request that is queued after `before`; `queued` is set when the next one may be."""
         try:
             checked = await self._checked(request, caller)
-            del request  # or it would be there until it is answered
+            del request  # otherwise it would be kept until it is answered
             if before is not None:
                 await before
             admitted = [each for each in checked if isinstance(each, Admitted)]
@@ -176,7 +176,7 @@ class Intake:
         return self._answers.awaitable(self._sequencer.submit(admitted))
 
     async def _checked(self, request: ledger_pb2.AppendEntriesRequest, caller: Principal) -> list[_Checked]:
-        """Receipts of a large request by the process, all else on a thread. Raises Unavailable."""
+        """Check receipts of a large request in the process, other entries on a thread. Raises Unavailable."""
         trusted, loop = self._sequencer.trusted, asyncio.get_running_loop()
         found: Sequence[Admitted | None] = [None] * len(request.entries)
         if len(found) >= _FOR_PROCESS:
@@ -186,7 +186,7 @@ class Intake:
         return [each or next(others) for each in found]
 
     async def _queued(self, admitted: Sequence[Admitted]) -> asyncio.Future[list[sequencer.Answer]]:
-        """Some that go together, once there is room for them."""
+        """Submit entries together, once there is room for them."""
         while True:
             grown = self._growth.next()
             try:

@@ -1,4 +1,4 @@
-"""LedgerError to the errors that callers see. No caller sees the database's own words."""
+"""Conversion of LedgerError to the errors that callers see, without the database's messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def ledger_errors(resource: str, name: str) -> Iterator[None]:
-    """Maps every LedgerError raised inside; `resource` and `name` are those of the call (`entry`, `7`)."""
+    """Convert every LedgerError in the block; `resource` and `name` describe the call's object (`entry`, `7`)."""
     try:
         yield
     except LedgerError as error:
@@ -59,12 +59,12 @@ def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmEr
             _log.error("the log contradicts itself", exc_info=error)
             return errors.DataLoss(f"the log contradicts itself: {error}")
         case SignerUnavailable():
-            _log.error("the log's key cannot be reached: %s", error)
+            _log.error("reaching no signing key of the log: %s", error)
             return errors.Unavailable("the log's signing key cannot be reached; send it again", reason="SIGNER_AWAY")
         case StoreDamaged():
             _log.error("the database is damaged", exc_info=error)
             return _store_failed()
-        case StoreError():  # logged by who writes and by who reads, as it begins and as it ends
+        case StoreError():  # logged by writers and readers, when it begins and ends
             return _store_failed()
         case _:
             _log.error("unexpected ledger error", exc_info=error)
@@ -76,7 +76,9 @@ def _store_failed() -> errors.KolmError:
 
 
 def _bad_document(error: FormatError) -> errors.InvalidArgument:
-    """Content is named by its field (a bare salt or token_ids is content's too); the rest is inside the envelope."""
+    """The path of a field in the request: content by its own field (also a bare salt or token_ids), others within the
+    envelope.
+    """
     if error.field.startswith("content") or error.field in ("salt", "token_ids"):
         field = error.field if error.field.startswith("content") else f"content.{error.field}"
         return errors.InvalidArgument(field, error.problem, reason="BAD_CONTENT")

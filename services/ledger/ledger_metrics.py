@@ -1,4 +1,4 @@
-"""Metrics of the ledger service's log; the list says what each one means."""
+"""Metrics of the ledger service's log."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class LedgerMetrics:
         self._sign = metrics.histogram("kolm_ledger_sign_seconds")
 
     def written(self, times: WriteTimes) -> None:
-        """A batch was written. From the sequencer's thread."""
+        """Count a written batch. Called on the sequencer's thread."""
         self._entries.observe(times.entries)
         self._commit.observe(times.commit)
         self._guard.observe(times.guard)
         self._sign.observe(times.sign)
 
     def watch(self, sequencer: Sequencer, store: SqlEntryStore) -> None:
-        """Ask them at each scrape."""
+        """Read sequencer and store at each scrape."""
         board, read = sequencer.board, self._metrics.read
         read("kolm_ledger_entries", lambda: board.latest().size)
         read("kolm_ledger_takes_entries", lambda: sequencer.takes_entries)
@@ -41,7 +41,7 @@ class LedgerMetrics:
 
 
 def watch_witnesses(registry: CollectorRegistry, collector: CosignatureCollector) -> None:
-    """Ask the collector at each scrape."""
+    """Read the collector at each scrape."""
     read = Metrics(registry).read
     read("kolm_ledger_witness_lag_entries", lambda: {(name,): lag for name, lag in collector.lags().items()})
     read("kolm_ledger_witness_silent", lambda: {(name,): 1.0 + forked for name, forked in collector.silent().items()})

@@ -22,7 +22,7 @@ from services.runtime.credentials import Principal
 from services.runtime.errors import InvalidArgument
 
 _LARGEST_INDEX = 2**63 - 1
-"""SQL integers end here; no log reaches it, so a larger bound means the same."""
+"""The largest SQL integer; no log reaches it, so a larger bound is replaced by it."""
 
 _NEWEST_FIRST = "index desc"
 _ORDERS = ("", "index", _NEWEST_FIRST)
@@ -31,8 +31,8 @@ _ORDERS = ("", "index", _NEWEST_FIRST)
 def list_receipts(
     reader: LedgerReader, request: ledger_pb2.ListReceiptsRequest, caller: Principal
 ) -> ledger_pb2.ListReceiptsResponse:
-    """One page by index, proven, of what the caller sees. Raises PermissionDenied, and InvalidArgument on `page_token`,
-    `outcome`, `commitment` and the times.
+    """One proven page by index of the receipts that the caller sees. Raises PermissionDenied, and InvalidArgument on
+    `page_token`, `outcome`, `commitment` and the times.
     """
     narrow = _of_tenant(_receipt_filter(request), caller)
     if request.prove_complete:
@@ -77,8 +77,8 @@ def _receipts_response(page: ProvenReceipts, token: str) -> ledger_pb2.ListRecei
 def list_verdicts(
     reader: LedgerReader, request: ledger_pb2.ListVerdictsRequest, caller: Principal
 ) -> ledger_pb2.ListVerdictsResponse:
-    """One page; none on a receipt that the caller does not see. Raises PermissionDenied, and InvalidArgument on
-    `page_token`, `outcome` and `order_by`.
+    """One page of verdicts, without those on receipts that the caller does not see. Raises PermissionDenied, and
+    InvalidArgument on `page_token`, `outcome` and `order_by`.
     """
     if request.order_by not in _ORDERS:
         raise InvalidArgument("order_by", 'expected "index" (oldest first) or "index desc" (newest first)')
@@ -135,7 +135,7 @@ def _commitment(text: str) -> str:
 def _time(stamp: Timestamp, field: str) -> datetime:
     try:
         time = stamp.ToDatetime(UTC)
-        timestamp_not_before(time)  # fails at the calendar's very end
+        timestamp_not_before(time)  # fails at the end of the calendar
     except (ValueError, OverflowError):
         raise InvalidArgument(field, "expected a time of the years 1 to 9999") from None
     return time
@@ -149,5 +149,5 @@ def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:
 
 
 def _after(position: int) -> int:
-    """The index that a page comes after; -1 for the first."""
+    """The index before a page; -1 for the first page."""
     return min(position, _LARGEST_INDEX) - 1

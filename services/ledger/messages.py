@@ -1,4 +1,4 @@
-"""The ledger's values to messages."""
+"""Conversion of the ledger's values to messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LATEST_SECOND = 253_402_300_799  # of the year 9999, where protobuf's times end
 
 
 def entry_message(index: int, data: bytes) -> pb.Entry:
-    """The message of the leaf at `index`. Raises ChainError where its bytes are not what was once admitted."""
+    """The message of the leaf at `index`. Raises ChainError if its bytes are not an entry."""
     try:
         read_document(Entry.from_bytes(data).envelope)
     except FormatError as error:
@@ -30,15 +30,15 @@ def entry_message(index: int, data: bytes) -> pb.Entry:
 
 
 def kind_names(kinds: Iterable[pb.EntryKind.ValueType]) -> tuple[str, ...]:
-    """The names in `signed_document.KINDS` of kinds that may be asked for alone. Raises ValueError for the others."""
+    """The names in `signed_document.KINDS` of kinds that may be requested. Raises ValueError for the others."""
     names = tuple(pb.EntryKind.Name(kind).removeprefix("ENTRY_KIND_").lower() for kind in kinds)
     if not set(names) <= KINDS.keys() - {"receipt", "verdict"}:
-        raise ValueError("expected kinds other than receipts and verdicts, which have lists of their own")
+        raise ValueError("expected kinds other than receipts and verdicts, which have separate lists")
     return names
 
 
 def appended_message(appended: Appended) -> ledger_pb2.AppendEntryResponse:
-    """Where an entry stands, and the proof of it."""
+    """The index of an entry, and its proof."""
     return ledger_pb2.AppendEntryResponse(
         index=appended.index,
         checkpoint=appended.checkpoint,
@@ -55,7 +55,7 @@ def inclusion_message(index: int, inclusion: Inclusion) -> pb.InclusionProof:
 
 
 def receipt_message(index: int, data: bytes, outcome: str | None) -> pb.Receipt:
-    """The receipt of the leaf at `index`. Raises ChainError where that holds something else."""
+    """The receipt of the leaf at `index`. Raises ChainError if the leaf holds another document."""
     entry = _entry(index, data, "receipt")
     return pb.Receipt(
         index=entry.index,
@@ -83,7 +83,7 @@ def content_state(stored: StoredReceipt) -> ledger_pb2.ContentState.ValueType:
 
 
 def verdict_message(row: VerdictRow) -> pb.Verdict:
-    """A listed verdict. Raises ChainError where the leaf holds something else."""
+    """A listed verdict. Raises ChainError if the leaf holds another document."""
     return pb.Verdict(index=row.index, envelope=_entry(row.index, row.entry, "verdict").envelope.to_bytes())
 
 
@@ -112,6 +112,6 @@ def halt_message(halt: OpenHalt) -> pb.Halt:
 
 
 def outcome_name(outcome: pb.Outcome.ValueType) -> str | None:
-    """The word in the verdict's document; None for OUTCOME_UNSPECIFIED. Raises ValueError for an unknown number."""
+    """The outcome in a verdict's document; None for OUTCOME_UNSPECIFIED. Raises ValueError for an unknown number."""
     name = pb.Outcome.Name(outcome).removeprefix("OUTCOME_")
     return None if name == "UNSPECIFIED" else name

@@ -1,4 +1,4 @@
-"""Reads of the log, one entry, one proof or one answer a call, within the caller's rights. Blocking."""
+"""Reads of the log for one call, within the caller's rights: an entry, a proof or an answer. Blocking."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from services.runtime.credentials import Principal
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 _BATCH = 256
-"""Entries of a watch that are read at once."""
+"""Entries that a watch reads in one query."""
 
 
 def answer_promise(
     reader: LedgerReader, key: Signer, envelope: bytes, caller: Principal
 ) -> ledger_pb2.AnswerPromiseResponse:
-    """Promised receipts in the newest tree. Raises InvalidArgument, PermissionDenied for another tenant's."""
+    """The promised receipts in the newest tree. Raises InvalidArgument, PermissionDenied for another tenant's
+    promise.
+    """
     try:
         promise = read_promise(envelope)
     except FormatError as error:
@@ -42,8 +44,8 @@ def answer_promise(
     head = reader.head()
     entries = _kept(reader, head, promise)
     root = digest_text(head.checkpoint.root)
-    said = PromiseAnswer(promise_digest(envelope), head.size, root, entries, timestamp(datetime.now(UTC)))
-    return ledger_pb2.AnswerPromiseResponse(answer=sign_answer(said, key).to_bytes(), checkpoint=head.note)
+    answer = PromiseAnswer(promise_digest(envelope), head.size, root, entries, timestamp(datetime.now(UTC)))
+    return ledger_pb2.AnswerPromiseResponse(answer=sign_answer(answer, key).to_bytes(), checkpoint=head.note)
 
 
 def _kept(reader: LedgerReader, head: TreeHead, promise: Promise) -> tuple[int | None, ...]:
@@ -60,9 +62,8 @@ def _kept(reader: LedgerReader, head: TreeHead, promise: Promise) -> tuple[int |
 
 
 class LogReads:
-    """Answers as messages, for the caller of the context that a method runs in. Blocking; safe between threads.
-
-    Every method raises LedgerError; NotFound also for what is about another tenant.
+    """Answers as messages, for the caller in the current context. Blocking; thread-safe. Every method raises
+    LedgerError; NotFound also for entries about another tenant.
     """
 
     def __init__(self, reader: LedgerReader, hashes: HashReader, log_key: Signer) -> None:
@@ -79,7 +80,7 @@ class LogReads:
         return ledger_pb2.GetEntryResponse(entry=entry, checkpoint=inclusion.head.note, inclusion_proof=proof)
 
     def receipt(self, receipt_id: str, *, content: bool) -> ledger_pb2.GetReceiptResponse:
-        """A receipt with its verdicts and, if asked for, its content. Raises PermissionDenied too."""
+        """A receipt with its verdicts and, on request, its content. Raises PermissionDenied too."""
         stored = self._seen(receipt_id)
         inclusion = self._reader.inclusion(stored.index)
         if content:
@@ -96,7 +97,9 @@ class LogReads:
         )
 
     def entries_from(self, position: int, kinds: tuple[str, ...]) -> tuple[list[documents_pb2.Entry], int]:
-        """Some entries, up to the first damaged one, and where to go on; ChainError where that is at `position`."""
+        """Some entries, up to the first damaged one, and the next position; raises ChainError if `position` is
+        damaged.
+        """
         size = self._reader.head().size
         if position >= size:
             return [], position
@@ -141,14 +144,14 @@ class LogReads:
         try:
             signed = cose_receipt(place, receipt_id, self._log_key)
         except ProofError as error:
-            raise ChainError(stored.index, f"the tiles are not those of the signed tree: {error}") from error
+            raise ChainError(stored.index, f"the tiles differ from the signed tree: {error}") from error
         proof = messages.inclusion_message(stored.index, inclusion)
         return ledger_pb2.GetCoseReceiptResponse(
             cose_receipt=signed, entry=stored.entry, checkpoint=inclusion.head.note, inclusion_proof=proof
         )
 
     def erasure(self, receipt_id: str) -> Erasure:
-        """The erasure that its tenant asks for, unsigned. Raises NotFound, PermissionDenied, FailedPrecondition."""
+        """The unsigned erasure for a tenant's request. Raises NotFound, PermissionDenied, FailedPrecondition."""
         stored = self._seen(receipt_id)
         tenant = check_own(caller(), stored.index, stored.entry)
         if stored.content is None:

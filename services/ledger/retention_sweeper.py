@@ -1,4 +1,6 @@
-"""Carries out the retention policies of the log: expired content is erased, with an entry that says so."""
+"""The sweeper carries out the retention policies of the log: it erases expired content, with an entry that
+records it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from services.runtime.process import Outage
 _log = logging.getLogger(__name__)
 
 MOST_CONTENTS = 1000
-"""Contents that one entry erases, in one transaction."""
+"""The most contents that one entry erases, in one transaction."""
 
 
 class RetainedContents(Protocol):
-    """Contents to erase; `LedgerReader` is one. Blocking."""
+    """The source of contents to erase, such as `LedgerReader`. Blocking."""
 
     def retentions(self) -> Sequence[tuple[int, Retention]]: ...
     def expired(self, expiry: Expiry, limit: int) -> Sequence[int]: ...
@@ -45,7 +47,7 @@ class RetentionSweeper:
         self._interval = interval
 
     async def run(self) -> None:
-        """Sweep for ever. Run as a task."""
+        """Sweep periodically until cancelled. Run as a task."""
         outage = Outage(_log, "erase contents whose time is over", LedgerError, bugs=True)
         while True:
             with outage:
@@ -53,19 +55,24 @@ class RetentionSweeper:
             await asyncio.sleep(self._interval)
 
     async def sweep(self) -> int:
-        """Erase all that is over; returns how many contents that were. Raises LedgerError."""
+        """Erase all expired contents; returns their number. Raises LedgerError."""
         erased = 0
         now = timestamp(self._clock())
         for expiry in _expiries(await asyncio.to_thread(self._contents.retentions), now):
             while over := await asyncio.to_thread(self._contents.expired, expiry, MOST_CONTENTS):
                 index = await self._append(replace(expiry, end_index=over[-1] + 1))
                 erased += len(over)
-                _log.info("entry %d erased %d contents, as entry %d says", index, len(over), expiry.retention_index)
+                _log.info(
+                    "erasing contents: entry %d, %d contents, policy of entry %d",
+                    index,
+                    len(over),
+                    expiry.retention_index,
+                )
         return erased
 
 
 def _expiries(policies: Sequence[tuple[int, Retention]], now: str) -> Iterator[Expiry]:
-    """The expiries that each policy in force asks for at `now`, without a bound on the entries."""
+    """The expiries of each policy in force at `now`, without a bound on the entries."""
     newest = in_force(policies)
     for tenant, (index, policy) in newest.items():
         before = policy.erases_before(now)

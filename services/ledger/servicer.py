@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 SERVICE = "kolm.ledger.v1.LedgerService"
 
 _EXPORT_THREADS = 2
-"""Threads of their own: however many bundles are made, lists and proofs do not wait for them."""
+"""Threads for bundles alone, so that lists and proofs do not wait for them."""
 
 _Value = TypeVar("_Value")
 
@@ -77,19 +77,19 @@ class LedgerServicer(LedgerServiceServicer):
 
     @property
     def reader(self) -> LedgerReader:
-        """The reader of the ledger that it serves."""
+        """The reader of the served ledger."""
         return self._reader
 
     def close(self) -> None:
-        """End every watch that follows and every stream of entries, so that the server can stop. Calls go on."""
+        """End every following watch and every stream of entries, so that the server can stop. Other calls continue."""
         self._closing = True
         self._growth.announce()
         for stream in self._streams:
             stream.stop()
 
     def takes_entries(self) -> bool:
-        """False while the database takes no writes (a full disk), and once the sequencer has stopped by itself: the
-        database contradicts the log, or another process writes to it.
+        """Whether entries are accepted: False while the database takes no writes (a full disk), and after the sequencer
+        has stopped by itself, because the database contradicts the log or another process writes to it.
         """
         return self._sequencer.takes_entries
 
@@ -236,7 +236,7 @@ class LedgerServicer(LedgerServiceServicer):
         self, resource: str, name: object, read: Callable[..., _Value], *arguments: object,
         threads: Executor | None = None,
     ) -> _Value:  # fmt: skip
-        """`read(*arguments)` on a worker thread; `resource` and `name` are for the error where it is not there."""
+        """`read(*arguments)` on a worker thread; `resource` and `name` describe the object in a NotFound."""
         here = copy_context()  # with the caller
         with ledger_errors(resource, str(name)):
             try:

@@ -16,7 +16,7 @@ class LedgerSettings(RpcServerSettings):
     model_config = settings_config("ledger")
 
     listen: Address = Field("127.0.0.1:50052", description="host:port to serve gRPC on; port 0 takes a free one.")
-    data_dir: Path = Field(description="Where the log lives: ledger.sqlite3, guard.sqlite3, content-keys, keys.")
+    data_dir: Path = Field(description="Folder of the log: ledger.sqlite3, guard.sqlite3, content-keys, keys.")
     database_url: SecretStr | None = Field(
         None,
         description="postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or sqlite:///PATH. "
@@ -25,24 +25,24 @@ class LedgerSettings(RpcServerSettings):
     )
     guard_url: SecretStr | None = Field(
         None,
-        description="Where the newest head is kept, against restored backups: another disk or host than the log's own. "
+        description="Database of the newest head, against restored backups: on another disk or host than the log. "
         "Default: <data-dir>/guard.sqlite3.",
         examples=["sqlite:////mnt/other/guard.sqlite3"],
     )
     content_keys_url: SecretStr | None = Field(
         None,
-        description="Where the keys are kept that open prompts and outputs at rest: a place that no backup of the "
-        "database takes along, so that what is erased stays erased. Default: <data-dir>/content-keys/keys.sqlite3.",
+        description="Database of the keys that open prompts and outputs at rest: outside of the database's backups, so "
+        "that erased contents stay erased. Default: <data-dir>/content-keys/keys.sqlite3.",
         examples=["sqlite:////mnt/other/content-keys.sqlite3"],
     )
     new_content_keys: bool = Field(
         False,
-        description="Open a log with sealed contents although their keys are gone: for one start, once you know that "
-        "they are lost, and with them those contents.",
+        description="Open a log with sealed contents without their keys: for one start, once you know that the keys "
+        "are lost, and the contents with them.",
     )
     new_guard: bool = Field(
         False,
-        description="Open a log with entries although its guard is gone or knows nothing of it: for one start, once "
+        description="Open a log with entries although its guard is gone or does not know the log: for one start, once "
         "you know that the database is not an old backup.",
     )
     key_file: Path | None = Field(
@@ -59,16 +59,16 @@ class LedgerSettings(RpcServerSettings):
     origin: Name = Field("kolm.local/ledger", description="The log's name in its checkpoints; must never change.")
     witness_policy: Path | None = Field(
         None,
-        description="Witnesses to collect cosignatures from, each with its URL, and how many make a checkpoint count "
-        "as witnessed: a C2SP tlog-policy file.",
+        description="Witnesses to collect cosignatures from, each with its URL, and the quorum of a witnessed "
+        "checkpoint: a C2SP tlog-policy file.",
     )
     witness_seconds: float = Field(10.0, gt=0, description="Seconds between two rounds of cosignatures.")
-    witness_timeout: float = Field(10.0, gt=0, description="How long a witness may take to answer, in seconds.")
+    witness_timeout: float = Field(10.0, gt=0, description="Time limit for a witness's answer, in seconds.")
     retention_seconds: float = Field(
         3600.0, gt=0, description="Seconds between polls for contents that a retention policy has ended."
     )
     max_message: Size = Field(
-        4 << 20, validate_default=True, description="Largest message that is taken: entries with their content."
+        4 << 20, validate_default=True, description="Largest accepted message: entries with their content."
     )
     queue_size: int = Field(4096, ge=1, description="Entries that may wait to be written before callers are refused.")
     batch_size: int = Field(256, ge=1, le=4096, description="Most entries of one transaction.")
@@ -92,18 +92,18 @@ class LedgerSettings(RpcServerSettings):
 
     @property
     def witnessed(self) -> Path:
-        """Where cosigned checkpoints are kept."""
+        """The folder of cosigned checkpoints."""
         return self.data_dir / "witnessed"
 
     @property
     def vkey_file(self) -> Path:
-        """Where the log's verifier key is put, for witnesses and policies."""
+        """The file of the log's verifier key, for witnesses and policies."""
         return self.data_dir / "log.vkey"
 
     @property
     def public_directory(self) -> Path:
-        """Where the log's public key is put, for a person who adds it to trusted keys, and its verifier key, for a
-        witness that sees nothing else of the ledger.
+        """The folder of the log's public key, for an operator who adds it to trusted keys, and of its verifier key, for
+        a witness without access to the ledger.
         """
         return self.data_dir / "public"
 

@@ -22,19 +22,19 @@ FindReceipt = Callable[[str], bytes]
 
 
 def check_receipt(caller: Principal, index: int, entry: bytes) -> None:
-    """Raises NotFound for another tenant's receipt, as if it were not there, ChainError."""
+    """Raises NotFound for another tenant's receipt, as for a missing one, ChainError."""
     if not caller.sees_all and not caller.sees(_receipt(index, entry).tenant):
         raise NotFound("the receipt is another tenant's")
 
 
 def check_content(caller: Principal, index: int, entry: bytes) -> None:
-    """Raises PermissionDenied unless the caller may read what a receipt commits to, ChainError."""
+    """Raises PermissionDenied unless the caller may read the content of a receipt, ChainError."""
     if not caller.reads_content(_receipt(index, entry).tenant):
         raise no_content()
 
 
 def check_own(caller: Principal, index: int, entry: bytes) -> str:
-    """The tenant of a receipt, which the caller has a credential of. Raises PermissionDenied, ChainError."""
+    """The tenant of a receipt, if the caller has its credential. Raises PermissionDenied, ChainError."""
     tenant = _receipt(index, entry).tenant
     if not caller.authenticated or caller.tenant != tenant:
         refused = "a receipt's content is erased by an operator, or for a token of the receipt's own tenant"
@@ -50,7 +50,7 @@ def no_content() -> PermissionDenied:
 
 
 def whole_log(caller: Principal, what: str) -> None:
-    """Raises PermissionDenied unless the caller sees every tenant's receipts; `what` asks for that."""
+    """Raises PermissionDenied unless the caller sees every tenant's receipts, which `what` needs."""
     if not caller.sees_all:
         raise PermissionDenied(
             f"{what} shows receipts of every tenant, which needs one of the roles audit, read", reason="ROLE_MISSING"
@@ -58,8 +58,8 @@ def whole_log(caller: Principal, what: str) -> None:
 
 
 def sees_entry(caller: Principal, index: int, entry: bytes, find: FindReceipt) -> bool:
-    """Whether a caller sees an entry. One that names a tenant or its receipt is for that tenant; one of an unknown kind
-    is for those who see the whole log. Raises ChainError.
+    """Whether a caller sees an entry. An entry that names a tenant or its receipt is visible to that tenant; an unknown
+    kind only to callers who see the whole log. Raises ChainError.
     """
     return caller.sees_all or _sees(caller, _document(index, entry), find)
 
@@ -72,13 +72,13 @@ def _sees(caller: Principal, document: Document, find: FindReceipt) -> bool:
             return caller.sees(_receipt(document.receipt_index, find(document.receipt_id)).tenant)
         case Retention():
             return document.tenant is None or caller.sees(document.tenant)
-        case Expiry():  # one for all names those with a policy of their own
+        case Expiry():  # an expiry for all names the tenants with their own policy
             return document.tenant is not None and caller.sees(document.tenant)
         case Halt() | Resume() | KeyEntry() | AuditPolicy() | Draw():
             return True
         case DraftHeadPublication() | DraftHeadWithdrawal() | KScore() | EngineProfile():
             return True
-        case _:  # who it is about is for a later version to say
+        case _:  # only a later version knows its tenant
             return False
 
 

@@ -34,11 +34,11 @@ async def main(settings: WitnessSettings) -> None:
 
 
 def _logs(settings: WitnessSettings) -> tuple[VerifierKey, ...]:
-    """Raises CannotStart where there is no log to watch, FormatError, OSError."""
+    """Raises CannotStart if there is no log to watch, FormatError, OSError."""
     lines = (line.strip() for line in settings.logs.read_text(encoding="utf-8").splitlines())
     logs = tuple(VerifierKey.from_text(line) for line in lines if line and not line.startswith("#"))
     if not logs:
-        raise CannotStart(f"--logs: {settings.logs} names no log; it takes a verifier key a line")
+        raise CannotStart(f"--logs: {settings.logs} names no log; expected a verifier key on each line")
     return logs
 
 

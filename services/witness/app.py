@@ -48,25 +48,25 @@ CREATE TABLE IF NOT EXISTS forks
 
 _BUSY_SECONDS = 10.0
 _MOST_FORKS = 16
-"""Forks kept of one log. Each alone is proof; the disk is not for a log to fill."""
+"""The most forks kept of one log, so that a log cannot fill the disk. Each one is proof."""
 
 
 def watch(registry: CollectorRegistry, memory: SqliteWitnessMemory, logs: Collection[str]) -> None:
-    """Ask the memory about these logs, by origin, at each scrape."""
+    """Read the memory of these logs, by origin, at each scrape."""
     read = Metrics(registry).read
     read("kolm_witness_cosigned_entries", lambda: {(log,): memory.latest(log).size for log in logs})
     read("kolm_witness_forks", lambda: len(memory.accusations()))
 
 
 def witness_app(witness: Witness, verifier_key: VerifierKey) -> Starlette:
-    """POST /add-checkpoint; GET /seen?origin=… the newest checkpoint of a log that it has cosigned, GET / and GET /vkey
-    the witness's own key, GET /health that it answers.
+    """POST /add-checkpoint; GET /seen?origin=… the newest cosigned checkpoint of a log, GET / and GET /vkey the
+    witness's key, GET /health its health.
     """
 
     async def add_checkpoint(request: Request) -> Response:
         body = await _body(request)
         if body is None:
-            return PlainTextResponse(f"at most {MAX_REQUEST_BYTES} bytes are taken\n", 413)
+            return PlainTextResponse(f"at most {MAX_REQUEST_BYTES} bytes are accepted\n", 413)
         try:
             return PlainTextResponse(await run_in_threadpool(witness.add_checkpoint, body))
         except LedgerError as error:
@@ -97,7 +97,7 @@ def witness_app(witness: Witness, verifier_key: VerifierKey) -> Starlette:
 
 
 async def _body(request: Request) -> bytes | None:
-    """The body, None where it is larger than any request."""
+    """The body, None if it is larger than any request."""
     received = bytearray()
     async for piece in request.stream():
         received += piece
@@ -109,8 +109,8 @@ async def _body(request: Request) -> bytes | None:
 def _refusal(error: LedgerError) -> Response:
     if isinstance(error, StaleRequest | Forked):
         if isinstance(error, Forked):
-            _log.error("a log has forked, both checkpoints are kept as proof: %s", error)
-        return Response(f"{error.size}\n", 409, {"content-type": SIZE_TYPE})  # exactly so, without a charset
+            _log.error("keeping proof of a forked log: %s", error)
+        return Response(f"{error.size}\n", 409, {"content-type": SIZE_TYPE})  # exactly this type, without a charset
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 503)
     if status == 503:
         _log.error("cannot answer", exc_info=error)
@@ -119,10 +119,12 @@ def _refusal(error: LedgerError) -> Response:
 
 
 class SqliteWitnessMemory:
-    """Keeps the contract of `ledger.witness.witness.WitnessMemory`. A connection a call: calls come from any thread."""
+    """`ledger.witness.witness.WitnessMemory` in SQLite. A connection for each call, because calls come from any
+    thread.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, created with its folder where missing. Raises StoreError."""
+        """Open the file, created with its folder if missing. Raises StoreError."""
         self._path = path
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +165,7 @@ class SqliteWitnessMemory:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, alone, and on disk when it is left."""
+        """An exclusive transaction, on the disk at the end of the block."""
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:

@@ -25,7 +25,7 @@ class WitnessSettings(ServerSettings):
     key_passphrase_file: Path | None = Field(
         None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
-    logs: Path = Field(description="The logs that it watches: a file with a verifier key (vkey) a line.")
+    logs: Path = Field(description="The watched logs: a file with a verifier key (vkey) on each line.")
 
     @property
     def witness_key(self) -> Path:
@@ -37,5 +37,5 @@ class WitnessSettings(ServerSettings):
 
     @property
     def public_file(self) -> Path:
-        """Where the witness puts its own verifier key, for policies."""
+        """The file of the witness's verifier key, for policies."""
         return self.data_dir / "vkey"

@@ -29,7 +29,9 @@ from rich.progress import track
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Machine
 from benchmarks.specbench.questions import OWN, Question, QuestionsInvalid, first, load_questions
-from services.client import KolmError, Message, Request, Runtime, SamplingParams, SpecDecodeConfig
+from services.client.errors import KolmError
+from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig
+from services.client.generation.runtime import Runtime
 
 _NORMAL_95 = 1.96
 

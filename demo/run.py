@@ -23,7 +23,7 @@ from demo.main_job.scenes import Stage
 from demo.main_job.script import Demo, needed
 from services.cli.up.local_services import LocalServices
 from services.cli.up.supervisor import NotReady, ServiceDied, Supervisor
-from services.client import KolmError
+from services.client.errors import KolmError
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _HEAD = _REPOSITORY / "demo" / "smollm2" / "head"

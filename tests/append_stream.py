@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from kolm.ledger.v1 import ledger_pb2 as pb
 from ledger.documents.content import Content
-from services.client import LedgerClient
 from services.client.channel import Stream
 from services.client.errors import KolmError, decode_status
 from services.client.ledger import log_wire
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import Appended
 
 

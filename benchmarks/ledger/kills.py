@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks.ledger.service import STORES, LedgerLocation, opened, running, signed_receipts
 from benchmarks.machine import Service
 from ledger.audit.log_verification import verify_log
+from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
 from ledger.fsck import Depth, fsck
@@ -30,8 +31,8 @@ from ledger.sql.guard import SqlGuard
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.entry import Entry
-from services.client import Content, LedgerClient
 from services.client.errors import KolmError
+from services.client.ledger.ledger import LedgerClient
 
 _MOST_BEFORE_A_KILL = 40
 """Acknowledged entries after which a service is killed at the latest."""

@@ -15,8 +15,10 @@ from benchmarks.engines import KINDS, conversations
 from benchmarks.machine import Service, resident, serving
 from services.cli.up.local_services import OWNER, LocalServices, token_file
 from services.cli.up.supervisor import Plan
-from services.client import AsyncRuntime, Chunk, Finished, Message, Request, SamplingParams, SpecDecodeConfig
 from services.client.errors import KolmError
+from services.client.generation.completion import Chunk, Finished
+from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig
+from services.client.generation.runtime import AsyncRuntime
 
 TENANTS = ("acme", "globex")
 _OUTPUTS = (16, 48, 32, 96)  # tokens of the answers, in turn

@@ -14,7 +14,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.load.callers import Seen, Stack, requests, running, serve
-from services.client import LedgerClient, Runtime
+from services.client.generation.runtime import Runtime
+from services.client.ledger.ledger import LedgerClient
 
 CALLERS = (1, 4, 16, 64)
 _LEAST_REQUESTS = 16

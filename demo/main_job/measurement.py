@@ -10,8 +10,10 @@ from pathlib import Path
 from services.cli.frame.views import MARKS, Line, Table, facts, joined, outcome, short, whose_replay
 from services.cli.ledger.receipt_files import Proof
 from services.cli.ledger.receipts import envelope_document
-from services.client import Finished, KolmError, Message, Receipt, Request, Runtime, SamplingParams, SpecDecodeConfig
-from services.client.generation.completion import Chunk, Metrics
+from services.client.errors import KolmError
+from services.client.generation.completion import Chunk, Finished, Metrics, Receipt
+from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig
+from services.client.generation.runtime import Runtime
 from services.client.ledger.log import ReceiptDetails
 
 KINDS = ("question", "code", "rewrite", "summary", "data", "maths")

@@ -22,7 +22,10 @@ from services.cli.ledger.log import check_log, report_document, report_view
 from services.cli.ledger.receipt_files import prove
 from services.cli.up.local_services import OWNER, LocalServices, token_file
 from services.cli.up.supervisor import Supervisor
-from services.client import LedgerClient, ModelInfo, Runtime, SamplingParams
+from services.client.generation.completion import ModelInfo
+from services.client.generation.request import SamplingParams
+from services.client.generation.runtime import Runtime
+from services.client.ledger.ledger import LedgerClient
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.kernels.compilation import kernels_are_compiled
 from services.generation.target.model_path import model_path

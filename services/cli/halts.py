@@ -23,8 +23,8 @@ from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, members
 from services.cli.frame.views import Column, View, short, table
 from services.cli.trust import co_signer, operator_key, operators_needed
-from services.client import LedgerClient
 from services.client.errors import InvalidArgument
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import Halt
 
 

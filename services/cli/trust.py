@@ -25,7 +25,7 @@ from services.cli.frame.output import answer, members
 from services.cli.frame.views import Column, View, table
 
 if TYPE_CHECKING:
-    from services.client import LedgerClient
+    from services.client.ledger.ledger import LedgerClient
 
 
 def add(

@@ -8,8 +8,7 @@ from functools import partial
 
 from ledger.errors import LedgerError
 from ledger.witness.tlog_policy import Policy
-from services.client import LedgerClient
-from services.client.ledger.ledger import key_entries
+from services.client.ledger.ledger import LedgerClient, key_entries
 from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
 from services.explorer.app import explorer_app
 from services.explorer.pages import Source

@@ -16,8 +16,8 @@ from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.witness.freshness import Freshness
 from ledger.witness.tlog_policy import Policy
-from services.client import LedgerClient
 from services.client.errors import NotFound
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import SignedCheckpoint
 from services.client.ledger.verified import VerifiedLedger
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from ledger.errors import KeyFileError
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client import AsyncRuntime
+from services.client.generation.runtime import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
 from services.runtime.http.serving import Connections, serve_http, serving_http

@@ -10,9 +10,20 @@ from typing import Any
 
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.keys.envelope import Envelope
-from services.client import Chunk, Completion, Finished, Receipt, Request
-from services.client.generation.completion import Choice, Metrics, PositionLogprobs, Resolved, TokenLogprob, Usage
+from services.client.generation.completion import (
+    Choice,
+    Chunk,
+    Completion,
+    Finished,
+    Metrics,
+    PositionLogprobs,
+    Receipt,
+    Resolved,
+    TokenLogprob,
+    Usage,
+)
 from services.client.generation.completion_wire import metrics_of, usage_of
+from services.client.generation.request import Request
 from services.http.api_error import ApiError
 from services.http.calls import DONE, ChoiceDialect
 

@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
-from services.client import Finished
 from services.client import errors as client
-from services.client.generation.completion import Choice
+from services.client.generation.completion import Choice, Finished
 from services.http.fields import WrongMember
 
 RECEIPTS = "x-receipt-id"

@@ -24,9 +24,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client import AsyncRuntime
-from services.client import Request as GenerationRequest
 from services.client.errors import KolmError
+from services.client.generation.request import Request as GenerationRequest
+from services.client.generation.runtime import AsyncRuntime
 from services.http.api_error import RECEIPTS, ApiError, of_kolm
 from services.http.calls import Admission, Callers, Endpoint, Gate, read_fields, token, while_there
 from services.http.completions import (

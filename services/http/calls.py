@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.client import AsyncRuntime, Chunk, Completion, Event, Finished, Started
-from services.client import Request as GenerationRequest
 from services.client.channel import AsyncStream
 from services.client.errors import Internal, KolmError, Unauthenticated
-from services.client.generation.completion import Choice, Resolved
+from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Resolved, Started
+from services.client.generation.request import Request as GenerationRequest
+from services.client.generation.runtime import AsyncRuntime
 from services.http.api_error import CLOSED, RECEIPTS, ApiError, of_body, of_ending, of_kolm
 from services.http.fields import CommonFields
 from services.http.settings import HttpSettings

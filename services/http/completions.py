@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from services.client import Chunk, Finished, Message, Request, StructuredOutputs, ToolCall, Tools
-from services.client.generation.completion import Choice, Resolved
+from services.client.generation.completion import Choice, Chunk, Finished, Resolved
 from services.client.generation.output_reader import OutputReader, Part, Thought, output_reader
-from services.client.generation.request import call_id
+from services.client.generation.request import Message, Request, StructuredOutputs, ToolCall, Tools, call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
 from services.http.answer import Answer, TextLogprobs, chat_logprobs, finish_reason
 from services.http.fields import NAMES, CommonFields, Placed, Strict, WrongMember, joined, only, turn_names, unsupported

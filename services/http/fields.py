@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from services.client import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
+from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 NAMES = {
     "head": "kolm.eagle_head",

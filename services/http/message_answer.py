@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.client import Chunk, Completion, Finished, Request
-from services.client.generation.completion import Choice, Resolved, Usage
+from services.client.generation.completion import Choice, Chunk, Completion, Finished, Resolved, Usage
 from services.client.generation.output_reader import Part, Thought, output_reader
-from services.client.generation.request import call_id
+from services.client.generation.request import Request, call_id
 from services.client.generation.tool_call_reader import CallBegins, Text
 from services.http.answer import KolmMember, finish_reason, speculative_decoding
 from services.http.api_error import MESSAGES, ApiError

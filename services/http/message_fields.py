@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from services.client import Message, Request, StructuredOutputs, Tool, ToolCall, Tools
+from services.client.generation.request import Message, Request, StructuredOutputs, Tool, ToolCall, Tools
 from services.http.api_error import NO_THREADS
 from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, only, turn_names
 

@@ -6,10 +6,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from services.client import Chunk, Completion, Finished, Request
-from services.client.generation.completion import Choice, Metrics, PositionLogprobs, Resolved, Usage
+from services.client.generation.completion import (
+    Choice,
+    Chunk,
+    Completion,
+    Finished,
+    Metrics,
+    PositionLogprobs,
+    Resolved,
+    Usage,
+)
 from services.client.generation.output_reader import Part, output_reader
-from services.client.generation.request import call_id
+from services.client.generation.request import Request, call_id
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text
 from services.http.answer import KolmMember, finish_reason, response_logprobs, speculative_decoding
 from services.http.api_error import ApiError

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from services.client import Message, StructuredOutputs, ToolCall, Tools
+from services.client.generation.request import Message, StructuredOutputs, ToolCall, Tools
 from services.http.completions import JsonSchema
 from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, joined, only
 from services.http.tool_fields import ASYNC, CallArguments, FlatFunction, FlatToolChoice, tools_of

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, AliasChoices, Field, Tag
 
-from services.client import Tool, ToolCall, Tools
+from services.client.generation.request import Tool, ToolCall, Tools
 from services.http.fields import Strict, by_type, only
 
 ASYNC = AliasChoices("async", "async_")

@@ -15,8 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.errors import LedgerError
-from services.client import LedgerClient
-from services.client.ledger.ledger import key_entries
+from services.client.ledger.ledger import LedgerClient, key_entries
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import Catalogue
 from services.registry.publishing import LedgerLog, Publishing

@@ -19,8 +19,8 @@ from ledger.encoding.text_forms import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client import LedgerClient
 from services.client import errors as client
+from services.client.ledger.ledger import LedgerClient
 from services.registry.blobs import BlobStore
 from services.registry.catalogue import (
     KSCORE,

@@ -11,9 +11,12 @@ from sqlalchemy import create_engine, text
 
 from services.cli.ledger.receipts import envelope_document
 from services.cli.up.local_services import Addresses, LocalServices, principals_file, token_file
-from services.client import Completion, LedgerClient, Receipt, Request, Runtime, SamplingParams, SpecDecodeConfig
 from services.client.channel import Connection
+from services.client.generation.completion import Completion, Receipt
+from services.client.generation.request import Request, SamplingParams, SpecDecodeConfig
+from services.client.generation.runtime import Runtime
 from services.client.health import read_metrics
+from services.client.ledger.ledger import LedgerClient
 from tests.cluster.hosts import Network
 from tests.e2e.command import Kolm, until
 from tests.postgres import running_cluster, url_of

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from services.client import KolmError
+from services.client.errors import KolmError
 from tests.cluster.deployment import LEASE_SECONDS, PROMPT, SERVERS, Deployment, deployed
 from tests.cluster.hosts import Cut, Weather, network
 from tests.e2e.command import until

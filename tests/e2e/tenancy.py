@@ -8,8 +8,9 @@ import pytest
 
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
-from services.client import LedgerClient, Runtime
 from services.client.errors import NotFound, PermissionDenied, Unauthenticated
+from services.client.generation.runtime import Runtime
+from services.client.ledger.ledger import LedgerClient
 from tests.e2e.command import Kolm
 
 

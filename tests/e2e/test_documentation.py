@@ -24,7 +24,10 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.init import Authority
 from services.cli.ledger.receipts import envelope_document
-from services.client import Chunk, LedgerClient, Request, Runtime, SamplingParams
+from services.client.generation.completion import Chunk
+from services.client.generation.request import Request, SamplingParams
+from services.client.generation.runtime import Runtime
+from services.client.ledger.ledger import LedgerClient
 from services.generation.target.config.config import read_config
 from tests import documented
 from tests.documented import CONFIGURED, LONG_CONTEXT, ROOT, SMOLLM2, TRAINED_HEAD, WITH_ADAPTERS

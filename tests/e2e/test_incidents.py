@@ -18,7 +18,7 @@ from ledger.keys.note import Note, VerifierKey, verify_note
 from ledger.tree.checkpoint import Checkpoint
 from services.cli.up.local_services import Addresses, LocalServices
 from services.cli.up.supervisor import Plan
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from tests.e2e.command import ENVIRONMENT, PATIENCE, ForkingSupervisor, Kolm, local_services, say, until
 from tests.mutations import replace
 from tests.unit.ledger.builders import receipt

@@ -19,8 +19,8 @@ from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.cli.up.local_services import OWNER, Addresses, LocalServices, make_local_principals, token_file
-from services.client import LedgerClient
 from services.client.errors import KolmError
+from services.client.ledger.ledger import LedgerClient
 from tests.e2e.command import PATIENCE, ForkingSupervisor, Kolm, say, until
 from tests.fakes.tiny_model import make_tiny_model
 from tests.keys import seeded_key

@@ -9,8 +9,11 @@ from pathlib import Path
 
 from services.cli.up.local_services import OWNER, token_file
 from services.cli.up.supervisor import Plan
-from services.client import Finished, LedgerClient, Request, Runtime, SamplingParams, Started
 from services.client.errors import Cancelled, Internal, Unavailable
+from services.client.generation.completion import Finished, Started
+from services.client.generation.request import Request, SamplingParams
+from services.client.generation.runtime import Runtime
+from services.client.ledger.ledger import LedgerClient
 from tests.e2e.command import ENVIRONMENT, PATIENCE, local_services, until
 from tests.forked import Forked
 from tests.serving import known_port

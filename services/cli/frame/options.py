@@ -17,7 +17,7 @@ from services.generation.target.model_path import imported, model_path
 
 if TYPE_CHECKING:
     from services.auditor.examination import EnginePlan
-    from services.client import LedgerClient
+    from services.client.ledger.ledger import LedgerClient
     from services.client.registry import RegistryClient
 
 
@@ -269,7 +269,7 @@ class ServerOptions:
 
 def ledger_at(address: str) -> LedgerClient:
     """A client of the ledger service. gRPC is imported here, not at start."""
-    from services.client import LedgerClient
+    from services.client.ledger.ledger import LedgerClient
 
     return LedgerClient.connect(address)
 

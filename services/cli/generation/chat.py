@@ -27,9 +27,11 @@ from services.cli.generation.generate import receipt_document, speed, text_write
 from services.cli.generation.hints import hint
 from services.cli.generation.request_options import RequestOptions
 from services.cli.ledger.export import BundleRequest, check_new, export_bundle_to
-from services.client import Chunk, LedgerClient, Message, Request, Runtime, SpecDecodeConfig
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
-from services.client.generation.completion import Finished
+from services.client.generation.completion import Chunk, Finished
+from services.client.generation.request import Message, Request, SpecDecodeConfig
+from services.client.generation.runtime import Runtime
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import ReceiptEntry
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Column, Styled, table
 from services.cli.generation.hints import hint
 from services.cli.generation.request_options import SAMPLING, SPECULATION, RequestOptions, read_prediction, read_prompt
-from services.client import Message, Request, Runtime, SpecDecodeConfig, Started
 from services.client.errors import KolmError
 from services.client.generation.completion import (
     Choice,
@@ -39,8 +38,11 @@ from services.client.generation.completion import (
     PositionLogprobs,
     Receipt,
     Resolved,
+    Started,
     TokenLogprob,
 )
+from services.client.generation.request import Message, Request, SpecDecodeConfig
+from services.client.generation.runtime import Runtime
 from services.client.ledger.log import ReceiptEntry
 
 _PATIENCE = 3.0  # seconds to wait for the receipts

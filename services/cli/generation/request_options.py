@@ -12,7 +12,7 @@ from typer import Option
 
 from services.cli.frame.exits import UsageError
 from services.cli.frame.values import read_bytes, read_text
-from services.client import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
+from services.client.generation.request import Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 SAMPLING, SPECULATION = "Sampling (defaults are the server's)", "Speculation (never changes the text)"
 STRUCTURE = "Structured output (one of them)"

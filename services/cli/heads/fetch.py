@@ -31,9 +31,9 @@ from services.cli.frame.output import answer, members, transfers
 from services.cli.frame.pull import pulled_model
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, facts, size, table
 from services.cli.trust import load_trusted
-from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
 from services.client.head_folder import check_withdrawals, fetch_head, find_head
+from services.client.ledger.ledger import LedgerClient
 from services.client.registry import Head, RegistryClient, SignedWord, file_digest
 
 Reference = Annotated[str, Argument(help="name, name@sha256:<digits>, or cidv1:sha256:…")]

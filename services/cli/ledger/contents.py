@@ -20,7 +20,7 @@ from services.cli.frame.views import Column, View, counted, table
 from services.cli.ledger.receipt_files import find
 from services.cli.trust import load_trusted
 from services.cli.trust import operator_key as load_operator_key
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 
 

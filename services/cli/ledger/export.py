@@ -25,8 +25,8 @@ from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, print_json, remark
 from services.cli.frame.values import require_writable_new_file
 from services.cli.frame.views import Styled
-from services.client import LedgerClient
 from services.client.errors import KolmError, NotFound
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import SignedCheckpoint
 from services.client.registry import RegistryClient
 

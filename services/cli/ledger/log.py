@@ -36,8 +36,8 @@ from services.cli.frame.values import database_place
 from services.cli.frame.views import MARKS, Column, Styled, View, facts, table
 from services.cli.ledger.obligations import obligations_document, obligations_view
 from services.cli.trust import load_trusted
-from services.client import LedgerClient
 from services.client.errors import DataLoss
+from services.client.ledger.ledger import LedgerClient
 
 if TYPE_CHECKING:
     from ledger import fsck

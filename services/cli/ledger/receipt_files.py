@@ -20,9 +20,10 @@ from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at
 from services.cli.frame.process import awaited
 from services.cli.frame.values import require_writable_new_file
-from services.client import LedgerClient, Message, Receipt
 from services.client.errors import KolmError, NotFound
-from services.client.ledger.ledger import newest_receipts
+from services.client.generation.completion import Receipt
+from services.client.generation.request import Message
+from services.client.ledger.ledger import LedgerClient, newest_receipts
 from services.client.ledger.log import ReceiptDetails, ReceiptEntry
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark
 from services.cli.frame.values import moment, require_writable_new_file
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import ReceiptEntry
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from services.client import AsyncRuntime
+from services.client.generation.runtime import AsyncRuntime
 from services.generation.__main__ import main as generation
 from services.generation.settings import GenerationSettings
 from services.http.__main__ import serving

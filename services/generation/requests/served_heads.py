@@ -23,10 +23,10 @@ from ledger.errors import (
 )
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
-from services.client import LedgerClient
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, Unavailable
 from services.client.errors import NotFound as NotInRegistry
 from services.client.head_folder import HeadFolderInvalid, answers, fetch_head, find_head, manifest_of
+from services.client.ledger.ledger import LedgerClient
 from services.client.registry import RegistryClient
 from services.generation.drafting.heads import DraftHead, HeadError, HeadForAnotherBase
 from services.generation.drafting.methods import load_head

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.audit import ReferencePass, Verdict
 from ledger.documents.content import Content
+from ledger.documents.content import Content as SentContent
 from ledger.documents.halt import Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
@@ -25,8 +26,7 @@ from services.auditor.examination import Examiner, Finding, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Announcement, Journal, Terms
 from services.auditor.serving import kept_backlog
-from services.client import Content as SentContent
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings

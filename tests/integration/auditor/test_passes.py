@@ -15,9 +15,9 @@ from services.auditor.audit_error import BrokenLog, EngineAway
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.journal import Journal, Terms
 from services.auditor.serving import follow
-from services.client import LedgerClient
 from services.client.channel import Connection
 from services.client.errors import Unavailable
+from services.client.ledger.ledger import LedgerClient
 from tests.integration.auditor.deployment import (
     Deployment,
     InterruptedJournal,

@@ -17,7 +17,7 @@ from services.auditor.examination import Examiner, Replayed
 from services.auditor.held_folder import HeldFolder
 from services.auditor.journal import Announcement, Journal
 from services.auditor.serving import follow
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from tests.unit.ledger.builders import KEYS
 
 

@@ -18,7 +18,7 @@ from ledger.encoding.stream_digest import token_digest
 from ledger.keys.ed25519 import SigningKey
 from services.auditor.own_engine import OwnEngine
 from services.cli.ledger import receipt_files as receipt_saving
-from services.client import Receipt
+from services.client.generation.completion import Receipt
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels.compilation import cache_folder
 from tests.cli import kolm

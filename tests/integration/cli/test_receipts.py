@@ -21,7 +21,9 @@ from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from services.cli.frame.exits import UsageError
 from services.cli.ledger import receipt_files as receipt_saving
-from services.client import LedgerClient, Message, Receipt
+from services.client.generation.completion import Receipt
+from services.client.generation.request import Message
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import CoseReceipt
 from tests.cli import NOBODY
 from tests.integration.auditor.deployment import Deployment

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
-from services.client import AsyncRuntime, Finished, Request, Runtime, Started
 from services.client.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -18,6 +17,9 @@ from services.client.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from services.client.generation.completion import Finished, Started
+from services.client.generation.request import Request
+from services.client.generation.runtime import AsyncRuntime, Runtime
 from services.client.health import main
 from services.runtime.errors import Unavailable as ServerAway
 from tests.integration.cli.scripted import ScriptedGeneration

@@ -15,7 +15,7 @@ from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.receipt import SpecDecode
 from ledger.encoding.text_forms import cid
 from ledger.keys.trusted_keys import TrustedKeys
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.explorer.app import explorer_app
 from services.explorer.pages import Source

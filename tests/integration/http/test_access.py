@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from services.cli.up.local_services import SERVICE_ROLES
-from services.client import AsyncRuntime
 from services.client.errors import Unauthenticated
+from services.client.generation.runtime import AsyncRuntime
 from services.runtime.access import Access
 from services.runtime.credentials import edited_principals, new_token, write_principals
 from tests.access import Certificates, anybodys, token_of

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings

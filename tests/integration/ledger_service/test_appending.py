@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
+from ledger.documents.content import Content
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
@@ -27,7 +28,6 @@ from ledger.log.admission import Admitted
 from ledger.tree.checkpoint import open_checkpoint
 from ledger.tree.entry import MAX_ENVELOPE_BYTES
 from ledger.tree.merkle import leaf_hash, verify_inclusion
-from services.client import Content, LedgerClient
 from services.client.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -37,6 +37,7 @@ from services.client.errors import (
     Unavailable,
     decode_status,
 )
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import Appended
 from services.client.ledger.log_wire import content_message
 from services.ledger.admission_process import AdmissionProcess, SharedQuestions

@@ -19,8 +19,8 @@ from ledger.bundle.verification import verify_bundle
 from ledger.errors import FormatError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
-from services.client import LedgerClient
 from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger import retention_sweeper
 from services.ledger.__main__ import opened_servicer

@@ -11,8 +11,8 @@ from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.encoding.text_forms import cid
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
-from services.client import LedgerClient
 from services.client.errors import InvalidArgument
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from tests.mutations import replace

@@ -18,7 +18,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import Appended
 from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
 from services.ledger.__main__ import opened_servicer

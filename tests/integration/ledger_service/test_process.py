@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.client import LedgerClient
 from services.client.errors import KolmError, Unavailable
+from services.client.ledger.ledger import LedgerClient
 from tests.access import everybodys_file
 from tests.forked import Forked
 from tests.integration.ledger_service.test_appending import wire_content

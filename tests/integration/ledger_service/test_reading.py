@@ -13,8 +13,8 @@ import pytest
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
-from services.client import LedgerClient
 from services.client.errors import InvalidArgument, NotFound, Unavailable
+from services.client.ledger.ledger import LedgerClient
 from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content

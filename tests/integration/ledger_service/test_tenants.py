@@ -28,8 +28,8 @@ from ledger.log.recovery import recover
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
-from services.client import LedgerClient
 from services.client.errors import FailedPrecondition, InvalidArgument, KolmError, NotFound, PermissionDenied
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.promised import look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings

@@ -14,7 +14,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from tests.access import everybodys_file, trust_log_in
 from tests.forked import Forked
 from tests.serving import PATIENCE, started

@@ -12,7 +12,7 @@ from ledger.documents.promise import Promise, sign_promise
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import open_checkpoint
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from tests.append_stream import append_many
 from tests.fakes.dripping_server import dripping
 from tests.integration.monitor.processes import (

@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from services.client import AsyncRuntime, errors
+from services.client import errors
 from services.client.errors import decode_error
+from services.client.generation.runtime import AsyncRuntime
 from services.runtime import calls
 from services.runtime.access import Access
 from services.runtime.server import RunningServer, start_server

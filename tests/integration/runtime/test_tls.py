@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from services.client import AsyncRuntime, ClientTls
 from services.client.channel import Connection
 from services.client.errors import Unavailable
+from services.client.generation.runtime import AsyncRuntime
+from services.client.identity import ClientTls
 from services.runtime.http.http_call import get, on_own_thread, post
 from services.runtime.metrics import metrics_endpoint
 from tests.access import Certificates

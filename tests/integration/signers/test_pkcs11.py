@@ -18,7 +18,7 @@ from ledger.keys.pkcs11_signer import Pkcs11Signer, Pkcs11Uri
 from ledger.keys.signer import open_signer, read_passphrase
 from ledger.tree.checkpoint import open_checkpoint
 from services.cli.main import app
-from services.client import LedgerClient
+from services.client.ledger.ledger import LedgerClient
 from services.ledger.__main__ import opened_servicer
 from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings

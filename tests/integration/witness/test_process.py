@@ -11,8 +11,8 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.witness.cosignature import cosigners
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
-from services.client import LedgerClient
 from services.client.errors import NotFound
+from services.client.ledger.ledger import LedgerClient
 from tests.access import everybodys_file, trust_log_in
 from tests.fakes.dripping_server import dripping
 from tests.forked import ran

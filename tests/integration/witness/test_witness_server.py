@@ -29,8 +29,8 @@ from ledger.witness.cosignature import cosign, cosigners
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from ledger.witness.witness import Accusation, SeenTree, Witness
-from services.client import LedgerClient
 from services.client import errors as client_errors
+from services.client.ledger.ledger import LedgerClient
 from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector

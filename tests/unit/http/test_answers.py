@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.client import Chunk, Completion, Finished, Request
-from services.client.generation.completion import Choice, Metrics, Resolved, Usage
+from services.client.generation.completion import Choice, Chunk, Completion, Finished, Metrics, Resolved, Usage
 from services.client.generation.output_reader import with_calls
-from services.client.generation.request import ThoughtSyntax, ToolCallSyntax
+from services.client.generation.request import Request, ThoughtSyntax, ToolCallSyntax
 from services.http.answer import TextOffsets
 from services.http.calls import Dialect
 from services.http.completions import ChatDialect, ChatFields

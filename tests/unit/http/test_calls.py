@@ -17,9 +17,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from services.client import AsyncRuntime
 from services.client.errors import InvalidArgument
 from services.client.generation.request_wire import generate_request
+from services.client.generation.runtime import AsyncRuntime
 from services.http.api_error import ApiError, of_body, of_kolm
 from services.http.app import PAGE_PATHS, http_app, openapi
 from services.http.calls import DONE, Body, EventStream, event, token

@@ -19,7 +19,10 @@ from ledger.audit.log_verification import verify_receipt
 from ledger.documents.promise import open_promise, read_promise
 from ledger.documents.receipt import Receipt
 from services.cli.main import app
-from services.client import Completion, LedgerClient, Request, Runtime, SamplingParams
+from services.client.generation.completion import Completion
+from services.client.generation.request import Request, SamplingParams
+from services.client.generation.runtime import Runtime
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.promised import Promised, look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.generation.receipts.journal import Kind, Record, open_records, read_records

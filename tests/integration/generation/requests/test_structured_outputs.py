@@ -16,8 +16,9 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from services.auditor.examination import EnginePlan, Judge
 from services.auditor.own_engine import OwnEngine
-from services.client import Request, Runtime, SamplingParams, StructuredOutputs
 from services.client.errors import InvalidArgument
+from services.client.generation.request import Request, SamplingParams, StructuredOutputs
+from services.client.generation.runtime import Runtime
 from tests.fakes.grammars import CONSTRAINTS, PERSON, SLOW
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.mutations import replace

@@ -28,7 +28,7 @@ from benchmarks.upstream import Upstream, llama_server
 from demo.smollm2.prompts import DOMAINS, prompts
 from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds
 from services.auditor.examination import EnginePlan
-from services.auditor.foreign import HONEST
+from services.auditor.foreign_judge import HONEST
 from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sequence import NoText

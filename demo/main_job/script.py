@@ -15,7 +15,8 @@ from demo.main_job.scenes import Stage, Stream
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
-from services.auditor.serving import AuditorPlan, LoadedWhenAsked, connected
+from services.auditor.serving import LoadedWhenAsked, connected
+from services.auditor.settings import AuditorSettings
 from services.cli.frame.rendering import print_view
 from services.cli.frame.views import counted
 from services.cli.ledger.log import check_log, report_document, report_view
@@ -141,20 +142,14 @@ class Demo:
     def _examined(self, ledger: str, receipts: int) -> Iterator[Examined]:
         """One pass, as `kolm audit run` makes it."""
         directory = self._services.data_dir
-        plan = AuditorPlan(
-            ledger=ledger,
-            engine=EnginePlan(model_path(self._services.model or "")),
-            key_file=directory / "keys" / "auditor.pem",
-            trusted_directory=directory / "trusted",
-            folder=directory,
-            spot_checks=1.0,
-        )
-        engine = LoadedWhenAsked(plan.engine, threading.Event(), spare_torch)
+        settings = AuditorSettings.of_one_pass(ledger=ledger, data_dir=directory)
+        plan = EnginePlan(model_path(self._services.model or ""))
+        engine = LoadedWhenAsked(plan, threading.Event(), spare_torch)
         columns = (TextColumn("replayed"), BarColumn(bar_width=30), MofNCompleteColumn())
         console = self._stage.console
         with (
             Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-            connected(plan, engine) as auditor,
+            connected(settings, engine, spot_checks=1.0, announces=False) as auditor,
         ):
             task = progress.add_task("", total=receipts)
             for count, examined in enumerate(auditor.run_pass(), 1):

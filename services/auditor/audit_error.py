@@ -5,7 +5,7 @@ AuditError
 ├── FolderError    the auditor's own folder failed; the log is not concerned
 ├── EngineFailed   the base of the auditor's own engine does not load
 ├── CannotReplay   this receipt has no replay here; an examination turns it into UNREPLAYABLE
-│   └── OutOfReach    this auditor has not what computed it; another one may, while the receipt's time runs
+│   └── OutOfReach    this auditor lacks its base, adapter or engine; another auditor may have it
 └── Interrupted    asked to stop in the middle of an examination; no verdict was written
 """
 
@@ -15,7 +15,7 @@ from services.client.errors import Unavailable
 
 
 class AuditError(Exception):
-    """Root of what stops an audit; the message is for the person who runs it."""
+    """Root of the errors that stop an audit; the message is for the operator."""
 
 
 class BrokenLog(AuditError):
@@ -23,7 +23,7 @@ class BrokenLog(AuditError):
 
 
 class FolderError(AuditError):
-    """The auditor's own folder cannot be read or written. Nothing is lost with it: the log says what is owed."""
+    """The auditor's own folder cannot be read or written. Nothing is lost with it: the log has all obligations."""
 
 
 class EngineFailed(AuditError):
@@ -39,7 +39,7 @@ class OutOfReach(CannotReplay):
 
 
 class EngineAway(Unavailable):
-    """Another engine, which would be asked about its receipt, does not answer; that receipt is examined later."""
+    """Another engine does not answer a question about its receipt, which is examined later."""
 
 
 class Interrupted(AuditError):

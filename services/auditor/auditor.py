@@ -17,11 +17,11 @@ from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
+from services.auditor.appender import Announcement, Appender
 from services.auditor.audit_error import AuditError, BrokenLog, EngineAway
 from services.auditor.backlog import Backlog, Due
 from services.auditor.examination import Examiner, Finding
 from services.auditor.held_folder import HeldFolder, Share
-from services.auditor.journal import Announcement, Journal
 from services.client.errors import InvalidArgument, KolmError
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import SignedCheckpoint
@@ -54,8 +54,8 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A receipt that this auditor leaves to another one, which has its base, adapter or engine. At document time
-    `until` it gets its verdict here nevertheless, so that none is late; None is never.
+    """A receipt that this auditor leaves to an auditor with its base, adapter or engine. At the document time `until`
+    it gets its verdict here nevertheless, so that none is late; None is never.
     """
 
     receipt_index: int
@@ -65,8 +65,8 @@ class Left:
 
 
 class Auditor:
-    """One auditor on one ledger. Not for several threads. Several divide the work by shares. One whose folder is held
-    by another process leaves draws, and halts for earlier deviations, to that process.
+    """One auditor on one ledger, for one thread. Several auditors divide the work by shares. If another process holds
+    its folder, draws and halts for earlier deviations are left to that process.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Auditor:
         ledger: LedgerClient,
         backlog: Backlog,
         examiner: Examiner,
-        journal: Journal,
+        appender: Appender,
         folder: HeldFolder,
         promise: Announcement,
         share: Share = Share(),  # noqa: B008 - a frozen value
@@ -83,14 +83,14 @@ class Auditor:
         self._ledger = ledger
         self._backlog = backlog
         self._examiner = examiner
-        self._journal = journal
+        self._appender = appender
         self._folder = folder
         self._promise = promise
         self._share = share
         self._named: set[int] = set()
         self._later: set[int] = set()  # than this pass
         self._left: dict[int, Left] = {}
-        self._told: set[str] = set()  # the reasons in the log
+        self._logged: set[str] = set()  # reasons
         self._clock = clock
         self._kept = backlog.position
 
@@ -101,23 +101,22 @@ class Auditor:
 
     @property
     def left(self) -> tuple[Left, ...]:
-        """Receipts that are due and that this auditor leaves to another one."""
+        """Due receipts that this auditor leaves to another auditor."""
         return tuple(self._left[index] for index in self.remaining if index in self._left)
 
     @property
     def undecided(self) -> int:
-        """Receipts without a verdict that no draw has decided about yet."""
+        """The number of receipts without a verdict on which no draw has decided yet."""
         return len(self._backlog.undrawn())
 
     @property
     def backlog(self) -> Backlog:
-        """The log as far as it was read, and the work that is left. For its own thread."""
+        """The log read so far, and the open work. For the auditor's own thread."""
         return self._backlog
 
     def in_other_hands(self) -> tuple[str, tuple[int, ...]]:
-        """The process that holds this auditor's folder, and the owed receipts that it therefore examines, which are all
-        but those that it leaves to others; the log is read for it. Nothing where this auditor holds its folder. Raises
-        KolmError, AuditError.
+        """The other process that holds this auditor's folder, and the owed receipts that it examines: all that it does
+        not leave to others. Reads the log. Empty if this auditor holds its folder. Raises KolmError, AuditError.
         """
         if self._folder.try_hold():
             return "", ()
@@ -126,13 +125,13 @@ class Auditor:
         return self._folder.holder or "", tuple(sorted(owed))
 
     def announce(self) -> None:
-        """Read the log, and append the terms where they are new. Raises KolmError, AuditError."""
+        """Read the log, and append the terms if they are new. Raises KolmError, AuditError."""
         self._catch_up()
         if self._folder.try_hold() and self._share.draws:
             self._promise.announce()
 
     def run_pass(self) -> Iterator[Examined]:
-        """Everything that is due now, one by one, each with its verdict in the ledger, but for what is `left`.
+        """Examine every due receipt but those that are `left`; yields each after its verdict is in the ledger.
 
         Raises KolmError, AuditError; receipts that were not examined are still due at the next pass.
         """
@@ -170,7 +169,7 @@ class Auditor:
         return None
 
     def _examine(self, due: Due) -> Iterator[Examined]:
-        """All its verdicts are in the ledger before the first is told."""
+        """Yields after all verdicts on the receipt are in the ledger."""
         self._folder.begin(due.index)
         started, failed = time.monotonic(), False
         try:
@@ -178,7 +177,7 @@ class Auditor:
             seconds = time.monotonic() - started
             if not self._leaves(due, findings):
                 yield from self._judge(due, findings, seconds)
-        except (KolmError, AuditError, KeyboardInterrupt, GeneratorExit):  # these say nothing about the receipt
+        except (KolmError, AuditError, KeyboardInterrupt, GeneratorExit):  # not caused by the receipt
             raise
         except Exception:
             failed = True
@@ -187,8 +186,8 @@ class Auditor:
             self._folder.end(due.index, failed=failed)
 
     def _leaves(self, due: Due, findings: Sequence[Finding]) -> bool:
-        """Whether the receipt is left to another auditor: it is out of reach here, and its time runs. An UNREPLAYABLE
-        that a missing base explains would be its verdict for good.
+        """Note whether the receipt is left to another auditor: it is out of reach here, and its time is not up. An
+        UNREPLAYABLE for want of a base would be its final verdict.
         """
         self._left.pop(due.index, None)
         if not all(each.out_of_reach for each in findings):
@@ -199,20 +198,20 @@ class Auditor:
         if _is_over(until, timestamp(self._clock())):
             return False
         reason = findings[0].reason or ""
-        if reason not in self._told:
+        if reason not in self._logged:
             until_then = f" until {until}" if until else ""
-            message = "entry %d, and others like it, wait%s for an auditor that can replay them: %s"
+            message = "leaving entry %d, and others like it,%s to an auditor that can replay them: %s"
             _log.info(message, due.index, until_then, reason)
-            self._told.add(reason)
+            self._logged.add(reason)
         self._left[due.index] = Left(due.index, _receipt_in(due.envelope).base_cid, reason, until)
         return True
 
     def _catch_up(self) -> None:
         head = self._ledger.checkpoint()
         if self._backlog.position > head.tree_size:
-            raise BrokenLog(f"the ledger has signed {head.tree_size} entries, and has shown {self._backlog.position}")
+            raise BrokenLog(f"the ledger signed {head.tree_size} entries after it had shown {self._backlog.position}")
         self._compare(head)
-        if self._backlog.position == head.tree_size:  # most of the looks at a log that nobody appends to
+        if self._backlog.position == head.tree_size:  # nothing new
             return
         with self._ledger.watch(self._backlog.position) as entries:
             for entry in entries:
@@ -222,44 +221,45 @@ class Auditor:
             raise BrokenLog(f"the ledger signed {head.tree_size} entries and shows {self._backlog.position}")
 
     def _compare(self, head: SignedCheckpoint) -> None:
-        """Where the fold has come to a checkpoint, they have to agree; only then the fold is worth keeping."""
+        """Compare the fold with a checkpoint once it has reached it, and keep it now and then. Raises BrokenLog."""
         if self._backlog.position != head.tree_size:
             return
         if self._backlog.root != head.root_hash:
-            raise BrokenLog(f"the first {head.tree_size} entries are not what the ledger's checkpoint is over")
+            raise BrokenLog(f"the first {head.tree_size} entries have another root than the ledger's checkpoint")
         if self._backlog.position - self._kept >= _KEPT_EVERY:
             self._folder.keep_fold(self._backlog.to_document(origin_of(head.note)))
             self._kept = self._backlog.position
 
     def _send_kept(self) -> None:
-        """Append the verdicts that an auditor left behind which ended between the first and the last of a receipt's."""
+        """Append the kept verdicts of an auditor that ended between the first and the last verdict on a receipt."""
         kept = self._folder.kept_verdicts()
         for envelope in kept:
             try:
-                self._journal.append(Envelope.from_bytes(envelope))
+                self._appender.append(Envelope.from_bytes(envelope))
             except (InvalidArgument, LedgerError) as error:  # of another log, or cut short before it was ever sent
-                _log.warning("a verdict that was kept is not one of this log: %s", error)
+                _log.warning("dropping a kept verdict, which does not belong to this log: %s", error)
         if kept:
             self._folder.forget_verdicts()
             self._catch_up()
 
     def _judge(self, due: Due, findings: Sequence[Finding], seconds: float) -> list[Examined]:
-        """Append all verdicts, and halts for deviations. A receipt with one of them is due no more, so that the others
-        are kept until they are there too.
+        """Append all verdicts, and halts for deviations. With its first verdict a receipt is no longer due, so that all
+        of them are kept on disk until the last one is appended.
         """
         receipt = _receipt_in(due.envelope)
-        told = [each if due.why is None else each.noting(due.why) for each in findings]
-        verdicts = [self._journal.signed_verdict(receipt, due.index, finding) for finding in told]
+        explained = [each if due.why is None else each.noting(due.why) for each in findings]
+        verdicts = [self._appender.signed_verdict(receipt, due.index, finding) for finding in explained]
         if len(verdicts) > 1:
             self._folder.keep_verdicts([each.to_bytes() for each in verdicts])
-        examined = [self._append(receipt, due, *each, seconds) for each in zip(told, verdicts, strict=True)]
+        pairs = zip(explained, verdicts, strict=True)
+        examined = [self._append(receipt, due, finding, verdict, seconds) for finding, verdict in pairs]
         if len(verdicts) > 1:
             self._folder.forget_verdicts()
         return examined
 
     def _append(self, receipt: Receipt, due: Due, finding: Finding, verdict: Envelope, seconds: float) -> Examined:
-        """Append a verdict, and a halt where it is a deviation."""
-        verdict_index = self._journal.append(verdict)
+        """Append a verdict, and a halt if it is a deviation."""
+        verdict_index = self._appender.append(verdict)
         self._backlog.settle(due.index)
         _report(receipt, due.index, finding, verdict_index)
         halt_index = None
@@ -268,7 +268,7 @@ class Auditor:
         return Examined(receipt, due.index, finding, verdict_index, halt_index, seconds)
 
     def _answer_deviations(self) -> None:
-        """The halts that an auditor of this share, stopped between a verdict and its halt, still owes."""
+        """Append the halts that an auditor of this share, stopped between a verdict and its halt, still owes."""
         for verdict_index, verdict in self._backlog.deviations():
             if not self._share.has(verdict.receipt_index):
                 continue
@@ -280,12 +280,14 @@ class Auditor:
         return self._ledger.receipt(verdict.receipt_id).receipt.envelope
 
     def _halt(self, receipt: Receipt, receipt_index: int, verdict_index: int, difference: str) -> int | None:
-        """A halt for every method that drafted; the index of the first one. None where all have been halted since, or
-        where there is nothing to halt.
+        """Append a halt for every method that drafted; returns the index of the first, None if nothing was left to
+        halt.
         """
         block = receipt.spec_decode
         if block.method == "off":
-            _log.error("entry %d, decoded with speculation off, does not replay: no method to halt", receipt_index)
+            _log.error(
+                "halting nothing: entry %d, which does not replay, was decoded with speculation off", receipt_index
+            )
             return None
         self._catch_up()  # another auditor may have halted it in the meantime
         scopes = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
@@ -295,7 +297,7 @@ class Auditor:
         return indexes[0] if indexes else None
 
     def _halt_scope(self, scope: Scope, verdict_index: int, reason: str) -> int:
-        index = self._journal.halt(scope, verdict_index, reason)
+        index = self._appender.halt(scope, verdict_index, reason)
         self._backlog.halted(index, scope)
         _log.error("halted %s on %s, entry %d: %s", scope.method, scope.base_cid, index, reason)
         return index
@@ -312,7 +314,7 @@ def _receipt_in(envelope: Envelope) -> Receipt:
     except LedgerError as error:
         raise BrokenLog(f"an entry listed as a receipt is not one: {error}") from error
     if not isinstance(document, Receipt):
-        raise BrokenLog("the ledger holds something else in the place of a receipt")
+        raise BrokenLog("an entry listed as a receipt is another document")
     return document
 
 

@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 _VERSION = 2
-"""Counted up where entries are folded in another way."""
+"""Increased when entries are folded in another way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A receipt to examine. `why` says in its verdict how it was chosen, None where all are. `erased` says which entry
-    erased its content, None where none did. `due_by` is the time until which its verdict is promised, None where no
-    verdict was promised by a time.
+    """A receipt to examine. `why` is the reason for its choice, for its verdict; None if all receipts are examined.
+    `erased` names the entry that erased its content, if any. `due_by` is the time by which its verdict is promised, if
+    any.
     """
 
     index: int
@@ -47,14 +47,14 @@ class Due:
 
 
 class Backlog:
-    """Entries in, in order from 0; out come the receipts to examine and the deviations that no halt has answered yet.
+    """A fold of the log's entries, in order from 0: the receipts to examine and the deviations without a halt.
 
-    Folding the same log again gives the same backlog, so an auditor may be killed at any point; what it keeps of a fold
-    (`to_document`) saves it the entries before. Memory grows with the open work, not with the log.
+    Folding the same log again gives the same backlog, so an auditor may be killed at any point; a kept fold
+    (`to_document`) saves reading the entries before. Memory grows with the open work, not with the log.
     """
 
     def __init__(self, trust: TrustedKeys, spot_checks: float = 0.0) -> None:
-        """`spot_checks`: the share of receipts, 0 to 1, to examine beyond those that are owed. Raises ValueError."""
+        """`spot_checks`: the share of receipts, 0 to 1, to examine beyond the owed ones. Raises ValueError."""
         if not 0.0 <= spot_checks <= 1.0:
             raise ValueError(f"expected a share from 0 to 1, got {spot_checks}")
         self._trust = trust
@@ -69,9 +69,9 @@ class Backlog:
         self._halts: list[tuple[int, Scope]] = []
         self._signers = _signers(trust)
         self.profiles: dict[str, EngineProfile] = {}
-        """Other engines than kolm's that the log tells of, by their identifiers."""
+        """Profiles of other engines than kolm's in the log, by their identifiers."""
         self.drifts: dict[str, Drift] = {}
-        """What the outputs of each have shown together, as its newest verdict says; none after INCONSISTENT."""
+        """The sums over the outputs of each profile in its newest verdict; none after INCONSISTENT."""
 
     def to_document(self, origin: str) -> dict[str, Any]:
         """The fold as JSON, to go on from at the next start, with the name of the log."""
@@ -94,8 +94,8 @@ class Backlog:
 
     @classmethod
     def from_document(cls, document: Any, origin: str, trust: TrustedKeys, spot_checks: float = 0.0) -> Backlog | None:
-        """The fold that `to_document` wrote; trusts the document: it is the auditor's own. None where it is of another
-        version, log or share of spot checks, or was made under other keys, which would count other entries.
+        """The fold that `to_document` wrote; trusts the document, which is the auditor's own. None if it is of another
+        version, log or share of spot checks, or was made under other keys, by which other entries would count.
         """
         backlog = cls(trust, spot_checks)
         kept = (document["version"], document["origin"], document["signers"], document["spot_checks"])
@@ -133,7 +133,7 @@ class Backlog:
         return self._obligations.root_at(size)
 
     def undrawn(self) -> tuple[Obligation, ...]:
-        """Receipts that wait for a draw, without those that have a verdict anyway."""
+        """Receipts without a verdict that wait for a draw."""
         return tuple(
             one for one in self._obligations.undrawn() if one.verdict_index is None and one.index not in self._settled
         )
@@ -152,7 +152,7 @@ class Backlog:
         return tuple(sorted((self._obligations.owed_by_index().keys() | self._picked) - self._settled))
 
     def receipt(self, index: int) -> Due | None:
-        """The receipt at `index`; None where it is not due."""
+        """The receipt at `index`; None if it is not due."""
         owed = self._obligations.owed_by_index().get(index)
         if (owed is None and index not in self._picked) or index in self._settled:
             return None
@@ -163,31 +163,29 @@ class Backlog:
         return tuple(self._deviations.items())
 
     def needs_halt(self, scope: Scope, receipt_index: int) -> bool:
-        """Whether a deviation on a receipt asks for a (new) halt of its scope.
-
-        Not where a halt of the scope came after the receipt: then the scope has been halted
-        already, and perhaps resumed.
+        """Whether a deviation on a receipt needs a halt of its scope: unless one was appended after the receipt, which
+        may have been resumed since.
         """
         return not any(index > receipt_index and _covers(halted, scope) for index, halted in self._halts)
 
     def settle(self, receipt_index: int) -> None:
-        """A verdict has been appended; its entry will be observed later."""
+        """Note that a verdict was appended; its entry will be observed later."""
         self._settled.add(receipt_index)
 
     def answered(self, verdict_index: int) -> None:
-        """A deviation has its halt, or needs none."""
+        """Note that a deviation has its halt, or needs none."""
         self._deviations.pop(verdict_index, None)
 
     def halted(self, index: int, scope: Scope) -> None:
-        """A halt has been appended; its entry will be observed later."""
+        """Note that a halt was appended; its entry will be observed later."""
         self._halts.append((index, scope))
 
     def observe(self, data: bytes) -> None:
-        """Fold the entry at `position`. Raises BrokenLog where it does not follow from the one before it."""
+        """Fold the entry at `position`. Raises BrokenLog if it does not follow from the entry before it."""
         try:
             entry = Entry.from_bytes(data)
             if entry.index != self.position:
-                raise ChainError(self.position, f"says that it is entry {entry.index}")
+                raise ChainError(self.position, f"is numbered {entry.index}")
             document = read_document(entry.envelope)
         except LedgerError as error:
             raise BrokenLog(f"the log is broken at entry {self.position}: {error}") from error
@@ -245,7 +243,7 @@ class Backlog:
         try:
             open_document(entry.envelope, self._trust)
         except SignatureError as error:
-            _log.warning("ignoring entry %d, which counts for the ledger and not for us: %s", entry.index, error)
+            _log.warning("ignoring entry %d, whose key this auditor does not trust: %s", entry.index, error)
             return False
         return True
 

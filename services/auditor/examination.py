@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from ledger.documents.audit import (
     AUDITOR,
@@ -34,18 +34,18 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.audit_error import CannotReplay, OutOfReach
 
 OPEN_ENDED = ("cancelled", "error")
-"""Finish reasons that come from outside the stream: only the tokens emitted until then can be compared."""
+"""Finish reasons from outside of the stream: only the tokens emitted until then can be compared."""
 
 ContentReader = Callable[[str], Content | None]
-"""The content of a receipt by its id; None where it was never kept or has been erased."""
+"""The content of a receipt by its id; None if it was never kept or has been erased."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
     """The base to load, with the adapters (directories by name) that receipts may name.
 
-    `context_length` in tokens, `cache_dtype` and `arithmetic` are those of the audited server where they are not its
-    defaults. `threads` of a pass; None is as many as there are CPUs.
+    `context_length` in tokens, `cache_dtype` and `arithmetic` are settings of the audited server; None is its default.
+    `threads` of a pass; None is one for each CPU.
     """
 
     model: Path
@@ -56,97 +56,96 @@ class EnginePlan:
     threads: int | None = None
 
     def for_reference(self) -> EnginePlan:
-        """The plan for outputs of another engine. No pass along them has to repeat a server's bits, and keys and values
-        of a byte each would add a third to the margins that the thresholds were set by.
+        """The plan for outputs of another engine. A pass along them need not repeat a server's bits, and one-byte keys
+        and values would add a third to the margins by which the thresholds were set.
         """
         return replace(self, cache_dtype=self.cache_dtype or "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """`tampered` marks bytes that are not what was signed: there is nothing to replay, and a person should look.
-    `out_of_reach` marks a receipt that another auditor, which has its base or engine, may be able to check.
-
-    `verification` and `replayed_by` are as in `Verdict`.
-    """
+class Compared:
+    """The finding of a check that compared tokens; its members are members of `Verdict`."""
 
     outcome: str
-    tokens_compared: int = 0
+    tokens_compared: int
+    verification: str
+    replayed_by: str = AUDITOR
     deviation: Deviation | None = None
     reason: str | None = None
     off_seconds: float | None = None
-    tampered: bool = False
-    verification: str | None = None
-    replayed_by: str | None = None
     reference: ReferencePass | None = None
-    out_of_reach: bool = False
-
-    @classmethod
-    def exact(cls, tokens_compared: int, off_seconds: float | None, reason: str | None = None) -> Finding:
-        return cls(EXACT, tokens_compared, off_seconds=off_seconds, reason=reason)
-
-    @classmethod
-    def deviates(cls, deviation: Deviation, off_seconds: float | None, reason: str) -> Finding:
-        return cls(DEVIATION, deviation.position + 1, deviation, reason, off_seconds)
-
-    @classmethod
-    def unreplayable(cls, reason: str, *, tampered: bool = False, out_of_reach: bool = False) -> Finding:
-        return cls(UNREPLAYABLE, reason=reason, tampered=tampered, out_of_reach=out_of_reach)
+    tampered: ClassVar[bool] = False
+    out_of_reach: ClassVar[bool] = False
 
     @property
     def passed(self) -> bool:
-        """UNREPLAYABLE and UNCHECKED are not passes, nor is UNSTABLE."""
         return self.outcome in PASSES
 
-    def noting(self, remark: str) -> Finding:
-        """The same finding with a remark at the end of its reason."""
+    def noting(self, remark: str) -> Compared:
+        """This finding with a remark at the end of its reason."""
         return replace(self, reason=remark if self.reason is None else f"{self.reason}; {remark}")
 
-    def computed(self, verification: str) -> Finding:
-        """The same finding, computed in this way by the auditor's engine; only decoding says what decoding takes."""
-        seconds = self.off_seconds if verification == DECODE else None
-        return replace(self, verification=verification, replayed_by=AUDITOR, off_seconds=seconds)
 
-    def verdict(self, receipt: Receipt, receipt_index: int, replayed_at: str) -> Verdict:
-        """The document to sign."""
-        return Verdict(
-            receipt_id=receipt.receipt_id,
-            receipt_index=receipt_index,
-            outcome=self.outcome,
-            profile_cid=receipt.profile_cid,
-            tokens_compared=self.tokens_compared,
-            replayed_at=replayed_at,
-            deviation=self.deviation,
-            reason=None if self.reason is None else self.reason[:2048],
-            off_seconds=self.off_seconds,
-            verification=self.verification,
-            replayed_by=self.replayed_by,
-            reference=self.reference,
-        )
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """The finding if nothing could be compared, which is no pass: UNREPLAYABLE, or UNCHECKED for another engine.
+
+    `tampered` marks bytes that differ from the signed ones; a person should look. `out_of_reach` marks a receipt that
+    another auditor, with its base or engine, may be able to check.
+    """
+
+    outcome: str
+    reason: str
+    tampered: bool = False
+    out_of_reach: bool = False
+    passed: ClassVar[bool] = False
+    tokens_compared: ClassVar[int] = 0
+    verification: ClassVar[None] = None
+    replayed_by: ClassVar[None] = None
+    deviation: ClassVar[None] = None
+    off_seconds: ClassVar[None] = None
+    reference: ClassVar[None] = None
+
+    def noting(self, remark: str) -> NotCompared:
+        """This finding with a remark at the end of its reason."""
+        return replace(self, reason=f"{self.reason}; {remark}")
+
+
+Finding = Compared | NotCompared
+
+
+def verdict_of(finding: Finding, receipt: Receipt, receipt_index: int, replayed_at: str) -> Verdict:
+    """The document to sign."""
+    return Verdict(
+        receipt_id=receipt.receipt_id,
+        receipt_index=receipt_index,
+        outcome=finding.outcome,
+        profile_cid=receipt.profile_cid,
+        tokens_compared=finding.tokens_compared,
+        replayed_at=replayed_at,
+        deviation=finding.deviation,
+        reason=None if finding.reason is None else finding.reason[:2048],
+        off_seconds=finding.off_seconds,
+        verification=finding.verification,
+        replayed_by=finding.replayed_by,
+        reference=finding.reference,
+    )
 
 
 class Replayer(Protocol):
     """Computes a receipted request again on the auditor's own engine, one at a time.
 
-    `ways` are those of `verdict.VERIFICATIONS` that it knows, the cheapest first; DECODE is always among them.
+    `ways` are the `ledger.documents.audit.VERIFICATIONS` that it knows, the cheapest first; DECODE is among them.
     """
 
     ways: tuple[str, ...]
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
-        """The stream: by PREFILL along the recorded output, up to the first token that is not the recorded one; by
-        DECODE all of it, with speculation off.
+        """The stream: by PREFILL along the recorded output, up to the first token that differs from the recorded one;
+        by DECODE all of it, with speculation off.
 
-        Raises CannotReplay where this receipt has none, Interrupted.
+        Raises CannotReplay if this receipt cannot be replayed here, Interrupted.
         """
-        ...
-
-
-class OwnReplayer(Replayer, Protocol):
-    """A replayer on the auditor's own weights, which also says what they make of another engine's output."""
-
-    def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
-        """Raises CannotReplay, Interrupted."""
         ...
 
 
@@ -165,67 +164,69 @@ class Replayed:
 
 
 def replay_limit(receipt: Receipt) -> int:
-    """`max_output_tokens` of the replay: the emitted tokens, where the stream was cut off from outside.
+    """The most tokens of the replay: the emitted ones, if the stream was cut off from outside.
 
-    Otherwise 0, "as sampling says": the replay ends where decoding ends by itself, so an output that was cut short or
-    goes on for too long differs.
+    Otherwise 0, no limit but the request's: the replay ends where decoding ends by itself, so that an output that was
+    cut short or is too long differs.
     """
     return receipt.output.tokens if receipt.output.finish_reason in OPEN_ENDED else 0
 
 
-def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> Finding:
-    """`output` is what the receipt commits to; `replayed` the same request computed again."""
-    deviation = _first_difference(output, replayed)
-    if deviation is not None:
-        return Finding.deviates(deviation, replayed.decode_seconds, _token_difference(deviation))
-    if receipt.output.stream_digest != replayed.stream_digest:
-        return _end_difference(output, replayed, "same tokens, another stream digest: logits differ in bits")
+def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed, way: str = DECODE) -> Compared:
+    """Compare `output`, to which the receipt commits, with `replayed`, the request computed again in this way."""
+    seconds = replayed.decode_seconds if way == DECODE else None  # of a pass along the record it is another quantity
+    deviation, reason = _difference(receipt, output, replayed)
+    if deviation is None:
+        return Compared(EXACT, len(output), way, off_seconds=seconds)
+    return Compared(DEVIATION, deviation.position + 1, way, AUDITOR, deviation, reason, seconds)
+
+
+def _difference(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> tuple[Deviation | None, str | None]:
+    """The first difference, and its description; None and None if there is none. A difference that only the end of the
+    stream shows is placed at its last token: its true place is unknown.
+    """
+    for position, (actual, expected) in enumerate(zip_longest(output, replayed.token_ids)):
+        if actual != expected:
+            deviation = Deviation(position, expected, actual, expected_margin=_margin(replayed, position))
+            return deviation, _token_difference(deviation)
     claimed = receipt.output.finish_reason
-    if claimed not in OPEN_ENDED and claimed != replayed.finish_reason:
-        problem = f"the receipt ended by {claimed}, the replay by {replayed.finish_reason}"
-        return _end_difference(output, replayed, problem)
-    return Finding.exact(len(output), replayed.decode_seconds)
+    if receipt.output.stream_digest != replayed.stream_digest:
+        reason = "same tokens, another stream digest: logits differ in bits"
+    elif claimed not in OPEN_ENDED and claimed != replayed.finish_reason:
+        reason = f"the receipt ended by {claimed}, the replay by {replayed.finish_reason}"
+    else:
+        return None, None
+    last = max(0, len(output) - 1)
+    token = output[last] if output else None
+    return Deviation(last, token, token, _margin(replayed, last)), reason
 
 
 def misstated(receipt: Receipt, content: Content, replayed: Replayed) -> str | None:
-    """What else the receipt says of an output whose stream is the replayed one, and is not so: in words, or None.
+    """The first false statement of the receipt about an output with the replayed stream, in words; None if there is
+    none.
 
-    Compared where the replay was computed in this process: its text, why it stopped, its least margin.
+    Checked if the replay was computed in this process: the text, the stop reason, the least margin.
     """
     output, text = receipt.output, replayed.text
     if text is None:
         return None
     if output.text_commitment not in (None, commit_text(OUTPUT_TEXT_DOMAIN, content.output_salt, text)):
-        return "the text that the receipt commits to is not that of its tokens"
+        return "the receipt commits to a text that its tokens do not have"
     least = min(replayed.margins, default=math.inf)
     stated = {"stop_reason": replayed.stop_reason, "min_margin": least if math.isfinite(least) else None}
     wrong = [name for name, value in stated.items() if getattr(output, name) != value]
     return f"the receipt states another {wrong[0]} than the replay gives" if wrong else None
 
 
-def _first_difference(output: Sequence[int], replayed: Replayed) -> Deviation | None:
-    for position, (actual, expected) in enumerate(zip_longest(output, replayed.token_ids)):
-        if actual != expected:
-            return Deviation(position, expected, actual, expected_margin=_margin(replayed, position))
-    return None
-
-
 def _token_difference(deviation: Deviation) -> str:
     if deviation.expected_token is None:
         return f"the replay ended before position {deviation.position}"
     if deviation.actual_token is None:
-        return f"the replay goes on at position {deviation.position}, where the receipted output ended"
+        return f"the receipted output ended before position {deviation.position}, the replay goes on"
     return (
         f"position {deviation.position}: token {deviation.expected_token} with speculation off, "
         f"token {deviation.actual_token} as served"
     )
-
-
-def _end_difference(output: Sequence[int], replayed: Replayed, reason: str) -> Finding:
-    """A difference that only the end of the stream shows is placed at its last token; where it began is unknown."""
-    last = max(0, len(output) - 1)
-    token = output[last] if output else None
-    return Finding.deviates(Deviation(last, token, token, _margin(replayed, last)), replayed.decode_seconds, reason)
 
 
 def _margin(replayed: Replayed, position: int) -> float | None:
@@ -233,13 +234,13 @@ def _margin(replayed: Replayed, position: int) -> float | None:
 
 
 class Judge:
-    """Replays receipts one by one. Nothing is remembered between two of them."""
+    """Replays receipts one by one, without state between them."""
 
     def __init__(
         self, replayer: Replayer, decode_share: float = 0.0, chance: Callable[[], float] = random.random
     ) -> None:
-        """`decode_share`: of receipts, 0 to 1, to decode token by token where the replayer knows a cheaper way; decided
-        by `chance`, which draws from 0 to 1.
+        """`decode_share` is the share of receipts, 0 to 1, to decode token by token although the replayer knows a
+        cheaper way; `chance` draws from 0 to 1.
         """
         self._replayer = replayer
         self._decode_share = decode_share
@@ -251,12 +252,11 @@ class Judge:
         Raises Interrupted.
         """
         if not content.output_token_ids:  # there is nothing to compute: the auditor compares by itself
-            nothing = compare(receipt, (), _nothing(receipt)).noting("nothing had been emitted")
-            return nothing.computed(PREFILL)
+            return compare(receipt, (), _nothing(receipt), PREFILL).noting("nothing had been emitted")
         try:
             return self._confirmed(receipt, content, self._chosen_way())
         except CannotReplay as error:
-            return Finding.unreplayable(str(error), out_of_reach=isinstance(error, OutOfReach))
+            return NotCompared(UNREPLAYABLE, str(error), out_of_reach=isinstance(error, OutOfReach))
 
     def _chosen_way(self) -> str:
         return DECODE if self._chance() < self._decode_share else self._replayer.ways[0]
@@ -268,31 +268,32 @@ class Judge:
         decoded = self._compared(receipt, content, DECODE)
         if decoded.outcome == DEVIATION:
             return decoded
-        return Finding.unreplayable(
+        reason = (
             f"the auditor's engine contradicts itself ({decoded.outcome} by decoding; by prefill: {found.reason}); "
             "`kolm doctor` probes it"
         )
+        return NotCompared(UNREPLAYABLE, reason)
 
     def _compared(self, receipt: Receipt, content: Content, way: str) -> Finding:
         replayed = self._replayer.replay(receipt, content, way)
         if replayed.profile_cid != receipt.profile_cid:
             raise OutOfReach(_another_profile(receipt.profile_cid, replayed.profile_cid))
         if _reached_limit(receipt, replayed):
-            return Finding.unreplayable("the grammar of its structured_outputs reached a limit in the replay")
-        found = compare(receipt, content.output_token_ids, replayed).computed(way)
+            return NotCompared(UNREPLAYABLE, "the grammar of its structured_outputs reached a limit in the replay")
+        found = compare(receipt, content.output_token_ids, replayed, way)
         lie = misstated(receipt, content, replayed) if found.passed else None
-        return found if lie is None else Finding.unreplayable(lie, tampered=True)
+        return found if lie is None else NotCompared(UNREPLAYABLE, lie, tampered=True)
 
 
 def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
-    """Whether a grammar's limit ended the replay. A lexer's earlier work decides when: the computation is the same."""
+    """Whether a grammar's limit ended the replay, which depends on the lexer's earlier work and not on the output."""
     return replayed.finish_reason == "error" != receipt.output.finish_reason and (
         receipt.sampling.structured_outputs is not None
     )
 
 
 def _nothing(receipt: Receipt) -> Replayed:
-    """The replay of an output without tokens, which asks nobody."""
+    """The replay of an output without tokens, which needs no engine."""
     return Replayed((), receipt.output.finish_reason, StreamDigest().hexdigest(), receipt.profile_cid, 0.0, ())
 
 
@@ -301,13 +302,13 @@ def _another_profile(named: str, replayed: str) -> str:
 
 
 class JudgeForeign(Protocol):
-    """The interface of `services.auditor.foreign.ForeignJudge`."""
+    """Judges receipts of another engine; `ForeignJudge` is the implementation."""
 
     def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]: ...
 
 
 class Examiner:
-    """Examines receipts one by one. Nothing is remembered between two of them."""
+    """Examines receipts one by one, without state between them."""
 
     def __init__(
         self,
@@ -318,45 +319,45 @@ class Examiner:
         chance: Callable[[], float] = random.random,
         foreign: JudgeForeign | None = None,
     ) -> None:
-        """`decode_share` and `chance` are those of `Judge`; `foreign` judges receipts of other engines."""
+        """`decode_share` and `chance` are parameters of `Judge`; `foreign` judges receipts of other engines."""
         self._trust = trust
         self._contents = contents
         self._judge = Judge(replayer, decode_share, chance)
         self._foreign = foreign
 
     def examine(self, envelope: Envelope, erased: str | None = None) -> tuple[Finding, ...]:
-        """The checks in order; the first that fails is the finding. `erased` says which entry erased the content.
+        """The finding of the first check that fails, or of the last. `erased` names the entry that erased the content.
         A receipt of another engine than kolm's is judged by `foreign`, with a finding for each of its checks.
 
         1. The receipt is signed by a key trusted for receipts.
-        2. Its content is there.
-        3. The content is what the receipt commits to.
-        4. It is computed again on the numerics profile that it names: the bits of another one say nothing about it.
-        5. That gives the same tokens and the same stream digest as with speculation off. A deviation that was found
-           along the record is decoded before it is believed.
+        2. Its content exists.
+        3. The receipt commits to the content.
+        4. It is computed again on the numerics profile that it names: bits of another profile are no evidence.
+        5. The replay gives the receipted tokens and stream digest with speculation off. A deviation along the record is
+           decoded before it is believed.
 
-        A receipt that claims a speedup above its tokens per pass is told in the reason; it changes no outcome.
-        Raises Interrupted, and KolmError where the ledger cannot be asked.
+        The reason names a claimed speedup above the tokens per pass, which changes no outcome.
+        Raises Interrupted, and KolmError if the ledger cannot be asked.
         """
         try:
             receipt = self._signed_receipt(envelope)
         except LedgerError as error:
-            reason = f"the receipt is not what a trusted key signed: {error}"
-            return (Finding.unreplayable(reason, tampered=True),)
+            reason = f"no trusted key signed the receipt: {error}"
+            return (NotCompared(UNREPLAYABLE, reason, tampered=True),)
         nothing = UNREPLAYABLE if receipt.engine is None else UNCHECKED
         content = self._contents(receipt.receipt_id)
         if content is None:
-            return (Finding(nothing, reason=erased or "the ledger keeps no content of it"),)
+            return (NotCompared(nothing, erased or "the ledger keeps no content of it"),)
         try:
             content.check_against(receipt)
         except FormatError as error:
-            reason = f"the content is not what the receipt commits to: {error}"
-            return (Finding(nothing, reason=reason, tampered=True),)
+            reason = f"the receipt commits to another content: {error}"
+            return (NotCompared(nothing, reason, tampered=True),)
         if receipt.engine is None:
             found: tuple[Finding, ...] = (self._judge.judge(receipt, content),)
         elif self._foreign is None:
             reason = f"this auditor has no means to check {receipt.engine}"
-            found = (Finding(UNCHECKED, reason=reason, out_of_reach=True),)
+            found = (NotCompared(UNCHECKED, reason, out_of_reach=True),)
         else:
             found = self._foreign.judge(receipt, content)
         claimed = receipt.overclaim

@@ -1,8 +1,7 @@
-"""An auditor's share of the receipts, and the folder that one process of it holds.
+"""An auditor's share of the receipts, and the folder that one process of the auditor holds.
 
-The folder has a draw and verdicts that are on their way, a count of attempts, the receipts that the holder leaves to
-others, and the log as far as it was folded. Nothing else is lost with it: the log says which receipts are owed and
-judged.
+The folder keeps signed draws and verdicts that may not be in the log yet, a count of attempts, the receipts that the
+holder leaves to others, and a fold of the log. Nothing else is lost with it: the log has the owed and judged receipts.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from services.auditor.audit_error import FolderError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part `part` of `of` auditors, counted from 1. Each examines the receipts whose index leaves its remainder; the
-    first one alone announces the policy and draws.
+    """Part `part` of `of` auditors, counted from 1. Each examines the receipts whose index leaves its remainder; only
+    the first announces the policy and draws.
     """
 
     part: int = 1
@@ -48,7 +47,7 @@ class Share:
 
 
 class HeldFolder:
-    """`with HeldFolder(path) as folder:` holds the folder where no other process does; else `holder` names that one.
+    """`with HeldFolder(path) as folder:` holds the folder unless another process does, which `holder` then names.
 
     Only the holder draws, halts for deviations found earlier, and counts attempts. Raises FolderError.
     """
@@ -59,7 +58,7 @@ class HeldFolder:
         self._max_attempts = max_attempts
         self._lock: int | None = None
         self._attempts: dict[int, int] = {}
-        self._told_left = "[]"
+        self._written_left = "[]"
 
     def __enter__(self) -> Self:
         self.try_hold()
@@ -74,11 +73,11 @@ class HeldFolder:
 
     @property
     def held(self) -> bool:
-        """Whether it is this process that holds the folder."""
+        """Whether this process holds the folder."""
         return self._lock is not None
 
     def try_hold(self) -> bool:
-        """Hold the folder, unless another process does; the lock goes with its process, however that ends."""
+        """Hold the folder unless another process does; the lock ends with its process. Returns whether it is held."""
         if self._lock is not None:
             return True
         try:
@@ -92,7 +91,7 @@ class HeldFolder:
                 return False
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
-            self._left.unlink(missing_ok=True)  # of the holder before, which may have had another base
+            self._left.unlink(missing_ok=True)  # of an earlier holder, which may have had another base
         except OSError as error:
             raise FolderError(f"cannot use the auditor's folder {self._path}: {error.strerror}") from error
         self._lock, self.holder, self._attempts = lock, None, self._read_attempts()
@@ -104,11 +103,11 @@ class HeldFolder:
         return frozenset(index for index, attempts in self._attempts.items() if attempts >= self._max_attempts)
 
     def begin(self, index: int) -> None:
-        """An attempt begins. It counts until `end` says that the receipt was not the reason for its end."""
+        """Count an attempt, until `end` takes it back."""
         self._count(index, self._attempts.get(index, 0) + 1)
 
     def end(self, index: int, *, failed: bool) -> None:
-        """The attempt is over; `failed` says that it was the receipt that made it fail."""
+        """End the attempt, which counts if it `failed` because of the receipt."""
         if not failed:
             self._count(index, 0)
 
@@ -129,7 +128,7 @@ class HeldFolder:
             raise FolderError(f"cannot write {self._draw}: {error.strerror}") from error
 
     def forget_draw(self) -> None:
-        """The kept draw is in the log, or void."""
+        """Delete the kept draw, which is in the log, or void."""
         self._draw.unlink(missing_ok=True)
 
     def kept_verdicts(self) -> tuple[bytes, ...]:
@@ -142,8 +141,8 @@ class HeldFolder:
             raise FolderError(f"cannot read {self._verdicts}: {error.strerror}") from error
 
     def keep_verdicts(self, envelopes: Sequence[bytes]) -> None:
-        """Keep the verdicts on a receipt before the first is sent, if this process holds the folder: with that one in
-        the log the receipt is owed none.
+        """Keep the verdicts on a receipt before the first is sent, if this process holds the folder: once the first is
+        in the log, the receipt is no longer owed one.
         """
         try:
             if self.held:
@@ -152,7 +151,7 @@ class HeldFolder:
             raise FolderError(f"cannot write {self._verdicts}: {error.strerror}") from error
 
     def forget_verdicts(self) -> None:
-        """The kept verdicts are in the log, or of no use to it."""
+        """Delete the kept verdicts, which are in the log, or void."""
         if self.held:
             self._verdicts.unlink(missing_ok=True)
 
@@ -164,7 +163,7 @@ class HeldFolder:
             return None
 
     def keep_fold(self, document: Any) -> None:
-        """Keep what was folded of the log, if this process holds the folder. Lost, it is only folded again."""
+        """Keep the fold of the log, if this process holds the folder. If it is lost, the log is folded again."""
         try:
             if self.held:
                 write_durably(self._fold, json.dumps(document, separators=(",", ":")).encode())
@@ -172,20 +171,15 @@ class HeldFolder:
             raise FolderError(f"cannot write {self._fold}: {error.strerror}") from error
 
     def keep_left(self, indexes: Sequence[int]) -> None:
-        """Tell other processes which receipts the holder leaves to them, if this process holds the folder."""
-        told = json.dumps(sorted(indexes))
-        if not self.held or told == self._told_left:
+        """Write which receipts the holder leaves to other processes, if this process holds the folder."""
+        text = json.dumps(sorted(indexes))
+        if not self.held or text == self._written_left:
             return
-        try:
-            draft = self._path / "left.json.draft"
-            draft.write_text(told)
-            draft.replace(self._left)
-        except OSError as error:
-            raise FolderError(f"cannot write {self._left}: {error.strerror}") from error
-        self._told_left = told
+        self._replace(self._left, text)
+        self._written_left = text
 
     def left_by_holder(self) -> frozenset[int]:
-        """The receipts that the process which holds the folder leaves to others; none where it has told of none."""
+        """The receipts that the process which holds the folder leaves to others."""
         try:
             return frozenset(map(int, json.loads(self._left.read_bytes())))
         except (OSError, ValueError, TypeError):
@@ -208,21 +202,26 @@ class HeldFolder:
         return self._path / "verdicts.jsonl"
 
     def _count(self, index: int, attempts: int) -> None:
-        """Kept for the case that the process dies, not the machine: it is not synced to the disk."""
+        """Set the count of attempts, which is kept for the death of the process and so not synced to the disk."""
         if not self.held:
             return
         self._attempts.pop(index, None)
         if attempts:
             self._attempts[index] = attempts
+        counts = {str(one): count for one, count in self._attempts.items()}
+        self._replace(self._path / "attempts.json", json.dumps(counts))
+
+    def _replace(self, file: Path, text: str) -> None:
+        """Replace a file in one step, without syncing it."""
+        draft = file.with_name(f"{file.name}.draft")
         try:
-            draft = self._path / "attempts.json.draft"
-            draft.write_text(json.dumps({str(one): count for one, count in self._attempts.items()}))
-            draft.replace(self._path / "attempts.json")
+            draft.write_text(text)
+            draft.replace(file)
         except OSError as error:
-            raise FolderError(f"cannot write {self._path / 'attempts.json'}: {error.strerror}") from error
+            raise FolderError(f"cannot write {file}: {error.strerror}") from error
 
     def _read_attempts(self) -> dict[int, int]:
-        """A file that cannot be read counts nothing: everything is tried again."""
+        """The counts of attempts; none if the file cannot be read: every receipt is tried again."""
         try:
             kept = json.loads((self._path / "attempts.json").read_bytes())
             return {int(index): int(count) for index, count in kept.items()}

@@ -37,7 +37,9 @@ class OwnEngine:
     ways: tuple[str, ...] = (PREFILL, DECODE)
 
     def __init__(self, verifier: Verifier, *, any_storage: bool = False) -> None:
-        """`any_storage` takes receipts of other files, as long as their numerics profile is that of these weights."""
+        """`any_storage` accepts receipts of other files if their numerics profile equals the profile of these
+        weights.
+        """
         self._verifier = verifier
         self._any_storage = any_storage
 
@@ -64,7 +66,7 @@ class OwnEngine:
         return self._verifier.target.base_cid
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
-        """Keeps the contract of Replayer: OutOfReach for another base, tokenizer, profile or adapter than its own."""
+        """The contract of Replayer; raises OutOfReach for another base, tokenizer, profile or adapter than its own."""
         self._check(receipt)
         request = request_of(receipt, content)
         try:
@@ -88,12 +90,12 @@ class OwnEngine:
         )
 
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
-        """What these weights make of another engine's output. Raises CannotReplay, Interrupted."""
+        """The statistics of another engine's output by these weights. Raises CannotReplay, Interrupted."""
         if receipt.sampling.structured_outputs is not None:
-            raise CannotReplay("the output followed a constraint as the engine reads it, which is not known here")
+            raise CannotReplay("the output followed the engine's own reading of a constraint, which is unknown here")
         request, target = request_of(receipt, content), self._verifier.target
         unknown = sum(token >= target.config.vocab_size for token in content.output_token_ids)
-        if unknown:  # no weights that were promised can have given them
+        if unknown:  # the promised weights cannot have given them
             return ReferencePass(target.base_cid, mean=_NOWHERE, largest=_NOWHERE, differing=unknown)
         logits = self._verifier.logits(Record(request, content.output_token_ids))
         known = (receipt.engine or "").startswith("llama-server/")
@@ -108,7 +110,9 @@ class OwnEngine:
             raise Interrupted("stopped in the middle of a pass") from error
 
     def _check(self, receipt: Receipt) -> None:
-        """Another base, tokenizer or profile computes other bits; its stream proves nothing about the receipt's."""
+        """Raise OutOfReach or CannotReplay for a receipt of another base, tokenizer or profile, which has other
+        bits.
+        """
         target, profile = self._verifier.target, self._verifier.profile
         own = {"profile_cid": profile.cid}
         if not self._any_storage:
@@ -131,7 +135,7 @@ class OwnEngine:
 
 
 def request_of(receipt: Receipt, content: Content) -> EngineRequest:
-    """The request that the receipt is about; an output that was cut off from outside is asked for as far as it got."""
+    """The receipted request; if its output was cut off from outside, with that many tokens at most."""
     sampling = structs.asdict(receipt.sampling) | {"seed": int(receipt.sampling.seed)}
     del sampling["n"], sampling["choice"]
     if (stated := receipt.sampling.structured_outputs) is not None:
@@ -139,7 +143,7 @@ def request_of(receipt: Receipt, content: Content) -> EngineRequest:
     if limit := replay_limit(receipt):
         most = min(receipt.sampling.max_tokens, limit)
         sampling |= {"max_tokens": most, "min_tokens": min(receipt.sampling.min_tokens, most)}
-        if receipt.sampling.min_tokens > most:  # no stop string had counted yet
+        if receipt.sampling.min_tokens > most:  # stop strings did not count yet
             sampling["stop"] = ()
     return EngineRequest(
         request_id=receipt.receipt_id,

@@ -1,4 +1,4 @@
-"""The engine that has served, asked again over HTTP where it does not speculate."""
+"""The serving engine with speculation off, asked again over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from services.auditor.audit_error import CannotReplay, EngineAway
 from services.auditor.examination import OPEN_ENDED
-from services.auditor.foreign import Comparison
+from services.auditor.foreign_judge import Comparison
 from services.auditor.own_engine import request_of
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
@@ -25,10 +25,10 @@ _T = TypeVar("_T")
 
 
 class PlainUpstream:
-    """An implementation of `services.auditor.foreign.Plain`."""
+    """An implementation of `services.auditor.foreign_judge.Plain`."""
 
     def __init__(self, engine: str, url: str, key_file: Path | None = None) -> None:
-        """Raises ValueError for a key file that is of no use."""
+        """Raises ValueError for a key file without a usable key."""
         self._plain = PlainEngine(engine, url, None if key_file is None else key_in(key_file))
 
     def name(self) -> str:
@@ -36,7 +36,7 @@ class PlainUpstream:
 
     def held_against(self, receipt: Receipt, content: Content) -> Comparison:
         if receipt.adapter_cid is not None:
-            raise CannotReplay("the auditor does not know what the engine calls the adapter")
+            raise CannotReplay("the auditor does not know the engine's name of the adapter")
         request, served = request_of(receipt, content), content.output_token_ids
         first = _asked(lambda: self._plain.again(request))
         position = _difference(receipt, served, first)
@@ -50,21 +50,21 @@ class PlainUpstream:
         return Comparison(position, ours, theirs, likely.get(ours), likely.get(theirs))
 
     def _likely(self, request: EngineRequest, position: int, first: Outcome) -> dict[int | None, float]:
-        """Log-probabilities at a position, as far as the engine tells them. They decide nothing: asked for them, it may
-        compute otherwise.
+        """The log-probabilities at a position that the engine reports. They decide nothing, since an engine may compute
+        otherwise if it is asked for them.
         """
         asked = replace(request, sampling=replace(request.sampling, logprobs=MAX_LOGPROBS))
         try:
-            told = _asked(lambda: self._plain.logprobs(asked))
+            found = _asked(lambda: self._plain.logprobs(asked))
         except CannotReplay:
             return {}
-        if [each.token_id for each in told[:position]] != list(first.token_ids[:position]) or len(told) <= position:
+        if [each.token_id for each in found[:position]] != list(first.token_ids[:position]) or len(found) <= position:
             return {}
-        return {**dict(told[position].top), told[position].token_id: told[position].logprob}
+        return {**dict(found[position].top), found[position].token_id: found[position].logprob}
 
 
 def _difference(receipt: Receipt, served: tuple[int, ...], again: Outcome) -> int | None:
-    """The first position that differs; the last one, where only the reason differs that the answers ended for."""
+    """The first position that differs; the last position if only the finish reasons differ."""
     pairs = enumerate(zip_longest(served, again.token_ids))
     place = next((position for position, (left, right) in pairs if left != right), None)
     ended = receipt.output.finish_reason
@@ -74,7 +74,7 @@ def _difference(receipt: Receipt, served: tuple[int, ...], again: Outcome) -> in
 
 
 def _asked(ask: Callable[[], _T]) -> _T:
-    """Raises CannotReplay, and EngineAway where the engine is away."""
+    """The result of `ask`. Raises CannotReplay, and EngineAway if the engine is away."""
     try:
         return ask()
     except UpstreamDown as error:

@@ -1,9 +1,10 @@
-"""A reference pass: one pass of kolm's own arithmetic along another engine's output, and whether that is likely.
+"""A reference pass: one pass of kolm's own arithmetic along another engine's output, and how likely that output is.
 
 The other engine adds in another order, and perhaps with fewer bits, so that its logits are near the reference's and
-not equal to them. An honest engine's token may lose a near tie; it is never far behind. What the engine sampled is held
-against the distribution that the receipt's parameters leave of the reference's logits: one token proves nothing of it,
-and their sum does. Where it is known what the engine draws from a seed, each token is held against that, too.
+not equal to them. An honest engine's token may lose a near tie; its logit is never much smaller than the best. Sampled
+tokens are compared with the distribution that the receipt's parameters leave of the reference's logits: one token
+proves nothing, the sum over many does. If the engine's random numbers for a seed are known, each token is compared with
+them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
 from services.generation.target.arrays import Float32
 
-_NOISE = 0.1  # by which an honest engine's logits may be off the reference's, as a standard deviation
-_NEAR = 0.01  # by which the sum of their probabilities may be off
+_NOISE = 0.1  # standard deviation of an honest engine's logits from the reference's
+_NEAR = 0.01  # allowed deviation of sums of their probabilities
 
 
 def drawn_by_llama_server(seed: int) -> Iterator[float]:
-    """A number from 0 to 1 for each token of a sampled output: C++'s std::mt19937 from the seed, two words of it for
-    each number, as std::generate_canonical makes a double. llama.cpp takes the first candidate
-    up to which the probabilities have that sum.
+    """A number from 0 to 1 for each token of a sampled output: C++'s std::mt19937 from the seed, two words for each
+    number, as std::generate_canonical makes a double. llama.cpp takes the first candidate at which the sum of
+    probabilities reaches the number.
     """
     words = np.random.RandomState(seed)
     while True:
@@ -41,15 +42,13 @@ class Scores:
 
     sampled: bool
     margins: list[float] = field(default_factory=list)
-    excess: float = 0.0  # nats that the output is rarer than expected
+    excess: float = 0.0  # nats by which the output is rarer than expected
     variance: float = 0.0
     rarest: float = 0.0
     missed: float | None = None
 
     def add(self, logits: Float32, token: int, params: SamplingParams, drawn: float | None = None) -> None:
-        """The next token, with the logits that it was chosen by: after penalties and biases; and what llama-server has
-        drawn for it.
-        """
+        """Add the next token, with its logits after penalties and biases, and llama-server's random number for it."""
         if not self.sampled:
             self.margins.append(float(logits.max() - logits[token]))
             return
@@ -62,7 +61,7 @@ class Scores:
         shares = np.exp(logs)
         entropy = -float((shares * logs).sum())
         self.variance += float((shares * logs * logs).sum()) - entropy**2 + (_NOISE / params.temperature) ** 2
-        chosen = max(float(logits[token]), least)  # one that was left out is told by its margin
+        chosen = max(float(logits[token]), least)  # the margin accounts for a token that was left out
         surprise = normaliser - (chosen - float(kept[0])) / params.temperature
         self.excess += surprise - entropy
         self.rarest = max(self.rarest, surprise)
@@ -82,7 +81,9 @@ class Scores:
 
 
 def _kept(logits: Float32, params: SamplingParams) -> tuple[NDArray[np.float64], float]:
-    """The logits that top_k, min_p and top_p leave, in that order, falling; and the least of them."""
+    """The logits that top_k, min_p and top_p leave, applied in that order, in descending order; and the least of
+    them.
+    """
     falling = np.sort(logits.astype(np.float64))[::-1]
     falling = falling[np.isfinite(falling)]
     if params.top_k:
@@ -97,8 +98,8 @@ def _kept(logits: Float32, params: SamplingParams) -> tuple[NDArray[np.float64],
 
 
 def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float:
-    """How much larger the logit of a token that is left out would have to be, all others as they are, to be kept. The
-    least kept logit does not say it: where top_p ends, the next token may be far behind and yet be nearly kept.
+    """The increase of a left-out token's logit that would keep it, with all other logits unchanged. The distance to the
+    least kept logit is no measure: at the end of top_p, a token with a much smaller logit may be nearly kept.
     """
     value = float(logits[token])
     others: NDArray[np.float64] = np.delete(logits.astype(np.float64), token)
@@ -119,10 +120,11 @@ def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float
 
 
 def _missed(logits: Float32, kept: NDArray[np.float64], token: int, params: SamplingParams, drawn: float) -> float:
-    """How far beyond _NEAR, as a probability, what llama-server has drawn is from what gives this token.
+    """The distance, as a probability beyond _NEAR, of llama-server's random number from the numbers that give this
+    token.
 
-    Its candidates lie in the order of their logits where top_k or top_p is set, and otherwise of their ids. Those whose
-    logits are about the token's may lie before it or behind it.
+    Candidates are in the order of their logits if top_k or top_p is set, and otherwise of their ids. Candidates with
+    logits near the token's may precede or follow it.
     """
     value, best = float(logits[token]), float(kept[0])
     own = math.exp((value - best) / params.temperature)
@@ -147,7 +149,7 @@ def scored(
     base_cid: str,
     drawn: Iterator[float] | None = None,
 ) -> ReferencePass:
-    """The statistics of an output, given the raw logits of each of its tokens, and what llama-server has drawn."""
+    """The statistics of an output, given the raw logits of each of its tokens, and llama-server's random numbers."""
     params = request.sampling
     processors = LogitsProcessors(params, request.prompt, end_ids(params, eos))
     scores = Scores(params.temperature > 0.0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from ledger.documents.audit import LONGEST_PROMISE_SECONDS, ReferenceThresholds
 from services.auditor.examination import EnginePlan
-from services.auditor.foreign import HONEST, ForeignPlan
+from services.auditor.foreign_judge import HONEST, Plain
 from services.auditor.held_folder import Share
 from services.generation.target.model_settings import MODEL, NAMED_ADAPTER
 from services.runtime.setting_kind import Adapter, KeyFile, Target, Url
@@ -34,9 +34,9 @@ class AuditorSettings(RpcServerSettings):
     ledger: Target = Field("127.0.0.1:50052", description="The ledger to audit, host:port or any gRPC name.")
     model: Annotated[Path, MODEL] | None = Field(
         None,
-        description="The base that this auditor computes with, by itself: a transformers directory, a GGUF file, or a "
-        "model's name. The same weights as the audited server's; receipts of another base stay owed until their time "
-        "is up, and are UNREPLAYABLE then.",
+        description="The base for replays, loaded by this auditor: a transformers directory, a GGUF file, or a model's "
+        "name. The same weights as the audited server's; receipts of another base stay owed until their time is up, "
+        "and are UNREPLAYABLE then.",
         examples=["smollm2"],
     )
     adapter: tuple[Annotated[Adapter, NAMED_ADAPTER], ...] = Field(
@@ -44,40 +44,41 @@ class AuditorSettings(RpcServerSettings):
     )
     engine: Literal["kolm", "vllm", "sglang", "llama-server"] = Field(
         "kolm",
-        description="What has computed the receipts. Along outputs of another engine than kolm's, kolm's arithmetic "
-        "passes with --model: CONSISTENT or INCONSISTENT with these weights, and never EXACT.",
+        description="The engine that computed the receipts. Outputs of another engine than kolm's are checked by a "
+        "pass of kolm's arithmetic with --model: CONSISTENT or INCONSISTENT with these weights, and never EXACT.",
     )
     plain_url: Url | None = Field(
         None,
-        description="That engine with speculation off: requests are asked again there. SAME, DEVIATION or, where it "
-        "differs from itself, UNSTABLE.",
+        description="URL of that engine with speculation off, to which requests are sent again: SAME, DEVIATION or, if "
+        "the engine differs from itself, UNSTABLE.",
         examples=["http://127.0.0.1:8000"],
     )
-    engine_key_file: KeyFile | None = Field(None, description="A file with the key that this engine asks for.")
+    engine_key_file: KeyFile | None = Field(None, description="A file with the API key of that engine.")
     reference: str | None = Field(
         None,
-        description="Thresholds of these passes, announced in the log: mean,largest,surprise,rarest,drift,missed as "
-        "docs/auditing.md explains them. Default: those of llama.cpp with 8 bits a weight.",
+        description="Thresholds of passes over another engine's outputs, announced in the log: "
+        "mean,largest,surprise,rarest,drift,missed as docs/auditing.md explains them. Default: thresholds for "
+        "llama.cpp with 8 bits a weight.",
         examples=["0.02,1,5,27,12"],
     )
     context_length: int | None = Field(
-        None, ge=1, description="That of the audited server, where it was given one.", examples=[32768]
+        None, ge=1, description="The audited server's --context-length, if it has one.", examples=[32768]
     )
     cache_dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
-        None, description="That of the audited server, where it was given one; it is part of the numerics profile."
+        None, description="The audited server's --cache-dtype, if it has one; part of the numerics profile."
     )
     arithmetic: Literal["float32", "int8"] | None = Field(
-        None, description="That of the audited server, where it was given one; it is part of the numerics profile."
+        None, description="The audited server's --arithmetic, if it has one; part of the numerics profile."
     )
     threads: int = Field(1, ge=1, description="Threads of a pass, which have a low priority.")
     decode_share: float = Field(
         0.02,
         ge=0.0,
         le=1.0,
-        description="Share of replays that decode token by token. The others compute along the recorded output, which "
-        "decides the same in a fraction of the time.",
+        description="Share of replays that decode token by token. The others compute along the recorded output, with "
+        "the same result in a fraction of the time.",
     )
-    data_dir: Path = Field(description="Where an auditor's key lives, and what it keeps between starts.")
+    data_dir: Path = Field(description="Folder of the auditor's key and of its state between starts.")
     key_file: Path | None = Field(
         None,
         description="The auditor's private key, made at first start, or the PKCS#11 URI of one in a device. "
@@ -91,8 +92,8 @@ class AuditorSettings(RpcServerSettings):
     )
     share: str = Field(
         "1/1",
-        description="This auditor's share of the receipts where several work on one log: 2/3 is the second of three. "
-        "Each has a folder of its own, all have one key and one rate; the first one draws.",
+        description="This auditor's share of the receipts if several audit one log: 2/3 is the second of three. Each "
+        "has its own folder, all have the same key and rate; the first auditor draws.",
         examples=["2/3"],
     )
     rate: float = Field(
@@ -102,13 +103,14 @@ class AuditorSettings(RpcServerSettings):
         86_400,
         ge=1,
         le=LONGEST_PROMISE_SECONDS,
-        description="How soon after its issue a sampled receipt has its verdict; announced in the log with the rate.",
+        description="Longest time from the issue of a sampled receipt to its verdict; announced in the log with the "
+        "rate.",
     )
     draw_seconds: float = Field(
         30.0, ge=0.0, le=86_400.0, description="How long receipts wait for the draw that decides which are replayed."
     )
     max_attempts: int = Field(
-        5, ge=1, le=1000, description="How often a receipt is tried whose examination fails or ends the auditor."
+        5, ge=1, le=1000, description="Most attempts at a receipt whose examination fails or ends the auditor."
     )
 
     @field_validator("adapter")
@@ -139,20 +141,34 @@ class AuditorSettings(RpcServerSettings):
             raise ValueError("expected --model, the audited base, or --engine, another engine that has served")
         return self
 
+    @classmethod
+    def of_one_pass(cls, **values: Any) -> Self:
+        """Settings of one pass of an auditor, which draws without delay. No environment or file is read, and no value
+        is checked: they are settings of a command, which has checked them.
+        """
+        return cls.model_construct(draw_seconds=0.0, **values)
+
     @property
     def auditor_share(self) -> Share:
         return Share.parse(self.share)
 
     @property
-    def foreign(self) -> ForeignPlan | None:
-        if self.engine == "kolm":
-            return None
-        plain = None
-        if self.plain_url is not None:
-            from services.auditor.plain import PlainUpstream
+    def audits_another_engine(self) -> bool:
+        return self.engine != "kolm"
 
-            plain = PlainUpstream(self.engine, self.plain_url, self.engine_key_file)
-        return ForeignPlan(plain, HONEST if self.reference is None else thresholds(self.reference))
+    @property
+    def plain(self) -> Plain | None:
+        """The other engine with speculation off, if its URL is given."""
+        if self.engine == "kolm" or self.plain_url is None:
+            return None
+        from services.auditor.plain import PlainUpstream
+
+        return PlainUpstream(self.engine, self.plain_url, self.engine_key_file)
+
+    @property
+    def thresholds(self) -> ReferenceThresholds:
+        """Thresholds of reference passes, which hold unless the log has announced others."""
+        return HONEST if self.reference is None else thresholds(self.reference)
 
     @property
     def own_engine(self) -> EnginePlan | None:
@@ -171,7 +187,7 @@ class AuditorSettings(RpcServerSettings):
 
     @property
     def public_directory(self) -> Path:
-        """Where the auditor's public key is put, for a person who adds it to trusted keys."""
+        """The folder of the auditor's public key, from which a person adds it to trusted keys."""
         return self.data_dir / "public"
 
     @property

@@ -23,13 +23,11 @@ from services.cli.trust import trust_own
 
 if TYPE_CHECKING:
     from services.auditor.auditor import Auditor, Examined, Left
-    from services.auditor.foreign import ForeignPlan
-    from services.auditor.serving import AuditorPlan
-
+    from services.auditor.examination import EnginePlan
+    from services.auditor.settings import AuditorSettings
 
 _ENGINES, _ENGINES_IN_WORDS = ("vllm", "sglang", "llama-server"), "vllm, sglang or llama-server"
 _POLL_SECONDS = 0.5
-
 _FOUND = ("outcome", "tokens_compared", "deviation", "verification", "replayed_by", "reason", "tampered")
 
 
@@ -75,51 +73,36 @@ def run(
     Exit code 3 if a replay deviates, a receipt was tampered with, or an earlier deviation is still halted; 1 if a
     receipt could not be replayed, which is not a pass, or was left.
     """
-    from services.auditor.serving import AuditorPlan
+    from services.auditor.settings import AuditorSettings
 
     if model is None and plain_url is None:
         raise UsageError("expected --model: the audited base, with the same weights")
-    foreign = _foreign(served_by, plain_url, engine_key_file)
+    if served_by not in (None, *_ENGINES):
+        raise UsageError(f"--engine: {served_by}: expected {_ENGINES_IN_WORDS}")
+    if plain_url is not None and served_by is None:
+        raise UsageError(f"--plain-url needs --engine: {_ENGINES_IN_WORDS}")
     if key is None:  # an auditor with a key of this data directory is trusted here
         trust_own(paths.key("auditor"), "auditor", paths.trusted, key_passphrase_file)
-    own = None if model is None else engine.plan(model)
-    done = run_pass(
-        AuditorPlan(
-            ledger=ledger,
-            engine=own if own is None or served_by is None else own.for_reference(),
-            foreign=foreign,
-            decode_share=float(decode),
-            key_file=paths.key("auditor", key),
-            key_passphrase_file=key_passphrase_file,
-            trusted_directory=paths.trusted,
-            folder=paths.data_dir,
-            spot_checks=sample,
-        ),
-        quiet=json,
+    settings = AuditorSettings.of_one_pass(
+        ledger=ledger,
+        engine=served_by or "kolm",
+        plain_url=plain_url,
+        engine_key_file=engine_key_file,
+        decode_share=float(decode),
+        key_file=paths.key("auditor", key),
+        key_passphrase_file=key_passphrase_file,
+        trusted_keys=paths.trusted,
+        data_dir=paths.data_dir,
     )
+    own = None if model is None else engine.plan(model)
+    if own is not None and served_by is not None:
+        own = own.for_reference()
+    done = run_pass(settings, own, sample, quiet=json)
     if json:
         print_json(done.document)
     else:
         _show_pass(done.document)
     raise typer.Exit(exits.VERIFICATION_FAILED if done.deviated else exits.OK if done.passed else exits.FAILED)
-
-
-def _foreign(served_by: str | None, plain_url: str | None, key_file: Path | None) -> ForeignPlan | None:
-    """The plan for receipts of another engine; None for kolm's own. Raises UsageError."""
-    from services.auditor.foreign import ForeignPlan
-
-    if served_by not in (None, *_ENGINES):
-        raise UsageError(f"--engine: {served_by}: expected {_ENGINES_IN_WORDS}")
-    if served_by is None:
-        if plain_url is not None:
-            raise UsageError(f"--plain-url needs --engine: {_ENGINES_IN_WORDS}")
-        return None
-    if plain_url is None:
-        return ForeignPlan()
-
-    from services.auditor.plain import PlainUpstream
-
-    return ForeignPlan(PlainUpstream(served_by, plain_url, key_file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +118,7 @@ class Pass:
     passed: bool
 
 
-def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
+def run_pass(settings: AuditorSettings, own: EnginePlan | None, sample: float, *, quiet: bool = False) -> Pass:
     """Examine due receipts and append the verdicts; a terminal shows the current step, unless `quiet`.
 
     Raises KolmError, LedgerError, CommandError.
@@ -144,13 +127,13 @@ def run_pass(plan: AuditorPlan, *, quiet: bool = False) -> Pass:
     from services.auditor.serving import LoadedWhenAsked, connected
     from services.generation.target.without_torch import spare_torch
 
-    with ledger_at(plan.ledger) as ledger:
+    with ledger_at(settings.ledger) as ledger:
         before = Counter(verdict.document.outcome for verdict in ledger.verdicts())
         examined: list[Examined] = []
         try:
             with steps("reading the ledger", quiet=quiet) as step:
-                engine = LoadedWhenAsked(plan.engine, threading.Event(), spare_torch, step)
-                with connected(plan, engine) as auditor:
+                engine = LoadedWhenAsked(own, threading.Event(), spare_torch, step)
+                with connected(settings, engine, spot_checks=sample, announces=False) as auditor:
                     other, waited = examine(auditor, examined.append, step)
                     left = _left(auditor)
                     undecided = auditor.undecided

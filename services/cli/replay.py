@@ -97,7 +97,7 @@ def _of_another_base(receipt: Receipt, model: Path) -> Finding | None:
     """The finding on a receipt of another base, by the digest of these files, before they are loaded; None if they are
     the receipt's base. Raises UsageError.
     """
-    from services.auditor.examination import Finding
+    from services.auditor.examination import NotCompared
     from services.generation.target.errors import TargetError
     from services.generation.target.identity import base_cid
 
@@ -108,7 +108,7 @@ def _of_another_base(receipt: Receipt, model: Path) -> Finding | None:
     if own == receipt.base_cid:
         return None
     reason = f"base_cid: the receipt names {receipt.base_cid}, {model} is {own}; --model names the receipt's base"
-    return Finding(UNREPLAYABLE if receipt.engine is None else UNCHECKED, reason=reason)
+    return NotCompared(UNREPLAYABLE if receipt.engine is None else UNCHECKED, reason)
 
 
 def _loaded(plan: EnginePlan, *, any_storage: bool) -> OwnEngine:
@@ -133,7 +133,7 @@ def _referred(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, any_sto
     """The finding on another engine's output. Its profile is in the log and not in the file, so the receipt's weights
     are taken for it, or, with `any_storage`, others with the same values.
     """
-    from services.auditor.foreign import HONEST, ForeignJudge
+    from services.auditor.foreign_judge import HONEST, ForeignJudge
 
     name, _, version = (receipt.engine or "").partition("/")
     profile = EngineProfile(name, version, name, receipt.base_cid, not any_storage, receipt.issued_at)
@@ -154,10 +154,10 @@ def _expected() -> Iterator[None]:
 
 def _by_other_files(finding: Finding, receipt: Receipt, own: str) -> Finding:
     """The finding by other files than the receipt names: equal values give equal bits, other values prove nothing."""
-    from services.auditor.examination import Finding
+    from services.auditor.examination import NotCompared
 
     if finding.outcome == DEVIATION:
-        return Finding.unreplayable(f"these files, {own}, do not hold the values that the receipt was computed with")
+        return NotCompared(UNREPLAYABLE, f"the receipt was computed with other values than those in these files, {own}")
     if finding.outcome == UNREPLAYABLE:
         return finding
     return finding.noting(f"by the same values from other files, {own}; the receipt names {receipt.base_cid}")

@@ -20,11 +20,11 @@ from ledger.documents.signed_document import read_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.appender import Announcement, Appender, Terms
 from services.auditor.audit_error import EngineAway, OutOfReach
 from services.auditor.auditor import Auditor
-from services.auditor.examination import Examiner, Finding, Replayed, Replayer
+from services.auditor.examination import Compared, Examiner, Finding, Replayed, Replayer
 from services.auditor.held_folder import HeldFolder, Share
-from services.auditor.journal import Announcement, Journal, Terms
 from services.auditor.serving import kept_backlog
 from services.client.ledger.ledger import LedgerClient
 from services.ledger.__main__ import opened_servicer
@@ -68,14 +68,14 @@ class Replays:
         return Replayed(tokens, receipt.output.finish_reason, digest, receipt.profile_cid, 0.25, (0.5, 0.25))
 
 
-class InterruptedJournal(Journal):
+class InterruptedAppender(Appender):
     """Dies between a verdict and its halt."""
 
     def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
         raise KeyboardInterrupt
 
 
-class OneHaltJournal(Journal):
+class OneHaltAppender(Appender):
     """Dies between the two halts of a verdict."""
 
     def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
@@ -84,7 +84,7 @@ class OneHaltJournal(Journal):
         return super().halt(scope, verdict_index, reason)
 
 
-class OneVerdictJournal(Journal):
+class OneVerdictAppender(Appender):
     """Dies between the two verdicts on a receipt."""
 
     def append(self, envelope: Envelope) -> int:
@@ -105,8 +105,8 @@ class TwoChecks:
             raise EngineAway("the engine is away")
         found = ReferencePass(receipt.base_cid, 0.0, 0.0, 0)
         return (
-            Finding("SAME", 2, verification="again", replayed_by="engine"),
-            Finding("CONSISTENT", 2, verification="reference", replayed_by="auditor", reference=found),
+            Compared("SAME", 2, "again", "engine"),
+            Compared("CONSISTENT", 2, "reference", "auditor", reference=found),
         )
 
 
@@ -130,7 +130,7 @@ class Deployment:
         self,
         terms: Terms | None = None,
         spot_checks: float = 1.0,
-        journal: Callable[..., Journal] = Journal,
+        appender: Callable[..., Appender] = Appender,
         replayer: Replayer | None = None,
         folder: HeldFolder | None = None,
         share: Share | None = None,
@@ -139,7 +139,7 @@ class Deployment:
         """A new auditor, which knows nothing but what the ledger and the deployment's folder show it."""
         trust, folder = TrustedKeys.load(self.trusted), folder or self.folder
         backlog = kept_backlog(folder, self.ledger, trust, spot_checks)
-        writes = journal(self.ledger, KEYS["auditor"], clock)
+        writes = appender(self.ledger, KEYS["auditor"], clock)
         return Auditor(
             self.ledger,
             backlog,

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
-from services.auditor.journal import Terms
+from services.auditor.appender import Terms
 from services.cli.main import app
 from services.client.errors import InvalidArgument
 from tests.integration.auditor.deployment import Deployment, opened_deployment

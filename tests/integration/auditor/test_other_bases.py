@@ -6,8 +6,8 @@ from typing import Any
 
 from ledger.audit.obligation import OWED
 from ledger.encoding.text_forms import cid, timestamp
+from services.auditor.appender import Terms
 from services.auditor.held_folder import HeldFolder
-from services.auditor.journal import Terms
 from tests.integration.auditor.deployment import Deployment, Replays
 from tests.integration.auditor.test_passes import outcomes
 from tests.mutations import replace

@@ -11,18 +11,18 @@ from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.appender import Appender, Terms
 from services.auditor.audit_error import BrokenLog, EngineAway
 from services.auditor.held_folder import HeldFolder, Share
-from services.auditor.journal import Journal, Terms
 from services.auditor.serving import follow
 from services.client.channel import Connection
 from services.client.errors import Unavailable
 from services.client.ledger.ledger import LedgerClient
 from tests.integration.auditor.deployment import (
     Deployment,
-    InterruptedJournal,
-    OneHaltJournal,
-    OneVerdictJournal,
+    InterruptedAppender,
+    OneHaltAppender,
+    OneVerdictAppender,
     sent_content,
     stopped_after,
 )
@@ -125,7 +125,7 @@ def test_an_auditor_killed_between_two_halts_of_a_verdict_owes_the_second(deploy
     deployment.receive(0, spec_decode=moved("draft", "lookahead"))
     deployment.replays.lies = {receipt_id(0)}
     with pytest.raises(KeyboardInterrupt):
-        list(deployment.auditor(journal=OneHaltJournal).run_pass())
+        list(deployment.auditor(appender=OneHaltAppender).run_pass())
     assert [halt.scope.method for halt in deployment.ledger.halt_state().halts] == ["lookahead"]
     assert list(deployment.auditor().run_pass()) == []
     assert [halt.scope.method for halt in deployment.ledger.halt_state().halts] == ["lookahead", "draft"]
@@ -134,7 +134,7 @@ def test_an_auditor_killed_between_two_halts_of_a_verdict_owes_the_second(deploy
 def test_an_auditor_killed_between_the_two_verdicts_on_a_receipt_owes_the_second(deployment: Deployment) -> None:
     index = deployment.ledger.append(signed(foreign_receipt(0)), sent_content(0)).index
     with pytest.raises(KeyboardInterrupt):
-        list(deployment.auditor(journal=OneVerdictJournal).run_pass())
+        list(deployment.auditor(appender=OneVerdictAppender).run_pass())
     assert outcomes(deployment) == [(index, "SAME")]
     for _ in range(2):
         assert list(deployment.auditor().run_pass()) == []
@@ -214,7 +214,7 @@ def test_a_draw_decides_and_what_it_names_gets_its_verdicts(deployment: Deployme
     assert list(auditor.run_pass()) == list(deployment.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass()) == []
 
 
-class LosingJournal(Journal):
+class LosingAppender(Appender):
     """Its first draws get lost on the way to the ledger, or are refused: nobody can tell from here."""
 
     lost: ClassVar[list[Envelope]] = []
@@ -229,17 +229,17 @@ class LosingJournal(Journal):
 def test_a_ledger_that_loses_a_draw_gets_the_same_one_again_and_not_another_to_choose_from(
     deployment: Deployment,
 ) -> None:
-    LosingJournal.lost.clear()
+    LosingAppender.lost.clear()
     list(deployment.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass())
     for number in range(8):
         deployment.receive(number)
         if number >= 5:
             with pytest.raises(Unavailable):  # a new auditor each time, with more in the log than the one before
-                list(deployment.auditor(spot_checks=0.0, journal=LosingJournal).run_pass())
+                list(deployment.auditor(spot_checks=0.0, appender=LosingAppender).run_pass())
     list(deployment.auditor(spot_checks=0.0).run_pass())
     with deployment.ledger.watch(0) as entries:
         drawn = [entry.envelope for entry in entries if entry.kind == "draw"]
-    assert {envelope.to_bytes() for envelope in LosingJournal.lost} == {drawn[0].to_bytes()}
+    assert {envelope.to_bytes() for envelope in LosingAppender.lost} == {drawn[0].to_bytes()}
 
 
 def test_auditors_with_shares_judge_every_receipt_once_and_the_first_alone_draws(
@@ -264,7 +264,7 @@ def test_an_auditor_killed_between_a_verdict_and_its_halt_owes_the_halt_and_nobo
     deployment.receive(0)
     deployment.replays.lies = {receipt_id(0)}
     with pytest.raises(KeyboardInterrupt):
-        list(deployment.auditor(journal=InterruptedJournal).run_pass())
+        list(deployment.auditor(appender=InterruptedAppender).run_pass())
     with HeldFolder(tmp_path / "two") as two:
         assert list(deployment.auditor(folder=two, share=Share(2, 2)).run_pass()) == []
         assert deployment.ledger.halt_state().halts == ()

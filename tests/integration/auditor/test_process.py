@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from ledger.keys.key_file import create_private_file
 from services.auditor import serving
+from services.auditor.appender import Terms
 from services.auditor.examination import EnginePlan
 from services.auditor.held_folder import HeldFolder
-from services.auditor.journal import Terms
 from services.auditor.serving import LoadedWhenAsked
 from services.cli.audit import examine
 from services.client.channel import Connection

@@ -11,11 +11,11 @@ from pathlib import Path
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
 from ledger.keys.trusted_keys import TrustedKeys
+from services.auditor.appender import Announcement, Appender
 from services.auditor.auditor import Auditor
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Examiner, Replayed
 from services.auditor.held_folder import HeldFolder
-from services.auditor.journal import Announcement, Journal
 from services.auditor.serving import follow
 from services.client.ledger.ledger import LedgerClient
 from tests.unit.ledger.builders import KEYS
@@ -49,14 +49,14 @@ def main(address: str, trusted: str, folder: str, hang: str = "") -> None:
             return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
 
         backlog = Backlog(trust)
-        journal = Journal(ledger, KEYS["auditor"], lambda: datetime.now(UTC))
+        appender = Appender(ledger, KEYS["auditor"], lambda: datetime.now(UTC))
         auditor = Auditor(
             ledger,
             backlog,
             Examiner(trust, content, HangingReplays(ledger, bool(hang))),
-            journal,
+            appender,
             held,
-            Announcement(backlog, journal, held, None, draw_seconds=0.0),
+            Announcement(backlog, appender, held, None, draw_seconds=0.0),
         )
         follow(auditor, threading.Event(), 0.05, lambda _: None)
 

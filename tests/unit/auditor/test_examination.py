@@ -77,7 +77,6 @@ def test_a_receipt_that_no_trusted_key_signed_is_tampered_and_never_replayed() -
     replayer = ScriptedReplayer(faithful())
     finding = examined(sign_document(receipt(), STRANGER).to_bytes(), content(), replayer)
     assert (finding.outcome, finding.tampered, replayer.asked) == ("UNREPLAYABLE", True, [])
-    assert "not what a trusted key signed" in (finding.reason or "")
 
 
 def test_erased_content_is_unreplayable_and_no_pass() -> None:

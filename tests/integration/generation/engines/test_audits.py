@@ -11,9 +11,8 @@ from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
-from services.auditor.foreign import ForeignPlan
-from services.auditor.plain import PlainUpstream
-from services.auditor.serving import AuditorPlan, LoadedWhenAsked, connected
+from services.auditor.serving import LoadedWhenAsked, connected
+from services.auditor.settings import AuditorSettings
 from tests.integration.generation.deployment import Deployment, asking, until
 from tests.integration.generation.engines.test_other_engines import Engines, engines
 
@@ -25,18 +24,18 @@ async def audited(engines: Engines, *, weights: bool = False) -> list[Examined]:
     deployment, plain = engines.deployment, engines.plain
     key = SigningKey.load_or_create(deployment.directory / "auditor.pem", "auditor")
     key.publish(deployment.trusted)
-    plan = AuditorPlan(
+    settings = AuditorSettings.of_one_pass(
         ledger=deployment.ledger_address,
         key_file=deployment.directory / "auditor.pem",
-        trusted_directory=deployment.trusted,
-        folder=deployment.directory / "auditor",
-        engine=EnginePlan(engines.model) if weights else None,
-        foreign=ForeignPlan(PlainUpstream(plain.kind, plain.url)),
-        spot_checks=1.0,
+        trusted_keys=deployment.trusted,
+        data_dir=deployment.directory / "auditor",
+        engine=plain.kind,
+        plain_url=plain.url,
     )
+    engine = LoadedWhenAsked(EnginePlan(engines.model) if weights else None, threading.Event(), lambda: None)
 
     def look() -> list[Examined]:
-        with connected(plan, LoadedWhenAsked(plan.engine, threading.Event(), lambda: None)) as auditor:
+        with connected(settings, engine, spot_checks=1.0, announces=False) as auditor:
             return list(auditor.run_pass())
 
     return await asyncio.to_thread(look)

@@ -18,15 +18,15 @@ from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.auditor.backlog import Backlog
-from services.auditor.examination import Finding
+from services.auditor.examination import Finding, verdict_of
 from services.auditor.held_folder import HeldFolder
 from services.client.ledger.ledger import LedgerClient
 
 _log = logging.getLogger(__name__)
 
 
-class Journal:
-    """Signs with the auditor's key and appends; indexes are those of the new entries. Raises KolmError."""
+class Appender:
+    """Signs documents with the auditor's key and appends them; returns the indexes of the entries. Raises KolmError."""
 
     def __init__(self, ledger: LedgerClient, key: Signer, clock: Callable[[], datetime]) -> None:
         self._ledger = ledger
@@ -35,7 +35,7 @@ class Journal:
 
     def signed_verdict(self, receipt: Receipt, receipt_index: int, finding: Finding) -> Envelope:
         """The verdict on a receipt, not appended yet."""
-        return sign_document(finding.verdict(receipt, receipt_index, self._now()), self._key)
+        return sign_document(verdict_of(finding, receipt, receipt_index, self._now()), self._key)
 
     def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
         return self._sign_and_append(Halt(scope, verdict_index, reason, self._now()))
@@ -49,7 +49,7 @@ class Journal:
         return sign_document(Draw(tree_size, "sha256:" + root.hex(), self._now()), self._key)
 
     def append(self, envelope: Envelope) -> int:
-        """Append what was signed before; the same again gets the same index."""
+        """Append a signed document; a repetition gets the same index."""
         return self._ledger.append(envelope.to_bytes()).index
 
     def _sign_and_append(self, document: Document) -> int:
@@ -61,8 +61,8 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The share of receipts (0 to 1), the seconds from the issue of a sampled one to its verdict, and the thresholds of
-    reference passes where such are made.
+    """The share of receipts (0 to 1), the seconds from the issue of a sampled receipt to its verdict, and the
+    thresholds of reference passes, if the auditor makes any.
     """
 
     rate: float
@@ -73,21 +73,21 @@ class Terms:
 class Announcement:
     """Announces the terms once, and draws when the oldest undecided receipt has waited `draw_seconds`.
 
-    Time makes draws, not traffic: on a log with one receipt a day that one is decided as soon as on a busy one.
+    Draws depend on time and not on traffic: a log's only receipt of a day is decided on as soon as one of many.
     """
 
     def __init__(
         self,
         backlog: Backlog,
-        journal: Journal,
+        appender: Appender,
         folder: HeldFolder,
         terms: Terms | None,
         draw_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`terms` None announces nothing and goes by the policy that stands in the log; `clock` counts seconds."""
+        """With `terms` None nothing is announced, and the policy in the log holds; `clock` counts seconds."""
         self._backlog = backlog
-        self._journal = journal
+        self._appender = appender
         self._folder = folder
         self._terms = terms
         self._draw_seconds = draw_seconds
@@ -97,38 +97,39 @@ class Announcement:
         self._started = False
 
     def announce(self) -> bool:
-        """Append the terms unless they are in force already. Whether something was appended. Raises KolmError."""
+        """Append the terms unless they are in force already; returns whether it appended. Raises KolmError."""
         terms, self._terms = self._terms, None
         if terms is None or not _changes(self._backlog.policy, terms):
             return False
         try:
-            index = self._journal.policy(terms)
+            index = self._appender.policy(terms)
         except BaseException:
             self._terms = terms  # not announced yet
             raise
-        _log.info("announced in entry %d: rate %g, verdicts within %d s", index, terms.rate, terms.within_seconds)
+        message = "announcing the audit policy in entry %d: rate %g, verdicts within %d s"
+        _log.info(message, index, terms.rate, terms.within_seconds)
         return True
 
     def draw(self, catch_up: Callable[[], None]) -> bool:
-        """Draw where it is due; `catch_up` reads the log. Whether the log has a new draw.
+        """Draw if a draw is due; `catch_up` reads the log. Returns whether the log has a new draw.
 
-        A draw is kept before it is sent: a ledger that loses it gets the same one again, so nobody can make the auditor
-        sign until a draw suits. Raises KolmError, AuditError.
+        A draw is kept before it is sent: a ledger that loses it gets the same draw again, so no operator can have the
+        auditor sign until a draw suits. Raises KolmError, AuditError.
         """
         if not self._is_due():
             return False
         catch_up()
         envelope = self._kept() or self._signed()
         if envelope is not None:
-            _log.info("drew: entry %d", self._journal.append(envelope))
+            _log.info("publishing the audit draw in entry %d", self._appender.append(envelope))
         self._folder.forget_draw()
         return envelope is not None
 
     def _is_due(self) -> bool:
         """Whether the oldest undecided receipt has waited long enough since we first saw it.
 
-        Receipts that wait when an auditor starts may have waited for long: they are drawn about at once. The times in
-        receipts do not count.
+        Receipts that wait when an auditor starts may have waited for long: a draw on them is due immediately. The times
+        in receipts do not count.
         """
         waiting, now = self._backlog.undrawn(), self._clock()
         oldest = waiting[0].index if waiting else None
@@ -151,10 +152,10 @@ class Announcement:
         return envelope
 
     def _signed(self) -> Envelope | None:
-        """A new draw over everything observed; None where none is needed any more."""
+        """A new draw over everything observed; None if none is needed any more."""
         if not self._backlog.undrawn():
             return None
-        envelope = self._journal.signed_draw(self._backlog.position, self._backlog.root)
+        envelope = self._appender.signed_draw(self._backlog.position, self._backlog.root)
         self._folder.keep_draw(envelope.to_bytes())
         return envelope
 

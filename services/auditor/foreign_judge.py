@@ -1,5 +1,5 @@
-"""The examination of what another engine has served: the same engine again with speculation off, and a pass of kolm's
-own arithmetic along the output. Each check has a finding of its own, and none of them is EXACT.
+"""The examination of another engine's output: the same engine again with speculation off, and a pass of kolm's own
+arithmetic along the output. Each check has a finding of its own, and none of them is EXACT.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from ledger.documents.audit import (
     ACCUSATIONS,
     AGAIN,
-    AUDITOR,
     CONSISTENT,
     DEVIATION,
     ENGINE,
@@ -33,11 +32,11 @@ from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import Receipt
 from ledger.encoding.stream_digest import token_digest
 from services.auditor.audit_error import CannotReplay, OutOfReach
-from services.auditor.examination import Finding
+from services.auditor.examination import Compared, Finding, NotCompared
 
 HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, drift=12.0)
-"""Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. Of `rarest`:
-all of 150,000 tokens below that probability are drawn less than once in three million times.
+"""Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. `rarest`: a
+token of that probability among 150,000 is drawn less than once in three million times.
 """
 
 Reference = Callable[[Receipt, Content], ReferencePass]
@@ -49,9 +48,9 @@ Profiles = Callable[[str], EngineProfile | None]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What was served beside what the plain engine says: the first position that differs (None: no difference), both
-    tokens (None: the output has ended) and its log-probabilities of them (None: it does not say). Where it gives two
-    answers, it is not `stable`, and a difference says nothing of speculation.
+    """The served output compared with the plain engine's: the first position that differs (None: no difference), both
+    tokens (None: the output has ended) and the engine's log-probabilities of them (None: not reported). If the engine
+    gives two different answers, it is not `stable`, and a difference proves nothing about speculation.
     """
 
     position: int | None = None
@@ -63,8 +62,8 @@ class Comparison:
 
 
 class Plain(Protocol):
-    """The engine that has served, with speculation off. Its calls raise CannotReplay where it refuses, and EngineAway
-    where it is away: the receipt is examined later then.
+    """The serving engine with speculation off. Its calls raise CannotReplay if it refuses, and EngineAway if it is
+    away: then the receipt is examined later.
     """
 
     def name(self) -> str:
@@ -72,22 +71,12 @@ class Plain(Protocol):
         ...
 
     def held_against(self, receipt: Receipt, content: Content) -> Comparison:
-        """The same request again, and a second time where the first differs."""
+        """Send the same request again, and once more if the answer differs."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignPlan:
-    """Another engine than kolm's, whose receipts are examined: by asking `plain`, where it speculates not.
-    `thresholds` of reference passes hold where the log has announced none.
-    """
-
-    plain: Plain | None = None
-    thresholds: ReferenceThresholds = HONEST
-
-
 class ForeignJudge:
-    """Judges receipts of another engine by the checks that this auditor has the means for."""
+    """Judges receipts of another engine by the checks for which this auditor has the means."""
 
     def __init__(
         self,
@@ -99,25 +88,25 @@ class ForeignJudge:
         *,
         of_engines: bool = True,
     ) -> None:
-        """`drifts`: what the outputs of a profile, by its identifier, have shown together so far. `of_engines`: whether
-        the auditor was set up for another engine; else its weights are held only against receipts that name them.
+        """`drifts`: the sums over all outputs of a profile so far, by its identifier. `of_engines`: whether the auditor
+        was set up for another engine; if not, it checks only receipts that name its weights.
         """
         self._profiles, self._plain, self._reference, self._thresholds = profiles, plain, reference, thresholds
         self._drifts, self._of_engines = drifts, of_engines
 
     def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]:
-        """The findings on a receipt that is signed, with content that it commits to: one for each check that could be
-        made, the worst last; UNCHECKED where none could, out of reach where another auditor has the means. Raises
-        Interrupted, KolmError.
+        """The findings on a signed receipt with the content that it commits to: one for each possible check, the worst
+        last; UNCHECKED if none is possible, out of reach if another auditor has the means. Raises Interrupted,
+        KolmError.
         """
         if receipt.output.stream_digest != token_digest(content.output_token_ids):
-            return (Finding(UNCHECKED, reason="the digest is not that of the receipted tokens", tampered=True),)
+            return (NotCompared(UNCHECKED, "the digest does not belong to the receipted tokens", tampered=True),)
         profile = self._profiles(receipt.profile_cid)
         if profile is None or (profile.name, profile.base_cid) != (receipt.engine, receipt.base_cid):
-            return (Finding(UNCHECKED, reason="the log holds no profile of this engine and base that it names"),)
+            return (NotCompared(UNCHECKED, "the log has no such profile of this engine and base"),)
         if not content.output_token_ids:
-            return (Finding(UNCHECKED, reason="nothing had been emitted"),)
-        found: list[Finding] = []
+            return (NotCompared(UNCHECKED, "nothing had been emitted"),)
+        found: list[Compared] = []
         missing: list[str] = []
         out_of_reach = True
         for name, check in (("again", self._again), ("reference", self._referred)):
@@ -127,11 +116,11 @@ class ForeignJudge:
                 missing.append(f"no check {name}: {error}")
                 out_of_reach &= isinstance(error, OutOfReach) or not self._of_engines
         if not found:
-            return (Finding(UNCHECKED, reason="; ".join(missing), out_of_reach=out_of_reach),)
+            return (NotCompared(UNCHECKED, "; ".join(missing), out_of_reach=out_of_reach),)
         found = [each.noting("; ".join(missing)) for each in found] if missing else found
         return tuple(sorted(found, key=lambda each: (each.outcome in ACCUSATIONS, each.outcome not in PASSES)))
 
-    def _again(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Finding:
+    def _again(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Compared:
         """The same request through the plain engine; a second time, if the first differs."""
         plain = self._plain
         if plain is None:
@@ -151,11 +140,11 @@ class ForeignJudge:
         )  # fmt: skip
         return _asked(DEVIATION, found.position + 1, deviation, _in_words(deviation))
 
-    def _referred(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Finding:
+    def _referred(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Compared:
         if self._reference is None:
             raise OutOfReach("this auditor has no weights, --model")
         if not (profile.weights_checked or self._of_engines):
-            raise OutOfReach(f"this auditor is not one of {profile.name}, --engine, and its weights may be others")
+            raise OutOfReach(f"this auditor is not set up for {profile.name}, --engine; its weights may be others")
         found = self._reference(receipt, content)
         if profile.weights_checked and found.base_cid != profile.base_cid:
             raise OutOfReach(f"the weights here are {found.base_cid}, the receipt's {profile.base_cid}")
@@ -167,17 +156,15 @@ class ForeignJudge:
             found = replace(found, drift=before.after(found, len(content.output_token_ids)))
         problem = thresholds.exceeded(found)
         outcome = CONSISTENT if problem is None else INCONSISTENT
-        return Finding(
-            outcome, len(content.output_token_ids), reason=problem, verification=REFERENCE, replayed_by=AUDITOR,
-            reference=found,
-        )  # fmt: skip
+        return Compared(outcome, len(content.output_token_ids), REFERENCE, reason=problem, reference=found)
 
 
-def _asked(outcome: str, tokens: int, deviation: Deviation | None = None, reason: str | None = None) -> Finding:
-    return Finding(outcome, tokens, deviation, reason, verification=AGAIN, replayed_by=ENGINE)
+def _asked(outcome: str, tokens: int, deviation: Deviation | None = None, reason: str | None = None) -> Compared:
+    return Compared(outcome, tokens, AGAIN, ENGINE, deviation, reason)
 
 
 def _in_words(deviation: Deviation) -> str:
-    tokens = {"speculation off": deviation.expected_token, "as served": deviation.actual_token}
-    said = ", ".join(f"{'the end' if token is None else f'token {token}'} {how}" for how, token in tokens.items())
-    return f"position {deviation.position}: {said}"
+    expected, actual = (
+        "the end" if token is None else f"token {token}" for token in (deviation.expected_token, deviation.actual_token)
+    )
+    return f"position {deviation.position}: {expected} with speculation off, {actual} as served"

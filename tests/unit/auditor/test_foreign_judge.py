@@ -17,7 +17,7 @@ from ledger.documents.receipt import Receipt
 from ledger.encoding.text_forms import cid
 from services.auditor.audit_error import CannotReplay, OutOfReach
 from services.auditor.examination import Finding
-from services.auditor.foreign import Comparison, ForeignJudge
+from services.auditor.foreign_judge import Comparison, ForeignJudge
 from services.auditor.own_engine import OwnEngine
 from services.auditor.reference import drawn_by_llama_server, scored
 from services.auditor.settings import AuditorSettings

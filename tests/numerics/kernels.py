@@ -59,7 +59,7 @@ class KernelArithmetic:
             both[:, :, half] = lines(values, PANEL).reshape(rows, panels, PANEL)
         out = unwritten(rows, panels * PANEL)
         fields = {
-            "gate_up": both, "gate_up_stride": both.strides[0], "out": out, "out_stride": out.strides[0],
+            "gate_up": both, "out": out,
             "panels": 2 * panels, "unit": 2, "times": 1, **bounds,
         }  # fmt: skip
         self._call("rows", f"activate_{activation}", "activate", fields, {"rows": rows})
@@ -69,7 +69,7 @@ class KernelArithmetic:
         """By way of the first rows of a pass, as logits are."""
         y = lines(x, PANEL)
         fields = {
-            "y": y, "y_stride": y.strides[0], "panels": y.shape[1] // PANEL, "unit": 1, "cap": cap,
+            "y": y, "panels": y.shape[1] // PANEL, "unit": 1, "cap": cap,
             "count": count_of("wanted"),
         }  # fmt: skip
         self._call("rows", "cap", "cap", fields, {"wanted": len(x)})
@@ -80,7 +80,7 @@ class KernelArithmetic:
         x = unwritten(len(tokens), padded(size, PANEL))
         fields = {
             **self._scratch(linear.scratch_bytes(size)), "weights": matrix.panels,
-            "groups": matrix.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0], "size": size, "factor": factor,
+            "groups": matrix.padded_inputs // GROUP, "x": x, "size": size, "factor": factor,
         }  # fmt: skip
         passed = {"rows": len(tokens), "tokens": np.ascontiguousarray(tokens, np.int64)}
         self._call(f"embed_{matrix.storage.name}", "embed", "embed", fields, passed)
@@ -93,7 +93,7 @@ class KernelArithmetic:
         x[1::2] = v
         out = unwritten(rows, size)
         fields = {
-            "x": x, "x_stride": x.strides[0], "out": out, "out_stride": out.strides[0], "weight": weight.copy(),
+            "x": x, "out": out, "weight": weight.copy(),
             "size": size, "epsilon": epsilon, "count": count_of("wanted"), "index": 1,
         }  # fmt: skip
         passed = {"wanted": rows, "wanted_rows": np.arange(1, 2 * rows, 2, dtype=np.int32)}
@@ -108,7 +108,7 @@ class KernelArithmetic:
         padded_x, y = lines(x, GROUP), unwritten(rows, matrix.panels * PANEL)
         fields = {
             **self._scratch(linear.scratch_bytes(padded_x.shape[1])), "weights": matrix.weights.panels,
-            "x": padded_x, "x_stride": padded_x.strides[0], "y": y, "y_stride": y.strides[0], "bias": matrix.bias,
+            "x": padded_x, "y": y, "bias": matrix.bias,
             "groups": matrix.weights.padded_inputs // GROUP, "panels": matrix.panels, "unit": 1,
             "count": count_of("rows"),
         }  # fmt: skip
@@ -120,7 +120,7 @@ class KernelArithmetic:
         rows, size = x.shape
         stream, update = lines(x, 1), lines(y, PANEL)
         fields = {
-            "x": stream, "x_stride": stream.strides[0], "y": update, "y_stride": update.strides[0],
+            "x": stream, "y": update,
             "panels": update.shape[1] // PANEL, "unit": 1, "size": size,
         }  # fmt: skip
         self._call("rows", "add", "add", fields, {"rows": rows})
@@ -138,11 +138,11 @@ class KernelArithmetic:
         inputs = np.repeat(x, 2, axis=0)
         slots = np.tile(np.array([1, -1], np.int32), rows)
         fields = {
-            **self._scratch(4 * (MOST_RANK + padded(outputs, PANEL))), "x": inputs, "x_stride": inputs.strides[0],
-            "y": both, "y_stride": both.strides[0], "parts": updates.parts, "adapter_parts": updates.adapter_parts,
+            **self._scratch(4 * (MOST_RANK + padded(outputs, PANEL))), "x": inputs,
+            "y": both, "parts": updates.parts, "adapter_parts": updates.adapter_parts,
         }  # fmt: skip
         passed = {"rows": 2 * rows, "adapter_slots": slots}
-        self._call("rows", "low_rank", "low_rank", fields, passed, updates.kept)
+        self._call("rows", "low_rank", "low_rank", fields, passed, updates.keeps_alive)
         assert not both[:, :outputs].any()
         assert both[1::2, outputs:].tobytes() == y.tobytes()
         return both[0::2, outputs:]
@@ -157,7 +157,7 @@ class KernelArithmetic:
         picks, places, starts = (np.full(n, -1, np.int64) for n in (pairs, pairs, experts + 1))
         shares = unwritten(rows, chosen)
         fields = {
-            "logits": wide, "logits_stride": wide.strides[0], "experts": experts, "chosen": chosen,
+            "logits": wide, "experts": experts, "chosen": chosen,
             "normalised": int(normalised), "sigmoid": int(sigmoid), "scored": int(bias is not None),
             "bias": np.zeros(experts, np.float32) if bias is None else bias.copy(),
             "factors": np.ones(experts, np.float32) if scales is None else scales.copy(),
@@ -176,7 +176,7 @@ class KernelArithmetic:
         y, out = unwritten(rows * chosen, size), unwritten(rows, size)
         y[places] = outputs.reshape(rows * chosen, size)
         fields = {
-            "y": y, "y_stride": y.strides[0], "out": out, "out_stride": out.strides[0], "chosen": chosen,
+            "y": y, "out": out, "chosen": chosen,
             "places": places, "shares": shares.copy(), "size": size,
         }  # fmt: skip
         self._call("rows", "mix", "mix", fields, {"rows": rows})
@@ -194,7 +194,7 @@ class KernelArithmetic:
         cache = PagedCache(rows, kv_heads, dim, cache_dtype)
         slots = cache.slots(np.arange(rows))
         fields = {
-            "qkv": qkv, "qkv_stride": qkv.strides[0], "heads": count, "kv_heads": kv_heads, "dim": dim, "padded": wide,
+            "qkv": qkv, "heads": count, "kv_heads": kv_heads, "dim": dim, "padded": wide,
             "cosines": cosines, "sines": sines, "turned": cosines.shape[1], "epsilon": heads.epsilon,
             "scales": query_scales(dim**-0.5, heads.temperature, int(positions.max()) + 1),
             "interleaved": int(heads.interleaved), "queries": queries, "keys": cache.keys, "values": cache.values,
@@ -286,9 +286,16 @@ class KernelArithmetic:
             "rows": count, "slots": slots.copy(), "steps": steps, "step_taps": np.ascontiguousarray(taps),
             "step_rows": step_rows, "step_sources": sources, "step_targets": targets,
         }  # fmt: skip
-        own = self._scratch(4 * STATE_LANES * MOST_PASSING * rule.key_dim)
+        scratch = self._scratch(4 * STATE_LANES * MOST_PASSING * rule.key_dim)
         found = folding(
-            state, qkv=qkv, folded=folded, values=cache.values[:, 0], states=kept, mixed=mixed, own=own, epsilon=1e-6
+            state,
+            qkv=qkv,
+            folded=folded,
+            values=cache.values[:, 0],
+            states=kept,
+            mixed=mixed,
+            scratch=scratch,
+            epsilon=1e-6,
         )
         for operation, fields in found.items():
             module = f"cache_{cache.dtype}" if operation == "fold_inputs" else "rows"

@@ -188,8 +188,8 @@ class ReferenceModel:
         added = self._modules(number, spec, spec.output, mixed)
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x) if spec.mlp_norm else x
-        if spec.experts and spec.experts.beside:
-            added = self._beside(number, spec, spec.experts, x, normed)
+        if spec.experts and spec.experts.parallel:
+            added = self._parallel(number, spec, spec.experts, x, normed)
             x = x + self._after(spec, spec.after_mlp, added)
         else:
             if spec.down:
@@ -206,9 +206,9 @@ class ReferenceModel:
             )
         return x * self._weight(f"{spec.prefix}{spec.scalar}.weight") if spec.scalar else x
 
-    def _beside(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, normed: Float32) -> Float32:
+    def _parallel(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, normed: Float32) -> Float32:
         """Outputs of MLP and experts, each normalised: [tokens, hidden size]."""
-        names = experts.beside
+        names = experts.parallel
         assert names
         root = np.float32(inverse_root(self._config.hidden_size))
         routing = rms_norm(x, self._weight(f"{spec.prefix}{names.router_norm}.weight") * root, self._epsilon)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from services.generation.target.family import DELTA, MAMBA, BesideNames, ExpertNames, Family, StackedExperts
+from services.generation.target.family import DELTA, MAMBA, ExpertNames, Family, ParallelNames, StackedExperts
 
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
@@ -128,7 +128,7 @@ GEMMA4 = Family(
     query_scale=1.0,
     experts=_experts("router.proj", "experts"),
     stacked=StackedExperts("experts", transposed=False, interleaved=False),
-    beside=BesideNames(
+    parallel=ParallelNames(
         router_norm="router.scale",
         norm="pre_feedforward_layernorm_2",
         after="post_feedforward_layernorm_2",
@@ -291,7 +291,7 @@ GRANITE_HYBRID = replace(
     fused_mlp=True,
     mlp="shared_mlp",
     names={"shared_mlp.gate_up_proj": "shared_mlp.input_linear", "shared_mlp.down_proj": "shared_mlp.output_linear"},
-    dense_beside=True,
+    dense_mlp=True,
     gguf_modules={
         **{f"ffn_{part}{end}": f"shared_mlp.{part}_proj" for part in ("gate", "up") for end in ("", "_shexp")},
         **{f"ffn_down{end}": "shared_mlp.output_linear" for end in ("", "_shexp")},

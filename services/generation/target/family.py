@@ -33,7 +33,7 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
-class BesideNames:
+class ParallelNames:
     """Vectors of a layer with experts and an MLP (Gemma 4): both have norms, and their outputs are added."""
 
     router_norm: str  # multiplied by hidden_size^(-1/2)
@@ -79,8 +79,8 @@ class Experts:
     scale: float = 1.0  # of all shares
     shared: int = 0  # inner size of an expert for all rows, or 0
     shared_gate: str = ""  # the module by whose sigmoid that expert's output is multiplied, or none
-    dense_beside: bool = False  # the layer has an MLP too
-    beside: BesideNames | None = None  # the layer has an MLP too, both with norms
+    dense_mlp: bool = False  # the layer has an MLP too
+    parallel: ParallelNames | None = None  # the layer has an MLP too, both with norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Family:
     partial_rotation: bool = False  # partial_rotary_factor applies
     fused: bool = False  # queries, keys and values are one module, gate and up another
     fused_mlp: bool = False  # only gate and up are one module, and not in GGUF
-    dense_beside: bool = False  # layers with experts have an MLP too, of shared_intermediate_size
+    dense_mlp: bool = False  # layers with experts have an MLP too, of shared_intermediate_size
     activation: str = "silu"  # hidden_act, or hidden_activation
     sandwich_norms: bool = False  # outputs of attention and MLP are normalised before they are added to the stream
     norms_before: bool = True  # inputs of attention and MLP are normalised
@@ -213,7 +213,7 @@ class Family:
     sigmoid_router: bool = False
     scored_router: bool = False  # use_expert_bias and routed_scaling_factor apply
     choice_bias: str = ""  # the vector that is added to its scores to choose experts
-    beside: BesideNames | None = None  # layers with experts have an MLP too, both with norms
+    parallel: ParallelNames | None = None  # layers with experts have an MLP too, both with norms
     shared_expert: bool = False  # an expert for all rows
     shared_gate: str = ""  # the module by whose sigmoid its output is multiplied
     mlp: str = "mlp"  # the module with gate, up and down

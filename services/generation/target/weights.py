@@ -167,8 +167,8 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
         vectors |= {layer.scalar: 1} if layer.scalar else {}
         if layer.experts and layer.experts.choice_bias:
             vectors[layer.experts.choice_bias] = len(layer.experts.down)
-        if layer.experts and layer.experts.beside:
-            vectors[layer.experts.beside.scales] = len(layer.experts.down)
+        if layer.experts and layer.experts.parallel:
+            vectors[layer.experts.parallel.scales] = len(layer.experts.down)
         for module in layer.modules:
             shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
             if module.bias:

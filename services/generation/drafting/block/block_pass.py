@@ -29,10 +29,11 @@ from services.generation.target.config.rope import inverse_root, query_scales, r
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
+from services.generation.target.kernels.records import bind
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
 from services.generation.target.program.layer import Layer, load_layer
-from services.generation.target.program.matrices import Matrix, bind_output, matrix_of, vector
+from services.generation.target.program.matrices import Matrix, matrix_of, vector
 from services.generation.target.program.operations import NOWHERE, Operations
 from services.generation.target.program.program import EmbeddingTable, Product
 from services.generation.target.program.team import Passes
@@ -120,13 +121,13 @@ class _Programs:
         operations.linear(parts.fc, self.streams, buffers.x)
         operations.norm(buffers.x, buffers.normed, parts.context_norm)
         for number, layer in enumerate(parts.context_layers):
-            operations.store(layer, number, buffers.normed)
+            operations.project(layer, number, buffers.normed)
         return np.stack(operations.records)
 
     def _drafts(self) -> Int64:
         parts, buffers, operations = self._parts, self.buffers, self._operations()
         for number, layer in enumerate(parts.layers):
-            operations.store(layer, number, operations.read(layer.attention_norm))
+            operations.project(layer, number, operations.norm_input(layer.attention_norm))
             operations.attend(layer, number)
             operations.mlp(layer)
         operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
@@ -136,7 +137,7 @@ class _Programs:
 
     def bind(self, logits: Float32) -> None:
         """Say where logits [wanted, padded draft vocabulary] go, where the head has an output matrix."""
-        bind_output(self.drafts[-1], "linear", "y", logits)
+        bind(self.drafts[-1], "linear", "y", logits)
 
 
 class BlockPass:

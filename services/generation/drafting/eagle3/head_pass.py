@@ -119,7 +119,7 @@ class HeadPrograms:
         self._enter(operations)
         last = len(parts.layers) - 1
         for number, layer in enumerate(parts.layers):
-            operations.store(layer, number, operations.read(layer.attention_norm) if number else self._read)
+            operations.project(layer, number, operations.norm_input(layer.attention_norm) if number else self._read)
             if finish or number < last:
                 operations.attend(layer, number)
                 operations.mlp(layer)

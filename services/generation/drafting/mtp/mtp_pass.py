@@ -127,14 +127,14 @@ class MtpPrograms:
         operations.norm(self.embedded, self._read, parts.embedding_norm)
         operations.norm(hidden_states, self._read[:, parts.base.hidden_size :], parts.hidden_norm)
         operations.linear(parts.joint, self._read, buffers.x)
-        operations.store(parts.layer, 0, operations.read(parts.layer.attention_norm))
+        operations.project(parts.layer, 0, operations.norm_input(parts.layer.attention_norm))
         if finish:
             operations.attend(parts.layer, 0)
             operations.mlp(parts.layer)
             operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
             if parts.output is not None:
                 operations.linear(parts.output, buffers.normed, self.logits, count="wanted")
-        self._kept += operations.kept
+        self._kept += operations.keeps_alive
         return np.stack(operations.records)
 
 

@@ -249,11 +249,11 @@ def clamp(config: PreTrainedConfig, place: str) -> Clamp:
 def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | None:
     if family.experts is None or not own(config, "enable_moe_block", True):
         return None
-    if family.dense_beside and not config.num_local_experts:
+    if family.dense_mlp and not config.num_local_experts:
         return None
     size = expert_size_field(type(config))
     count = "num_experts" if own(config, "num_experts") is not None else "num_local_experts"
-    chosen = "top_k_experts" if family.beside else "num_experts_per_tok"
+    chosen = "top_k_experts" if family.parallel else "num_experts_per_tok"
     shared = "shared_expert_intermediate_size" if family.shared_gate else size
     for name in (size, count, chosen, *([shared] if family.shared_gate else [])):
         check_size(getattr(config, name, None), name, place)
@@ -276,8 +276,8 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
         scale=float(np.float32(positive(config, "routed_scaling_factor", place))) if family.scored_router else 1.0,
         shared=int(getattr(config, shared)) if family.shared_expert else 0,
         shared_gate=family.shared_gate,
-        beside=family.beside,
-        dense_beside=family.dense_beside,
+        parallel=family.parallel,
+        dense_mlp=family.dense_mlp,
     )
 
 

@@ -397,10 +397,10 @@ def _scaled(metadata: GgufMetadata, family: Family, sizes: dict[str, Any]) -> di
 def _experts(metadata: GgufMetadata, family: Family, layers: int) -> dict[str, Any]:
     """Members of config.json. As in llama.cpp, shares of the chosen experts sum to one by default."""
     name = family.gguf_name
-    if family.experts is None or (family.dense_beside and not metadata.whole(f"{name}.expert_count", 0)):
-        return {"num_local_experts": 0} if family.dense_beside else {}
-    if family.beside:
-        return _beside(metadata, name)
+    if family.experts is None or (family.dense_mlp and not metadata.whole(f"{name}.expert_count", 0)):
+        return {"num_local_experts": 0} if family.dense_mlp else {}
+    if family.parallel:
+        return _parallel_experts(metadata, name)
     inner = _inner(metadata, family, layers)
     size = metadata.whole(f"{name}.expert_feed_forward_length", inner, least=1)
     count = metadata.whole(f"{name}.expert_count", least=1)
@@ -429,7 +429,7 @@ def _scored(metadata: GgufMetadata, name: str) -> dict[str, Any]:
     }
 
 
-def _beside(metadata: GgufMetadata, name: str) -> dict[str, Any]:
+def _parallel_experts(metadata: GgufMetadata, name: str) -> dict[str, Any]:
     """Experts of Gemma 4, which not every size of it has."""
     if not metadata.whole(f"{name}.expert_count", 0):
         return {"enable_moe_block": False}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from services.generation.target.config.rope import NO_ROTATION, inverse_root
 from services.generation.target.families import BY_NAME
-from services.generation.target.family import BesideNames, Clamp, Experts, StateRule, Temperature
+from services.generation.target.family import Clamp, Experts, ParallelNames, StateRule, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # imports transformers
@@ -59,7 +59,7 @@ class ExpertsSpec:
     chosen: int  # experts per row
     normalised: bool
     sigmoid: bool
-    beside: BesideNames | None
+    parallel: ParallelNames | None
     scored: bool = False
     choice_bias: str = ""  # a vector [experts], or none
     scale: float = 1.0
@@ -142,9 +142,9 @@ class LayerSpec:
     def norms(self) -> tuple[str, ...]:
         """Norms of the stream, by name without the layer's prefix."""
         found = [self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp]
-        if self.experts and self.experts.beside:
-            beside = self.experts.beside
-            found += [beside.router_norm, beside.norm, beside.after, beside.after_mlp]
+        if self.experts and self.experts.parallel:
+            parallel = self.experts.parallel
+            found += [parallel.router_norm, parallel.norm, parallel.after, parallel.after_mlp]
         return tuple(filter(None, (*found, self.inputs.norm if self.inputs else "")))
 
     @property
@@ -287,7 +287,7 @@ def _with_experts(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSp
     if experts is None or not experts.layers[number]:
         return spec
     spec = replace(spec, experts=_experts(experts, hidden))
-    if experts.beside or experts.dense_beside:
+    if experts.parallel or experts.dense_mlp:
         return spec
     spec = replace(spec, gate_up=(), down=())
     if not experts.shared:
@@ -313,7 +313,7 @@ def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
         chosen=experts.chosen,
         normalised=experts.normalised,
         sigmoid=experts.sigmoid,
-        beside=experts.beside,
+        parallel=experts.parallel,
         scored=experts.scored,
         choice_bias=experts.choice_bias,
         scale=experts.scale,

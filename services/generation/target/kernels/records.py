@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numpy.typing import NDArray
 
-from services.generation.target.arrays import Int64
+from services.generation.target.arrays import Int64, address
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.rows import Part
@@ -121,19 +122,33 @@ class Kernel:
 
 
 def record_of(operation: str, kernel: int, values: Mapping[str, Any], *, barrier: bool = True) -> Int64:
-    """The record of an operation. Arrays become their addresses and must outlive it; missing fields are 0."""
+    """The record of an operation. Arrays become their addresses and must outlive it; missing fields are 0, missing
+    strides those of their arrays: `x_stride` is the bytes between lines of `x`.
+    """
     words = np.zeros(WORDS, np.int64)
     words[KERNEL], words[BARRIER] = kernel, barrier
     unknown = values.keys() - set(FIELDS[operation])
     assert not unknown, f"{operation} has no {unknown}"
     for place, name in enumerate(FIELDS[operation], 2):
-        words[place] = _word(name, values.get(name, 0))
+        array = values.get(name.removesuffix("_stride"))
+        words[place] = _word(name, values[name]) if name in values else _stride(array)
     return words
+
+
+def bind(record: Int64, operation: str, field: str, array: NDArray[Any], column: int = 0) -> None:
+    """Point a field of a record, and its stride, at an array from a column on."""
+    names = FIELDS[operation]
+    record[names.index(field) + 2] = address(array) + array.itemsize * column
+    record[names.index(f"{field}_stride") + 2] = _stride(array)
+
+
+def _stride(array: object) -> int:
+    return array.strides[0] if isinstance(array, np.ndarray) and array.ndim > 1 and len(array) else 0
 
 
 def _word(name: str, value: Any) -> int:
     if isinstance(value, np.ndarray):
-        return int(value.ctypes.data)
+        return address(value)
     if name in _FLOATS:
         return int(np.float32(value).view(np.uint32))
     return int(value)

@@ -1,10 +1,10 @@
-"""What passes work in: memory on huge pages, buffers, the cache of keys and values."""
+"""The memory of passes: huge pages, buffers, the cache of keys and values."""
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,12 @@ from services.generation.target.sizes import MOST_RANK, STATE_LANES
 from services.generation.target.states import MOST_PASSING, MOST_STEPS
 
 _PAGE = 1 << 21
-_CHUNK = 16 * _PAGE  # what small pieces are cut from: a page of its own would leave most of it empty
-_BORDER = 4096  # bytes to which pieces are aligned
+_CHUNK = 16 * _PAGE  # a mapping for small pieces: a page for each would be mostly empty
+_BORDER = 4096  # the alignment of pieces in bytes
 
 
 class _Chunk:
-    """A mapping that pieces are cut from, one after another; it goes when all of them have gone."""
+    """A mapping from which pieces are allocated. It is unmapped when all of them are deleted."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
@@ -50,13 +50,13 @@ _chunk = _Chunk()
 
 
 def on_huge_pages(count: int) -> Bytes:
-    """`count` zero bytes; SLACK more behind them may be fetched."""
+    """`count` zero bytes; kernels may prefetch SLACK bytes after them."""
     return _mapped(count) if count > _CHUNK // 4 else _chunk.piece(count)
 
 
 def _mapped(count: int) -> Bytes:
     size = padded(count + SLACK, _PAGE) + _PAGE
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # pages shared with nobody can be huge
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private pages can be huge
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, np.uint8)
@@ -65,7 +65,7 @@ def _mapped(count: int) -> Bytes:
 
 
 class _Lease:
-    """What arrays over a piece of memory keep alive; the memory is free again when the last of them has gone."""
+    """The owner of an array's memory, which is freed for reuse when the array and all its views are deleted."""
 
     def __init__(self, memory: Float32, rows: int, size: int, free: list[Float32]) -> None:
         self.__array_interface__ = {**memory.__array_interface__, "shape": (rows, size)}
@@ -76,16 +76,13 @@ class _Lease:
 
 
 class ReusedMemory:
-    """Hands out arrays, and their memory again once they, and all views of them, have gone. Used by one thread.
-
-    Each array owns a lease; the end of its life says that the memory is free, however an interpreter counts.
-    """
+    """Allocates arrays whose memory is reused once they, and all views of them, are deleted. Used by one thread."""
 
     def __init__(self) -> None:
         self._free: list[Float32] = []
 
     def take(self, rows: int, size: int) -> Float32:
-        """An array [rows, size] of anything."""
+        """An uninitialised array [rows, size]."""
         memory = self._free.pop() if self._free else np.empty(0, np.float32)
         if memory.size < rows * size:
             memory = np.empty(rows * size, np.float32)
@@ -114,10 +111,10 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
-    """Each layer's keys and values [blocks, kv_heads, ...], in a form, its own or those of another layer; of a
-    convolution its inputs, as values without keys; cosines and sines of its rotation, [positions, frequencies]; the
-    factors of its queries, [positions]. What a state is made of lies as inputs of a convolution do, and some states
-    beside it.
+    """For each layer: keys and values [blocks, kv_heads, ...], its own or another layer's; cosines and sines of its
+    rotation, [positions, frequencies]; factors of its queries, [positions].
+
+    Inputs of convolutions and of states are values without keys. Some states are cached, too.
     """
 
     form: Form
@@ -126,15 +123,15 @@ class Cache:
     values: Sequence[NDArray[Any]]
     rotations: Sequence[tuple[Float32, Float32]]
     scales: Sequence[Float32]
-    states: Mapping[int, Float32]  # [kept, size], of layers that fold them
+    states: Mapping[int, Float32]  # [kept, size], by layer that folds states
 
     @classmethod
     def empty(
         cls, layers: Sequence[LayerSpec], blocks: int, rotations: Sequence[tuple[Float32, Float32]],
         scales: Sequence[Float32], form: Form, kept: int = 0,
     ) -> Cache:  # fmt: skip
-        """A cache of zeros, in memory that is touched only as it is used; `rotations` and `scales` of each layer;
-        `kept` states.
+        """A cache of zeros, whose memory is touched when it is used, with `kept` states. `rotations` and `scales`: of
+        each layer.
         """
         found: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
         groups = []
@@ -152,27 +149,26 @@ class Cache:
         return cls(form, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales, states)
 
     def block(self, number: int) -> list[NDArray[Any]]:
-        """Where a block's keys and values lie: of each group, [layers, kv_heads, ...]."""
+        """Views of a block's keys and values: for each group, [layers, kv_heads, ...]."""
         return [array[:, number] for group in self.groups for array in (group.keys, group.values)]
 
 
 class ExpertBuffers:
-    """Buffers for up to `pairs` pairs of a row and an expert (`kernels.experts`); lines are sorted by expert."""
+    """Buffers for pairs of a row and an expert (`kernels.experts`), whose lines are sorted by expert."""
 
-    def __init__(self, experts: Experts, hidden: int, rows: int, lines: Callable[[int, int], Float32]) -> None:
-        """`lines(count, size)` are `count` lines of zeros."""
+    def __init__(self, experts: Experts, hidden: int, rows: int) -> None:
         pairs, inner = rows * experts.chosen, padded(experts.size, PANEL)
-        self.logits = lines(rows, experts.count)
-        self.x, self.y = lines(pairs, hidden), lines(pairs, hidden)
-        self.gate_up, self.inner = lines(pairs, 2 * inner), lines(pairs, inner)
-        self.mixed, self.gates = lines(rows, hidden), lines(rows, 1)
+        self.logits = _lines(rows, experts.count)
+        self.x, self.y = _lines(pairs, hidden), _lines(pairs, hidden)
+        self.gate_up, self.inner = _lines(pairs, 2 * inner), _lines(pairs, inner)
+        self.mixed, self.gates = _lines(rows, hidden), _lines(rows, 1)
         self.picks, self.places = np.zeros(pairs, np.int64), np.zeros(pairs, np.int64)
         self.shares, self.ones = np.zeros(pairs, np.float32), np.ones(pairs, np.float32)
         self.starts, self.next = np.zeros(experts.count + 1, np.int64), np.zeros(experts.count, np.int64)
 
 
 class Buffers:
-    """What passes of up to `rows` rows by up to `members` threads work in; rows have positions below `positions`.
+    """Buffers of passes of up to `rows` rows by up to `members` threads, at positions below `positions`.
 
     Lines begin at multiples of 64 bytes and are padded with zeros.
     """
@@ -188,7 +184,7 @@ class Buffers:
         experts: Experts | None = None,
         layers: Sequence[LayerSpec],
     ) -> None:
-        """`widest`: inputs of linear layers beside those of decoder layers, the most that one has."""
+        """`widest`: the most inputs of linear layers outside of decoder layers."""
         dim = max(padded(layer.head_dim, layout.LANES) for layer in layers)
         group_size = max(layer.heads // max(layer.kv_heads, 1) for layer in layers)
         attended = max(layer.output[0].inputs for layer in layers)
@@ -201,7 +197,7 @@ class Buffers:
         self.queries = on_huge_pages(4 * rows * queries).view(np.float32).reshape(rows, queries)
         self._mixed: dict[int, Float32] = {}
         self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
-        self.experts = ExpertBuffers(experts, sizes.hidden_size, rows, _lines) if experts else None
+        self.experts = ExpertBuffers(experts, sizes.hidden_size, rows) if experts else None
         widest = max(widest, experts.size if experts else 0, sizes.hidden_size, attended, widest_mlp)
         attending = layout.scratch_bytes(group_size, dim)
         rules = [layer.rule for layer in layers if layer.rule]
@@ -210,30 +206,30 @@ class Buffers:
         adapting = 4 * (MOST_RANK + padded(max(2 * inner, self.qkv.shape[1]), PANEL))
         self.scratch_size = padded(max(linear.scratch_bytes(widest), attending, folding, adapting), 4096)
         self.scratch = on_huge_pages(self.scratch_size * members)
-        self.blocks = blocks_for(positions)  # that a row sees at most: a table has more, where a tree hangs at its end
+        self.blocks = blocks_for(positions)  # the most that a row sees; a table has more for a tree at its end
         self.partial = on_huge_pages(layout.most_split(members) * self.blocks * group_size * layout.result_bytes(dim))
 
     def check(self, rows: Rows) -> None:
-        """Refuse, before any kernel runs, a pass that would write behind a buffer.
+        """Check, before any kernel runs, that a pass fits the buffers.
 
         Raises:
-            ValueError: it has too many rows, or a row is at, or sees, a position past the last one.
+            ValueError: it has too many rows, or a row is at, or sees, a position after the last one.
         """
         if len(rows) > self.rows:
-            raise ValueError(f"a pass of {len(rows)} rows; there is room for {self.rows}")
-        positions, lengths = rows.positions.tolist(), rows.lengths.tolist()  # few: numpy takes longer for its minima
+            raise ValueError(f"a pass of {len(rows)} rows; expected at most {self.rows}")
+        positions, lengths = rows.positions.tolist(), rows.lengths.tolist()  # numpy is slower for few numbers
         if positions and not 0 <= min(positions) <= max(positions) < self.positions:
             raise ValueError(f"a row at position {max(positions)}; expected 0 to {self.positions - 1}")
         if lengths and not 1 <= min(lengths) <= max(lengths) <= self.positions:
             raise ValueError(f"a row sees {max(lengths)} positions; expected 1 to {self.positions}")
 
     @property
-    def own(self) -> dict[str, object]:
-        """The fields of a record that name a member's scratch."""
+    def scratch_fields(self) -> dict[str, object]:
+        """The fields of a record for the members' scratch."""
         return {"scratch": self.scratch, "scratch_size": self.scratch_size}
 
     def mixed(self, size: int) -> Float32:
-        """Results of attention: lines of `size` values, which nothing longer was ever written into."""
+        """Results of attention: lines of `size` values, whose padding is never written."""
         if size not in self._mixed:
             self._mixed[size] = self.lines(size)
         return self._mixed[size]

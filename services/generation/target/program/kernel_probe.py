@@ -1,12 +1,12 @@
 """The probe of single kernels: each kind of linear layer at every number of rows, attention over long histories.
 
-A model's own probe (`probing.probe`) sees few row counts and short histories; here the same rows are computed alone by
-one thread, then together, by teams of all sizes, and compared bit by bit.
+`target.probe` covers few numbers of rows and short histories. Here rows are computed one by one by one thread, then
+together, by teams of all sizes, and compared bit by bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.attention.rounded import SCALES, query_lines
-from services.generation.target.kernels.records import PASS, record_of
+from services.generation.target.kernels.records import PASS, bind, record_of
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers
 from services.generation.target.program.matrices import Matrix, linear_record
@@ -26,21 +26,21 @@ from services.generation.target.program.program import ModelWeights
 from services.generation.target.program.team import Team
 from services.generation.target.target import KernelReport
 
-_MOST_CACHE = 64 << 20  # bytes of a layer's keys that lengths are probed with
+_MOST_CACHE = 64 << 20  # bytes of a layer's keys in the probed history
 _ROWS = 40  # of attention, together
-_SAMPLED = (*range(1, 34), 47, 64, 100, 128, 255, 256)  # row counts for teams that are neither one nor all
+_SAMPLED = (*range(1, 34), 47, 64, 100, 128, 255, 256)  # numbers of rows for teams between one and all threads
 
 
 def probe_kernels(
     parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], *, seed: int = 0
 ) -> KernelReport:
-    """Probe the kernels on a model's own weights. `table`: blocks of the cache that may be written to."""
+    """Probe the kernels on a model's own weights. `table`: blocks of the cache that may be overwritten."""
     rng = np.random.default_rng(seed)
     compared, failures = 0, []
-    for what, together, alone in _cases(parts, buffers, team, table, rng):
+    for case, together, alone in _cases(parts, buffers, team, table, rng):
         compared += 1
         if together.tobytes() != alone.tobytes():
-            failures.append(f"{what}: {int((together != alone).sum())} of {together.size} values differ")
+            failures.append(f"{case}: {int((together != alone).sum())} of {together.size} values differ")
     return KernelReport(compared, tuple(failures))
 
 
@@ -63,28 +63,27 @@ def _cases(
 def _linear(
     matrix: Matrix, arithmetic: str, buffers: Buffers, team: Team, rng: np.random.Generator
 ) -> Iterator[tuple[int, int, Float32, Float32]]:
-    """(rows, threads, y together, y of the same rows alone) of the layer's first panels."""
+    """(rows, threads, y computed together, y computed row by row) of the layer's first panels."""
     panels = min(matrix.panels, 2 * buffers.members + 3)
     some = _first_panels(matrix, panels)
     most = buffers.rows
     x = rng.standard_normal((most, some.weights.padded_inputs), dtype=np.float32)
     x[:, some.weights.inputs :] = 0.0
     y = np.zeros((most, panels * PANEL), np.float32)
-    record = linear_record(some, x, y, "rows", 1, buffers.own, True, arithmetic)
+    record = linear_record(some, buffers.scratch_fields, arithmetic, x=x, y=y)
     run = _Pass(team, record)
     alone = np.empty_like(y)
     for row in range(most):
-        record[_X], record[_Y] = x[row:].ctypes.data, alone[row:].ctypes.data
+        bind(record, "linear", "x", x[row:])
+        bind(record, "linear", "y", alone[row:])
         run(1, 1)
-    record[_X], record[_Y] = x.ctypes.data, y.ctypes.data
+    bind(record, "linear", "x", x)
+    bind(record, "linear", "y", y)
     for threads in range(1, buffers.members + 1):
         for rows in range(1, most + 1) if threads in (1, buffers.members) else _SAMPLED:
             y[:] = 0.0
             run(rows, threads)
             yield rows, threads, y[:rows], alone[:rows]
-
-
-_X, _Y = 3, 5  # places of x and y in a linear layer's record
 
 
 def _first_panels(matrix: Matrix, panels: int) -> Matrix:
@@ -94,10 +93,10 @@ def _first_panels(matrix: Matrix, panels: int) -> Matrix:
 
 
 class _Pass:
-    """Runs one operation, or a few, as a pass of its own. Arrays named are fields of the pass."""
+    """A pass of one operation or a few. `fields` are words of the pass."""
 
     def __init__(self, team: Team, *records: Int64, **fields: NDArray[np.generic] | int) -> None:
-        self._team, self._kept = team, (records, fields)
+        self._team, self._keeps_alive = team, (records, fields)
         self._program = np.stack(records) if len(records) > 1 else records[0].reshape(1, -1)
         self._words = np.zeros(len(PASS), np.int64)
         self._set("program", self._program.ctypes.data)
@@ -127,7 +126,7 @@ def _random(like: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 def _attention(
     parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, Float32, Float32]]:
-    """The comparisons of `_layer_attention`, of one layer for each size of heads."""
+    """The comparisons of `_layer_attention` for one layer of each size of heads."""
     sizes = {
         (layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): number
         for number, layer in enumerate(parts.layers) if not layer.spec.taps and not layer.spec.rule
@@ -139,7 +138,7 @@ def _attention(
 def _layer_attention(
     parts: ModelWeights, number: int, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
 ) -> Iterator[tuple[int, Float32, Float32]]:
-    """(threads, output together, output of the same rows alone) on a cache of random keys and values."""
+    """(threads, output computed together, output computed row by row) on a cache of random keys and values."""
     spec, keys, values = parts.layers[number].spec, parts.cache.keys[number], parts.cache.values[number]
     for array in (keys, values):
         array[table] = _random(array[table], rng)
@@ -154,13 +153,16 @@ def _layer_attention(
     else:
         queries[:, :, : spec.head_dim] = rng.standard_normal(shape, dtype=np.float32)
     mixed = np.zeros((rows, padded(spec.heads * spec.head_dim, PANEL)), np.float32)
-    values_of = {
-        **buffers.own, "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "padded": wide,
-        "queries": queries, "keys": keys, "values": values, "mixed": mixed, "mixed_stride": mixed.strides[0],
-        "partial": buffers.partial, "blocks": buffers.blocks, "window": max(parts.config.windows), "cap": spec.cap,
+    fields = {
+        **buffers.scratch_fields, "heads": spec.heads, "kv_heads": spec.kv_heads, "dim": spec.head_dim, "padded": wide,
+        "queries": queries, "keys": keys, "values": values, "mixed": mixed, "partial": buffers.partial,
+        "blocks": buffers.blocks, "window": max(parts.config.windows), "cap": spec.cap,
     }  # fmt: skip
     kernels = compilation.kernels(f"cache_{parts.cache.form.name}")
-    records = [record_of("attend", kernels[name], values_of) for name in ("attend", "combine")]
+
+    def records(fields: Mapping[str, Any]) -> list[Int64]:
+        return [record_of("attend", kernels[name], fields) for name in ("attend", "combine")]
+
     contiguous = positions + np.int32(1)
     seen: dict[str, Any] = {
         "tables": np.array([table], np.int32), "table_stride": len(table), "sequences": np.zeros(rows, np.int32),
@@ -169,23 +171,17 @@ def _layer_attention(
     }  # fmt: skip
     alone = np.empty_like(mixed)
     for row in range(rows):
-        one = [record.copy() for record in records]
-        for record in one:
-            record[2] = queries[row:].ctypes.data
-        _Pass(
-            team,
-            *one,
-            **(seen | {"positions": positions[row:], "lengths": contiguous[row:], "contiguous": contiguous[row:]}),
-        )(1, 1)
+        own = {"positions": positions[row:], "lengths": contiguous[row:], "contiguous": contiguous[row:]}
+        _Pass(team, *records(fields | {"queries": queries[row:]}), **(seen | own))(1, 1)
         alone[row] = mixed[0]
     for threads in range(1, buffers.members + 1):
         for count in {rows, 1, 2, 5}:
             mixed[:] = 0.0
-            _Pass(team, *records, **seen)(count, threads)
+            _Pass(team, *records(fields), **seen)(count, threads)
             yield threads, mixed[:count].copy(), alone[:count]
 
 
 def blocks_to_probe(parts: ModelWeights) -> int:
-    """Blocks of the cache that attention is probed with: a whole context, as far as that is not too much memory."""
+    """Blocks of the cache with which attention is probed: a whole context, or as much as _MOST_CACHE allows."""
     block = max(int(keys[0].nbytes) for keys in parts.cache.keys)
     return max(1, min(blocks_for(parts.config.context_length), _MOST_CACHE // max(block, 1)))

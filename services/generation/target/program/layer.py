@@ -1,4 +1,4 @@
-"""One decoder layer as the program of a pass needs it: packed matrices, norms, updates of adapters."""
+"""A decoder layer in memory: packed matrices, norms, updates of adapters."""
 
 from __future__ import annotations
 
@@ -19,28 +19,54 @@ from services.generation.target.program.matrices import AdapterUpdates, Matrix, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
+    """An MLP; panels of gate and up alternate."""
+
     gate_up: Matrix
     down: Matrix
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        return [self.gate_up, self.down]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInputs:
+    """The weights of `LayerInputsSpec`."""
+
     gate: Matrix
     projection: Matrix
     norm: Float32
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParallelNorms:
+    """Weights of the norms in `family.ParallelNames`; the router's are multiplied by its factor."""
+
+    router: Float32
+    norm: Float32
+    after: Float32
+    after_mlp: Float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertLayer:
+    """A layer's router and experts."""
+
+    spec: ExpertsSpec
+    router: Matrix
+    shared_gate: Matrix | None
+    gate_up: list[Matrix]  # of every expert
+    down: list[Matrix]  # of every expert
+    scales: Float32  # of each expert's share
+    bias: Float32  # added to each expert's score to choose experts
+    parallel: ParallelNorms | None
+
     @property
     def matrices(self) -> list[Matrix]:
-        return [self.gate, self.projection]
+        """The matrices that a pass over one row reads."""
+        gate = [self.shared_gate] if self.shared_gate else []
+        return [self.router, *gate, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """Vectors of a layer that folds a state."""
+    """The vectors of a layer that folds a state."""
 
     rule: StateRule
     convolution: Float32  # [taps, convolved]
@@ -53,6 +79,8 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
+    """The weights of a `LayerSpec`; parts that a layer lacks are None."""
+
     spec: LayerSpec
     attention_norm: Float32 | None
     qkv: list[Matrix]
@@ -74,8 +102,9 @@ class Layer:
     @property
     def matrices(self) -> list[Matrix]:
         """The matrices that a pass over one row reads."""
-        inside = [part.matrices for part in (self.mlp, self.experts, self.inputs) if part]
-        return [*self.qkv, self.output, *(matrix for matrices in inside for matrix in matrices)]
+        mlp = [self.mlp.gate_up, self.mlp.down] if self.mlp else []
+        inputs = [self.inputs.gate, self.inputs.projection] if self.inputs else []
+        return [*self.qkv, self.output, *mlp, *(self.experts.matrices if self.experts else []), *inputs]
 
 
 def load_layer(
@@ -99,7 +128,7 @@ def load_layer(
         output=side_by_side(spec.output, spec.prefix, read)[0],
         mlp_norm=norm(spec.mlp_norm) if spec.mlp_norm else None,
         mlp=_mlp(spec, read) if spec.down else None,
-        experts=load_experts(spec.experts, spec.prefix, read) if spec.experts else None,
+        experts=_experts(spec.experts, spec.prefix, read) if spec.experts else None,
         after_attention=norm(spec.after_attention) if spec.after_attention else None,
         after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
         value_norm=ones if spec.value_norms else None,
@@ -141,51 +170,20 @@ def _mlp(spec: LayerSpec, read: Read) -> Mlp:
     return Mlp(gate_up, side_by_side(spec.down, spec.prefix, read)[0])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ParallelMlpNorms:
-    """Weights of norms, as `family.BesideNames` has them; that of the router is multiplied already."""
-
-    router: Float32
-    norm: Float32
-    after: Float32
-    after_mlp: Float32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertLayer:
-    """`gate_up` and `down` of every expert."""
-
-    spec: ExpertsSpec
-    router: Matrix
-    shared_gate: Matrix | None
-    gate_up: list[Matrix]
-    down: list[Matrix]
-    scales: Float32  # of each expert's share
-    bias: Float32  # what is added to each expert's score where some are chosen
-    beside: ParallelMlpNorms | None
-
-    @property
-    def matrices(self) -> list[Matrix]:
-        """The matrices that a pass over one row reads."""
-        gate = [self.shared_gate] if self.shared_gate else []
-        return [self.router, *gate, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
-
-
-def load_experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
-    """Read and pack. Raises WeightsInvalid for weights that are NaN or infinite."""
-    names, beside, scales = spec.beside, None, np.full(len(spec.down), spec.scale, np.float32)
+def _experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
+    names, parallel, scales = spec.parallel, None, np.full(len(spec.down), spec.scale, np.float32)
     if names:
         router, norm, after, after_mlp = (
             vector(read, f"{prefix}{name}.weight")
             for name in (names.router_norm, names.norm, names.after, names.after_mlp)
         )
-        beside = ParallelMlpNorms(router * np.float32(inverse_root(spec.router.inputs)), norm, after, after_mlp)
+        parallel = ParallelNorms(router * np.float32(inverse_root(spec.router.inputs)), norm, after, after_mlp)
         scales = vector(read, f"{prefix}{names.scales}.weight")
     return ExpertLayer(
         spec=spec,
         scales=scales,
         bias=vector(read, f"{prefix}{spec.choice_bias}.weight") if spec.choice_bias else np.zeros_like(scales),
-        beside=beside,
+        parallel=parallel,
         router=side_by_side((spec.router,), prefix, read)[0],
         shared_gate=side_by_side((spec.shared_gate,), prefix, read)[0] if spec.shared_gate else None,
         gate_up=[alternating(modules, prefix, read) for modules in spec.gate_up],

@@ -1,4 +1,4 @@
-"""Records of linear layers, embeddings and adapters' low-rank updates, and where outputs of a pass go."""
+"""Packed matrices, and records of linear layers, embeddings and adapters' low-rank updates."""
 
 from __future__ import annotations
 
@@ -8,57 +8,51 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.generation.target.adapters import Adapter, LowRank
-from services.generation.target.arrays import Float32, Int64, address
+from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.layer_specs import ModuleSpec
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.kernels import compilation
-from services.generation.target.kernels.records import FIELDS, count_of, record_of
+from services.generation.target.kernels.records import count_of, record_of
 from services.generation.target.kernels.row_operations import LANES, PART
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.program.packing import PackedWeights, pack
 from services.generation.target.weights import stay_apart
 
+Read = Callable[[str], StoredTensor]
+
 
 def linear_record(
-    matrix: Matrix, x: Float32, y: Float32, count: str, unit: int, own: Mapping[str, object], barrier: bool,
-    arithmetic: str = "float32",
+    matrix: Matrix, scratch: Mapping[str, object], arithmetic: str = "float32", *, x: Float32, y: Float32,
+    count: str = "rows", unit: int = 1, barrier: bool = True,
 ) -> Int64:  # fmt: skip
-    """y[:, first:] = x W^T + b."""
+    """y = x W^T + b, in the matrix's columns of y, for the rows that the word `count` of a pass counts.
+
+    Members are given multiples of `unit` panels.
+    """
     weights = matrix.weights
-    place = y.ctypes.data + 4 * matrix.first if len(y) else 0
     values = {
-        **own, "weights": weights.panels, "x": x, "x_stride": x.strides[0], "y": place,
-        "y_stride": y.strides[0] if len(y) else 0, "bias": matrix.bias, "groups": weights.padded_inputs // GROUP,
-        "panels": matrix.panels, "unit": unit, "count": count_of(count),
+        **scratch, "weights": weights.panels, "x": x, "y": y[:, matrix.first :], "bias": matrix.bias,
+        "groups": weights.padded_inputs // GROUP, "panels": matrix.panels, "unit": unit, "count": count_of(count),
     }  # fmt: skip
     kernel = compilation.kernels(compilation.linear_module(weights.storage.name, arithmetic))["linear"]
     return record_of("linear", kernel, values, barrier=barrier)
 
 
-def embedding_record(matrix: Matrix, x: Float32, size: int, own: Mapping[str, object], factor: float = 1.0) -> Int64:
-    """x[row] = the embedding of the pass's token of that row, times a factor."""
+def embedding_record(
+    matrix: Matrix, x: Float32, size: int, scratch: Mapping[str, object], factor: float = 1.0
+) -> Int64:
+    """x[row] = factor * the embedding of the row's token."""
     weights = matrix.weights
-    kernel = compilation.kernels(f"embed_{weights.storage.name}")["embed"]
     values = {
-        **own, "weights": weights.panels, "groups": weights.padded_inputs // GROUP, "x": x, "x_stride": x.strides[0],
-        "size": size, "factor": factor,
+        **scratch, "weights": weights.panels, "groups": weights.padded_inputs // GROUP, "x": x, "size": size,
+        "factor": factor,
     }  # fmt: skip
-    return record_of("embed", kernel, values)
-
-
-def bind_output(record: Int64, operation: str, field: str, array: Float32, column: int = 0) -> None:
-    """Point a field of a record, and the stride beside it, at an array from a column on."""
-    names = FIELDS[operation]
-    record[names.index(field) + 2] = address(array) + array.itemsize * column
-    record[names.index(f"{field}_stride") + 2] = array.strides[0] if len(array) else 0
-
-
-Read = Callable[[str], StoredTensor]
+    return record_of("embed", compilation.kernels(f"embed_{weights.storage.name}")["embed"], values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """Packed weights and bias [padded columns] that give the columns of a layer's output from `first` on."""
+    """Packed weights and bias [padded columns] for the columns of a layer's output from `first` on."""
 
     weights: PackedWeights
     bias: Float32
@@ -70,7 +64,7 @@ class Matrix:
 
 
 def matrix_of(tensor: StoredTensor, bias: Float32 | None = None, order: Int64 | None = None) -> Matrix:
-    """The weights of one module [out, in] as they are stored. Raises WeightsInvalid for NaN and infinity."""
+    """The packed weights of one module [out, in]. Raises WeightsInvalid for NaN and infinity."""
     tensor.check_finite()
     weights = pack(tensor.storage, tensor.shape[1], tensor.data, order)
     whole = np.zeros(len(weights.panels) * PANEL, np.float32)
@@ -80,9 +74,9 @@ def matrix_of(tensor: StoredTensor, bias: Float32 | None = None, order: Int64 | 
 
 
 def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list[Matrix]:
-    """The modules' outputs one after another: one matrix for neighbours in the same storage.
+    """Matrices for the concatenated outputs of modules: one for each run of modules in the same storage.
 
-    A matrix writes whole panels. Where they do not `stay_apart`, all are widened to float32 and become one.
+    A matrix writes whole panels. Modules that do not `stay_apart` are widened to float32 and become one matrix.
     """
     tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
     storages = [tensor.storage for tensor in tensors]
@@ -101,9 +95,9 @@ def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list
 
 
 def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matrix:
-    """A panel of the first of two modules of one size, a panel of the second, and so on; filled up to whole panels.
+    """A matrix in which panels of two modules of the same size alternate, padded to whole panels.
 
-    One module is two that were put together.
+    A single module is the concatenation of two.
     """
     tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
     if len({tensor.storage for tensor in tensors}) > 1:
@@ -120,7 +114,7 @@ def vector(read: Read, name: str, offset: float = 0.0) -> Float32:
     """A vector of weights, each with `offset` added. Raises WeightsInvalid for NaN and infinity."""
     tensor = read(name)
     tensor.check_finite()
-    values = np.array(tensor.values(), np.float32)  # a copy: a view would keep the whole file mapped
+    values = np.array(tensor.values(), np.float32)  # a copy, since a view would keep the whole file mapped
     return values + np.float32(offset) if offset else values
 
 
@@ -147,11 +141,14 @@ def _widened(tensor: StoredTensor) -> StoredTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterUpdates:
-    """`parts` [parts, len(PART)] records; `adapter_parts` [adapters + 1]: the first part of each adapter."""
+    """Records of the adapters' updates of one linear layer.
+
+    parts [parts, len(PART)]; adapter_parts [adapters + 1]: the first part of each adapter.
+    """
 
     parts: Int64
     adapter_parts: Int64
-    kept: tuple[Float32, ...]  # the matrices that the records point to
+    keeps_alive: tuple[Float32, ...]  # the matrices to which records point
 
     @property
     def any(self) -> bool:
@@ -159,10 +156,10 @@ class AdapterUpdates:
 
     @classmethod
     def of(cls, adapters: Sequence[Adapter], layer: int, modules: Sequence[ModuleSpec], halves: bool) -> AdapterUpdates:
-        """`halves`: panels of the two modules, or of one module's two halves, alternate in the output; else modules
-        stand side by side.
+        """Updates of a layer's modules. `halves`: in the output, panels of two modules, or of the two halves of one
+        module, alternate; otherwise modules are concatenated.
         """
-        parts, starts, kept = [], [0], []
+        parts, starts, keeps_alive = [], [0], []
         for adapter in adapters:
             first = 0
             for module in modules:
@@ -171,12 +168,12 @@ class AdapterUpdates:
                 if update is not None:
                     for number, up_rows in enumerate(np.split(update.up, 2) if fused else (update.up,)):
                         down, up = _terms_first(update.down), _terms_first(up_rows)
-                        kept += [down, up]
+                        keeps_alive += [down, up]
                         parts.append(_part(update, down, up, len(up_rows), first + number * PANEL, halves))
                 first += PANEL if halves else module.outputs
             starts.append(len(parts))
         records = np.array(parts, np.int64).reshape(-1, len(PART))
-        return cls(records, np.array(starts, np.int64), tuple(kept))
+        return cls(records, np.array(starts, np.int64), tuple(keeps_alive))
 
 
 def _part(update: LowRank, down: Float32, up: Float32, outputs: int, first: int, halves: bool) -> list[int]:
@@ -185,7 +182,7 @@ def _part(update: LowRank, down: Float32, up: Float32, outputs: int, first: int,
 
 
 def _terms_first(matrix: Float32) -> Float32:
-    """[outputs, terms] as [terms, outputs], lines filled up with zeros to whole vectors."""
+    """[outputs, terms] as [terms, outputs], lines padded with zeros to whole vectors."""
     outputs, terms = matrix.shape
     whole = np.zeros((terms, padded(outputs, LANES)), np.float32)
     whole[:, :outputs] = matrix.T

@@ -34,7 +34,7 @@ Field = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeights:
-    """Weights [columns, inputs] as kernels read them; `panels` [panels, bytes of a panel]."""
+    """Packed weights [columns, inputs]; `panels` [panels, bytes of a panel]."""
 
     storage: Storage
     columns: int
@@ -152,7 +152,7 @@ def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _in_bytes(rows: Bytes) -> Bytes:
-    """Rows of iq4_nl as the q8_0 that has its scales, and its values as they are."""
+    """Rows of iq4_nl as q8_0 with the same scales and values."""
     blocks = rows.reshape(len(rows), -1, 18)
     halves = blocks[..., 2:]
     values = _IQ4_NL[np.concatenate([halves & 15, halves >> 4], axis=-1)].view(np.uint8)

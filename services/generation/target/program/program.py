@@ -1,4 +1,4 @@
-"""A pass as a program: a record for each operation of each layer, which the team runs without coming back to Python."""
+"""A pass as a program: a record for each operation of each layer, all of which the team executes in one call."""
 
 from __future__ import annotations
 
@@ -14,26 +14,22 @@ from services.generation.target.config.layer_specs import LAYER_EMBEDDING, LAYER
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.linear.linear import scratch_bytes
-from services.generation.target.kernels.records import KERNEL, PASS
+from services.generation.target.kernels.records import KERNEL, PASS, bind
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, on_huge_pages
 from services.generation.target.program.layer import Layer
-from services.generation.target.program.matrices import (
-    Matrix,
-    Read,
-    bind_output,
-    embedding_record,
-    linear_record,
-    matrix_of,
-    vector,
-)
+from services.generation.target.program.matrices import Matrix, Read, embedding_record, linear_record, matrix_of, vector
 from services.generation.target.program.operations import NOWHERE, Operations
 from services.generation.target.program.team import Passes
+
+_SCRATCH = 1 << 16  # bytes: a block of a panel, widened
+_ROWS, _TOKENS = PASS.index("rows"), PASS.index("tokens")
+_PRODUCT_ROWS = 256  # of one product
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerInputsTable:
-    """Parts of the inputs: a table of all layers' by token, and a projection of the token's embedding."""
+    """Weights of all layers' inputs: a table by token, and a projection of the token's embedding."""
 
     embedding: Matrix
     projection: Matrix
@@ -41,12 +37,12 @@ class LayerInputsTable:
 
     @classmethod
     def load(cls, read: Read) -> LayerInputsTable:
-        """Raises WeightsInvalid for weights that are NaN or infinite."""
+        """Read and pack the weights. Raises WeightsInvalid for weights that are NaN or infinite."""
         return cls(matrix_of(read(LAYER_EMBEDDING)), matrix_of(read(LAYER_PROJECTION)), vector(read, LAYER_NORM))
 
 
 class LayerInputLines:
-    """Lines of a pass: `inputs` [rows, layers * size], what is added to them, and what a layer works in."""
+    """Lines of a pass: `inputs` and `table`, [rows, layers * size], and `gated`, [rows, size]."""
 
     def __init__(self, config: TargetConfig, buffers: Buffers) -> None:
         self.size = config.layer_inputs
@@ -55,14 +51,14 @@ class LayerInputLines:
         self.gated = buffers.lines(self.size)
 
     def of(self, layer: int) -> Float32:
-        """[rows, size]"""
+        """The inputs of a layer, [rows, size]."""
         return self.inputs[:, layer * self.size : (layer + 1) * self.size]
 
 
 def write_layer_inputs(
     operations: Operations, table: LayerInputsTable, lines: LayerInputLines, config: TargetConfig, buffers: Buffers
 ) -> None:
-    """Operations that make the inputs of all layers, of the embeddings in `buffers.x`."""
+    """Emit the operations that compute the inputs of all layers from the embeddings in `buffers.x`."""
     whole = config.layers * lines.size
     factor = math.sqrt(config.layer_inputs)
     operations.embed(table.embedding, lines.table, whole, factor)
@@ -76,7 +72,7 @@ def write_layer_inputs(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
-    """All of a model that a program points to."""
+    """A model's packed weights and its cache, to which programs point."""
 
     config: TargetConfig
     layers: Sequence[Layer]
@@ -97,15 +93,15 @@ class Program:
         self._features: list[tuple[int, int]] = []  # (record, column) of each layer's copy
         operations = Operations(parts.config, buffers, parts.cache, adapted=adapted, arithmetic=parts.arithmetic)
         self._write(operations)
-        self.records, self._kept = np.stack(operations.records), operations.kept
+        self.records, self._keeps_alive = np.stack(operations.records), operations.keeps_alive
         self.folding = _folding(parts, buffers)
 
     def bind_outputs(self, logits: Float32, features: Float32) -> None:
-        """Say where logits [wanted, padded vocabulary] and features [rows, layers * hidden] go."""
+        """Set the arrays for logits [wanted, padded vocabulary] and features [rows, layers * hidden]."""
         for record, operation in self._last:
-            bind_output(self.records[record], operation, "y", logits)
+            bind(self.records[record], operation, "y", logits)
         for record, column in self._features:
-            bind_output(self.records[record], "copy", "out", features, column)
+            bind(self.records[record], "copy", "out", features, column)
 
     def _write(self, operations: Operations) -> None:
         parts, buffers = self._parts, self._buffers
@@ -113,13 +109,13 @@ class Program:
         lines = self._inputs(operations, parts.inputs) if parts.inputs else None
         for number, layer in enumerate(parts.layers):
             self._copy(operations, number)
-            operations.store(layer, number, operations.read(layer.attention_norm))
+            operations.project(layer, number, operations.norm_input(layer.attention_norm))
             operations.attend(layer, number)
             operations.mlp(layer)
             operations.inputs(layer, *((lines.of(number), lines.gated) if lines else (NOWHERE, NOWHERE)))
         self._copy(operations, len(parts.layers))
         operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
-        self._last = [(len(operations.records), "linear")]  # what writes logits
+        self._last = [(len(operations.records), "linear")]  # operations that write logits
         operations.linear(parts.head, buffers.normed, NOWHERE, count="wanted")
         if parts.config.logit_cap:
             self._last.append((len(operations.records), "cap"))
@@ -127,12 +123,12 @@ class Program:
 
     def _inputs(self, operations: Operations, table: LayerInputsTable) -> LayerInputLines:
         lines = LayerInputLines(self._parts.config, self._buffers)
-        self._lines = lines  # which records point to
+        self._lines = lines  # keeps alive the lines to which records point
         write_layer_inputs(operations, table, lines, self._parts.config, self._buffers)
         return lines
 
     def _copy(self, operations: Operations, layer: int) -> None:
-        """The stream after `layer` layers, where it is wanted as a feature."""
+        """Copy the stream after `layer` layers for each time that it is wanted as a feature."""
         size = self._parts.config.hidden_size
         for place, wanted in enumerate(self._wanted_features):
             if wanted == layer:
@@ -141,7 +137,7 @@ class Program:
 
 
 def _folding(parts: ModelWeights, buffers: Buffers) -> Int64 | None:
-    """The records that fold the steps of all layers' states, of a pass without rows."""
+    """Records that fold the steps of all layers' states, for a pass without rows."""
     operations = Operations(parts.config, buffers, parts.cache)
     for number, layer in enumerate(parts.layers):
         if layer.state is not None:
@@ -149,45 +145,35 @@ def _folding(parts: ModelWeights, buffers: Buffers) -> Int64 | None:
     return np.stack(operations.records) if operations.records else None
 
 
-_SCRATCH = 1 << 16  # bytes: a block of a panel, widened
-
-
 class EmbeddingTable:
     """The rows of a packed matrix [tokens, size]. Used by one thread."""
 
     def __init__(self, matrix: Matrix, size: int) -> None:
-        self._size, self._scratch = size, on_huge_pages(_SCRATCH)
-        own = {"scratch": self._scratch, "scratch_size": 0}
-        self._record = embedding_record(matrix, np.empty((1, 1), np.float32), size, own)
+        self._size, scratch = size, {"scratch": on_huge_pages(_SCRATCH), "scratch_size": 0}
+        self._record = embedding_record(matrix, NOWHERE, size, scratch)
         self._words = np.zeros(len(PASS), np.int64)
-        self._kept = matrix
+        self._keeps_alive = matrix, scratch
 
     def rows(self, tokens: Int64) -> Float32:
         """[n] ids to [n, size]."""
         tokens = np.ascontiguousarray(tokens, np.int64)
         out = np.empty((len(tokens), padded(self._size, PANEL)), np.float32)
-        bind_output(self._record, "embed", "x", out)
+        bind(self._record, "embed", "x", out)
         self._words[_ROWS], self._words[_TOKENS] = len(tokens), tokens.ctypes.data
         compilation.call(int(self._record[KERNEL]), self._record.ctypes.data, self._words.ctypes.data, 0, 1)
         return out[:, : self._size]
 
 
-_ROWS, _TOKENS = PASS.index("rows"), PASS.index("tokens")
-
-
-_PRODUCT_ROWS = 256  # that go through at a time
-
-
 class Product:
-    """A packed matrix [outputs, inputs] that rows outside of any program are multiplied with. Used by one thread."""
+    """Products with a packed matrix [outputs, inputs] outside of any program. Used by one thread."""
 
     def __init__(self, matrix: Matrix, outputs: int, threads: int, arithmetic: str = "float32") -> None:
         inputs = matrix.weights.inputs
         scratch_size = padded(scratch_bytes(inputs), 4096)
         self._x = on_huge_pages(4 * _PRODUCT_ROWS * padded(inputs, PANEL)).view(np.float32).reshape(_PRODUCT_ROWS, -1)
-        own = {"scratch": on_huge_pages(scratch_size * threads), "scratch_size": scratch_size}
-        self._record = linear_record(matrix, self._x, NOWHERE, "rows", 1, own, True, arithmetic)
-        self._kept, self._outputs, self._passes = (matrix, own), outputs, Passes(threads)
+        scratch = {"scratch": on_huge_pages(scratch_size * threads), "scratch_size": scratch_size}
+        self._record = linear_record(matrix, scratch, arithmetic, x=self._x, y=NOWHERE)
+        self._keeps_alive, self._outputs, self._passes = (matrix, scratch), outputs, Passes(threads)
 
     def rows(self, x: Float32) -> Float32:
         """[n, inputs] to [n, outputs]."""
@@ -195,6 +181,6 @@ class Product:
         for first in range(0, len(x), _PRODUCT_ROWS):
             some = x[first : first + _PRODUCT_ROWS]
             self._x[: len(some), : some.shape[1]] = some
-            bind_output(self._record, "linear", "y", y[first:])
+            bind(self._record, "linear", "y", y[first:])
             self._passes.run_plain(self._record[None], len(some))
         return y[:, : self._outputs]

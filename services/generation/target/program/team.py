@@ -1,4 +1,4 @@
-"""The team of threads of this process, and the running of programs over the rows of passes by it."""
+"""This process's team of threads, which executes the programs of passes."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from services.generation.target.states import Steps
 
 _FIRST_BREAK, _LONGEST_BREAK = 0.02, 1.0  # seconds
 _SLEPT = POOL.index("slept")
-_TOO_MUCH_SLEEP, _SOME_SLEEP = 0.2, 0.04  # of a pass; the latter where one thread takes no longer than the team
-_DEARER = 1.3  # times as long as the team: a pass that takes one thread longer is not run by it
+_TOO_MUCH_SLEEP, _SOME_SLEEP = 0.2, 0.04  # of a pass; the latter if one thread takes no longer than the team
+_MOST_SLOWDOWN = 1.3  # of one thread relative to the team; slower passes are executed by the team even in a break
 _NEWEST = 0.1  # weight of the newest pass
-_SLEEPS = sys.platform == "linux"  # whether members can wait for each other: elsewhere passes are run by one thread
+_SLEEPS = sys.platform == "linux"  # members can wait for each other; elsewhere passes are executed by one thread
 _PLACE = {name: number for number, name in enumerate(PASS)}
 _ROWS = slice(_PLACE["rows"], _PLACE["branches"] + 1)  # counts, a stride, addresses of tokens and parts
 
 
 class Team:
-    """Threads of this process that compute passes together. A pass may be run from any thread, one at a time.
+    """Threads of this process that compute passes together. Any thread may run a pass, one at a time.
 
-    Where another process takes a CPU away from one member, the others wait for it at every barrier, and a team of two
-    gets less done than one thread alone. A team that had to sleep therefore makes a break, in which passes are run by
-    one thread, a longer one where the first pass after it goes no better; no bit depends on who runs a pass.
+    If another process takes the CPU of a member, the others wait for it at every barrier, and a team of two is slower
+    than one thread. Therefore a team whose members slept takes a break, in which one thread executes passes; breaks
+    become longer as long as the first pass after a break is no better. No bit depends on the number of threads.
 
-    How much sleep is too much depends on what one thread would take. A pass over one row waits for the memory, and one
-    thread is about as fast; many rows want all CPUs, and break no team up for long.
+    The acceptable share of sleep depends on the time of one thread. A pass over one row waits for memory, and one
+    thread is about as fast; passes over many rows need all CPUs, and breaks are short.
     """
 
     def __init__(self, kernels: dict[str, int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,7 +55,7 @@ class Team:
             os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """No threads but the caller's: at the start, and in a child process, which inherits none."""
+        """Reset to the calling thread alone: at the start, and in a child process, which inherits no threads."""
         self._pool = np.zeros((len(POOL), 8), np.int64)
         self._place = self._pool.ctypes.data
         self._busy = threading.Lock()
@@ -64,16 +64,16 @@ class Team:
         self._paces = defaultdict[tuple[int, int], _Pace](_Pace)  # by program and rows
 
     def run(self, words: Any, threads: int, *, wait: bool = False) -> None:
-        """Run the program of a pass (`records.PASS`) on up to `threads` threads; returns when all of it is done.
+        """Execute the program of a pass (`records.PASS`) on up to `threads` threads.
 
-        `wait`: on no fewer, even where another pass is under way or other processes want the CPUs.
+        `wait`: on exactly `threads` threads, even if another pass is in progress or the CPUs are busy.
         """
         if threads == 1 or not _SLEEPS:
             self._run(self._place, address(words), 1)
             return
         pace = self._paces[int(words[_PLACE["program"]]), int(words[_PLACE["rows"]])]
         start = self._clock()
-        paused = not wait and start < self._alone_until and pace.alone <= _DEARER * (pace.together or pace.alone)
+        paused = not wait and start < self._alone_until and pace.alone <= _MOST_SLOWDOWN * (pace.together or pace.alone)
         if paused or not self._busy.acquire(blocking=wait):
             self._run(self._place, address(words), 1)
             pace.alone = _blended(pace.alone, self._clock() - start)
@@ -87,8 +87,8 @@ class Team:
             self._busy.release()
 
     def keep_subnormals(self) -> None:
-        """Sets the calling thread to round to nearest and keep subnormals, as passes do, whatever a library has
-        told it: sampling and processors are arithmetic too.
+        """Set the calling thread to round to nearest and keep subnormals, as in passes: libraries may change it, and
+        sampling and processors are arithmetic, too.
         """
         self._set_float_mode(self._float_mode)
 
@@ -99,9 +99,7 @@ class Team:
             self._threads += 1
 
     def _note(self, pace: _Pace, seconds: float, threads: int) -> None:
-        """The members have run a pass together in `seconds`, part of which they may have slept, waiting for
-        another one.
-        """
+        """Record that the members executed a pass in `seconds`, and begin a break if they slept too much of it."""
         pace.together = _blended(pace.together, seconds)
         slept = 1e-9 * float(self._pool[_SLEPT, 0]) / (threads * seconds)
         self._pool[_SLEPT, 0] = 0
@@ -114,10 +112,10 @@ class Team:
 
 @dataclass(slots=True)
 class _Pace:
-    """Seconds of passes with the same program and as many rows, of late: by one thread, and by all. 0 is unknown."""
+    """Recent seconds of passes with the same program and number of rows; 0 if unknown."""
 
-    alone: float = 0.0
-    together: float = 0.0
+    alone: float = 0.0  # by one thread
+    together: float = 0.0  # by the team
 
 
 def _blended(known: float, seconds: float) -> float:
@@ -131,31 +129,31 @@ def team() -> Team:
 
 
 class Passes:
-    """Runs one program at a time, by this process's team. Used by one thread."""
+    """Executes one program at a time with this process's team. Used by one thread."""
 
     def __init__(self, threads: int) -> None:
         self._team, self._threads = team(), threads
         self._words = np.zeros(len(PASS), np.int64)
 
     def run(self, records: Int64, rows: Rows, steps: Steps | None = None) -> None:
-        """Run all operations of a program [operations, words]; `steps` are what is folded."""
+        """Execute all operations of a program [operations, words]; `steps` are the folded steps."""
         begin, width = address(rows.numbers), rows.numbers.itemsize
         self._words[_ROWS] = (
             len(rows), len(rows.wanted), rows.tables.shape[1], address(rows.tokens),
             *[begin + width * start for start in rows.starts],
         )  # fmt: skip
-        kept = steps and self._with(steps)
+        keeps_alive = steps and self._with(steps)
         self._run(records)
-        del kept
+        del keeps_alive
 
     def fold(self, records: Int64, steps: Steps) -> None:
-        """Run operations that fold steps none of which is a row."""
-        kept = self._with(steps)
+        """Execute operations that fold steps without rows."""
+        keeps_alive = self._with(steps)
         self.run_plain(records, 0)
-        del kept
+        del keeps_alive
 
     def _with(self, steps: Steps) -> Steps:
-        """Point at steps, as they lie in memory one after another: they must be kept until the pass is done."""
+        """Set the addresses of contiguous copies of steps, which the caller keeps alive until the pass is done."""
         steps = Steps(*(np.ascontiguousarray(each) for each in (steps.taps, steps.rows, steps.sources, steps.targets)))
         for name in ("taps", "rows", "sources", "targets"):
             self._words[_PLACE[f"step_{name}"]] = address(getattr(steps, name))
@@ -163,7 +161,7 @@ class Passes:
         return steps
 
     def run_plain(self, records: Int64, rows: int) -> None:
-        """Run operations that ask for nothing about their rows but how many there are."""
+        """Execute operations that need only the number of rows."""
         self._words[_PLACE["rows"]] = rows
         self._run(records)
 

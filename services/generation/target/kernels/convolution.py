@@ -40,7 +40,7 @@ def build(module: ir.Module, machine: Machine, cached: Lines) -> None:
         before, _, x = parts(row)
         to = c.at(record.values, c.add(c.mul(c.index(passed.slots, row), line), own))
 
-        def stored(at: Value, lanes: int, before: Value = before, x: Value = x, to: Value = to) -> None:
+        def stored(at: Value, lanes: int) -> None:
             product = c.b.fmul(c.load(before, at, F32, lanes), c.load(x, at, F32, lanes))
             cached.store(c, product, to, c.div(c.mul(at, cached.size), 4))
 
@@ -53,7 +53,7 @@ def build(module: ir.Module, machine: Machine, cached: Lines) -> None:
             c.store(c.add(c.mul(path.slot(c.add(begin, tap)), line), own), places, c.mul(tap, 8))
         out = c.at(c.at(record.mixed, c.mul(row, record.mixed_stride)), column)
 
-        def convolved(at: Value, lanes: int, after: Value = after, hidden: Value = hidden, out: Value = out) -> None:
+        def convolved(at: Value, lanes: int) -> None:
             kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
             total = c.variable(kind, c.vector(F32, 0.0, lanes))
             with c.loop(record.taps, hidden) as tap:

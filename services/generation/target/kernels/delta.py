@@ -60,14 +60,14 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
             to = c.at(record.values, c.add(c.mul(c.index(passed.slots, row), line), c.mul(column, cached.size)))
             x = c.at(c.at(record.qkv, c.mul(row, record.qkv_stride)), c.mul(source, 4))
 
-            def each(at: Value, lanes: int, x: Value = x, to: Value = to) -> None:
+            def each(at: Value, lanes: int) -> None:
                 cached.store(c, c.load(x, at, F32, lanes), to, c.div(c.mul(at, cached.size), 4))
 
             vectors(c, size, each)
 
     with c.loop(last, first) as head:
 
-        def convolve(head: Value = head) -> None:
+        def convolve() -> None:
             is_value = c.compare(head, ">=", both)
             value = c.add(c.mul(c.sub(head, both), record.value_dim), record.values_at)
             column = c.b.select(is_value, value, c.add(c.mul(head, record.key_dim), record.heads_at))
@@ -81,7 +81,7 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
                     inverse = c.b.fadd(sum_of_squares(c, to, size), c.real(LEAST))
                     inverse = c.b.fdiv(c.real(1.0), c.sqrt(inverse))
 
-                    def scaled(at: Value, lanes: int, to: Value = to, inverse: Value = inverse) -> None:
+                    def scaled(at: Value, lanes: int) -> None:
                         y = c.b.fmul(c.load(to, at, F32, lanes), c.repeated(inverse, lanes))
                         c.store(c.b.fmul(y, c.repeated(factor, lanes)), to, at)
 
@@ -98,10 +98,7 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
                 to = c.at(record.folded, c.add(c.mul(step, record.folded_stride), c.mul(convolved, 4)))
                 strength_to = c.at(to, c.mul(record.value_heads, 4))
 
-                def gate(
-                    at: Value, lanes: int, strengths: Value = strengths, decays: Value = decays, to: Value = to,
-                    strength_to: Value = strength_to,
-                ) -> None:  # fmt: skip
+                def gate(at: Value, lanes: int) -> None:
                     place = c.div(c.mul(at, cached.size), 4)
                     time = c.b.fadd(cached.load(c, decays, place, lanes), c.load(record.shifts, at, F32, lanes))
                     time = softplus(c, time)
@@ -163,7 +160,7 @@ def _fold(module: ir.Module, machine: Machine) -> None:
     with c.loop(last, first) as unit, c.loop(passed.steps) as step:
         head = c.div(unit, panels)
 
-        def state(number: Value, unit: Value = unit) -> Value:
+        def state(number: Value) -> Value:
             kept = c.at(record.states, c.add(c.mul(number, record.state_size), c.mul(unit, piece)))
             passing = c.at(scratch, c.mul(c.sub(number, record.kept), piece))
             return b.select(c.compare(number, "<", record.kept), kept, passing)
@@ -229,10 +226,10 @@ def _normed_gate(module: ir.Module, machine: Machine) -> None:
         mixed = c.at(record.mixed, c.add(c.mul(row, record.mixed_stride), c.mul(column, 4)))
         gate = c.at(record.qkv, c.add(c.mul(row, record.qkv_stride), c.mul(c.add(column, record.first), 4)))
 
-        def gated(at: Value, lanes: int, mixed: Value = mixed, gate: Value = gate) -> None:
+        def gated(at: Value, lanes: int) -> None:
             c.store(c.b.fmul(c.load(mixed, at, F32, lanes), silu(c, c.load(gate, at, F32, lanes))), mixed, at)
 
-        def normed(weight: Value, mixed: Value = mixed) -> None:
+        def normed(weight: Value) -> None:
             inverse = inverse_rms(c, mixed, record.dim, record.epsilon)
 
             def scaled(at: Value, lanes: int) -> None:
@@ -245,7 +242,7 @@ def _normed_gate(module: ir.Module, machine: Machine) -> None:
             normed(record.weight)
             vectors(c, record.dim, gated)
 
-        def gate_first(column: Value = column) -> None:
+        def gate_first() -> None:
             vectors(c, record.dim, gated)
             normed(c.at(record.weight, c.mul(column, 4)))
 
@@ -264,7 +261,7 @@ def _head_gate(module: ir.Module, machine: Machine) -> None:
         place = c.mul(c.add(c.mul(column, 2), record.dim), 4)
         gate = c.at(record.qkv, c.add(c.mul(row, record.qkv_stride), place))
 
-        def gated(at: Value, lanes: int, mixed: Value = mixed, gate: Value = gate) -> None:
+        def gated(at: Value, lanes: int) -> None:
             c.store(c.b.fmul(c.load(mixed, at, F32, lanes), sigmoid(c, c.load(gate, at, F32, lanes))), mixed, at)
 
         vectors(c, record.dim, gated)

@@ -159,7 +159,7 @@ def _gather(module: ir.Module, machine: Machine) -> None:
         out = c.at(record.out, c.mul(c.word(record.places, pair), record.out_stride))
         factor = c.load(record.factors, c.mul(pair, 4), F32)
 
-        def scaled(at: Value, lanes: int, x: Value = x, out: Value = out, factor: Value = factor) -> None:
+        def scaled(at: Value, lanes: int) -> None:
             c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(factor, lanes)), out, at)
 
         vectors(c, record.size, scaled)
@@ -199,7 +199,7 @@ def _mix(module: ir.Module, machine: Machine) -> None:
     with c.loop(last, first) as row:
         out, pair = c.at(record.out, c.mul(row, record.out_stride)), c.mul(row, record.chosen)
 
-        def mixed(at: Value, lanes: int, out: Value = out, pair: Value = pair) -> None:
+        def mixed(at: Value, lanes: int) -> None:
             c.store(_sum(c, record, pair, at, lanes), out, at)
 
         vectors(c, record.size, mixed)
@@ -227,7 +227,7 @@ def _gate_rows(module: ir.Module, machine: Machine) -> None:
         x = c.at(record.x, c.mul(row, record.x_stride))
         gate = sigmoid(c, c.load(c.at(record.gates, c.mul(row, record.gates_stride)), 0, F32))
 
-        def gated(at: Value, lanes: int, x: Value = x, gate: Value = gate) -> None:
+        def gated(at: Value, lanes: int) -> None:
             c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(gate, lanes)), x, at)
 
         vectors(c, record.size, gated)

@@ -207,7 +207,7 @@ def _norm(module: ir.Module, machine: Machine) -> None:
         out = c.at(record.out, c.mul(row, record.out_stride))
         inverse = inverse_rms(c, x, record.size, record.epsilon)
 
-        def scaled(at: Value, lanes: int, x: Value = x, out: Value = out, inverse: Value = inverse) -> None:
+        def scaled(at: Value, lanes: int) -> None:
             y = b.fmul(c.load(x, at, F32, lanes), c.repeated(inverse, lanes))
             c.store(b.fmul(y, c.load(record.weight, at, F32, lanes)), out, at)
 
@@ -233,7 +233,7 @@ def _add(module: ir.Module, machine: Machine) -> None:
         x = c.at(c.at(record.x, c.mul(row, record.x_stride)), c.mul(low, 4))
         y = c.at(c.at(record.y, c.mul(row, record.y_stride)), c.mul(low, 4))
 
-        def added(at: Value, lanes: int, x: Value = x, y: Value = y) -> None:
+        def added(at: Value, lanes: int) -> None:
             c.store(c.b.fadd(c.load(x, at, F32, lanes), c.load(y, at, F32, lanes)), x, at)
 
         vectors(c, size, added)
@@ -286,7 +286,7 @@ def _each_row(module: ir.Module, machine: Machine, name: str, inputs: Sequence[s
             c.at(getattr(record, each), c.mul(row, getattr(record, f"{each}_stride"))) for each in (*inputs, out)
         )
 
-        def computed(at: Value, lanes: int, sources: list[Value] = sources, to: Value = to) -> None:
+        def computed(at: Value, lanes: int) -> None:
             c.store(of(c, record, *(c.load(source, at, F32, lanes) for source in sources)), to, at)
 
         vectors(c, record.size, computed)

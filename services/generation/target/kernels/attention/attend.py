@@ -159,7 +159,7 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
             with c.loop(end, own, layout.tile) as start:
                 tile = _Tile(start, c.smaller(c.add(start, layout.tile), end))
 
-                def join(row: Value, some: Value, block: Value, begin: Value, start: Value = start) -> None:
+                def join(row: Value, some: Value, block: Value, begin: Value) -> None:
                     heads, is_first = c.mul(some, layout.group_size), c.b.zext(c.compare(block, "==", begin), I64)
                     c.call(parts.join, layout.of_row(c.sub(row, start)), layout.one, heads, record.padded, is_first)
 
@@ -185,7 +185,7 @@ def _attend(module: ir.Module, machine: Machine, parts: _AttentionFunctions) -> 
             with c.loop(last, first) as number:
                 block, kv = c.add(span.first, c.div(number, kv_heads)), c.rem(number, kv_heads)
 
-                def keep(row: Value, some: Value, block: Value, _: Value, kv: Value = kv) -> None:
+                def keep(row: Value, some: Value, block: Value, _: Value) -> None:
                     with c.loop(some) as r:
                         place = c.add(c.mul(c.add(c.mul(kv, rows), c.add(row, r)), record.blocks), block)
                         to, one = c.at(record.partial, c.mul(place, layout.row)), c.at(layout.one, c.mul(r, layout.row))

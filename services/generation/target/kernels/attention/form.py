@@ -106,7 +106,7 @@ def build_move(module: ir.Module, machine: Machine, form: Form, name: str) -> No
         first = [c.mul(c.add(c.mul(layer, blocks), c.div(slot, BLOCK)), kv_heads) for slot in slots]
         with c.loop(kv_heads) as kv:
 
-            def places(array: Value, size: Value, kv: Value = kv) -> tuple[Place, Place]:
+            def places(array: Value, size: Value) -> tuple[Place, Place]:
                 source, target = (
                     Place(c.at(array, c.mul(c.add(f, kv), size)), c.rem(slot, BLOCK))
                     for f, slot in zip(first, slots, strict=True)

@@ -36,13 +36,11 @@ def build(module: ir.Module, machine: Machine, form: Form) -> None:
         slot = c.index(passed.slots, row)
         is_key = c.compare(head, ">=", record.heads)
 
-        def value(source: Value = source, head: Value = head, slot: Value = slot) -> None:
+        def value() -> None:
             _normalise(kernel, source, head_buffer, record.value_norm)
             form.store_value(kernel, head_buffer, in_cache(record.values, values_size, c.sub(head, keys_end), slot))
 
-        def rotated(
-            source: Value = source, head: Value = head, slot: Value = slot, row: Value = row, is_key: Value = is_key
-        ) -> None:
+        def rotated() -> None:
             _normalise(kernel, source, head_buffer, c.b.select(is_key, record.key_norm, record.query_norm))
             position = c.index(passed.positions, row)
             _turn(kernel, head_buffer, position)

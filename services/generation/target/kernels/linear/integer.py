@@ -286,7 +286,7 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
         place = c.at(record.weights, c.mul(panel, size))
         sums = [[c.variable(vector, c.vector(F32, 0.0, lanes)) for _ in columns] for _ in range(rows)]
 
-        def group(header: Value, start: Value, number: Value, sums: list[list[Value]] = sums) -> None:
+        def group(header: Value, start: Value, number: Value) -> None:
             near = c.at(x, c.mul(number, x_stride))
             if rows >= _MANY or not looks_ahead():
                 for at in range(0, storage.group, 64):

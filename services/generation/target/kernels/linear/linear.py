@@ -96,7 +96,7 @@ def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
         some = c.smaller(c.sub(part.rows, begin), together)
         size = c.even(some, most)
 
-        def place(row: Value, begin: Value = begin, size: Value = size) -> tuple[Value, Value]:
+        def place(row: Value) -> tuple[Value, Value]:
             """The addresses of x and y of the chunk that begins with a row."""
             x = c.at(scratch, c.mul(c.div(row, size), chunk_bytes))
             return x, c.at(record.y, c.mul(c.add(begin, row), record.y_stride))
@@ -108,16 +108,14 @@ def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
             source = c.at(record.x, c.mul(c.add(begin, row), record.x_stride))
             count = c.smaller(c.sub(some, row), size)
 
-            def copied(stride: int, source: Value = source, count: Value = count, row: Value = row) -> Any:
+            def copied(stride: int) -> Any:
                 return lambda: copy_x(c, record, source, count, stride, place(row)[0])
 
             cases(count, copied)
         with c.loop(part.last, part.first, 2) as panel, c.loop(some, step=size) as row:
             end, count = c.smaller(c.add(panel, 2), part.last), c.smaller(c.sub(some, row), size)
 
-            def computed(
-                stride: int, row: Value = row, count: Value = count, panel: Value = panel, end: Value = end
-            ) -> Any:
+            def computed(stride: int) -> Any:
                 return calling(c, few[stride], c.arguments[0], *place(row), nowhere, count, panel, end)
 
             cases(count, computed)

@@ -6,7 +6,6 @@ python -m docs.configuration        (or `make docs`)
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +38,8 @@ in `--secrets-dir` (for secrets), the TOML file of `--config`. The setting `--ma
 - A switch `--name` is undone by `--no-name`; in variables and TOML it is `true` or `false`.
 - A flag that may be repeated is a list in TOML, and JSON in a variable (`["a", "b"]`).
 - A size is a number of bytes, or has a unit, such as `2GiB`. An address is host:port, or any gRPC name.
-- An empty variable is unset. A variable that begins with `KOLM_` and that nothing reads is warned about.
+- An empty variable is unset, an empty cell is no default. A variable that begins with `KOLM_` and that nothing reads is
+  warned about.
 """
 PROCESSES = """\
 ## Every process
@@ -110,9 +110,11 @@ def _table(fields: Mapping[str, FieldInfo]) -> str:
 def _row(name: str, field: FieldInfo) -> str:
     default, description = default_of(field)
     kind = kind_of(name, field)
-    example = f", such as `{_flag_value(kind.example)}`" if kind.repeated else ""
+    example = f", such as `{kind.example}`" if kind.repeated and "=" in str(kind.example) else ""
     takes = "size" if kind.metavar == "SIZE" else _shorter(kind.words)
-    return _cells(f"`--{name.replace('_', '-')}`", takes + example, default, _without_kind(description))
+    return _cells(
+        f"`--{name.replace('_', '-')}`", takes + example, default.removeprefix("none"), _without_kind(description)
+    )
 
 
 def _shorter(words: str) -> str:
@@ -129,12 +131,8 @@ def _without_kind(description: str) -> str:
     return description
 
 
-def _flag_value(value: str | float | bool) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _cells(*cells: str) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+    return "|" + "|".join(f" {_escaped(cell)} " if cell else " " for cell in cells) + "|"
 
 
 def _escaped(cell: str) -> str:

@@ -10,7 +10,7 @@ from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry, Retention
 from ledger.documents.receipt import Receipt
-from ledger.documents.reference_rules import JudgedOutput
+from ledger.documents.reference_rules import References
 from ledger.documents.signed_document import Document, kind_of, read_document
 from ledger.encoding.text_forms import parse_digest
 from ledger.log.receipt_filter import ReceiptFilter
@@ -101,8 +101,8 @@ class Log(Protocol):
         ...
 
 
-class Index(Protocol):
-    """Queries by more than an index. All its rows follow from the log."""
+class Index(References, Protocol):
+    """Queries by more than an index, and the answers to `reference_rules`. All its rows follow from the log."""
 
     def entries_of(self, kinds: Iterable[str], start: int = 0) -> Sequence[tuple[int, bytes]]:
         """Index and bytes of all entries of some kinds (names of `signed_document.KINDS`) from `start` on, in order. A
@@ -118,22 +118,6 @@ class Index(Protocol):
 
     def indexes_of_receipts(self, receipt_ids: Sequence[str]) -> Mapping[str, int]:
         """The indexes of receipts by id, without missing ones. At most 1,000 in a call."""
-        ...
-
-    def receipt_id_at(self, index: int) -> str | None:
-        """`reference_rules.References`."""
-        ...
-
-    def output_at(self, index: int) -> JudgedOutput | None:
-        """`reference_rules.References`."""
-        ...
-
-    def outcome_at(self, index: int) -> str | None:
-        """`reference_rules.References`."""
-        ...
-
-    def retentions(self) -> Sequence[tuple[int, Retention]]:
-        """`reference_rules.References`."""
         ...
 
     def receipts(self, narrow: ReceiptFilter, after: int, limit: int) -> Sequence[ReceiptRow]:

@@ -8,13 +8,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from ledger.documents.erasure import Expiry, Retention, in_force, own_tenants
 from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
+from ledger.log.reader import LedgerReader
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
@@ -23,25 +23,18 @@ MOST_CONTENTS = 1000
 """The most contents that one entry erases, in one transaction."""
 
 
-class RetainedContents(Protocol):
-    """The source of contents to erase, such as `LedgerReader`. Blocking."""
-
-    def retentions(self) -> Sequence[tuple[int, Retention]]: ...
-    def expired(self, expiry: Expiry, limit: int) -> Sequence[int]: ...
-
-
 class RetentionSweeper:
     """On one event loop; blocking calls on threads. A crash between two entries leaves the rest to the next sweep."""
 
     def __init__(
         self,
-        contents: RetainedContents,
+        reader: LedgerReader,
         append: Callable[[Expiry], Awaitable[int]],
         clock: Callable[[], datetime],
         interval: float,
     ) -> None:
         """`append` signs as the log and returns the entry's index; `interval`: seconds between sweeps."""
-        self._contents = contents
+        self._reader = reader
         self._append = append
         self._clock = clock
         self._interval = interval
@@ -58,16 +51,14 @@ class RetentionSweeper:
         """Erase all expired contents; returns their number. Raises LedgerError."""
         erased = 0
         now = timestamp(self._clock())
-        for expiry in _expiries(await asyncio.to_thread(self._contents.retentions), now):
-            while over := await asyncio.to_thread(self._contents.expired, expiry, MOST_CONTENTS):
+        for expiry in _expiries(await asyncio.to_thread(self._reader.retentions), now):
+            while over := await asyncio.to_thread(self._reader.expired, expiry, MOST_CONTENTS):
                 index = await self._append(replace(expiry, end_index=over[-1] + 1))
                 erased += len(over)
                 _log.info(
-                    "erasing contents: entry %d, %d contents, policy of entry %d",
-                    index,
-                    len(over),
+                    "erasing contents: entry %d, %d contents, policy of entry %d", index, len(over),
                     expiry.retention_index,
-                )
+                )  # fmt: skip
         return erased
 
 

@@ -368,7 +368,7 @@ def test_a_request_without_entries_or_with_too_many_ends_the_stream(served: Serv
             with pytest.raises(grpc.RpcError) as caught:
                 next(call)
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-            assert "entries: expected 1 to 1024 of them" in caught.value.details()  # type: ignore[attr-defined]
+            assert caught.value.details().startswith("entries: ")  # type: ignore[attr-defined]
 
 
 def test_operators_may_send_erasures_over_a_stream(served: Served, operator_token: str) -> None:

@@ -1,5 +1,6 @@
 """fsck names tables, columns, indexes and triggers that are missing; a schema that is broken is a finding."""
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -82,8 +83,8 @@ def test_a_ledger_does_not_write_to_a_schema_that_lacks_something(path: Path, st
 
 def test_a_table_that_the_walk_needs_is_a_finding_and_no_traceback(path: Path) -> None:
     change(path, "DROP TABLE leaves")
-    result = command(path, "--depth=deep")
-    assert (result.exit_code, "schema: the table leaves is missing" in result.stdout) == (3, True)
+    result = command(path, "--depth=deep", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["findings"][0]["table"]) == (3, "schema")
 
 
 MALFORMED = (
@@ -107,8 +108,8 @@ def test_a_malformed_schema_is_a_finding_and_no_failure(path: Path, statement: s
 def test_a_header_that_was_overwritten_is_a_finding(path: Path) -> None:
     change(path, "SELECT 1")
     path.write_bytes(b"\0" * 16 + path.read_bytes()[16:])
-    result = command(path, "--depth=structure")
-    assert (result.exit_code, "file is not a database" in result.stdout) == (3, True)
+    result = command(path, "--depth=structure", "--json")
+    assert (result.exit_code, [each["table"] for each in json.loads(result.stdout)["findings"]]) == (3, ["database"])
 
 
 def test_what_never_was_a_ledger_is_still_refused(tmp_path: Path) -> None:

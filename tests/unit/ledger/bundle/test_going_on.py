@@ -84,7 +84,6 @@ def test_another_history_is_refused_and_the_state_stays(start: int, tmp_path: Pa
     rewritten = log_of({3: receipt(1, tenant="somebody-else")})
     report = judged(plain(rewritten, start=start), tmp_path / "rewritten", state)
     assert failed(report) == 4
-    assert "history was rewritten" in str(report.problem)
     assert failed(judged(plain(log_of(drop=SIZE - 8)), tmp_path / "rolled-back", state)) == 4
     assert state.read_bytes() == kept
     assert judged(plain(log_of(), start=start), tmp_path / "honest", state).ok

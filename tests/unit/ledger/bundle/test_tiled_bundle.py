@@ -89,8 +89,7 @@ def test_a_log_that_forked_or_shrank_is_refused(tmp_path: Path) -> None:
     fork = ListedLog()
     fork.append(*map(receipt, range(1, 800)))
     TileFolder(tmp_path / "fork").write(export_tiles(fork.entries, fork.checkpoint()))
-    report = judged(tmp_path / "fork", state)
-    assert (failed(report), "history was rewritten" in str(report.problem)) == (4, True)
+    assert failed(judged(tmp_path / "fork", state)) == 4
 
 
 def test_tiles_that_change_between_two_reads_do_not_hold(tmp_path: Path) -> None:

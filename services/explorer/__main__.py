@@ -19,7 +19,7 @@ from services.runtime.trusted_directory import TrustedDirectory
 
 
 async def main(settings: ExplorerSettings) -> None:
-    """Serve until a signal. The ledger may be away: pages say so. Raises CannotStart."""
+    """Serve until a signal, also while the ledger is away. Raises CannotStart."""
     with closing(LedgerClient.connect(settings.ledger)) as client:
         await serve_http("explorer", explorer_app(_source(settings, client)), settings)
 

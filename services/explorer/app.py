@@ -1,4 +1,4 @@
-"""The explorer over HTTP: its routes, the log's tiles, and answers where the ledger is away or does not hold."""
+"""The explorer over HTTP: its routes, the log's tiles, and error pages for an absent or unproven ledger."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from services.explorer.pages import HERE, Pages, Source
 from services.explorer.receipts import evidence, receipt_list, receipt_page, trusted_keys, verdict_list
 from services.runtime.http.browsers import SecurityHeaders, static_files
 
-_AT_ONCE = 8
-"""Entry bundles measure up to 16.8 MB, twice that while they are packed."""
-_MOST_ASKED = 64  # requests for tiles that are answered or wait; the pages' threads are others
+_TILE_THREADS = 8
+"""Few, as an entry bundle has up to 16.8 MB, and needs twice that while it is packed."""
+_MOST_ASKED = 64  # requests for tiles that run or wait; pages have other threads
 
 
 class Tiles:
-    """GET /checkpoint and /tile/…: what the ledger says, for others to judge; nothing of it is checked here.
+    """GET /checkpoint and /tile/…: the ledger's answers for other verifiers, unchecked.
 
-    With a witness policy, the checkpoint is the newest that enough witnesses have cosigned: on a busy log the very
-    newest never is. Tiles never change and are served for any width that the log has.
+    With a witness policy, the checkpoint is the newest with enough cosignatures: the very newest of a busy log has
+    none. Tiles never change and are served for any width that the log has.
     """
 
     def __init__(self, source: Source) -> None:
         witnessed = source.policy is not None and source.policy.asks_for_witnesses
         self._files = LedgerTiles(source.client, witnessed=witnessed)
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "tiles")
+        self._threads = ThreadPoolExecutor(_TILE_THREADS, "tiles")
         self._asked = 0
 
     async def answer(self, request: Request) -> Response:
@@ -78,7 +78,7 @@ def _refusal(status: int, reason: str) -> Response:
 
 
 def explorer_app(source: Source) -> ASGIApp:
-    """Reads from `source`, keeps nothing, changes nothing."""
+    """The explorer's app: reads from `source`, without state or changes."""
     pages, tiles = Pages(source), Tiles(source)
 
     def page(path: str, answer: Callable[[Pages, Request], Response]) -> Route:

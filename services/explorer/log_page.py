@@ -21,7 +21,7 @@ from services.client.ledger.log import SignedCheckpoint
 from services.client.ledger.promised import Promised, look_up
 from services.explorer.pages import Pages, Source
 
-_SAID = {
+_STATE_TEXTS = {
     "KEPT": "Kept: the log holds every promised receipt.",
     "OPEN": "Open: not all of the receipts are in the log, and they are not due yet.",
     "BROKEN": "Broken: receipts are due, and proven to be missing from the log.",
@@ -29,8 +29,8 @@ _SAID = {
 
 
 def log_page(pages: Pages, _: Request) -> Response:
-    """GET /log. Signatures and cosignatures are checked; without a policy, cosignatures are the ledger's word. The head
-    that counts as witnessed does by the explorer's own policy, where it has one.
+    """GET /log. Signatures are checked, and with a policy of the explorer cosignatures too; without one, the ledger's
+    list of cosignatures and its witnessed head are shown unchecked.
     """
     source = pages.source
     head, newest, witnessed = source.proving.head(), source.client.checkpoint(), source.witnessed()
@@ -52,7 +52,7 @@ def log_page(pages: Pages, _: Request) -> Response:
 
 
 def _witnesses(source: Source, checkpoint: SignedCheckpoint) -> Sequence[tuple[str, datetime | None]]:
-    """The witnesses of the policy by name, and when each signed: None where it has not cosigned this head."""
+    """The witnesses of the policy by name, with the time of each one's cosignature on this head, if any."""
     if source.policy is None:
         return [(each.witness, each.signed_at) for each in checkpoint.cosignatures]
     times = source.policy.cosigned(Note.from_bytes(checkpoint.note))
@@ -62,7 +62,7 @@ def _witnesses(source: Source, checkpoint: SignedCheckpoint) -> Sequence[tuple[s
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A document, where it stands, and who signed it."""
+    """A document with its entry's index and its signers."""
 
     index: int
     document: Document
@@ -96,7 +96,7 @@ def retention_page(pages: Pages, _: Request) -> Response:
 
 
 def promise_page(pages: Pages, request: Request) -> Response:
-    """GET /promises?promise=…: a form, and what became of the promise. Kept and broken are proven, not believed."""
+    """GET /promises?promise=…: a form, and the state of the promise. Kept and broken are proven."""
     given = request.query_params.get("promise", "").strip()
     problem: str | None = None
     found: Promised | None = None
@@ -107,5 +107,6 @@ def promise_page(pages: Pages, request: Request) -> Response:
             problem = str(error)
         else:
             found = look_up(pages.source.proving, promise, datetime.now(UTC))
-    values = {"given": given, "problem": problem, "found": found, "said": _SAID[found.state] if found else ""}
+    text = _STATE_TEXTS[found.state] if found else ""
+    values = {"given": given, "problem": problem, "found": found, "state_text": text}
     return pages.of_log("promise.html", 400 if problem else 200, here="promises", **values)

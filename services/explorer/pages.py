@@ -28,9 +28,9 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`client` believes the ledger, `proving` asks the same ledger and believes what is proven.
+    """The ledger behind the pages: `client` reads it without proofs, `proving` with proofs.
 
-    `origin` is the log's name where the configuration fixes it; `policy` names the witnesses, where there is one.
+    `origin` is the configured name of the log, if any; `policy` names the witnesses, if there are any.
     """
 
     client: LedgerClient
@@ -47,7 +47,7 @@ class Source:
             return None
 
     def freshness(self) -> Freshness:
-        """How old the newest cosigned checkpoint is; without a policy nobody's word counts."""
+        """The age of the newest cosigned checkpoint; unknown without a policy."""
         return Freshness(datetime.now(UTC)) if self.policy is None else self.proving.freshness(self.policy)
 
 
@@ -78,8 +78,8 @@ class Pages:
         return HTMLResponse(self._templates.get_template(template).render(values), status)
 
     def of_log(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
-        """A page with a state of the log: says how old that is, and whether witnesses are named, whose silence is
-        something to look into. Raises what asking for it raises.
+        """A page with a state of the log: with its age, and whether witnesses are configured, whose silence is
+        suspicious. Raises KolmError, LedgerError.
         """
         watched = self.source.policy is not None
         return self.render(template, status, freshness=self.source.freshness(), watched=watched, **values)
@@ -91,7 +91,7 @@ def _moment(time: datetime) -> str:
 
 
 def _short_cid(cid: str | None) -> str:
-    """The first digits of a content identifier, enough to tell some of them apart by eye."""
+    """The first digits of a content identifier, enough to distinguish a few by eye."""
     return "none" if cid is None else f"{shown_text(cid).rpartition(':')[2][:_SHORT]}…"
 
 

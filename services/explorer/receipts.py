@@ -35,9 +35,9 @@ _ROLES = ("receipts", "log", "auditor")
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """`given` are the fields as they were written; `problems` says what is wrong with some of them, by name.
+    """The search of a list: `given` are the fields as written, `problems` the errors in them, by name.
 
-    `before` continues a list: only entries below it.
+    `before` continues a list with the entries below it.
     """
 
     given: Mapping[str, str]
@@ -163,8 +163,8 @@ def _opened(source: Source, listed: VerdictEntry) -> Verdict:
 
 
 def evidence(pages: Pages, request: Request) -> Response:
-    """GET /receipts/{receipt_id}/evidence.json: what the browser checks; bytes in base64. The proof is under the newest
-    witnessed tree where that holds the entry, else under the newest one. Raises KolmError.
+    """GET /receipts/{receipt_id}/evidence.json: the evidence for the browser, bytes in base64. The proof is under the
+    newest witnessed tree if it contains the entry, else under the newest tree. Raises KolmError.
     """
     source, receipt_id = pages.source, request.path_params["receipt_id"]
     details, witnessed = source.client.receipt(receipt_id), source.witnessed()

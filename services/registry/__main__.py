@@ -17,7 +17,7 @@ from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_se
 from ledger.errors import LedgerError
 from services.client.ledger.ledger import LedgerClient, key_entries
 from services.registry.blobs import BlobStore
-from services.registry.catalogue import Catalogue
+from services.registry.head_catalogue import Catalogue
 from services.registry.publishing import LedgerLog, Publishing
 from services.registry.servicer import SERVICE, RegistryServicer
 from services.registry.settings import RegistrySettings
@@ -70,15 +70,15 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
 
 
 async def keep_finishing(publishing: Publishing) -> None:
-    """Append unconfirmed proposals as soon as the ledger takes them, for ever. Run as a task."""
+    """Append unconfirmed proposals periodically, until cancelled."""
     while True:
-        with suppress(KolmError):  # logged where it happened
+        with suppress(KolmError):  # logged already
             await asyncio.to_thread(publishing.finish_proposals)
         await asyncio.sleep(_FINISHING_SECONDS)
 
 
 async def keep_forgetting(uploads: Uploads, days: float) -> None:
-    """Remove abandoned uploads, for ever. Run as a task."""
+    """Remove abandoned uploads periodically, until cancelled."""
     outage = Outage(_log, "look through the uploads", OSError)
     while True:
         with outage:

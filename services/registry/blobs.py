@@ -37,26 +37,25 @@ _FETCH_BYTES = 8 * CHUNK_BYTES
 class BlobStore:
     """Blobs by digest (`sha256:<hex>`), in a folder or in a bucket (S3, GCS, Azure), as `<prefix>/sha256/ab/<digits>`.
 
-    From any thread, and from several processes on one store.
+    For any thread, and for several processes on one store.
 
-    Atomicity: a blob is visible whole or not at all, whenever the process dies. Immutability: bytes under a digest are
-    those bytes; putting them again changes nothing, or repairs what a disk has damaged. Errors: NotFound where
-    documented, Unavailable (BLOBS_UNAVAILABLE) and DiskFull for the store's own failures, DataLoss where stored bytes
-    are not those of their digest.
+    Atomicity: a blob is visible whole or not at all, whenever the process dies. Immutability: a digest's bytes never
+    change; putting them again changes nothing, or repairs a damaged blob. Errors: NotFound as documented, Unavailable
+    (BLOBS_UNAVAILABLE) and DiskFull for the store's own failures, DataLoss if stored bytes have another digest.
     """
 
     def __init__(self, store: ObjectStore, folder: Path | None = None) -> None:
-        """`folder` is where a local store keeps its objects; they are made durable."""
+        """`folder` is the folder of a local store, whose objects are synced to the disk."""
         self.store = store
         self._folder = folder
-        self._whole: dict[str, str] = {}  # versions whose bytes have been found to be those of their digest
-        self._damaged: dict[str, str] = {}  # and to be others; both by digest
+        self._whole: dict[str, str] = {}  # versions whose bytes were found to have their digest, by digest
+        self._damaged: dict[str, str] = {}  # versions whose bytes were found to have another, by digest
 
     @classmethod
     def open(cls, location: str) -> BlobStore:
-        """A folder's path, or s3://bucket/prefix, gs://…, az://container/prefix, file:///folder, memory://; a bucket
-        is asked for its list, so that one that is not there or not ours is found at once. Credentials come from the
-        environment, as the tools of each cloud read them. Raises ValueError, OSError.
+        """Open a folder's path, or s3://bucket/prefix, gs://…, az://container/prefix, file:///folder, memory://. Lists
+        a bucket, so that a missing or foreign bucket fails here. Credentials come from the environment, as the tools of
+        each cloud read them. Raises ValueError, OSError.
         """
         url = urlsplit(location)
         if "://" not in location or url.scheme == "file":
@@ -71,17 +70,17 @@ class BlobStore:
         return cls(store)
 
     def size(self, digest: str) -> int | None:
-        """The number of bytes, None where there is no such blob."""
+        """The number of bytes; None if there is no such blob."""
         found = self._look(digest)
         return None if found is None else found[0]
 
     def may_be_whole(self, digest: str, size: int) -> bool:
-        """Whether a blob of this size is there, and no read or check of it has found other bytes. Reads nothing."""
+        """Whether a blob of this size exists and was not found damaged so far. Reads nothing."""
         found = self._look(digest)
         return found is not None and found[0] == size and self._damaged.get(digest) != found[1]
 
     def is_whole(self, digest: str, size: int) -> bool:
-        """Whether these bytes are there. They are read once, and again after they were written anew."""
+        """Whether a blob of this size and digest exists. Its bytes are read once for each version."""
         found = self._look(digest)
         if found is None or found[0] != size or self._damaged.get(digest) == found[1]:
             return False
@@ -96,7 +95,7 @@ class BlobStore:
         return True
 
     def _look(self, digest: str) -> tuple[int, str] | None:
-        """Its size, and its version: another one after it was written anew. None where there is no such blob."""
+        """Its size, and its version, which changes whenever it is written. None if there is no such blob."""
         try:
             found = self._ask(obstore.head, _key(digest))
         except FileNotFoundError:
@@ -104,7 +103,7 @@ class BlobStore:
         return int(found["size"]), f"{found['e_tag']} {found['last_modified']}"
 
     def put(self, digest: str, path: Path) -> None:
-        """Keep the bytes of a file, which the caller has verified to be those of `digest`."""
+        """Store the bytes of a file, whose digest the caller has verified."""
         size = path.stat().st_size
         if self.is_whole(digest, size):
             return
@@ -121,7 +120,7 @@ class BlobStore:
         try:
             self._ask(obstore.put, _key(digest), path, mode="create", use_multipart=False)
         except AlreadyExistsError:
-            if not self.is_whole(digest, path.stat().st_size):  # a power cut or a disk has damaged it
+            if not self.is_whole(digest, path.stat().st_size):  # damaged by a power cut or a disk
                 self._write(digest, path)
 
     def _write(self, digest: str, path: Path) -> None:
@@ -129,7 +128,7 @@ class BlobStore:
 
     def chunks(self, digest: str, start: int = 0) -> Iterator[bytes]:
         """The bytes from `start` on, in pieces of at most CHUNK_BYTES. Raises NotFound; DataLoss instead of the last
-        piece where the whole blob has another digest.
+        piece if the whole blob has another digest.
         """
         total, version = self._known(digest)
         position, sha256 = 0, hashlib.sha256()
@@ -178,11 +177,11 @@ class BlobStore:
             raise _away(error) from error
 
     def _is_full(self) -> bool:
-        """Whether a folder's disk has no room for a part: obstore's error has no number that says so."""
+        """Whether a folder's disk has no room for a part; obstore's error has no number for it."""
         return self._folder is not None and shutil.disk_usage(self._folder).free < _PART_BYTES
 
     def _sync(self, key: str) -> None:
-        """obstore leaves it to the kernel when a local file reaches the disk; a publication must not come before."""
+        """Sync a local file to the disk, which obstore does not; a publication must not come before."""
         if self._folder is None:
             return
         written = self._folder / key
@@ -196,5 +195,5 @@ def _key(digest: str) -> str:
 
 
 def _away(error: Exception) -> Unavailable:
-    _log.error("the store of blobs failed: %s", error_line(error))
+    _log.error("failing to use the store of blobs: %s", error_line(error))
     return Unavailable("the registry's store of blobs failed; try again", reason="BLOBS_UNAVAILABLE")

@@ -1,24 +1,24 @@
-"""The errors of the registry, as they go over the wire. Those that are caught here, too, have classes of their own.
+"""The errors of the registry on the wire. Errors that the registry also catches have their own classes.
 
 KolmError
-├── InvalidArgument        BAD_MANIFEST        no manifest that this registry reads
+├── InvalidArgument        BAD_MANIFEST        not a manifest that this registry reads
 │   │                      BLOB_TOO_LARGE      more bytes than this registry takes for one blob
-│   │                      DIGEST_MISMATCH     uploaded bytes are not those of the digest
-│   ├── BadDocument        BAD_DOCUMENT        the envelope does not hold what the call is about
+│   │                      DIGEST_MISMATCH     uploaded bytes have another digest
+│   ├── BadDocument        BAD_DOCUMENT        the envelope contains another document than the call needs
 │   └── UntrustedSignature UNTRUSTED_SIGNATURE not signed by a trusted publisher
 ├── PermissionDenied       NOT_THE_PUBLISHER   the head is another publisher's
 │   └── NameTaken          NAME_TAKEN          the name is another publisher's
 ├── NotFound               NOT_FOUND           no such head, no such blob
 ├── FailedPrecondition     BLOB_MISSING        upload it first
 │                          BASE_UNKNOWN        upload the base's manifest and config.json first
-│                          HEAD_WITHDRAWN      for good
-│                          AMBIGUOUS_REFERENCE several heads; names them
-│                          OFFSET_MISMATCH     go on from committed_size
-├── UploadTakenOver        UPLOAD_TAKEN_OVER   another upload of the same blob goes on
+│                          HEAD_WITHDRAWN      a withdrawal is final
+│                          AMBIGUOUS_REFERENCE several heads; the error names them
+│                          OFFSET_MISMATCH     continue from committed_size
+├── UploadTakenOver        UPLOAD_TAKEN_OVER   another upload of the same blob continues
 ├── ResourceExhausted
 │   └── DiskFull           DISK_FULL
 ├── Unavailable            LEDGER_UNAVAILABLE, BLOBS_UNAVAILABLE, CATALOGUE_UNAVAILABLE
-└── DataLoss               stored bytes are not those of their digest
+└── DataLoss               stored bytes have another digest
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from services.runtime.errors import InvalidArgument, KolmError, PermissionDenied
 
 
 class BadDocument(InvalidArgument):
-    """The envelope is malformed, or holds another document than the call is about."""
+    """The envelope is malformed, or contains another document than the call needs."""
 
     def __init__(self, problem: str) -> None:
         super().__init__("envelope", problem, reason="BAD_DOCUMENT")
@@ -54,13 +54,13 @@ class NameTaken(PermissionDenied):
 
 
 class UploadTakenOver(KolmError):
-    """A newer upload of the same blob has begun where this one was."""
+    """A newer upload of the same blob has replaced this one."""
 
     code = grpc.StatusCode.ABORTED
 
     def __init__(self) -> None:
         super().__init__(
-            "another upload of the same blob goes on; ask whether it is there in a moment",
+            "another upload of the same blob has taken over; ask again in a moment whether the blob exists",
             reason="UPLOAD_TAKEN_OVER",
             retry_after=1.0,
         )

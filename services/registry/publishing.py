@@ -22,7 +22,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import errors as client
 from services.client.ledger.ledger import LedgerClient
 from services.registry.blobs import BlobStore
-from services.registry.catalogue import (
+from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
+from services.registry.head_catalogue import (
     KSCORE,
     PUBLICATION,
     WITHDRAWAL,
@@ -33,7 +34,6 @@ from services.registry.catalogue import (
     HeadRow,
     Signed,
 )
-from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
 from services.runtime.errors import (
     DataLoss,
     FailedPrecondition,
@@ -56,7 +56,7 @@ _Document = TypeVar("_Document", DraftHeadPublication, DraftHeadWithdrawal, KSco
 
 
 def resolve(catalogue: Catalogue, text: str, base_cid: str | None, withdrawn: bool) -> CataloguedHead:
-    """The head. A bare name, or none at all, means the newest one that may be loaded; digits have to mean one head.
+    """The head of a reference: the newest loadable one of a name, or of the base; digits have to match one head.
 
     Raises InvalidArgument, NotFound, FailedPrecondition.
     """
@@ -72,13 +72,13 @@ def resolve(catalogue: Catalogue, text: str, base_cid: str | None, withdrawn: bo
         refuse_withdrawn(found[0])
     if reference.digits and len(loadable) > 1:
         names = ", ".join(_names(loadable))
-        problem = f"{text!r} names several heads: {names}; write more digits of the one that is meant"
+        problem = f"{text!r} names several heads: {names}; add digits until it names one"
         raise FailedPrecondition(problem, reason="AMBIGUOUS_REFERENCE", metadata={"candidates": names})
     return loadable[0]
 
 
 def refuse_withdrawn(head: CataloguedHead) -> None:
-    """Raises FailedPrecondition (HEAD_WITHDRAWN) where it is."""
+    """Raise FailedPrecondition (HEAD_WITHDRAWN) if the head is withdrawn."""
     if head.withdrawal is None:
         return
     document = read_document(Envelope.from_bytes(head.withdrawal.envelope))
@@ -94,7 +94,7 @@ def _names(heads: Sequence[CataloguedHead]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """The signers of a document: the keys' ids, and the publisher's name where it gives one."""
+    """The signers of a document: the keys' ids, and the publisher's name, if the document has it."""
 
     keys: frozenset[str]
     name: str | None = None
@@ -112,8 +112,8 @@ class Signer:
 
 
 def check_name(first: Signed | None, document: Signed, log: Log) -> None:
-    """Raises NameTaken where the name's first publication, or that of a name which differs in case alone, is somebody
-    else's; BadDocument for a new name that ends with a dot, as another one without it; Unavailable.
+    """Raise NameTaken if `first`, the first publication under this name or under one that differs only in case, is
+    another publisher's; BadDocument for a new name that ends with a dot; Unavailable.
     """
     if document.key.endswith(".") and (first is None or first.key != document.key):
         raise BadDocument(f"name: {document.key!r} ends with a dot, and reads as the name without it; leave it out")
@@ -125,7 +125,7 @@ def check_name(first: Signed | None, document: Signed, log: Log) -> None:
 
 
 def check_withdrawal(head: CataloguedHead, envelope: bytes, trusted: TrustedKeys, log: Log) -> None:
-    """Raises PermissionDenied unless the head's first publisher, or an operator, has signed; Unavailable."""
+    """Raise PermissionDenied unless the head's first publisher, or an operator, has signed; Unavailable."""
     owner, signer = Signer.of(head.of_kind(PUBLICATION)[0].envelope), Signer.of(envelope)
     by_operator = any(trusted.find("operator", key) is not None for key in signer.keys)
     if not by_operator and not _same(owner, signer, log):
@@ -134,7 +134,7 @@ def check_withdrawal(head: CataloguedHead, envelope: bytes, trusted: TrustedKeys
 
 
 def _same(owner: Signer, signer: Signer, log: Log) -> bool:
-    """Whether a key of both is one, or a later one by rotations that the log records."""
+    """Whether both have a key in common, or the signer has a successor of an owner's key by the log's rotations."""
     return bool(owner.keys & signer.keys) or bool(_successors(owner.keys, log.publisher_rotations()) & signer.keys)
 
 
@@ -146,18 +146,18 @@ def _successors(keys: frozenset[str], rotations: Sequence[tuple[str, str]]) -> f
 
 
 class Log(Protocol):
-    """The log that signed documents are appended to."""
+    """The log to which signed documents are appended."""
 
     def append(self, envelope: bytes) -> int:
-        """The index of the entry; the same envelope again gets the same one.
+        """The index of the entry; a repetition gets the same index.
 
-        Raises UntrustedSignature, BadDocument where the log will never take it, Unavailable (LEDGER_UNAVAILABLE)
-        where it may at another time.
+        Raises UntrustedSignature or BadDocument if the log will never take it, Unavailable (LEDGER_UNAVAILABLE) if it
+        may later.
         """
         ...
 
     def publisher_rotations(self) -> Sequence[tuple[str, str]]:
-        """The replaced keys of publishers: ids of the old and of the new one, in the order of the log.
+        """The replaced keys of publishers: the ids of the old and of the new key, in the order of the log.
 
         Raises Unavailable (LEDGER_UNAVAILABLE).
         """
@@ -165,7 +165,7 @@ class Log(Protocol):
 
 
 class LedgerLog:
-    """A ledger service whose answers are checked: an entry counts once its signed tree holds it."""
+    """A ledger service whose answers are checked: an entry counts once the signed tree contains it."""
 
     def __init__(self, ledger: LedgerClient, trusted: TrustedKeys) -> None:
         self._ledger = ledger
@@ -185,18 +185,18 @@ class LedgerLog:
             hashes, keys = appended.inclusion_proof.hashes, self._trusted.keys("log")
             verify_appended(envelope, entry, hashes, appended.checkpoint, keys)
         except LedgerError as error:
-            _log.error("the ledger's answer does not hold; is its key among the trusted ones? %s", error)
-            raise _unavailable("the ledger's proof does not hold under the keys that this registry trusts") from error
+            _log.error("rejecting the ledger's answer, whose proof is wrong or signed by no trusted key: %s", error)
+            raise _unavailable("the ledger's proof is not valid by the keys that this registry trusts") from error
         return appended.index
 
     def publisher_rotations(self) -> Sequence[tuple[str, str]]:
-        """A ledger cannot make one up: the old key has signed it, or operators have."""
+        """Rotations with valid signatures: of the old key, or of operators."""
         try:
             with self._ledger.watch(kinds=["key"]) as entries:
                 following = [(entry.index, entry.envelope.to_bytes()) for entry in entries]
                 history = KeyHistory.of(self._trusted).following(following)
         except client.KolmError as error:
-            raise _unavailable(f"the ledger does not say whose keys were replaced: {error.message}") from error
+            raise _unavailable(f"the ledger does not list replaced keys: {error.message}") from error
         return [(each.old, each.new.key_id) for each in history.rotations if each.role == "publisher"]
 
 
@@ -205,8 +205,8 @@ def _unavailable(message: str) -> Unavailable:
 
 
 def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
-    """Returns where every blob is there that the head refers to, undamaged; the meaning of its bytes is checked by who
-    loads the head. Raises FailedPrecondition.
+    """Check that every blob of the head exists and is undamaged. The server that loads the head checks its contents.
+    Raises FailedPrecondition.
     """
     missing = [part.name for part in manifest.files if not blobs.is_whole(part.digest, part.size)]
     if missing:
@@ -221,12 +221,14 @@ def check_whole(manifest: DraftHeadManifest, blobs: BlobStore) -> None:
 
 
 def _base_unknown(base_cid: str, problem: str) -> FailedPrecondition:
-    what = f"the base {base_cid} is not known here ({problem}); upload its manifest and its config.json first"
-    return FailedPrecondition(what, reason="BASE_UNKNOWN")
+    message = f"the base {base_cid} is not known here ({problem}); upload its manifest and its config.json first"
+    return FailedPrecondition(message, reason="BASE_UNKNOWN")
 
 
 class Publishing:
-    """Blocking; from any thread. Everything is idempotent: a call that is repeated after a crash finishes the first."""
+    """Publishes heads and documents about them. Blocking; for any thread. Calls are idempotent: a call that is repeated
+    after a crash finishes the first one.
+    """
 
     def __init__(self, catalogue: Catalogue, blobs: BlobStore, log: Log, trusted: TrustedKeys) -> None:
         self._catalogue = catalogue
@@ -256,9 +258,7 @@ class Publishing:
         return self._head(manifest.cid), recorded.envelope == canonical
 
     def withdraw(self, envelope: bytes) -> CataloguedHead:
-        """The head, withdrawn. Raises NotFound for one that nobody published, PermissionDenied,
-        UntrustedSignature, BadDocument.
-        """
+        """The head, withdrawn. Raises NotFound, PermissionDenied, UntrustedSignature, BadDocument."""
         canonical, withdrawal = self._opened(envelope, DraftHeadWithdrawal)
         head = self._head(withdrawal.manifest_cid)
         check_withdrawal(head, canonical, self._trusted, self._log)
@@ -266,7 +266,7 @@ class Publishing:
         return self._head(head.row.head_cid)
 
     def record_kscore(self, envelope: bytes) -> CataloguedHead:
-        """The head, with the score. Raises as `withdraw` does."""
+        """The head, with the score. Raises the errors of `withdraw`."""
         canonical, score = self._opened(envelope, KScore)
         head = self._head(score.manifest_cid)
         if score.base_cid != head.row.base_cid:
@@ -275,7 +275,7 @@ class Publishing:
         return self._head(head.row.head_cid)
 
     def finish_proposals(self) -> bool:
-        """Append the proposals that a crash or an absent ledger has left. False where the ledger still is away.
+        """Append the proposals that a crash or an absent ledger has left; returns False if the ledger is still away.
 
         For one thread at a time.
         """
@@ -284,12 +284,12 @@ class Publishing:
                 try:
                     self._append(proposal)
                 except (UntrustedSignature, BadDocument) as error:
-                    _log.warning("%s of %s is given up: %s", proposal.kind, proposal.head_cid, error)
+                    _log.warning("giving up a %s of %s: %s", proposal.kind, proposal.head_cid, error)
             return True
         return False
 
     def _record(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
-        """The document that stands under this key, on record. One whose proposal the ledger refuses makes room."""
+        """The document with this key in the ledger. A proposal that the ledger refuses is replaced."""
         for attempt in range(_ATTEMPTS):
             proposed = self._catalogue.propose(row, document, check)
             if proposed.ledger_index is not None:
@@ -312,7 +312,7 @@ class Publishing:
         self._catalogue.confirm(proposal, index)
 
     def _opened(self, data: bytes, expected: type[_Document]) -> tuple[bytes, _Document]:
-        """The canonical envelope and the document in it, signed by a key that is trusted here."""
+        """The canonical envelope and its document, signed by a trusted key."""
         try:
             envelope = Envelope.from_bytes(data)
             document: Document = open_document(envelope, self._trusted)
@@ -327,7 +327,7 @@ class Publishing:
     def _head(self, head_cid: str) -> CataloguedHead:
         head = self._catalogue.head(head_cid)
         if head is None:
-            raise NotFound("head", head_cid, "nobody has published it here")
+            raise NotFound("head", head_cid, "it was not published here")
         return head
 
 

@@ -17,7 +17,7 @@ from ledger.encoding.text_forms import parse_cid
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from services.registry.blobs import CHUNK_BYTES, BlobStore
-from services.registry.catalogue import KSCORE, PUBLICATION, Catalogue, CataloguedHead, HeadFilter, Signed
+from services.registry.head_catalogue import KSCORE, PUBLICATION, Catalogue, CataloguedHead, HeadFilter, Signed
 from services.registry.publishing import Publishing, resolve
 from services.registry.uploads import Part, Upload, Uploads
 from services.runtime.access import caller
@@ -30,7 +30,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def head_message(head: CataloguedHead) -> heads_pb2.Head:
-    """A head with everything that is on record about it."""
+    """A head with its confirmed documents."""
     withdrawal = head.withdrawal
     return heads_pb2.Head(
         manifest=head.row.manifest,
@@ -45,7 +45,7 @@ def _word(signed: Signed) -> dict[str, Any]:
 
 
 def _newest_scores(scores: tuple[Signed, ...]) -> list[Signed]:
-    """One for each adapter, the bare base first; `scores` come in the order of the ledger."""
+    """The newest score for each adapter, the bare base first; `scores` are in the order of the ledger."""
     newest: dict[str, Signed] = {}
     for signed in scores:
         score = read_document(Envelope.from_bytes(signed.envelope))
@@ -71,7 +71,7 @@ class RegistryServicer(RegistryServiceServicer):
         _check_cid("head_cid", request.head_cid)
         head = await asyncio.to_thread(self._catalogue.head, request.head_cid)
         if head is None:
-            raise NotFound("head", request.head_cid, "nobody has published it here")
+            raise NotFound("head", request.head_cid, "it was not published here")
         return pb.GetHeadResponse(head=head_message(head))
 
     async def ListHeads(self, request: pb.ListHeadsRequest, context: Context) -> pb.ListHeadsResponse:
@@ -110,7 +110,7 @@ class RegistryServicer(RegistryServiceServicer):
             upload = await asyncio.to_thread(self._uploads.begin, Part(digest, size, caller().name), start.offset)
             try:
                 await self._receive(upload, request_iterator)
-            finally:  # also where a call was cut off while a thread still writes
+            finally:  # also if a call was cut off while a thread still writes
                 await asyncio.shield(asyncio.to_thread(self._uploads.end, upload))
         return pb.UploadBlobResponse(blob=start.blob)
 
@@ -153,7 +153,7 @@ class RegistryServicer(RegistryServiceServicer):
         while not upload.complete:
             message = await anext(messages, None)
             if message is None:
-                raise InvalidArgument("data", "ends before the blob does; go on from the committed size")
+                raise InvalidArgument("data", "ends before the blob does; continue from the committed size")
             if not 1 <= len(message.data) <= CHUNK_BYTES:
                 raise InvalidArgument("data", f"expected 1 to {CHUNK_BYTES} bytes, got {len(message.data)}")
             await asyncio.to_thread(upload.write, message.data)

@@ -18,11 +18,11 @@ class RegistrySettings(RpcServerSettings):
     model_config = settings_config("registry")
 
     listen: Address = Field("127.0.0.1:50054", description="host:port to serve gRPC on; port 0 takes a free one.")
-    data_dir: Path = Field(description="Where uploads on their way live and, by default, catalogue and blobs.")
+    data_dir: Path = Field(description="Folder of unfinished uploads and, by default, of the catalogue and the blobs.")
     blobs: str | None = Field(
         None,
-        description="Where blobs live: a folder, or s3://bucket/prefix, gs://bucket/prefix, az://container/prefix with "
-        "the credentials that their tools read from the environment; ?endpoint=http://… for a server of your own. "
+        description="Storage of blobs: a folder, or s3://bucket/prefix, gs://bucket/prefix, az://container/prefix with "
+        "the credentials that their tools read from the environment; ?endpoint=http://… for your own server. "
         "Default: <data-dir>/blobs.",
         examples=["s3://heads/kolm"],
     )
@@ -37,16 +37,16 @@ class RegistrySettings(RpcServerSettings):
         description="Public keys to trust, put there by `kolm trust add`: publisher-*.pub may publish, log-*.pub signs "
         "the ledger. Default: <data-dir>/trusted.",
     )
-    max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest blob that is taken.")
+    max_blob_bytes: int = Field(4 * _GIB, ge=1, description="Largest accepted blob.")
     max_message: Size = Field(
-        2 << 20, validate_default=True, description="Largest message that is taken; blobs come in pieces of 1 MiB."
+        2 << 20, validate_default=True, description="Largest accepted message; blobs come in pieces of 1 MiB."
     )
     disk_reserve: Size = Field(
         1 << 30,
         validate_default=True,
-        description="Space of the disk that uploads leave free; one that would not is refused.",
+        description="Disk space that has to stay free; an upload that would use it is refused.",
     )
-    upload_days: float = Field(7.0, gt=0, description="After how long an upload that was left is forgotten.")
+    upload_days: float = Field(7.0, gt=0, description="Days after which an abandoned upload is deleted.")
 
     @property
     def blobs_location(self) -> str:

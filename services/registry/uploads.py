@@ -1,10 +1,11 @@
-"""Unfinished uploads: the bytes of a blob so far, in a folder of its own, until all are there and verified.
+"""Unfinished uploads: the bytes of a blob so far, in a folder for part files, until the blob is complete and verified.
 
     <folder>/<64 hex digits>-<size>-<16 hex digits>.part     bytes 0 to committed size of a blob: its SHA-256, its
                                                              declared size, and the digest of its uploader's name
 
-A part file is not yet a blob. It survives a cut connection and a killed process, the next upload goes on at its end;
-damage by a power cut shows when the digest is compared. Nobody goes on with, ends or deletes what another uploads.
+A part file is not yet a blob. It survives a cut connection and a killed process, and the next upload continues at its
+end; damage by a power cut is found when the digest is compared. Uploaders cannot continue, end or delete each other's
+uploads.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class Part:
 
 
 class Upload:
-    """One upload of one blob. One thread at a time writes; `supersede` comes from any."""
+    """One upload of one blob. One thread at a time writes; any thread may call `supersede`."""
 
     def __init__(self, folder: Path, part: Part, before: Upload | None, reserve: int = 0) -> None:
-        """`before` is another upload of the same part, which has to end before this one begins. `reserve` is how many
-        bytes of the disk have to stay free.
+        """`before` is another upload of the same part, which has to end before this one begins. `reserve` bytes of the
+        disk have to stay free.
         """
         self.part = part
         self._path = folder / part.file_name
@@ -65,13 +66,13 @@ class Upload:
 
     @property
     def to_come(self) -> int:
-        """Bytes that it will still take of the disk."""
+        """Bytes of the disk that it still needs."""
         return self.part.size - self._committed
 
     def begin(self, offset: int) -> None:
-        """Wait for the upload before this one, then read what is there.
+        """Wait for the upload before this one, then read the bytes so far.
 
-        Raises FailedPrecondition where it ends elsewhere than at `offset`, DiskFull, UploadTakenOver.
+        Raises FailedPrecondition if they do not end at `offset`, DiskFull, UploadTakenOver.
         """
         with self._lock:
             self._end_before()
@@ -81,12 +82,12 @@ class Upload:
             except OSError as error:
                 raise _failed(error) from error
             if self._committed != offset:
-                problem = f"offset {offset} is not where this upload goes on; {self._committed} bytes are here"
+                problem = f"expected offset {self._committed}, the number of bytes received; got {offset}"
                 known = {"committed_size": str(self._committed)}
                 raise FailedPrecondition(problem, reason="OFFSET_MISMATCH", metadata=known)
 
     def _read(self) -> None:
-        with self._path.open("ab"):  # there from the first byte on
+        with self._path.open("ab"):  # the file exists before the first byte
             pass
         with self._path.open("rb") as file:
             while chunk := file.read(_READ_BYTES):
@@ -99,7 +100,7 @@ class Upload:
             self._check_current()
             if self._committed + len(data) > self.part.size:
                 raise _too_large(self._committed + len(data), self.part.size)
-            if _free(self._path.parent) - len(data) < self._reserve:  # somebody else has filled it meanwhile
+            if _free(self._path.parent) - len(data) < self._reserve:  # filled by other writers meanwhile
                 raise DiskFull()
             try:
                 with self._path.open("ab") as file:
@@ -110,24 +111,22 @@ class Upload:
             self._committed += len(data)
 
     def finish(self, blobs: BlobStore) -> None:
-        """All bytes are there: make the blob visible.
+        """Make the complete blob visible.
 
-        Raises InvalidArgument, UploadTakenOver, and what `BlobStore.put` raises.
+        Raises InvalidArgument, UploadTakenOver, and the errors of `BlobStore.put`.
         """
         with self._lock:
             self._check_current()
             found = "sha256:" + self._sha256.hexdigest()
             if found != self.part.digest:
                 self._path.unlink(missing_ok=True)
-                problem = (
-                    f"the bytes that were sent are {found}, not {self.part.digest}; upload it again from its start"
-                )
+                problem = f"expected {self.part.digest}, got bytes of {found}; upload the blob again from its start"
                 raise InvalidArgument("blob.digest", problem, reason="DIGEST_MISMATCH")
             blobs.put(self.part.digest, self._path)
             self._path.unlink(missing_ok=True)
 
     def supersede(self) -> None:
-        """Another one goes on from here; returns when neither this one nor any before it will write any more."""
+        """End this upload in favour of another; returns when neither this one nor any before it will write any more."""
         with self._lock:
             self._end_before()
             self._superseded = True
@@ -143,10 +142,10 @@ class Upload:
 
 
 class Uploads:
-    """The folder of part files. One process; from any thread."""
+    """The folder of part files. For one process, and any of its threads."""
 
     def __init__(self, folder: Path, most_bytes: int, reserve: int = 0) -> None:
-        """`reserve` bytes of the folder's disk stay free. Raises OSError where the folder cannot be made."""
+        """`reserve` bytes of the folder's disk stay free. Raises OSError if the folder cannot be made."""
         self._folder = folder
         self._most_bytes = most_bytes
         self._reserve = reserve
@@ -155,17 +154,16 @@ class Uploads:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def committed(self, part: Part) -> int:
-        """Bytes that an upload of this part has left; 0 without one."""
+        """The number of bytes that uploads of this part have left so far."""
         try:
             return (self._folder / part.file_name).stat().st_size
         except FileNotFoundError:
             return 0
 
     def begin(self, part: Part, offset: int) -> Upload:
-        """An upload that goes on at `offset`. Another one of the same part ends here. `end` has to follow.
+        """An upload that continues at `offset`; another upload of the same part ends. `end` has to follow.
 
-        The disk must have room for the declared bytes of all uploads. Raises KolmError;
-        then nothing has been written.
+        The disk must have room for the declared bytes of all uploads. Raises KolmError; then nothing was written.
         """
         if part.size > self._most_bytes:
             raise _too_large(part.size, self._most_bytes)
@@ -183,19 +181,19 @@ class Uploads:
         return upload
 
     def end(self, upload: Upload) -> None:
-        """Whether it came to its end or not. Waits for what a caller that was cancelled has left running."""
+        """End an upload, finished or not. Waits for the thread of a cancelled caller."""
         upload.supersede()
         with self._lock:
             if self._current.get(upload.part) is upload:
                 del self._current[upload.part]
 
     def forget_older_than(self, days: float) -> None:
-        """Remove part files that nobody has added to for so long, and nobody is about to."""
+        """Delete part files without additions for this long and without a running upload."""
         with self._lock:
             current = {self._folder / part.file_name for part in self._current}
             for path in self._folder.glob("*.part"):
                 if path not in current and time.time() - path.stat().st_mtime > days * _SECONDS_A_DAY:
-                    _log.info("an upload was given up: %s", path.name)
+                    _log.info("deleting an abandoned upload: %s", path.name)
                     path.unlink()
 
 
@@ -211,5 +209,5 @@ def _free(folder: Path) -> int:
 def _failed(error: OSError) -> DiskFull | Unavailable:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFull()
-    _log.error("cannot keep an upload: %s", error)
-    return Unavailable("the registry cannot keep uploads for the moment", reason="UPLOADS_UNAVAILABLE")
+    _log.error("failing to write an upload: %s", error)
+    return Unavailable("the registry cannot write uploads at the moment; try again", reason="UPLOADS_UNAVAILABLE")

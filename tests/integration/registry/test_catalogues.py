@@ -15,7 +15,7 @@ from ledger.documents.manifests import NamedFile
 from ledger.encoding.text_forms import digest
 from services.client.errors import KolmError, NotFound
 from services.client.registry import RegistryClient, upload
-from services.registry.catalogue import (
+from services.registry.head_catalogue import (
     KSCORE,
     PUBLICATION,
     WITHDRAWAL,

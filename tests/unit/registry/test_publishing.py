@@ -17,8 +17,8 @@ from ledger.tree.entry import Entry, entry_bytes
 from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.ledger.log import Appended, InclusionProof, LogEntry
-from services.registry.catalogue import PUBLICATION, Signed
 from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
+from services.registry.head_catalogue import PUBLICATION, Signed
 from services.registry.publishing import LedgerLog, check_name
 from services.runtime.errors import KolmError, Unavailable
 from tests.keys import seeded_key

@@ -1,6 +1,6 @@
 """The catalogue: heads, their names, and the signed documents about them, in SQL.
 
-Envelopes and manifests are the truth; the other columns are how they are found.
+Envelopes and manifests are the data; the other columns are for searches.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ documents = Table(
 
 _TABLES_LOCK = 7306001
 _NAMES_LOCK = 7306003
-"""The first key of those in `lock_name`."""
+"""The first key of the locks of `lock_name`."""
 
 _ABOUT_HEAD = exists().where(documents.c.head_cid == heads.c.head_cid)
 _ON_RECORD = _ABOUT_HEAD.where(documents.c.ledger_index.is_not(None))
@@ -95,7 +95,7 @@ _WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HeadReference:
-    """`name` is None for a whole identifier; `digits` are the first of the digest, "" where none were given."""
+    """`name` is None for a whole identifier; `digits` are the first digits of the digest, perhaps none."""
 
     text: str
     name: str | None
@@ -107,7 +107,7 @@ class HeadReference:
 
     @classmethod
     def parse(cls, text: str) -> HeadReference:
-        """Raises InvalidArgument on `reference`. The empty text is a reference to whatever is newest."""
+        """Raises InvalidArgument on `reference`. The empty text refers to the newest head."""
         if not text:
             return cls("", None, "")
         match = _FORM.fullmatch(text)
@@ -120,7 +120,7 @@ class HeadReference:
 
 @dataclass(frozen=True, slots=True)
 class HeadRow:
-    """A head as it is found; `manifest` is what `head_cid` names."""
+    """A head; `head_cid` is the identifier of `manifest`."""
 
     head_cid: str
     base_cid: str
@@ -129,10 +129,11 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A signed document about a head. One `key` of a `kind` stands for one document, the first that comes.
+    """A signed document about a head. Of each `kind` a head has one document for each `key`: the first that was
+    proposed.
 
-    publication: the name; withdrawal: ""; kscore: the digest of the envelope. `ledger_index` is None until the ledger
-    has it, and until then nobody is shown it.
+    Keys: of a publication its name, of a withdrawal "", of a kscore the digest of the envelope. `ledger_index` is None
+    until the ledger has the document; until then it is not shown.
     """
 
     kind: str
@@ -144,7 +145,7 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class CataloguedHead:
-    """A head with what the ledger holds about it, in the order of the ledger; `position` orders the list of heads."""
+    """A head with its documents in the order of the ledger; `position` orders the list of heads."""
 
     position: int
     row: HeadRow
@@ -164,7 +165,7 @@ class CataloguedHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadFilter:
-    """The wanted heads; a field that is None does not narrow. Withdrawn ones only where `withdrawn` says so."""
+    """The wanted heads. A field that is None selects all; withdrawn heads are included if `withdrawn` is true."""
 
     base_cid: str | None = None
     name: str | None = None
@@ -172,16 +173,16 @@ class HeadFilter:
 
 
 def lock_name(connection: Connection, name: str) -> None:
-    """Locks this name, in lower case, for other publishers until the transaction ends. SQLite has one writer anyway."""
+    """Lock this name, in lower case, for other publishers until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
         connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
 
 
 def _opened(url: URL) -> Engine:
-    """The database with its tables, made where they are missing.
+    """The database with its tables, which are made if they are missing.
 
-    On SQLite a transaction takes the one writer as it begins, unless it has the execution option `reads_only`.
+    On SQLite a transaction locks out other writers as it begins, unless it has the execution option `reads_only`.
 
     Raises SQLAlchemyError, OSError.
     """
@@ -198,7 +199,7 @@ def _opened(url: URL) -> Engine:
             raise SQLAlchemyError(f"PostgreSQL needs {error.name}: install kolm-serve's extra postgres") from error
     try:
         with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":  # several processes may start at once
+            if connection.dialect.name == "postgresql":  # several processes may start at the same time
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _TABLES_LOCK})
             metadata.create_all(connection)
     except BaseException:
@@ -208,14 +209,14 @@ def _opened(url: URL) -> Engine:
 
 
 def _prepare(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # the driver must not open transactions of its own: we say BEGIN
+    connection.isolation_level = None  # no transactions by the driver: `_begin` opens them
     _turn_to_wal(connection)
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 
 def _turn_to_wal(connection: Any) -> None:
-    """SQLite does not wait by itself for another process that turns the same new file to WAL."""
+    """Turn the file to WAL, waiting for another process that does so with the same new file."""
     patience = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -234,7 +235,7 @@ def _begin(connection: Connection) -> None:
 
 
 class Catalogue:
-    """Heads and signed documents about them. From any thread, and from several processes on one database.
+    """Heads and signed documents about them. For any thread, and for several processes on one database.
 
     A document is proposed, then appended to the ledger, then confirmed; a crash in between leaves a proposal that the
     next start finishes. A head is seen once one of its publications is confirmed. Atomicity and durability: each method
@@ -243,24 +244,25 @@ class Catalogue:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # SQLite's own lock between threads is a sleeping loop; ours is a queue. It has one writer, who is taken at the
-        # beginning, so that no transaction has to be repeated.
+        # SQLite has one writer, locked as a transaction begins, so that no transaction has to be repeated. Its own lock
+        # between threads is a sleeping loop; this one is a queue.
         self._writer = threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
         self._outage = Outage(_log, "use the catalogue's database", SQLAlchemyError)
 
     @classmethod
     def open(cls, url: str) -> Catalogue:
-        """`sqlite:///path` or `postgresql+psycopg://…`, its tables made where missing.
+        """Open `sqlite:///path` or `postgresql+psycopg://…`, and make missing tables.
 
         Raises SQLAlchemyError, OSError.
         """
         return cls(_opened(make_url(url)))
 
     def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
-        """Keep a document, and its head where it is new; the one that stands under its key from now on: the first.
+        """Keep a document, and its head if it is new, unless there is a document with its key; returns the one with its
+        key.
 
-        `check` runs within, while nobody else publishes under the same name; it is given the first publication
-        of that name, or of one that differs in case alone, of whatever head. Its errors are raised, and nothing is
+        `check` runs within the transaction, while the name is locked for other publishers. It gets the first
+        publication under that name, or under a name that differs only in case, of any head. If it raises, nothing is
         kept.
         """
         with self._writing() as connection:
@@ -270,12 +272,12 @@ class Catalogue:
             return _signed(connection.execute(select(documents).where(_same(document))).one())
 
     def confirm(self, document: Signed, ledger_index: int) -> None:
-        """The ledger has it at this index. Confirming again changes nothing."""
+        """Note the document's index in the ledger. Confirming again changes nothing."""
         with self._writing() as connection:
             connection.execute(documents.update().where(_same(document)).values(ledger_index=ledger_index))
 
     def retract(self, document: Signed) -> None:
-        """The ledger will not take it. Confirmed documents stay."""
+        """Delete a proposal that the ledger refuses. Confirmed documents stay."""
         with self._writing() as connection:
             unconfirmed = documents.c.ledger_index.is_(None), documents.c.envelope == document.envelope
             connection.execute(documents.delete().where(_same(document), *unconfirmed))
@@ -303,7 +305,7 @@ class Catalogue:
         return self._read(query.order_by(heads.c.position).limit(limit))
 
     def candidates(self, reference: HeadReference, base_cid: str | None, limit: int) -> Sequence[CataloguedHead]:
-        """At most `limit` heads, withdrawn ones included, that answer to a reference; the newest publication first."""
+        """At most `limit` heads, withdrawn ones included, that match a reference; the newest publication first."""
         newest = func.max(documents.c.ledger_index)
         published = (documents.c.kind == PUBLICATION) & documents.c.ledger_index.is_not(None)
         query = select(heads).join(documents, documents.c.head_cid == heads.c.head_cid).where(published)
@@ -321,7 +323,7 @@ class Catalogue:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """A transaction that commits where the block ends and rolls back where it raises."""
+        """A transaction that commits when the block ends, and rolls back if it raises."""
         with self._writer, self._errors(), self._engine.begin() as connection:
             yield connection
 
@@ -357,8 +359,8 @@ class Catalogue:
 
 
 def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
-    """The first publication under the name that the document gives, or where there is none, under one that differs in
-    case alone; None for other documents.
+    """The first publication under the document's name or, if there is none, under a name that differs only in case;
+    None for other documents.
     """
     if document.kind != PUBLICATION:
         return None

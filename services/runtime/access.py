@@ -1,7 +1,8 @@
-"""Access control: the table of what each RPC needs, and the check of a call's principal against it. Fails closed.
+"""Access control: a table of the roles that each RPC needs, and the check of a call's principal against it. Fails
+closed.
 
-An RPC that is missing in the table is refused to everybody. `Principal.sees` and `Principal.reads_content` decide what
-an answer shows of other tenants.
+An RPC that is missing in the table is always refused. `Principal.sees` and `Principal.reads_content` decide which data
+of other tenants an answer contains.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 Permission = frozenset[Role] | None
-"""The roles of which one is enough; None where anybody may call, with no credential and from anywhere."""
+"""The roles of which one is needed; None if no credential is needed."""
 
 ANYBODY: Final[Permission] = None
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal", default=NOBODY)
-"""Set by the interceptor. Threads of `asyncio.to_thread` have it, those of `run_in_executor` do not."""
+"""Set by the interceptor. Threads of `asyncio.to_thread` have it, threads of `run_in_executor` do not."""
 
 AUTHORIZATION_KEY = "authorization"
 _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
@@ -110,12 +111,12 @@ PERMISSIONS: Mapping[str, Permission] = {
 
 
 def caller() -> Principal:
-    """The caller; nobody outside of calls."""
+    """The caller; NOBODY outside of calls."""
     return current_principal.get()
 
 
 def tenant_of_call(named: str, field: str = "tenant") -> str:
-    """The tenant on whose behalf the caller acts, where the request names `named`, or none by an empty text.
+    """The tenant on whose behalf the caller acts, if the request names `named`; an empty text names none.
 
     Raises PermissionDenied for a tenant that is not the caller's.
     """
@@ -132,7 +133,7 @@ def tenant_of_call(named: str, field: str = "tenant") -> str:
 
 
 class Call(Protocol):
-    """The part of a servicer's context that tells of the caller."""
+    """The part of a servicer's context that identifies the caller."""
 
     def invocation_metadata(self) -> Iterable[Any] | None: ...
     def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
@@ -140,14 +141,14 @@ class Call(Protocol):
 
 
 class Access:
-    """The principals of one server, and what each RPC takes. Safe between threads.
+    """The principals of one server, and the roles that each RPC needs. Safe between threads.
 
-    The file is read again when it has changed, at the next call. While it cannot be read, all calls are refused but
-    those open to anybody: a revocation that somebody has botched must not leave the revoked token valid.
+    A changed file is read again at the next call. While it cannot be read, all calls are refused but the open ones: a
+    mistake in a revocation must not leave the revoked token valid.
 
-    Without a file there are no principals, and any token is a bad one but `local`, which the server has made for this
-    start: its holders may generate for the default tenant. Where a call comes from counts for nothing, since a proxy on
-    this machine brings everybody's.
+    Without a file there are no principals, and the only valid token is `local`, which the server made for this start:
+    its holders may generate for the default tenant. A call's address grants nothing, since a proxy on this machine
+    forwards calls of others.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Access:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         local: str | None = None,
     ) -> None:
-        """Raises PrincipalsError where the file cannot be used."""
+        """Raises PrincipalsError if the file cannot be used."""
         self._file = file
         self._permissions = permissions
         self._clock = clock
@@ -172,7 +173,7 @@ class Access:
         Raises Unauthenticated, PermissionDenied, Unavailable. The roles are all that is checked here.
         """
         if method not in self._permissions:
-            raise PermissionDenied(f"{_rpc(method)} is not open to anybody on this server", reason="NOT_PERMITTED")
+            raise PermissionDenied(f"{_rpc(method)} is not available on this server", reason="NOT_PERMITTED")
         needed = self._permissions[method]
         if needed is None:
             return NOBODY
@@ -190,7 +191,7 @@ class Access:
         return principal.name if principal.authenticated else call.peer().rpartition(":")[0]
 
     def is_open(self, method: str) -> bool:
-        """Whether anybody may call it."""
+        """Whether it needs no credential."""
         return method in self._permissions and self._permissions[method] is None
 
     def _principal(self, call: Call) -> Principal:
@@ -216,11 +217,13 @@ class Access:
             try:
                 self._known = (stamp, _by_proof(read_principals(self._file)))
             except PrincipalsError as error:
-                _log.error("all calls are refused until the principals file is fixed: %s", error)
+                _log.error("refusing all calls until the principals file is fixed: %s", error)
                 self._known = (stamp, None)
         credentials = self._known[1]
         if credentials is None:
-            raise Unavailable("the server cannot read who may call; its log says why", reason="PRINCIPALS_UNREADABLE")
+            raise Unavailable(
+                "the server cannot read its principals; its log has the cause", reason="PRINCIPALS_UNREADABLE"
+            )
         return credentials
 
     def _refusal(self, method: str, needed: frozenset[str], principal: Principal) -> Exception:
@@ -230,7 +233,7 @@ class Access:
             return PermissionDenied(f"{want}; {principal.name} has {has}", reason="ROLE_MISSING")
         if self._file is None and "generate" not in needed:
             how = "make tokens by `kolm tokens create` and start the server with --principals FILE"
-            return PermissionDenied(f"{want}, and this server knows nobody who has it: {how}", reason="NO_PRINCIPALS")
+            return PermissionDenied(f"{want}, and no principal of this server has it: {how}", reason="NO_PRINCIPALS")
         return Unauthenticated(f"{want}: {_HOW}", reason="TOKEN_REQUIRED")
 
 
@@ -245,8 +248,8 @@ def _proof(credential: Credential) -> str:
 
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The token, None where no credential was sent. Raises Unauthenticated for another scheme, and for two of them: a
-    proxy may have checked the other one.
+    """The token; None if no credential was sent. Raises Unauthenticated for another scheme, and for two credentials: a
+    proxy may have checked the other.
     """
     sent = [value for key, value in metadata if key == AUTHORIZATION_KEY]
     if not sent:

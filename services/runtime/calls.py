@@ -1,8 +1,8 @@
 """The calls of every server: request ids, access, limits, decoding, error mapping, measurement, pages of lists.
 
-The interceptor reads and decodes requests itself: not before it is clear that the call is taken, and so that bytes
-which are not a message get INVALID_ARGUMENT, not INTERNAL. It writes streams itself, so that a servicer's generator is
-closed at once if the call ends early.
+The interceptor reads and decodes requests itself: only after it has accepted the call, and with INVALID_ARGUMENT, not
+INTERNAL, for malformed bytes. It writes streams itself, so that a servicer's generator is closed as soon as a call ends
+early.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _LARGE_BYTES = 64 * 1024
 
 _MOST_PARTS = 16_384
-"""Messages, texts and entries of maps within a request that is large. Two bytes make an empty one, which takes a
-hundred where it is read and a thousand where it is answered; those that callers send hold as many bytes as they take.
+"""Most messages, texts and entries of maps within a large request. An empty one has two bytes on the wire, and takes a
+hundred when it is read and a thousand when it is answered; those of honest callers have more contents.
 """
 
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
@@ -83,9 +83,9 @@ def request_id_from(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests of one method, `small` ones where anybody may call it.
+    """Requests of one method, which are `small` if it needs no credential.
 
-    gRPC itself would read a unary one before anything else, from any sender.
+    gRPC itself would read a unary request before anything else, from any sender.
     """
 
     method: str
@@ -112,7 +112,7 @@ class Requests:
             yield request
 
     async def _stream(self, context: Context, caller: str) -> AsyncGenerator[Any]:
-        """The first message is there at once, or soon, as that of a unary call is; the next may take its time."""
+        """Read a message. The first arrives with its call, or soon after it; later ones may take any time."""
         reading = self.limits.reading(caller)
         while True:
             async with AsyncExitStack() as held:
@@ -130,13 +130,13 @@ class Requests:
         if raw is grpc.aio.EOF:
             return raw
         if self.small and len(raw) > _LARGE_BYTES:
-            problem = f"measures {len(raw)} bytes; {self.method}, which is open to anybody, takes {_LARGE_BYTES}"
+            problem = f"has {len(raw)} bytes; {self.method}, which needs no credential, takes {_LARGE_BYTES}"
             raise InvalidArgument("request", problem, reason="REQUEST_TOO_LARGE")
         await held.enter_async_context(self.limits.holding(caller, len(raw)))
         return self._decoded(raw)
 
     def _decoded(self, raw: bytes) -> Any:
-        """Nothing else is read meanwhile, so that of requests of too many parts only one is in memory."""
+        """Decode a large request while no other is read, so that only one with too many parts is in memory."""
         if self.deserialize is None:
             return raw
         try:
@@ -145,7 +145,7 @@ class Requests:
             problem = f"not a valid request message of {self.method} (wrong bytes, or text that is not UTF-8)"
             raise InvalidArgument("request", problem, reason="MALFORMED_REQUEST") from None
         if len(raw) > _LARGE_BYTES and _parts(request, _MOST_PARTS) > _MOST_PARTS:
-            del request  # or it would stay for as long as somebody has the error
+            del request  # or it would live as long as the error, whose frames refer to it
             problem = (
                 f"expected at most {_MOST_PARTS} messages and texts in a request of more than {_LARGE_BYTES} bytes"
             )
@@ -190,7 +190,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """One handler with what the interceptor does around it."""
+    """One handler within the interceptor's steps."""
 
     def __init__(self, handler: Handler, method: str, metrics: CallMetrics, access: Access, limits: CallLimits) -> None:
         self._handler = handler
@@ -288,8 +288,8 @@ async def _write_all(responses: Any, context: Context) -> None:
 
 
 class _Patience:
-    """Ends the task's call where one write takes longer than `seconds`. A timer of its own for each write would cost
-    more than the rest of a short message.
+    """Ends the task's call if one write takes longer than `seconds`. A timer for each write would cost more than the
+    rest of a short message.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -319,7 +319,7 @@ class _Patience:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Raises Aborted where it was this that has cancelled the task."""
+        """Raise Aborted if this object has cancelled the task."""
         self._timer.cancel()
         if self._stalled and kind is asyncio.CancelledError and self._task is not None and not self._task.uncancel():
             message = f"nothing of this stream was read for {self._seconds:g} s"
@@ -351,7 +351,7 @@ def page_token(kind: str, filters: bytes, position: int) -> str:
 
 
 def page_position(token: str, kind: str, filters: bytes) -> int:
-    """Where the page of `token` starts; 0 for the empty token. Raises InvalidArgument on `page_token`."""
+    """The start of the page of `token`; 0 for the empty token. Raises InvalidArgument on `page_token`."""
     if not token:
         return 0
     try:

@@ -1,4 +1,4 @@
-"""Principals and what proves them: roles, tokens, certificates, the file that holds them, the token of one start."""
+"""Principals and their credentials: roles, tokens, certificates, the principals' file, the token of one start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 DEFAULT_TENANT = "default"
 
 TOKEN_PREFIX = "kolm_"
-"""What every token begins with, so that people and scanners of repositories know one when they see it."""
+"""The prefix of all tokens, by which people and scanners of repositories recognise them."""
 
 _TOKEN_BYTES = 32  # 256 bits
 _ID_DIGITS = 12
@@ -44,8 +44,8 @@ _OTHERS_WRITE = 0o022
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`tenant` is None for one that acts for every tenant. `authenticated` is False for callers without a credential
-    of their own.
+    """A caller with its roles. `tenant` is None for a principal of all tenants. `authenticated` is False for callers
+    without their own credential.
     """
 
     name: str
@@ -82,8 +82,8 @@ def new_token() -> str:
 def token_digest(token: str) -> str:
     """The SHA-256 of a token, in hex, which is all that servers keep.
 
-    A slow hash with salt protects what people choose. A token has 256 random bits: nobody finds it from its digest, and
-    a server can look it up by its digest in no time that depends on how much of it was right.
+    Passwords that people choose need a slow hash with salt. A token has 256 random bits, which cannot be found from the
+    digest, and the time of a look-up by digest does not depend on how many of its characters are right.
     """
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -91,8 +91,8 @@ def token_digest(token: str) -> str:
 class Credential(BaseModel):
     """One line of the file of principals. Exactly one of `token_sha256`, `certificate` and `anybody` is set.
 
-    `certificate` is a subject alternative name or the common name of a client's certificate. `anybody` is for callers
-    without either, wherever they are.
+    `certificate` is a subject alternative name or the common name of a client's certificate. `anybody` is for all
+    callers without a token or a certificate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -129,7 +129,7 @@ class Credential(BaseModel):
 
 
 class PrincipalsError(Exception):
-    """The file cannot be used; the message says why, and holds nothing of what stands in it."""
+    """The file cannot be used; the message has the reason, and no contents of the file."""
 
 
 class _Document(BaseModel):
@@ -159,14 +159,14 @@ def read_principals(path: Path) -> tuple[Credential, ...]:
 
 
 def write_principals(path: Path, credentials: Sequence[Credential]) -> None:
-    """Replaces the file in one step; nobody but its owner can read it. Raises OSError."""
+    """Replace the file in one step, with mode 0600. Raises OSError."""
     document = _Document(credentials=_checked(tuple(credentials)))
     write_durably(path, (document.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
 
 
 @contextmanager
 def edited_principals(path: Path) -> Iterator[list[Credential]]:
-    """The credentials to change, none where there is no file yet; written at the end of the block if they changed.
+    """The credentials to change, none if there is no file yet; written at the end of the block if they changed.
 
     Edits of several processes come one after another. Raises PrincipalsError, OSError.
     """
@@ -184,16 +184,16 @@ def _checked(credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
     ids = [each.id for each in credentials]
     twice = next((each for each in ids if ids.count(each) > 1), None)
     if twice is not None:
-        raise ValueError(f"the credential {twice} stands there twice")
+        raise ValueError(f"duplicate credential: {twice}")
     return credentials
 
 
 @contextmanager
 def token_left(address: str, token: str | None) -> Iterator[Path | None]:
-    """A block in which the token lies where this user's clients look for that of the server at `address`, mode 0600.
+    """A block in which this user's clients find the token of the server at `address`, in a file of mode 0600.
 
-    What a killed server has left for the port is removed, where `token` is None. Yields the file; None where there is
-    none, also because it cannot be written: then callers need another token.
+    If `token` is None, a killed server's file for the port is removed. Yields the file; None if there is none, also
+    because it cannot be written: then callers need another token.
     """
     file = token_of_port(address)
     try:
@@ -202,7 +202,7 @@ def token_left(address: str, token: str | None) -> Iterator[Path | None]:
         elif file is not None and token is not None:
             write_durably(file, f"{token}\n".encode())
     except OSError as error:
-        _log.warning("cannot leave the token of this start in %s: %s", file, error.strerror)
+        _log.warning("failing to write the token of this start to %s: %s", file, error.strerror)
         token = None
     if file is None or token is None:
         yield None

@@ -1,23 +1,23 @@
 """The errors that services raise to their callers. Each becomes a google.rpc.Status (AIP-193): ErrorInfo always,
-the other details if there are any.
+other details if there are any.
 
     KolmError
     ├── InvalidArgument      a field of the request is wrong; names it
     ├── Unauthenticated      no or bad credentials
     ├── PermissionDenied     the caller may not do this
-    ├── NotFound             a named resource is not there
-    ├── AlreadyExists        the name is taken by something else
+    ├── NotFound             a named resource does not exist
+    ├── AlreadyExists        the name belongs to another resource
     ├── FailedPrecondition   right request, wrong state
-    ├── ResourceExhausted    a queue or quota is full; says when to come back
-    ├── Unavailable          a part cannot be reached now; says when to come back
-    ├── DeadlineExceeded     the time given was not enough
-    ├── Aborted              the server gives the call up
+    ├── ResourceExhausted    a queue or quota is full; has a time for the next attempt
+    ├── Unavailable          a part cannot be reached now; has a time for the next attempt
+    ├── DeadlineExceeded     the given time was not enough
+    ├── Aborted              the server ended the call
     ├── DataLoss             stored bytes have changed
-    ├── Unimplemented        this server cannot do that
-    └── Internal             a bug; tells nothing but the request's id
+    ├── Unimplemented        this server does not support the request
+    └── Internal             a bug; contains only the request's id
 
-`reason` is UPPER_SNAKE and stable: clients branch on it. The message says what was wrong, what was expected and what
-to do, and never holds a secret or a traceback.
+`reason` is UPPER_SNAKE and stable: clients branch on it. The message names the problem, the expected value and the
+remedy, and never contains a secret or a traceback.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _clip(text: str, limit: int = _MESSAGE_BYTES) -> str:
 
 
 class KolmError(Exception):
-    """Root. A subclass fixes the status code, whose name is the `reason` of errors that name none. `details` are those
-    of the status besides ErrorInfo and RetryInfo.
+    """Root. A subclass has the status code, whose name is the default `reason`. `details` are the status's details
+    besides ErrorInfo and RetryInfo.
     """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
@@ -138,7 +138,7 @@ def _resource(type: str, name: str) -> error_details_pb2.ResourceInfo:
 
 
 class FailedPrecondition(KolmError):
-    """The request is right and the state is not; a retry helps only once somebody has changed the state."""
+    """The request is right and the state is wrong; a retry helps only after a change of the state."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -183,7 +183,7 @@ class DeadlineExceeded(KolmError):
 
 
 class Aborted(KolmError):
-    """The server gives a call up; its effects so far stand."""
+    """The server ended a call, whose effects so far remain."""
 
     code = grpc.StatusCode.ABORTED
 

@@ -28,7 +28,7 @@ class InProcessServer:
         self._handlers: list[grpc.GenericRpcHandler] = []
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """What generated code calls, as with a `grpc.aio.Server`."""
+        """Add handlers, as generated code does on a `grpc.aio.Server`."""
         self._handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
@@ -43,7 +43,7 @@ class InProcessServer:
 
 @dataclass(frozen=True, slots=True)
 class InProcessChannel:
-    """What stubs need of a `grpc.aio.Channel`. Only calls with one request are made over it."""
+    """The part of a `grpc.aio.Channel` that stubs use, for calls with one request."""
 
     server: InProcessServer
 
@@ -75,7 +75,7 @@ class _Called(grpc.HandlerCallDetails):
 
 
 class _Context:
-    """What a handler has of its call. Messages are serialised, so that neither side holds what the other changes."""
+    """The handler's side of a call. Messages are serialised, so that the two sides share no object."""
 
     def __init__(self, called: _Called, request: bytes, timeout: float | None) -> None:
         self._called, self._requests = called, [request]
@@ -119,7 +119,7 @@ class _Context:
 
 
 class _Call:
-    """What a caller has of its call: a stream to read, or an answer to await."""
+    """The client's side of a call: a stream to read, or an answer to await."""
 
     def __init__(
         self, server: InProcessServer, called: _Called, request: bytes, deserialize: Callable[[bytes], Any],
@@ -144,7 +144,7 @@ class _Call:
             if answer is not None:
                 await context.write(answer)
             ended = grpc.StatusCode.OK, ""
-        except (asyncio.CancelledError, grpc.aio.AbortError):  # `_end` or `abort` has said why
+        except (asyncio.CancelledError, grpc.aio.AbortError):  # `_end` or `abort` has set the status
             ended = grpc.StatusCode.CANCELLED, "the call was cancelled"
         finally:
             context.status = context.status or ended
@@ -182,6 +182,6 @@ class _Call:
     def _end(self, code: grpc.StatusCode, details: str) -> None:
         context = self._context
         context.status = context.status or (code, details)
-        while not context.answers.empty():  # nobody reads them any more
+        while not context.answers.empty():  # the caller reads no more
             context.answers.get_nowait()
         self._task.cancel()

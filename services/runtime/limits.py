@@ -1,7 +1,7 @@
-"""How much a gRPC server takes at once, from everybody and from each caller. On one event loop.
+"""Limits on the concurrent calls of a gRPC server, in all and for each caller. For one event loop.
 
 A caller is a principal or, without one, the address of a machine. Calls beyond a limit are refused before their request
-is read. Requests are read a few at a time for each caller, and what has been read waits until there is memory for it.
+is read. A few requests of each caller are read at the same time, and wait until there is memory to decode them.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class CallLimits:
 
     @asynccontextmanager
     async def holding(self, caller: str, size: int) -> AsyncIterator[None]:
-        """Decode and answer a request of `size` bytes in this block; it waits its turn for the memory that it may take.
-        A small one does not. A caller has a quarter of the memory, and one that is larger gets in alone.
+        """A block to decode and answer a request of `size` bytes in, which waits for its memory; a small request does
+        not wait. A caller has a quarter of the memory; a larger request is answered alone.
         """
         if size <= _SMALL_BYTES:
             yield

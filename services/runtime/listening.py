@@ -1,7 +1,7 @@
-"""How a server is reached: whether it can listen, known before anything is loaded, its names, and its certificate.
+"""Listening: a check of the address before anything is loaded, the server's names, and its certificate.
 
-gRPC and HTTP look at the files of a certificate at each handshake: a renewed one counts from the next connection on.
-Files that do not belong together, or are gone, change nothing: the last good ones stay, and the log says so once.
+gRPC and HTTP look at the files of a certificate at each handshake: a renewed one is used from the next connection on.
+Files that do not belong together, or are missing, change nothing but a line in the log: the last good ones stay in use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CannotListen(Exception):
 
 
 def check_free(address: str) -> None:
-    """Bind `host:port` and let go of it again: gRPC would say so only at the end of a start, in lines of its own.
+    """Bind `host:port` and release it again. gRPC would fail only at the end of a start, with messages of its own.
 
     Port 0 is always free. Raises CannotListen.
     """
@@ -159,7 +159,7 @@ class ServerTls:
         return context
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        self._context()  # of a wrong file, gRPC says nothing but that handshakes fail
+        self._context()  # raises for a wrong file, with which gRPC would only fail all handshakes
         authority = None if self.client_ca is None else self.client_ca.read_bytes()
         return grpc.ssl_server_certificate_configuration([(self.key.read_bytes(), self.cert.read_bytes())], authority)
 
@@ -180,7 +180,7 @@ class _Latest(Generic[_Made]):
         return self._value
 
     def newer(self) -> _Made | None:
-        """The newest, where the files have changed since somebody asked; else None. Raises nothing."""
+        """The newest certificate, if the files have changed since the last call; else None. Raises nothing."""
         with self._lock:
             stamp = self._look()
             if stamp == self._stamp:
@@ -189,9 +189,9 @@ class _Latest(Generic[_Made]):
             try:
                 self._value = self._make()
             except OSError as error:
-                _log.error("going on with the certificate of before: %s", error)
+                _log.error("keeping the old certificate: %s", error)
                 return None
-            _log.info("took a new certificate from %s", self._files[0])
+            _log.info("loading a new certificate: %s", self._files[0])
             return self._value
 
     def _look(self) -> _Stamp:

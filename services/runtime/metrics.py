@@ -75,7 +75,7 @@ def _histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -
 
 EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
     "every": (
-        _gauge("kolm_build_info", "1; its labels say what runs.", "service", "version"),
+        _gauge("kolm_build_info", "1; its labels have service and version.", "service", "version"),
         _gauge("process_resident_memory_bytes", "Memory of the process."),
         _gauge("process_virtual_memory_bytes", "Address space of the process."),
         _counter("process_cpu_seconds", "Processor time of the process."),
@@ -84,7 +84,7 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _gauge("process_start_time_seconds", "Unix time of its start."),
     ),
     "rpc": (
-        _gauge("kolm_serving", "1 while health says SERVING."),
+        _gauge("kolm_serving", "1 while health is SERVING."),
         _counter("kolm_rpc_calls", "Finished calls.", "service", "method", "code"),
         _histogram("kolm_rpc_seconds", "From the start of a call to its status.", _CALLS, "service", "method"),
     ),
@@ -116,14 +116,14 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", _M),
         _counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", _M),
         _counter("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted at a depth, from 0.", _M, "position"),
-        _counter("kolm_sequence_passes", "Passes of sequences, by what drafted for them.", "method"),
+        _counter("kolm_sequence_passes", "Passes of sequences, by draft method.", "method"),
         _counter("kolm_requests_refused", "Refused for want of room: by a quota, a full queue, the ledger.", "reason"),
         _gauge("kolm_outbox_pending", "Receipts that the ledger has not confirmed."),
         _gauge("kolm_outbox_refused", "Receipts that the ledger will not take."),
-        _gauge("kolm_halts_known", "1 while the ledger tells its halts; without speculation is off."),
+        _gauge("kolm_halts_known", "1 while the ledger's halts are known; otherwise speculation is off."),
         _gauge("kolm_halt_epoch", "Halts in the ledger so far, as known here."),
         _gauge("kolm_halted", "1 for a method that is halted here.", "method"),
-        _gauge("kolm_profile_proven", "1 where the probe found every row as alone.", "profile_cid"),
+        _gauge("kolm_profile_proven", "1 if the probe found every row equal to its row alone.", "profile_cid"),
     ),
     "ledger": (
         _gauge("kolm_ledger_entries", "Entries in the log."),
@@ -139,7 +139,7 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _histogram("kolm_ledger_sign_seconds", "Signing and recording a head.", _WRITES),
         _gauge("kolm_ledger_checkpoint_age_seconds", "Since the newest checkpoint, or the start."),
         _gauge("kolm_ledger_witness_lag_entries", "Entries that a witness has not cosigned.", "witness"),
-        _gauge("kolm_ledger_witness_silent", "1: it does not cosign; 2: it says that the log has forked.", "witness"),
+        _gauge("kolm_ledger_witness_silent", "1: it does not cosign; 2: it reports a fork of the log.", "witness"),
         _gauge("kolm_ledger_halt_epoch", "Halts in the log so far."),
         _gauge("kolm_ledger_open_halts", "Halts without a resume."),
     ),
@@ -292,7 +292,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, few of them; one more is closed at once."""
+    """A thread for each of few connections; a further connection is closed immediately."""
 
     daemon_threads = True
 
@@ -316,10 +316,10 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Callers that leave or dawdle are nobody's concern."""
+        """Errors of callers that leave or are slow are ignored."""
 
     def _with_tls(self, connection: socket.socket) -> socket.socket:
-        """The handshake, in the connection's thread: in the server's, a slow one would hold up everybody else."""
+        """The handshake, in the connection's thread: in the server's, a slow caller would delay all others."""
         connection.settimeout(_SECONDS)
         return connection if self._context is None else self._context.wrap_socket(connection, server_side=True)
 

@@ -1,8 +1,8 @@
-"""Parts that composition roots share: logs, settings, memory, outages of others, exit codes.
+"""Parts that composition roots share: logs, settings, memory, outages of other services, exit codes.
 
 Logs go to stderr, one line a record, as text for people or as JSON for machines. Fields go in `extra={"event": {...}}`;
-the request's id comes from the task. Prompts and outputs are never logged. As JSON, everything that a process writes to
-stderr is: also its first and last line, warnings, and what it dies of.
+the request's id comes from the task. Prompts and outputs are never logged. With JSON logs, every line on stderr is
+JSON: also the first and the last one, warnings, and the error that ends the process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def configure_logging(level: str, form: LogFormat, service: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service) if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in ("faiss.loader", "uvicorn.error"):  # which tell at info what they tried, and number their process
+    for name in ("faiss.loader", "uvicorn.error"):  # which log attempts and process ids at level info
         logging.getLogger(name).setLevel(logging.WARNING)
     _SAID.setLevel(logging.INFO)
     if form == "json":
@@ -127,9 +127,9 @@ def return_large_blocks() -> None:
 
 
 class Outage:
-    """`with outage: ask()` for work that is tried again and again: swallows `errors`, and logs each change of state.
+    """`with outage: ask()` for work that is repeated: swallows `errors`, and logs each change of state.
 
-    Where the error has to go on, `failed` and `recovered` tell it. Two threads at once may cost a line too many.
+    Code that handles the error itself calls `failed` and `recovered`. Two threads may log a line twice.
     """
 
     def __init__(self, log: logging.Logger, what: str, *errors: type[Exception], bugs: bool = False) -> None:
@@ -140,7 +140,7 @@ class Outage:
         self._goes_on = False
 
     def failed(self, error: Exception, traceback: Exception | None = None) -> None:
-        """Once more. `traceback` goes into the log where this is the first time."""
+        """Note a failure. The first one of an outage is logged, with `traceback`."""
         if not self._goes_on:
             self._log.warning("cannot %s, tried again until it works: %s", self._what, error, exc_info=traceback)
         self._goes_on = True
@@ -203,7 +203,7 @@ def run_service(
 
 
 def access_of(settings: ServerSettings, local: str | None = None) -> Access:
-    """The callers' access; `local` is the token of this start, where there are no principals.
+    """The callers' access; `local` is the token of this start, if there are no principals.
 
     Raises CannotStart for a file of principals that cannot be used.
     """
@@ -214,9 +214,9 @@ def access_of(settings: ServerSettings, local: str | None = None) -> Access:
 
 
 def show_token(file: Path | None) -> None:
-    """Gives the process its identity, which its clients read (`services.client.identity`). Raises CannotStart.
+    """Set the identity of the process, which its clients read (`services.client.identity`). Raises CannotStart.
 
-    A service that was told of none has none, also where a person's token could be found.
+    Without a file the process has no identity, even if this user's token could be found.
     """
     if file is not None:
         try:

@@ -1,8 +1,8 @@
-"""A gRPC server, and the life of its process: start, say so, serve until a signal, drain, stop.
+"""A gRPC server, and the life of its process: start, report readiness, serve until a signal, drain, stop.
 
-First SIGINT or SIGTERM: health says NOT_SERVING, `on_drain` ends calls that would never end, running calls get the
-grace period. When it is over, or at a second signal, `interrupt` ends calls by an error of their own, and what still
-runs is cancelled.
+At the first SIGINT or SIGTERM health becomes NOT_SERVING, `on_drain` ends endless calls, and running calls get the
+grace period. After it, or at a second signal, `interrupt` ends calls by an error of their own, and the remaining calls
+are cancelled.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RunningServer:
     _health: health.aio.HealthServicer
 
     async def drain(self) -> None:
-        """Makes health say NOT_SERVING for everything; calls are still answered."""
+        """Set health to NOT_SERVING for everything; calls are still answered."""
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace: float | None) -> None:
@@ -188,11 +188,10 @@ async def serve(
 ) -> None:
     """Serve `mounts` until a signal; returns when the last call has ended. Raises CannotListen, CannotStart.
 
-    `name` is what the "<name> listening on host:port" line on stderr says. `on_drain` and
-    `interrupt` run on the event loop, once.
-    `healthy` is called every second, on the event loop: while it is False, health is NOT_SERVING for the whole server
-    and each of `mounts`, and calls are still answered. `beside` is what serves in this process as well: it begins
-    before the server says that it is ready, and has ended before the server's calls are given their grace period.
+    `name` is in the line "<name> listening on host:port" on stderr. `on_drain` and `interrupt` run on the event loop,
+    once. `healthy` is called every second, on the event loop: while it is False, health is NOT_SERVING for the whole
+    server and each of `mounts`, and calls are still answered. `beside` is another server in this process: it begins
+    before this server is ready, and ends before this server's calls get their grace period.
     """
     registry = registry or CollectorRegistry()
     metrics = Metrics(registry)
@@ -231,7 +230,7 @@ async def _drain(
     await server.drain()
     on_drain()
     last_words = _LAST_WORDS_SECONDS if interrupt else 0.0
-    # Ended below: gRPC has crashed where a grace of its own ran out while another call stopped the server.
+    # Ended below: gRPC has crashed when its own grace period ran out while another call stopped the server.
     stopping = asyncio.ensure_future(server.stop(_LONGEST_SECONDS))
     impatience = asyncio.ensure_future(received.get())
     await asyncio.wait({stopping, impatience}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
@@ -294,7 +293,7 @@ def ready_file(path: Path | None, address: str) -> Iterator[None]:
     try:
         keep_durably(path, f"{address}\n".encode(), folder_mode=0o777)
     except OSError as error:
-        _log.error("cannot write --ready-file %s, and serve on %s without it: %s", path, address, error)
+        _log.error("serving on %s without --ready-file %s, which cannot be written: %s", address, path, error)
         path.unlink(missing_ok=True)
     try:
         yield

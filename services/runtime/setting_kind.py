@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from services.runtime.usage import checked_name
 
-_BY_NAME = (  # of the settings whose names end like this, where the type is the one of the first column
+_BY_NAME = (  # metavar and words by the metavar of the type and the end of the setting's name
     ("PATH", ("_dir", "_keys"), "DIR", "folder"),
     ("PATH", ("_file", "config"), "FILE", "file"),
     ("NUMBER", ("_seconds", "_timeout"), "SECONDS", "seconds"),
@@ -29,7 +29,7 @@ _BY_NAME = (  # of the settings whose names end like this, where the type is the
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of value. Stands in the `Annotated` of a setting whose type and name say too little.
+    """One kind of value, for the `Annotated` of a setting whose kind does not follow from its type and name.
 
     `repeated`: a flag that may be given more than once, a list in TOML. A switch has no metavar.
     """
@@ -52,7 +52,7 @@ Name = Annotated[str, AfterValidator(checked_name)]
 
 
 def reachable(url: str) -> str:
-    """The URL. Raises ValueError for what names no host, or has parts that no request is sent with."""
+    """The URL. Raises ValueError for a text without a host, or with parts that requests do not send."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -65,11 +65,11 @@ def reachable(url: str) -> str:
 
 
 Url = Annotated[str, AfterValidator(reachable), Kind("URL", "URL with http:// or https://", "http://127.0.0.1:8000")]
-"""A server that is called over HTTP. Its key, where it asks for one, comes from a file."""
+"""The URL of an HTTP server, without its key, which comes from a file."""
 
 
 def key_in(file: Path) -> str:
-    """The key. Raises ValueError for a file that cannot be read, and for what no header can carry."""
+    """The key. Raises ValueError for a file that cannot be read, and for characters that no header can carry."""
     try:
         key = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -115,12 +115,12 @@ def kind_of(name: str, field: FieldInfo) -> Kind:
 
 
 def default_of(field: FieldInfo) -> tuple[str, str]:
-    """The default in words, and the description without what it says of that after `Default:`."""
+    """The default in words, and the description without its last part, `Default: …`."""
     if field.default is PydanticUndefined:
         return "required", field.description or ""
     if field.default is None or field.default == ():
-        text, _, said = (field.description or "").partition(" Default: ")
-        return said.removesuffix(".") or "none", text
+        text, _, default = (field.description or "").partition(" Default: ")
+        return default.removesuffix(".") or "none", text
     return plain(field.default), field.description or ""
 
 

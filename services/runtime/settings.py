@@ -89,13 +89,13 @@ def given_flags(fields: Mapping[str, FieldInfo], arguments: Sequence[str]) -> di
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """`argument --listen: expected one argument`, as the others are said."""
+        """Raise SettingsError for `argument --listen: expected one argument`, in the form of the other problems."""
         named = message.removeprefix("argument ")
         raise SettingsError(named.replace("expected one argument", "expected a value after it"))
 
 
 def service_help(service: str, own: Mapping[str, FieldInfo], shared: Mapping[str, FieldInfo]) -> str:
-    """The page of `kolm serve SERVICE --help`: the service's own flags, then those that every service has."""
+    """The page of `kolm serve SERVICE --help`: the service's own flags, then the flags of every service."""
     summary = (
         f"Flags come before variables (KOLM_{service.upper()}_LISTEN for --listen), those before files in "
         f"--secrets-dir, those before the table [{service}] of --config. docs/configuration.md has an example for each."
@@ -155,7 +155,7 @@ class TomlTable:
 
 
 def toml_document(path: Path) -> dict[str, Any]:
-    """All of a TOML file. Raises SettingsError, with line and column where it is not TOML."""
+    """A whole TOML file. Raises SettingsError, with line and column of invalid TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -203,7 +203,7 @@ class ServerSettings(BaseSettings):
     model_config = settings_config("server")
 
     config: Path | None = Field(None, description="TOML file; this service reads the table of its name.")
-    secrets_dir: Path | None = Field(None, description="Directory with one file per setting, for secrets.")
+    secrets_dir: Path | None = Field(None, description="Directory of secrets, with one file for each setting.")
     listen: Address = Field("127.0.0.1:0", description="host:port to serve gRPC on; port 0 takes a free one.")
     ready_file: Path | None = Field(None, description="Written with host:port once the server accepts calls.")
     principals: Path | None = Field(
@@ -212,7 +212,7 @@ class ServerSettings(BaseSettings):
         "clients on this machine may call, and generate for the default tenant: they find the token of this start.",
     )
     token_file: Path | None = Field(
-        None, description="A file with the token that this service shows to the others. Default: KOLM_TOKEN_FILE."
+        None, description="A file with this service's token for calls to other services. Default: KOLM_TOKEN_FILE."
     )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None,
@@ -221,23 +221,23 @@ class ServerSettings(BaseSettings):
     )
     public_name: tuple[PublicName, ...] = Field(
         (),
-        description="A name by which this is called over HTTP without TLS, page or metrics, beside addresses and "
-        "localhost: a proxy's, a container's. May be repeated; all other names are refused with 421.",
+        description="A further name of this server for HTTP without TLS, besides addresses and localhost: a proxy's, a "
+        "container's. May be repeated; all other names are refused with 421.",
         examples=["chat.example"],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
     log_format: LogFormat = Field("text", description="Log lines as text or JSON.")
     grace_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
-        10.0, description="How long running calls may finish after SIGTERM, in seconds."
+        10.0, description="Seconds that running calls have to finish after SIGTERM."
     )
 
     tls_cert: PemFile | None = Field(
-        None, description="This service's certificate, with what leads to its authority; it may be renewed in place."
+        None, description="This service's certificate chain; the file may be replaced by a renewed one while it runs."
     )
     tls_key: PemFile | None = Field(None, description="The private key of that certificate.")
     tls_client_ca: PemFile | None = Field(None, description="Callers need a certificate of this authority: mutual TLS.")
     tls_ca: PemFile | None = Field(
-        None, description="The authority of the services that this one calls; it shows them --tls-cert."
+        None, description="The authority of the called services, to which this service presents --tls-cert."
     )
     insecure: bool = Field(
         False, description="Serve beyond this machine without TLS: anyone on the network can read the traffic."
@@ -255,7 +255,7 @@ class ServerSettings(BaseSettings):
         if self.tls_cert is None and not self.insecure and not is_loopback(host):
             raise ValueError(
                 f"--listen: {host} is reached from other machines, and there is no TLS; expected --tls-cert and "
-                "--tls-key (`kolm init` makes them), a loopback address, or --insecure to be read by everybody"
+                "--tls-key (`kolm init` makes them), a loopback address, or --insecure: traffic can then be read"
             )
         return self
 
@@ -268,7 +268,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def served_names(self) -> ServedNames | None:
-        """The names by which it is called over HTTP; None over TLS, where its certificate tells callers."""
+        """The names by which it is called over HTTP; None over TLS, where its certificate has them."""
         host = self.listen.rpartition(":")[0].lower()
         return ServedNames((host, *self.public_name)) if self.server_tls is None else None
 
@@ -311,7 +311,7 @@ class ServerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Earlier ones win; flags stand before them all. A `.env` file is never read."""
+        """The sources in order of precedence, flags first. A `.env` file is never read."""
         return init_settings, env_settings, file_secret_settings, InitSettingsSource(settings_cls, cls._table.values)
 
     @classmethod
@@ -337,7 +337,9 @@ def _own_and_shared(cls: type[BaseSettings]) -> tuple[dict[str, Any], dict[str, 
 def _problems(
     cls: type[BaseSettings], error: ValidationError, given: Mapping[str, Any], table: TomlTable, secrets: Path | None
 ) -> list[str]:
-    """`--listen: expected host:port …`: where a value came from, what was expected; no values, they may be secrets."""
+    """Lines such as `--listen: expected host:port …`: the source of a value, and the expected kind, without the value,
+    which may be a secret.
+    """
     lines = []
     for problem in error.errors(include_url=False, include_input=False):
         name = str(problem["loc"][0]) if problem["loc"] else ""
@@ -372,19 +374,21 @@ class RpcServerSettings(ServerSettings):
     """Limits of a gRPC server, besides the settings of every server."""
 
     max_message: Size = Field(
-        8 * _MIB, validate_default=True, description="Largest message that is taken, as it comes over the wire."
+        8 * _MIB, validate_default=True, description="Largest accepted message, in its size on the wire."
     )
     request_memory: Size = Field(
         128 * _MIB,
         validate_default=True,
-        description="Memory of requests that are being answered, eight times what came; larger ones wait their turn.",
+        description="Memory of running requests, counted as eight times their size on the wire; further ones wait.",
     )
-    max_calls: int = Field(1024, ge=1, description="Calls at once; one more is told to come back.")
+    max_calls: int = Field(
+        1024, ge=1, description="Most concurrent calls; a further one is refused with a time to retry."
+    )
     max_calls_per_caller: int = Field(
-        256, ge=1, description="Calls at once of one principal or, without one, of one address."
+        256, ge=1, description="Most concurrent calls of one principal or, without one, of one address."
     )
-    max_streams_per_caller: int = Field(32, ge=1, description="Of these, calls whose requests are a stream.")
-    max_connections: int = Field(1024, ge=1, description="Connections at once; one more is closed.")
+    max_streams_per_caller: int = Field(32, ge=1, description="Most of these calls whose requests are a stream.")
+    max_connections: int = Field(1024, ge=1, description="Most concurrent connections; a further one is closed.")
 
     @property
     def limits(self) -> Limits:

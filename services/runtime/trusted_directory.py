@@ -1,4 +1,4 @@
-"""Trusted public keys of a directory: those that a person has put there before the start, and few after it."""
+"""Trusted public keys of a directory: the keys in it at the start, and few later ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ASK_SECONDS = 10.0
 _Stamp = tuple[tuple[str, int, int], ...]
 
 KeyEntries = Callable[[], Iterable[tuple[int, bytes]]]
-"""Index and envelope of each key entry of the log, in order. Raises ConnectionError where the log cannot be asked."""
+"""Index and envelope of each key entry of the log, in order. Raises ConnectionError if the log cannot be asked."""
 
 
 def _no_entries() -> Iterable[tuple[int, bytes]]:
@@ -34,13 +34,14 @@ def _no_entries() -> Iterable[tuple[int, bytes]]:
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     """Role to keys, and the operators' threshold, for `TrustedDirectory(path).trusted()`. Safe between threads.
 
-    Write access to the folder alone grants no trust: a running process takes the keys that it finds at its start; later
-    on the first keys of a role that has had none, and a key that has replaced a trusted one by an entry of the log. Any
-    other key is refused, and logged once. A key whose file is gone counts no longer. A threshold may rise, not fall.
+    Write access to the folder alone grants no trust. A process trusts the keys that it finds at its start; later it
+    adds the first keys of a role without keys, and a key that has replaced a trusted one by an entry of the log. Any
+    other key is refused, and logged once. A key whose file was removed is no longer trusted. A threshold may rise, not
+    fall.
 
-    Looks at the directory again when a file's name, size or time has changed: at once if a file came or went, which
-    takes one system call for each signature, and within a second if one was rewritten in place. While it cannot be
-    read, the keys of the last good reading stay; the first reading raises KeyFileError.
+    The directory is read again when a file's name, size or time has changed: immediately if a file was added or
+    removed, which costs one system call for each signature, and within a second if a file was rewritten in place. While
+    it cannot be read, the keys of the last good reading stay; the first reading raises KeyFileError.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         for role, key in refused:
             if (role, key) in replacing:
                 self._taken[role].add(key)
-                _log.info("took the key %s of role %s, which has replaced another in the log", key.key_id, role)
+                _log.info("trusting the rotated key %s of role %s", key.key_id, role)
             else:
                 self._log_once(
                     (role, key),

@@ -1,4 +1,4 @@
-"""What the command line and services say of their use: help pages, names that are near, variables `KOLM_…`."""
+"""Usage texts of the command line and of services: help pages, suggestions for names, variables `KOLM_…`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FOR_EVERY_PROCESS = {
     "KOLM_CONFIG": "the TOML file of a service, as `--config`",
     "KOLM_SECRETS_DIR": "a folder with one file for each secret, as `--secrets-dir`",
     "KOLM_TOKEN": "the token to show to servers; empty: none. Flags of other users can be seen, variables cannot",
-    "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: the one they left",
+    "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: the file that they wrote",
     "KOLM_MODELS": "where models lie that have their names from there. Default: `~/.local/share/kolm/models`",
     "KOLM_KERNEL_CACHE": "where compiled kernels are kept. Default: beside the code, or in the user's cache",
     "KOLM_LOADING": "a folder: an auditor loads its weights once no server that has the same one is loading. Default: "
-    "in that of kernels; `kolm up` sets one for its own services",
+    "in the folder of kernels; `kolm up` sets one for its own services",
     "KOLM_INSTRUCTION_SET": "`amx`, `avx512vnni`, `avx512`, `avxvnni`, `avx2` or `scalar` (`neoni8mm`, `neondot` or "
     "`neon` on Arm): fewer instructions than the CPU has; no bit depends on it",
 }
@@ -66,7 +66,7 @@ def checked_name(name: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean listen?`, or nothing where no known name is close."""
+    """`; did you mean listen?`, or an empty text if no known name is close."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), 1, 0.75)
@@ -74,8 +74,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_variables(environment: Iterable[str], services: Iterable[str] = SERVICES) -> list[str]:
-    """The names that begin with KOLM_ and that nothing reads; one that begins like a setting of `services` is left to
-    them, who know theirs.
+    """The names that begin with KOLM_ and that nothing reads; names with the prefix of a service in `services` are left
+    to that service.
     """
     prefixes = (*(f"KOLM_{service.upper()}_" for service in services), *_OF_TESTS)
     known = OF_COMMANDS | FOR_EVERY_PROCESS.keys()
@@ -85,13 +85,15 @@ def unknown_variables(environment: Iterable[str], services: Iterable[str] = SERV
 
 
 def unread(name: str, own: Iterable[str] = ()) -> str:
-    """The line about a variable that nothing reads; `own` are those of a service."""
+    """The line about a variable that nothing reads; `own` are the variables of a service."""
     known = [*own, *OF_COMMANDS, *FOR_EVERY_PROCESS]
     return f"{name} is set, and nothing reads it{did_you_mean(name, known)}"
 
 
 def unread_variables() -> list[str]:
-    """Lines about variables that nothing reads, each said once: processes that this one starts do not get them."""
+    """Lines about variables that nothing reads. Removes them from the environment, so that child processes do not
+    repeat the lines.
+    """
     unknown = unknown_variables(os.environ)
     for name in unknown:
         del os.environ[name]
@@ -100,7 +102,7 @@ def unread_variables() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A flag or a command, what it means, and what stands in brackets after that."""
+    """A flag or a command, its meaning, and notes in brackets."""
 
     name: str
     text: str

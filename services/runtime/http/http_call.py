@@ -50,8 +50,8 @@ def post(url: str, body: bytes, content_type: str, seconds: float) -> tuple[int,
 
 
 def on_own_thread(work: Callable[[], _Value]) -> Future[_Value]:
-    """`work()` on a thread of its own, for what waits for others: it takes no place in a pool, and does not keep the
-    process from ending.
+    """`work()` on a thread of its own, for work that waits for other machines: it occupies no thread of a pool, and
+    does not keep the process from ending.
     """
     outcome: Future[_Value] = Future()
     outcome.set_running_or_notify_cancel()
@@ -103,7 +103,7 @@ def _read(answer: http.client.HTTPResponse, most: int) -> bytes:
 
 
 class _TimeLimit:
-    """What is left of the time of a call."""
+    """The time limit of a call."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -143,7 +143,7 @@ class _LimitedSocket:
 
 
 class _Received(io.RawIOBase):
-    """The stream of what a socket receives."""
+    """The bytes that a socket receives, as a stream."""
 
     def __init__(self, reached: _LimitedSocket) -> None:
         self._socket = reached

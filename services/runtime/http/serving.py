@@ -1,9 +1,9 @@
-"""The life of an HTTP server process, with uvicorn: as `server.serve` is for gRPC. Its limits and metrics.
+"""The life of an HTTP server process, with uvicorn, its limits and metrics; the counterpart of `server.serve` for gRPC.
 
-uvicorn has no limits of connections: their number, and the time of a request's parts. A connection waits while no whole
-header of a request has come over it, or while its caller leaves an answer unread. Where it waits too long, or a body
-takes too long, it is closed. Where too many are open, the one that has waited longest makes room for the newest:
-callers who say nothing, send half a request or read nothing cannot keep others out.
+uvicorn limits neither the number of connections nor the time of a request's parts. A connection waits while it has not
+received the whole header of a request, or while its caller does not read an answer. It is closed if it waits too long,
+or if a body takes too long. If too many are open, the newest replaces the one that has waited longest: callers that
+send nothing, send half a request or read nothing cannot exclude others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Connections:
         return cast(type[asyncio.Protocol], partial(_Connection, self))
 
     def opened(self, connection: _Connection) -> None:
-        """Count a connection. Where there is no room, the one that has waited longest is closed; else the new one."""
+        """Count a connection. If there are too many, close the one that has waited longest, or the new one if none
+        does.
+        """
         self._open.add(connection)
         if len(self._open) > self.most:
             longest = next(iter(self._waiting), connection)
@@ -77,7 +79,7 @@ class Connections:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, which a timer closes where a header or a body is too slow, or an answer is left unread."""
+    """uvicorn's connection, closed by a timer if a header or a body is too slow, or an answer is not read."""
 
     def __init__(self, connections: Connections, **given: Any) -> None:
         super().__init__(**given)
@@ -215,7 +217,7 @@ async def serve_http(
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period.
 
-    A second signal ends them at once. Otherwise as `serving_http`.
+    A second signal ends them immediately. Otherwise as `serving_http`.
     """
     with received_signals() as received:
         async with serving_http(name, app, settings, registry, connections, received) as serving:
@@ -231,8 +233,8 @@ async def serving_http(
     connections: Connections | None = None,
     hurry: asyncio.Queue[signal.Signals] | None = None,
 ) -> AsyncIterator[asyncio.Future[None]]:
-    """A block in which `app` is served; behind it running requests end within the grace period, or at once when
-    something comes to `hurry`. `connections` are limits other than the usual ones. Metrics go to `registry`.
+    """A block in which `app` is served; after it running requests end within the grace period, or immediately when
+    `hurry` receives a value. `connections` are limits other than the default ones. Metrics go to `registry`.
 
     Raises CannotListen, TlsFilesInvalid.
     """
@@ -299,8 +301,8 @@ def _listening(address: str) -> socket.socket:
         listener = socket.create_server((host.strip("[]"), int(port)), family=family)
     except OSError:
         raise CannotListen(address) from None
-    # Its connections inherit this; asyncio sets it only where a socket names its protocol. Without it an event of a
-    # stream waits, up to 40 ms, until the caller's machine has acknowledged the one before.
+    # Its connections inherit this; asyncio sets it only if a socket names its protocol. Without it an event of a stream
+    # waits, up to 40 ms, until the caller's machine has acknowledged the previous event.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 

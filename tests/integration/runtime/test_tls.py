@@ -107,7 +107,7 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on_and_a_broken_o
         assert second != first
         tls.cert.write_text("no certificate")
         assert _shown(served.address, certificates.ca) == second
-        assert "going on with the certificate of before" in caplog.text
+        assert "keeping the old certificate" in caplog.text
         other = Certificates(tmp_path / "other")  # a new authority, under the same names
         assert other.server().cert.read_bytes()
         for name in ("server.key", "server.pem"):

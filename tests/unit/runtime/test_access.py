@@ -263,7 +263,7 @@ def _changed(**changes: Any) -> Callable[[dict[str, Any]], object]:
         (_changed(tenant=""), "tenant"),
         (_changed(created_at="2026-01-01T00:00:00"), "created_at"),
         (_changed(password="hush"), "password"),
-        (lambda document: document["credentials"].append(document["credentials"][0]), "stands there twice"),
+        (lambda document: document["credentials"].append(document["credentials"][0]), "duplicate credential"),
         (lambda document: document.update(type="kolm.principals.v2"), "type"),
     ],
 )

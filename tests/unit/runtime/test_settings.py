@@ -183,8 +183,8 @@ def test_flags_are_switches_lists_and_values(sources: Path) -> None:
 def test_variables_that_nothing_reads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KOLM_EXAMPLE_COLR", "KOLM_EXAMPLE_COLOR", "KOLM_LEDGER_LISTN", "KOLM_MODLE", "KOLM_REGISTRY_SECRET"):
         monkeypatch.setenv(name, "1")
-    said = ExampleSettings.unread_variables()
-    named = [re.findall("KOLM_[A-Z_]+", each) for each in said]
+    lines = ExampleSettings.unread_variables()
+    named = [re.findall("KOLM_[A-Z_]+", each) for each in lines]
     assert named == [["KOLM_EXAMPLE_COLR", "KOLM_EXAMPLE_COLOR"], ["KOLM_MODLE", "KOLM_MODEL"]]
 
 

@@ -26,7 +26,7 @@ from services.generation.target.naming.hub_names import HubName
 
 if TYPE_CHECKING:
     from services.generation.drafting.block.block_checkpoint import BlockHead
-    from services.generation.drafting.eagle3.head_pass import Head as LoadedHead
+    from services.generation.drafting.eagle3.checkpoint import Head as LoadedHead
     from services.generation.target.naming.known_heads import KnownHead
 
 _PROBE_TOKENS = 512
@@ -173,8 +173,7 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
     import numpy as np
 
     from services.generation.drafting.block.block_checkpoint import BlockHead, write_block_head
-    from services.generation.drafting.eagle3.checkpoint import write_head
-    from services.generation.drafting.eagle3.head_pass import Head
+    from services.generation.drafting.eagle3.checkpoint import Head, write_head
     from services.generation.drafting.eagle3.loading import with_layers
     from services.generation.drafting.heads import HeadError, check_base
     from services.generation.drafting.methods import load_head

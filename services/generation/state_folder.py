@@ -11,6 +11,7 @@ from pathlib import Path
 
 LOADING = "KOLM_LOADING"
 """Environment variable: the folder whose lock servers share while they load, and an auditor waits for."""
+_LOOK_SECONDS = 0.2
 
 
 class StateTaken(Exception):
@@ -85,6 +86,3 @@ def await_empty(folder: Path, seconds: float, pause: Callable[[float], object] =
                 return True
     finally:
         os.close(handle)
-
-
-_LOOK_SECONDS = 0.2

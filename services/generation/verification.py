@@ -22,6 +22,11 @@ from services.generation.target.probe import KeptProbes, NumericsProfile, measur
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
+ROWS = 128
+"""Default rows of a pass: enough that weights are rarely read, and 25 MB of logits for 50,000 tokens."""
+_RECORD = "record"  # name of the only drafter
+_CHEAP_ROWS = PassCost.line(fixed=1.0, row=1e-6)  # every recorded token is worth its row
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -64,13 +69,6 @@ class RecordDraft(Draft):
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
         emitted = tuple(tokens[self._prompt_length :])
         self.left = emitted != self._output[: len(emitted)]
-
-
-ROWS = 128
-"""Default rows of a pass: enough that weights are rarely read, and 25 MB of logits for 50,000 tokens."""
-
-_RECORD = "record"  # name of the only drafter
-_CHEAP_ROWS = PassCost.line(fixed=1.0, row=1e-6)  # every recorded token is worth its row
 
 
 class Stopped(Exception):

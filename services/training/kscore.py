@@ -13,8 +13,8 @@ from itertools import islice
 
 from services.generation.drafting.block.block_checkpoint import BlockHead
 from services.generation.drafting.block.block_drafter import BlockDrafter
+from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.heads import DraftHead
 from services.generation.drafting.mtp.block_weights import MtpBlock
 from services.generation.drafting.mtp.mtp_drafter import MtpDrafter

@@ -13,8 +13,7 @@ import torch
 
 from ledger.durable_file import replaced_durably
 from services.generation.drafting.block.block_checkpoint import BlockConfig
-from services.generation.drafting.eagle3.checkpoint import HeadConfig
-from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.checkpoint import Head, HeadConfig
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.heads import check_base
 from services.generation.target.config.config import TargetConfig, rope_parameters

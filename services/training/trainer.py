@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from services.generation.drafting.block.block_checkpoint import BlockConfig, write_block_head
-from services.generation.drafting.eagle3.checkpoint import HeadConfig, write_head
-from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.checkpoint import Head, HeadConfig, write_head
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import EMBEDDING
 from services.generation.target.family import NORM

@@ -20,9 +20,8 @@ from services.generation.drafting.block.block_checkpoint import (
 from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.draft_tree.candidates import NO_CONFIDENCE, Vocabulary
 from services.generation.drafting.draft_tree.draft_tree import DraftModelState
-from services.generation.drafting.eagle3.checkpoint import HeadConfig, head_shapes, write_head
+from services.generation.drafting.eagle3.checkpoint import Head, HeadConfig, head_shapes, write_head
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.head_drafter import HeadDraft, HeadDrafter
 from services.generation.drafting.mtp.block_weights import MtpBlock
 from services.generation.drafting.mtp.block_weights import block_shapes as block_shapes_of_mtp

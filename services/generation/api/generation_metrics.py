@@ -17,6 +17,7 @@ from services.generation.requests.resolution import Identity, Resolved
 from services.runtime.metrics import Metrics, Reading
 
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}  # with vLLM's names
+_log = logging.getLogger(__name__)
 
 
 class GenerationMetrics:
@@ -121,9 +122,6 @@ class RequestTimes:
             timed = self._metrics.next if event.choice in self._last else self._metrics.first
             timed.observe(now - self._last.get(event.choice, self._arrived))
             self._last[event.choice] = now
-
-
-_log = logging.getLogger(__name__)
 
 
 def log_request(resolved: Resolved, outcomes: Sequence[Outcome], seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""Heads: small networks on the target's hidden states. What all kinds of them have in common.
+"""Heads: small networks on the target's hidden states. The common parts of all kinds of heads.
 
-A kind is a method that drafts with heads (`MethodSpec.heads`). A head's folder has a `config.json`, which tells its
-kind, and a `model.safetensors`. Pickles are not read.
+A kind is a method that drafts with heads (`MethodSpec.heads`). A head's folder has a `config.json`, which determines
+its kind, and a `model.safetensors`. Pickles are not read.
 """
 
 from __future__ import annotations
@@ -18,17 +18,51 @@ from transformers import LlamaConfig, PretrainedConfig
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import read_json_object
-from services.generation.target.config.layer_specs import LayerSpec
+from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
 from services.generation.target.config.rope import Rotation, rotation_of
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, Part, floats, other_weights, read_parts, write_parts
 from services.generation.target.sizes import expected, fits
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
+INDEXES = frozenset({"d2t", "t2d"})
+"""Tensors that map a head's own vocabulary to the target's, and back."""
+_WHOLE = {"I64": "<i8", "I32": "<i4"}
+_SIZES = {
+    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "target_hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim", "vocab_size": "vocab_size", "draft_vocab_size": "vocab_size",
+    "trained_length": "max_position_embeddings",
+}  # fmt: skip
+# Member of config.json: (attribute of the configuration, type).
+_MEMBERS: dict[str, tuple[str, type]] = {
+    "num_hidden_layers": ("layers", int),
+    "hidden_size": ("hidden_size", int),
+    "target_hidden_size": ("target_hidden_size", int),
+    "intermediate_size": ("intermediate_size", int),
+    "num_attention_heads": ("heads", int),
+    "num_key_value_heads": ("kv_heads", int),
+    "head_dim": ("head_dim", int),
+    "rms_norm_eps": ("norm_epsilon", float),
+    "vocab_size": ("vocab_size", int),
+    "draft_vocab_size": ("draft_vocab_size", int),
+    "feature_layers": ("feature_layers", list),
+    "rope_parameters": ("rope", dict),
+    "max_position_embeddings": ("trained_length", int),
+    "attention_bias": ("attention_bias", bool),
+    "own_embeddings": ("own_embeddings", bool),
+}
+_PUBLISHED = {
+    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
+    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "vocab_size": "vocab_size",
+    "trained_length": "max_position_embeddings",
+}  # fmt: skip
+_NOT_SIZES = ("architectures", "torch_dtype", "dtype")
 
 
 class HeadError(Exception):
-    """A head that cannot be loaded; the message says what was found, what was expected and what to do."""
+    """A head that cannot be loaded; the message names the finding, the expectation and the remedy."""
 
 
 class HeadNotFound(HeadError):
@@ -47,35 +81,6 @@ class HeadForAnotherBase(HeadError):
     """The head's sizes do not fit the base that it is loaded for."""
 
 
-class Sizes(Protocol):
-    """What the configurations of all kinds of heads say."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def target_hidden_size(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def norm_epsilon(self) -> float: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def draft_vocab_size(self) -> int: ...
-    @property
-    def feature_layers(self) -> tuple[int, ...]: ...
-    @property
-    def own_embeddings(self) -> bool: ...
-    @property
-    def rope(self) -> dict[str, Any]: ...
-    @property
-    def trained_length(self) -> int: ...
-
-
 class FeatureSizes(Protocol):
     """The target's streams that a head reads."""
 
@@ -83,6 +88,21 @@ class FeatureSizes(Protocol):
     def feature_layers(self) -> tuple[int, ...]: ...
     @property
     def target_hidden_size(self) -> int: ...
+
+
+class Sizes(LayerSizes, FeatureSizes, Protocol):
+    """Sizes and choices of all kinds of heads."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def draft_vocab_size(self) -> int: ...
+    @property
+    def own_embeddings(self) -> bool: ...
+    @property
+    def rope(self) -> dict[str, Any]: ...
+    @property
+    def trained_length(self) -> int: ...
 
 
 class DraftHead(Protocol):
@@ -99,16 +119,16 @@ class DraftHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """How heads of a kind are told from others and read."""
+    """Recognition and reading of heads of one kind."""
 
     knows: Callable[[Mapping[str, Any]], bool]
-    """Whether a config.json is that of such a head, in whatever layout."""
+    """Whether a config.json belongs to such a head, in any layout."""
     known_by: str
-    """A description in words, for the message about a head of no known kind."""
+    """A description for the message about a head of no known kind."""
     load: Callable[[Path, TargetConfig], DraftHead]
-    """A folder's head for a base. Raises HeadError; nothing is half loaded."""
+    """Load a folder's head for a base. Raises HeadError; nothing is half loaded."""
     check: Callable[[Path, TargetConfig], None]
-    """The same without reading a tensor."""
+    """Check a folder's head without reading a tensor. Raises HeadError."""
 
 
 def read_document(directory: Path) -> dict[str, Any]:
@@ -122,7 +142,7 @@ def read_weights(directory: Path) -> Mapping[str, Part]:
     others = other_weights(directory, [WEIGHTS_FILE]) if directory.is_dir() else []
     if others and path.is_file():
         raise HeadWeightsInvalid(
-            f"{directory}: two sets of weights: {', '.join(others)} beside {WEIGHTS_FILE}; keep the head's, and move "
+            f"{directory}: two sets of weights: {', '.join(others)} and {WEIGHTS_FILE}; keep the head's, and move "
             "the others away"
         )
     if others:
@@ -133,23 +153,19 @@ def read_weights(directory: Path) -> Mapping[str, Part]:
     if not path.is_file():
         raise HeadNotFound(f"{directory}: no {WEIGHTS_FILE}; convert other formats first, pickle is not read")
     try:
-        return read_parts(path)
+        return {name: part for name, part in read_parts(path).items() if name not in _VERIFIER}
     except WeightsInvalid as error:
         raise HeadWeightsInvalid(str(error)) from error
 
 
-INDEXES = frozenset({"d2t", "t2d"})
-"""Tensors that lead from a head's own vocabulary to the target's, and back."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A head's tensors as they are stored, under the names of kolm's layout."""
+    """A head's stored tensors, with the names of kolm's layout."""
 
     parts: Mapping[str, Part]
 
     def check_names(self, expected: Iterable[str], *, d2t_required: bool) -> None:
-        """Raises HeadWeightsInvalid where a tensor is missing, or there is one that no such head has."""
+        """Raises HeadWeightsInvalid if a tensor is missing or unknown."""
         wanted = {*expected, *(["d2t"] if d2t_required else [])}
         missing = sorted(wanted - self.parts.keys())
         spare = self.parts.keys() - wanted - INDEXES
@@ -168,11 +184,11 @@ class Stored:
         return tensors
 
     def target_ids(self, draft_vocab_size: int, vocab_size: int) -> Int64:
-        """[draft_vocab_size] the target's token for each of the head's: target id = draft id + d2t[draft id]. Without a
-        d2t both vocabularies are one.
+        """[draft_vocab_size] the target's token of each draft token: target id = draft id + d2t[draft id]. Without a
+        d2t both vocabularies are the same.
 
         Raises:
-            HeadWeightsInvalid: d2t leads out of the vocabulary or twice to a token; t2d names others.
+            HeadWeightsInvalid: d2t maps outside of the vocabulary or twice to a token; t2d marks other tokens.
         """
         own = np.arange(draft_vocab_size, dtype=np.int64)
         if "d2t" not in self.parts:
@@ -182,34 +198,23 @@ class Stored:
         twice = len(ids) - len(np.unique(ids))
         if ids.min() < 0 or ids.max() >= vocab_size or twice:
             raise HeadWeightsInvalid(
-                f"weights: d2t leads to ids from {ids.min()} to {ids.max()}, {twice} of them twice; expected different "
+                f"weights: d2t maps to ids from {ids.min()} to {ids.max()}, {twice} of them twice; expected different "
                 f"ids from 0 to {vocab_size - 1}"
             )
         if "t2d" in self.parts:
             self._check("t2d", (vocab_size,), ("BOOL",))
             if not np.array_equal(np.flatnonzero(self.parts["t2d"].read()), np.sort(ids)):
-                raise HeadWeightsInvalid("weights: t2d and d2t name different tokens")
+                raise HeadWeightsInvalid("weights: t2d and d2t have different tokens")
         return ids
 
     def _check(self, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> None:
         part = self.parts[name]
         if part.shape != shape:
             raise HeadWeightsInvalid(
-                f"weights: {name} has shape {list(part.shape)}; config.json makes it {list(shape)}"
+                f"weights: {name} has shape {list(part.shape)}; expected {list(shape)} by config.json"
             )
         if part.dtype not in dtypes:
             raise HeadWeightsInvalid(f"weights: {name} has dtype {part.dtype}; expected one of {', '.join(dtypes)}")
-
-
-_WHOLE = {"I64": "<i8", "I32": "<i4"}
-
-
-_SIZES = {
-    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "target_hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim", "vocab_size": "vocab_size", "draft_vocab_size": "vocab_size",
-    "trained_length": "max_position_embeddings",
-}  # fmt: skip
 
 
 def check_sizes(config: Sizes) -> None:
@@ -240,35 +245,17 @@ def layer_shapes(spec: LayerSpec, hidden_size: int) -> dict[str, tuple[int, ...]
     return shapes
 
 
-# Member of config.json: (attribute of the configuration, type).
-_MEMBERS: dict[str, tuple[str, type]] = {
-    "num_hidden_layers": ("layers", int),
-    "hidden_size": ("hidden_size", int),
-    "target_hidden_size": ("target_hidden_size", int),
-    "intermediate_size": ("intermediate_size", int),
-    "num_attention_heads": ("heads", int),
-    "num_key_value_heads": ("kv_heads", int),
-    "head_dim": ("head_dim", int),
-    "rms_norm_eps": ("norm_epsilon", float),
-    "vocab_size": ("vocab_size", int),
-    "draft_vocab_size": ("draft_vocab_size", int),
-    "feature_layers": ("feature_layers", list),
-    "rope_parameters": ("rope", dict),
-    "max_position_embeddings": ("trained_length", int),
-    "attention_bias": ("attention_bias", bool),
-    "own_embeddings": ("own_embeddings", bool),
-}
-
-
 class Layout:
     """kolm's own layout of a kind of head. All members of its config.json are required, and no other is allowed."""
 
     def __init__(self, fixed: Mapping[str, Any], members: Mapping[str, tuple[str, type]]) -> None:
-        """Members that always have one value, the layout's name among them; and those of this kind alone."""
+        """`fixed`: members with a constant value, such as the layout's name. `members`: additional members of this
+        kind.
+        """
         self._fixed, self._members = fixed, {**_MEMBERS, **members}
 
     def document(self, config: Sizes) -> dict[str, Any]:
-        """config.json."""
+        """The members of config.json."""
         values = {member: getattr(config, attribute) for member, (attribute, _) in self._members.items()}
         return {**self._fixed, **{m: list(v) if isinstance(v, tuple) else v for m, v in values.items()}}
 
@@ -288,8 +275,8 @@ class Layout:
         self, directory: Path, config: Sizes, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Part]
     ) -> None:
         """Write a head's folder. `tensors` are the floats of these shapes, and `d2t` [draft_vocab_size] int64 (target
-        id = draft id + d2t[draft id]) where the head has a vocabulary of its own. `t2d` [vocab_size] bool, which other
-        engines ask for, is derived.
+        id = draft id + d2t[draft id]) if the head has its own vocabulary. `t2d` [vocab_size] bool, which other engines
+        require, is derived.
 
         Raises:
             HeadWeightsInvalid: a tensor is missing, unknown or of another shape.
@@ -297,7 +284,7 @@ class Layout:
         found = {name: tensor.shape for name, tensor in tensors.items()}
         wrong = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
         if wrong:
-            raise HeadWeightsInvalid(f"tensors {wrong} are missing, unknown or of another shape than the config says")
+            raise HeadWeightsInvalid(f"tensors {wrong} are missing, unknown or of another shape than by the config")
         whole = dict(tensors)
         if "d2t" in whole:
             drafted = np.zeros(config.vocab_size, np.bool_)
@@ -309,7 +296,7 @@ class Layout:
 
 
 def check_base(head: Sizes, base: TargetConfig) -> None:
-    """Raises HeadForAnotherBase if the head cannot have been made for a base of these sizes."""
+    """Raises HeadForAnotherBase if the head's sizes do not fit the base."""
     needed = {"vocab_size": base.vocab_size, "target_hidden_size": base.hidden_size}
     if not head.own_embeddings:
         needed["hidden_size"] = base.hidden_size
@@ -322,7 +309,7 @@ def check_base(head: Sizes, base: TargetConfig) -> None:
 
 
 def typed(document: Mapping[str, Any], member: str, kind: type) -> Any:
-    """`document[member]`, of exactly that kind; a whole number will do for a real one."""
+    """`document[member]`, of exactly this type; a whole number is accepted for a float."""
     value = document[member]
     if kind is float and type(value) is int:
         value = float(value)
@@ -332,7 +319,7 @@ def typed(document: Mapping[str, Any], member: str, kind: type) -> Any:
 
 
 def typed_or(document: Mapping[str, Any], member: str, default: Any, kind: type) -> Any:
-    """The default where the member is missing or null."""
+    """`typed`, or the default if the member is missing or null."""
     return default if document.get(member) is None else typed(document, member, kind)
 
 
@@ -340,12 +327,12 @@ def check_choices(
     members: Mapping[str, Any], supported: Mapping[str, tuple[object, ...]], *, within: str = "",
     known: Iterable[str] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse choices that a head's pass would not follow.
+    """Refuse choices that a head's pass does not implement.
 
     Args:
-        members: of config.json, or of an object in it that is called `within`.
-        supported: values by member; a member that is missing or null is none.
-        known: members with any value; where they are given, every other one is refused.
+        members: of config.json, or of its object `within`.
+        supported: values by member; a missing or null member is not checked.
+        known: members with any value; if given, every other member is refused.
 
     Raises HeadConfigInvalid, naming the member and its value.
     """
@@ -359,8 +346,8 @@ def check_choices(
             )
         if values is None and known is not None and name not in known:
             raise HeadConfigInvalid(
-                f"config.json: {place}{name} is {value!r:.80}, which is not supported; if it changes nothing of what "
-                "the head computes, remove it"
+                f"config.json: {place}{name} is {value!r:.80}, which is not supported; remove it if it does not change "
+                "the head's computation"
             )
 
 
@@ -377,35 +364,25 @@ def layer_numbers(document: Mapping[str, Any], member: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-_PUBLISHED = {
-    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
-    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "vocab_size": "vocab_size",
-    "trained_length": "max_position_embeddings",
-}  # fmt: skip
-
-
 def published_sizes(kind: type[PretrainedConfig], members: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A published config.json as transformers reads it, with its defaults, and the sizes by the names that
-    configurations of heads have for them; `check_sizes` checks them. Raises HeadConfigInvalid.
+    """A published config.json parsed by transformers, with its defaults, and its sizes by the names of heads'
+    configurations; `check_sizes` checks them. Raises HeadConfigInvalid.
     """
     try:
         parsed: Any = kind(**{name: value for name, value in members.items() if name not in _NOT_SIZES})
         sizes = {ours: getattr(parsed, theirs) for ours, theirs in _PUBLISHED.items()}
         head_dim = int(getattr(parsed, "head_dim", None) or sizes["hidden_size"] // (sizes["heads"] or 1))
         more = {"norm_epsilon": float(parsed.rms_norm_eps), "rope": dict(parsed.rope_parameters or {})}
-    except Exception as error:  # transformers raises many kinds here, each of them about these members
+    except Exception as error:  # transformers raises many types here, each about these members
         raise HeadConfigInvalid(f"config.json: {error}") from error
     return parsed, {**sizes, "head_dim": head_dim, **more}
 
 
-_NOT_SIZES = ("architectures", "torch_dtype", "dtype")
-
-
 def rotation_of_head(config: Sizes) -> Rotation:
-    """Returns inverse frequencies [head_dim / 2].
+    """The rotation of a head, with inverse frequencies [head_dim / 2].
 
     Raises:
-        HeadConfigInvalid: `rope_parameters` are of no kind that is known.
+        HeadConfigInvalid: `rope_parameters` are of no known kind.
     """
     members: dict[str, Any] = {
         "hidden_size": config.heads * config.head_dim,
@@ -417,5 +394,5 @@ def rotation_of_head(config: Sizes) -> Rotation:
     try:
         parsed = LlamaConfig(**members)
         return rotation_of(dict(parsed.rope_parameters or {}), config.head_dim, config.trained_length)
-    except Exception as error:  # of many kinds, each about this member
+    except Exception as error:  # many types, each about this member
         raise HeadConfigInvalid(f"rope_parameters {config.rope}: {error}") from error

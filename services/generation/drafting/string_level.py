@@ -1,8 +1,8 @@
-"""A smaller model with another tokenizer drafts: its text is tokenized again, and accepted where it is the target's.
+"""Drafts by a smaller model with another tokenizer: its text is tokenized again with the target's tokenizer.
 
 After Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-Vocabularies" (ICML 2025), string-level exact match. Unlike there, chains are greedy at every temperature, since the
-sampler's noise belongs to the target's tokens. As many tokens are drafted as have paid so far.
+Vocabularies" (ICML 2025), string-level exact match. In contrast to the paper, chains are greedy at every temperature,
+since the sampler's noise belongs to the target's tokens. The depth follows the measured acceptance.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
-_OPEN = 16  # tokens at the end that may be spelled anew once more text is there
-_LONGEST_OPEN = 64  # tokens from which on the text is settled at any character, where no word begins
-_BEFORE = 4  # tokens that are decoded before those that are asked for: decoders strip a text's first space
-_ANCHOR = "\n"  # stands before what is encoded: some tokenizers put a space before a text
-_WORD = ("\u0120", "\u2581", "\u010a")  # how byte-level and SentencePiece vocabularies write the space before a word
+_OPEN = 16  # tokens at the end that may be tokenized again with more text
+_LONGEST_OPEN = 64  # tokens after which the text is settled at any character, if no word begins
+_BEFORE = 4  # tokens decoded before the requested tokens, because decoders strip a text's first space
+_ANCHOR = "\n"  # encoded before a text, because some tokenizers put a space before a text
+_WORD = ("\u0120", "\u2581", "\u010a")  # the space before a word in byte-level and SentencePiece vocabularies
+DEEPEST = 8  # default number of draft tokens
+_CHUNK = 256  # most ids read before a pass; a sequence with more unread ids drafts later
 
 
 class Retokenized:
-    """The text of one sequence in ids of `into`. Words once complete keep their ids; the last ones are spelled anew.
+    """The text of one sequence in ids of `into`. Complete words keep their ids; the last words are tokenized again.
 
-    The ids affect drafts only, never the output. Special tokens that `into` does not have are left out.
+    The ids affect only drafts, never the output. Special tokens that `into` does not have are omitted.
     """
 
     def __init__(self, source: Tokenizer, into: Tokenizer) -> None:
         self._source, self._into = source, into
-        self.ids = into.encode("")  # what a text begins with
-        self.settled = len(self.ids)  # of them that stay as they are
-        self._read = 0  # tokens of the source that those stand for
+        self.ids = into.encode("")  # the beginning of a text
+        self.settled = len(self.ids)  # count of final ids
+        self._read = 0  # tokens of the source in the final ids
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """`tokens` of the source may only have grown."""
+        """Follow `tokens` of the source, which may only grow."""
         del self.ids[self.settled :]
         if len(tokens) - self._read > 2 * _OPEN and (border := self._border(tokens)):
             self.ids += self._spelled(tokens, self._read, border)
@@ -57,12 +59,12 @@ class Retokenized:
         self.ids += self._spelled(tokens, self._read, len(tokens))
 
     def continuation(self, ids: Sequence[int]) -> list[int]:
-        """Tokens of the source for what `ids` add to the text."""
+        """Tokens of the source for the text of `ids`, after the text so far."""
         context = self.ids[-_BEFORE:]
         return _ids(self._source, _text(self._into, [*context, *ids], len(context)))
 
     def _border(self, tokens: Sequence[int]) -> int:
-        """The last place outside the open end where a word begins, or any character where none does; 0 for none."""
+        """The last beginning of a word before the open end, or of a character if there is none; 0 without either."""
         last = len(tokens) - _OPEN
         name = self._source.fast.id_to_token
         for place in range(last, self._read, -1):
@@ -90,25 +92,19 @@ class Retokenized:
 
 
 def _text(tokenizer: Tokenizer, tokens: Sequence[int], first: int) -> str:
-    """The text of the tokens from the first one on, as it goes on after those before."""
+    """The text of the tokens from `first` on, after the tokens before it."""
     before, whole = tokenizer.decode_all(tokens[:first]), tokenizer.decode_all(tokens)
     return whole[len(before) :] if whole.startswith(before) else tokenizer.decode_all(tokens[first:])
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text as it stands within another."""
+    """Ids of a text within a longer text."""
     anchor, whole = tokenizer.encode_output(_ANCHOR), tokenizer.encode_output(_ANCHOR + text)
     return whole[len(anchor) :] if whole[: len(anchor)] == anchor else tokenizer.encode_output(text)
 
 
-DEEPEST = 8  # draft tokens, where the request does not say
-_CHUNK = 256  # ids that are read before a pass at most; a sequence with more to read drafts later
-
-
 class StringLevelDraft(Draft):
-    """The draft model's side of one sequence. The first `computed` of `text.ids` are in the draft model's cache, and
-    behind them its last draft.
-    """
+    """The state of one sequence in the draft model. `computed`: ids in its cache, the text and then the last draft."""
 
     def __init__(self, request: EngineRequest, model: Target, text: Retokenized, acceptance: RequestAcceptance) -> None:
         self.depth, self.text, self.acceptance = request.k or DEEPEST, text, acceptance
@@ -119,7 +115,7 @@ class StringLevelDraft(Draft):
         self._tree: DraftTree | None = None  # in flight
 
     def follow(self, tokens: list[int]) -> None:
-        """Keep the part of the cache that agrees with the text. The last id is always read again, for its logits."""
+        """Follow the text; keep the part of the cache that agrees. The last id is always read again, for its logits."""
         ids, same = self.text.ids, min(self.text.settled, len(self.computed))
         self.text.follow(tokens)
         most = min(len(self.computed), len(ids) - 1)
@@ -155,26 +151,26 @@ class _Chain:
     draft: StringLevelDraft
     depth: int
     ids: list[int]
-    ended: bool = False  # with the end of a turn
+    ended: bool = False  # by the end of a turn
 
 
 class StringLevelDrafter(Drafter):
-    """`Drafter` by a model with a tokenizer and a cache of its own. Used by the engine's thread.
+    """A `Drafter` by a model with its own tokenizer and cache. Used by the engine's thread.
 
-    A pass of the draft model is over all sequences that draft. They share rates of acceptance, never text. Where the
-    draft model's context or cache ends, or its drafts do not pay, it steps aside.
+    A pass of the draft model has all drafting sequences. They share acceptance rates, never text. It drafts nothing if
+    its context or cache is full, or its drafts do not pay.
     """
 
     def __init__(
         self, model: Target, tokenizer: Tokenizer, own: Tokenizer, ends: Sequence[int], step: StepCost
     ) -> None:
-        """`tokenizer` and `ends`, tokens that end an output, are the target's; `own` is the draft model's. `step` is
-        the cost of its passes.
+        """`tokenizer` and `ends`, tokens that end an output, are the target's; `own`: the draft model's tokenizer;
+        `step`: the cost of its passes.
         """
         self._model, self._step_cost = model, step
         self._tokenizer, self._own, self._ends = tokenizer, own, list(ends)[:1]
         self._acceptance = Acceptance()
-        self.begin(EngineRequest("", (0,), SamplingParams())).begin_tree([0], ONE_NODE, [0])  # compiled now
+        self.begin(EngineRequest("", (0,), SamplingParams())).begin_tree([0], ONE_NODE, [0])  # compiles
 
     def begin(self, request: EngineRequest) -> StringLevelDraft:
         text = Retokenized(self._tokenizer, self._own)
@@ -194,7 +190,7 @@ class StringLevelDrafter(Drafter):
         return tokens + (self._ends if chain.ended else [])
 
     def _depth(self, ask: DraftRequest, together: int) -> int:
-        """How many tokens to draft: those that gain most by its acceptance. 0 without room, or with more to read."""
+        """The number of tokens to draft with the largest expected gain; 0 without room, or with too many unread ids."""
         draft, budget = _draft(ask), ask.budget
         rates, step = draft.acceptance.rates(), self._step_cost
         depths = range(1, min(draft.depth, budget.depth, budget.nodes) + 1)
@@ -208,7 +204,7 @@ class StringLevelDrafter(Drafter):
         return best if self._ready(draft, best) else 0
 
     def _ready(self, draft: StringLevelDraft, depth: int) -> bool:
-        """Whether a chain fits, and the unread ids fit into its first pass. If not, a piece of these is read."""
+        """Make room for a chain; returns False if it does not fit, or if a part of the unread ids was read instead."""
         ids = draft.text.ids
         if not ids or len(ids) + depth > self._model.config.context_length:
             return False
@@ -222,7 +218,7 @@ class StringLevelDrafter(Drafter):
         return False
 
     def _expand(self, chains: list[_Chain]) -> None:
-        """Read what is new, then draft a token of all chains at a time."""
+        """Read the unread ids, then draft one token of all chains at a time."""
         step = [(chain, chain.draft.text.ids[len(chain.draft.computed) :]) for chain in chains]
         while step:
             logits = self._read([(chain.draft, ids) for chain, ids in step], wanted=True)
@@ -233,8 +229,8 @@ class StringLevelDrafter(Drafter):
             step = [(c, c.ids[-1:]) for c, _ in step if not c.ended and len(c.ids) < c.depth]
 
     def _read(self, step: list[tuple[StringLevelDraft, list[int]]], *, wanted: bool) -> Float32:
-        """Read the next ids of each sequence. Returns the logits after the last of them where they are `wanted`,
-        [sequences, vocabulary]. Ids that its vocabulary lacks are read as 0.
+        """Read the next ids of each sequence. Returns the logits [sequences, vocabulary] after the last ids if
+        `wanted`. Ids outside of its vocabulary are read as 0.
         """
         rows, known = RowsBuilder(), self._model.config.vocab_size
         for draft, ids in step:

@@ -1,4 +1,4 @@
-"""A draft of copies alone: text that followed the same words before. The method decides where to look."""
+"""Drafts that consist of copies: text that followed the same words before. The method defines the search."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32, Float64
 
-MOST = 64  # copies that end apart
-_ROOM = 256  # nodes beside copies
+MOST = 64  # copies with different ends
+_ROOM = 256  # nodes besides copies
 
 Expand = Callable[[OwnText, Nodes, int, Bounds, Float64], int]  # see `DraftTree.add_by`
 
 
 class TextDraft(Draft):
-    """`Draft` of one sequence. It consists of the caller's prediction and of the copies that `look` finds for the end
-    of the text, the best sources first: at most `most` with ends of their own. Then `expand` adds nodes. Only nodes
-    that pay for their rows are drafted.
+    """The draft of one sequence: the caller's prediction and the copies that `look` finds for the end of the text, the
+    best sources first, at most `most` with different ends. Then `expand` adds nodes. Only nodes that pay for their rows
+    are drafted.
     """
 
     def __init__(

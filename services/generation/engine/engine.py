@@ -17,6 +17,12 @@ from services.generation.engine.events import Chunk, Counts, Event, Finished, Ou
 from services.generation.engine.request import EngineRequest, EngineStopped
 
 log = logging.getLogger(__name__)
+Answer = Callable[[BaseException | None], None]
+"""Called on the engine's thread with None if the sequences were accepted, or else with the error."""
+_APART = 0.02
+"""Seconds between two hand-overs of a sequence. A chunk costs the event loop half a millisecond, wakes up the process
+that reads it, and takes the CPU away from a member of the team that computes the next pass.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +35,6 @@ class Load:
     blocks_total: int
     preemptions: int  # since the start
     reused_tokens: int  # of prompts, since the start: an earlier request had computed them
-
-
-Answer = Callable[[BaseException | None], None]
-"""Called on the engine's thread with None if the sequences were accepted, or else with the error."""
-
-_APART = 0.02
-"""Seconds between two hand-overs of a sequence. A chunk costs the event loop half a millisecond, wakes up the process
-that reads it, and takes the CPU away from a member of the team that computes the next pass.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Literal
 from ledger.encoding.stream_digest import StreamDigest
 from services.generation.engine.tree import TokenTree
 
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
 
 @dataclass(slots=True)
 class Counts:
@@ -47,9 +49,6 @@ class Counts:
     def tokens(self) -> int:
         """Emitted tokens: each pass adds a token of the target to the accepted tokens."""
         return self.passes + self.accepted_tokens
-
-
-FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)

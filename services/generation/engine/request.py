@@ -10,6 +10,22 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
+Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MAX_TEXT = 256 * 1024  # characters
+GRAMMAR_REVISION = 1
+"""Revision of kolm's conversion of constraints to masks. It is increased when a text may give other masks."""
+MAX_SEED = 2**64 - 1
+MIN_TEMPERATURE = 1e-6  # least value above 0: far below, logits / temperature would overflow
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01  # far below, logits / penalty would overflow
+MAX_REPETITION_PENALTY = 10.0
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256  # characters
+RequestKey = tuple[str, int]
+"""A request's id and the number of the choice."""
+
 
 class EngineError(Exception):
     """A request that the engine refuses; nothing was started. `field`: the request's field at fault."""
@@ -44,16 +60,6 @@ class UnusableLogits(Exception):
     """A row of logits allows no token. It ends the sequence of the row, and no other."""
 
 
-Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-MAX_TEXT = 256 * 1024  # characters
-
-
-GRAMMAR_REVISION = 1
-"""Revision of kolm's conversion of constraints to masks. It is increased when a text may give other masks."""
-
-
 def grammar_engine() -> str:
     """Name and version of the grammar library and kolm's revision, which together determine the masks."""
     return f"llguidance/{version('llguidance')}+kolm.{GRAMMAR_REVISION}"
@@ -73,15 +79,6 @@ class StructuredOutputs:
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-MAX_SEED = 2**64 - 1
-MIN_TEMPERATURE = 1e-6  # least value above 0: far below, logits / temperature would overflow
-MAX_TEMPERATURE = 100.0
-MIN_REPETITION_PENALTY = 0.01  # far below, logits / penalty would overflow
-MAX_REPETITION_PENALTY = 10.0
-MAX_LOGPROBS = 20
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +155,6 @@ class Grammar:
     def matcher(self) -> LLMatcher:
         """A matcher at the beginning, for one thread."""
         return self.fresh.deep_copy()
-
-
-RequestKey = tuple[str, int]
-"""A request's id and the number of the choice."""
 
 
 @dataclass(frozen=True, slots=True)

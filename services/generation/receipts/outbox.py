@@ -37,6 +37,8 @@ _MOST_BYTES_AT_ONCE = 2**20
 AppendAll = Callable[
     [Sequence[ledger_pb2.AppendEntryRequest]], Awaitable[Sequence[ledger_pb2.AppendEntryResponse | LedgerRefused]]
 ]
+_UNREACHABLE_PAUSE = 1.0  # seconds
+_REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
 
 
 @dataclass(slots=True, eq=False)
@@ -252,10 +254,6 @@ def _is_needless(request: ledger_pb2.AppendEntryRequest, refused: LedgerRefused)
 def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:
     if not answer.done():
         answer.set_result(index)
-
-
-_UNREACHABLE_PAUSE = 1.0  # seconds
-_REFUSED_PAUSE = 5.0  # an operator has to act meanwhile
 
 
 def key_envelope(path: Path, key: Signer) -> bytes:

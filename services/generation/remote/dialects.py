@@ -12,13 +12,18 @@ from typing import Any, Protocol
 from services.generation.engine.events import FinishReason, TokenLogprobs
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams, StructuredOutputs
 
+Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
+"""The JSON or, for other types, the text at a path: a GET, or with a body a POST. Raises UpstreamError, OSError."""
+_SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
+"""The samplers with temperature before min_p and top_p, as in other engines; llama.cpp's default has it last."""
+_NOT_LLAMA = {
+    "min_tokens": "leave it out", "stop_token_ids": "name the text of that token in stop",
+    "regex": "write it as a grammar (GBNF)",
+}  # fmt: skip
+
 
 class UpstreamError(Exception):
     """An answer of an upstream cannot be used; the message names the expected form."""
-
-
-Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
-"""The JSON or, for other types, the text at a path: a GET, or with a body a POST. Raises UpstreamError, OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,16 +273,6 @@ def _common(params: SamplingParams) -> dict[str, Any]:
         "stop": list(params.stop), "ignore_eos": params.ignore_eos, "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
     }  # fmt: skip
-
-
-_SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
-"""The samplers with temperature before min_p and top_p, as in other engines; llama.cpp's default has it last."""
-
-
-_NOT_LLAMA = {
-    "min_tokens": "leave it out", "stop_token_ids": "name the text of that token in stop",
-    "regex": "write it as a grammar (GBNF)",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

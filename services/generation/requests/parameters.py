@@ -24,6 +24,13 @@ MAX_CHOICES = 16
 MAX_STOP_TOKEN_IDS = 64
 MAX_BIASES = 300  # so that a receipt, which lists them all, fits into an entry of the ledger
 _SEED_BITS = 53  # every JSON reader keeps a drawn seed exactly
+MAX_K = 16
+_HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
+_WORKLOADS = {
+    number: None if number == 0 else name.removeprefix("WORKLOAD_").lower()
+    for name, number in speculation_pb2.Workload.items()
+}
+_FIELD = "sampling.structured_outputs"
 
 
 def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingParams:
@@ -97,14 +104,6 @@ def _check_lists(message: sampling_pb2.SamplingParams) -> None:
     for name, most in (("stop_token_ids", MAX_STOP_TOKEN_IDS), ("logit_bias", MAX_BIASES)):
         if len(getattr(message, name)) > most:
             raise InvalidArgument(f"sampling.{name}", f"has {len(getattr(message, name))} entries, at most {most}")
-
-
-MAX_K = 16
-_HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
-_WORKLOADS = {
-    number: None if number == 0 else name.removeprefix("WORKLOAD_").lower()
-    for name, number in speculation_pb2.Workload.items()
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +187,6 @@ def _within(name: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise InvalidArgument(f"spec_decode.{name}", f"is {value}; expected a whole number from {low} to {high}")
     return value
-
-
-_FIELD = "sampling.structured_outputs"
 
 
 def read_structured_outputs(message: sampling_pb2.StructuredOutputs) -> StructuredOutputs:

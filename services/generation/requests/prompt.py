@@ -31,6 +31,9 @@ _ANY = {"type": "object"}
 _SHAPES = "<[{"  # beginnings of an opening that other text does not have
 _PIECE = re.compile(r'"[^"]*"|[{}\[\]]|[,:] ?')
 """A piece of JSON, as in grammars of schemas: a longer literal would exclude an alternative with the same beginning."""
+_LONGEST_TOKEN_BYTES = 256  # longest token of any tokenizer in use; a longer text than this for each token cannot fit
+_MOST_IDS = 1 << 20  # in one call of Detokenize
+_INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well under a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +267,6 @@ def _short(call_id: str) -> str:
     """Nine letters and digits, required by Mistral's templates; other templates do not show ids."""
     letters = "".join(each for each in call_id if each.isascii() and each.isalnum())
     return letters[-9:].rjust(9, "0")
-
-
-_LONGEST_TOKEN_BYTES = 256  # longest token of any tokenizer in use; a longer text than this for each token cannot fit
-_MOST_IDS = 1 << 20  # in one call of Detokenize
-_INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well under a millisecond
 
 
 @dataclass(frozen=True, slots=True)

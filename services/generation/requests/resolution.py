@@ -47,6 +47,8 @@ from services.runtime.usage import checked_name
 
 _FULL_RETRY_SECONDS = 1.0
 _BUSY_RETRY_SECONDS = 30.0
+DEFAULT_TENANT = "default"
+_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 
 
 def refusal(error: KolmError | EngineError) -> str | None:
@@ -119,10 +121,6 @@ class Identity:
     def may_draft(self) -> bool:
         """Whether the arithmetic allows speculation: its probe passed, or it is another engine's."""
         return self.probe_passed or self.engine is not None
-
-
-DEFAULT_TENANT = "default"
-_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,28 @@ from services.generation.target.errors import TargetError
 from services.runtime.errors import FailedPrecondition, NotFound
 from services.runtime.process import Outage
 
+_log = logging.getLogger(__name__)
+ReadEntries = Callable[[int], Awaitable[list[Entry]]]
+"""Withdrawals and k-scores of the log from an index on."""
+_COMING_SECONDS = 2.0
+"""The wait for a registry that was started together with this server."""
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (DraftHeadUnsigned, "HEAD_UNSIGNED"),
+    (DraftHeadUnlogged, "HEAD_UNLOGGED"),
+    (DraftHeadWithdrawn, "HEAD_WITHDRAWN"),
+    (DraftHeadOfAnotherBase, "HEAD_BASE_MISMATCH"),
+    (HeadForAnotherBase, "HEAD_BASE_MISMATCH"),
+    (DraftHeadDamaged, "HEAD_DAMAGED"),
+    (DataLoss, "HEAD_DAMAGED"),
+    (HeadError, "HEAD_INVALID"),
+    (HeadFolderInvalid, "HEAD_INVALID"),
+    (NotInRegistry, "HEAD_NOT_FOUND"),
+    (Unavailable, "REGISTRY_UNAVAILABLE"),
+    (DeadlineExceeded, "REGISTRY_UNAVAILABLE"),
+)
+OWN = "mtp"
+"""The reference of the block that comes with the model."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedHead:
@@ -123,12 +145,6 @@ class HeadState:
         raise NotFound("eagle_head", reference, f"{hint}; leave spec_decode.eagle_head out for the base's own")
 
 
-_log = logging.getLogger(__name__)
-
-ReadEntries = Callable[[int], Awaitable[list[Entry]]]
-"""Withdrawals and k-scores of the log from an index on."""
-
-
 class HeadBoard:
     """The current state of the heads. Used on one event loop.
 
@@ -186,25 +202,6 @@ class HeadBoard:
         rest = self.state.unfit - {pair}
         unfit = rest | {pair} if score.status == NEEDS_RETRAINING else rest
         self.state = replace(self.state, unfit=unfit)
-
-
-_COMING_SECONDS = 2.0
-"""The wait for a registry that was started together with this server."""
-
-_REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (DraftHeadUnsigned, "HEAD_UNSIGNED"),
-    (DraftHeadUnlogged, "HEAD_UNLOGGED"),
-    (DraftHeadWithdrawn, "HEAD_WITHDRAWN"),
-    (DraftHeadOfAnotherBase, "HEAD_BASE_MISMATCH"),
-    (HeadForAnotherBase, "HEAD_BASE_MISMATCH"),
-    (DraftHeadDamaged, "HEAD_DAMAGED"),
-    (DataLoss, "HEAD_DAMAGED"),
-    (HeadError, "HEAD_INVALID"),
-    (HeadFolderInvalid, "HEAD_INVALID"),
-    (NotInRegistry, "HEAD_NOT_FOUND"),
-    (Unavailable, "REGISTRY_UNAVAILABLE"),
-    (DeadlineExceeded, "REGISTRY_UNAVAILABLE"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +276,6 @@ def load_own(model: Path, config: TargetConfig, draft_tokens: Int64 | None) -> L
         return LoadedHeads()
     _log.info("drafting with the MTP block inside of %s, over %d tokens: %s", model, len(block.target_ids), block.cid)
     return LoadedHeads((LoadedHead(ServedHead(block.cid, model, kind=block.kind), block),))
-
-
-OWN = "mtp"
-"""The reference of the block that comes with the model."""
 
 
 def _read(served: ServedHead, config: TargetConfig) -> LoadedHead:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.block.block_checkpoint import BlockHead
-from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.methods import load_head as load_draft_head
 from services.generation.target.config.config import read_config

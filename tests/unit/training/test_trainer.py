@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation.drafting.eagle3.head_pass import Head
+from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.rows import RowsBuilder

@@ -1,7 +1,7 @@
-"""A block head: its configuration, and how it is read from kolm's layout and from those that heads are published in.
+"""A block head and its configuration, in kolm's layout and in published layouts.
 
-Of the published layouts, that of speculators (`dflash`, `dspark`) nests the layers' configuration; DeepSpec and z-lab
-write one flat Qwen3 configuration.
+The layout of speculators (`dflash`, `dspark`) nests the layers' configuration; DeepSpec and z-lab write one flat Qwen3
+configuration.
 """
 
 from __future__ import annotations
@@ -36,14 +36,52 @@ from services.generation.target.config.layer_specs import LayerSpec, decoder_lay
 from services.generation.target.files.safetensors import Part
 
 MOST_BLOCK = 64  # positions of a block; published heads have 7 to 16
+FC, CONTEXT_NORM, NORM = "fc.weight", "hidden_norm.weight", "norm.weight"
+EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
+MARKOV_IN, MARKOV_OUT = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
+LAYOUT = "kolm.block.v1"
+SPECULATORS = ("dflash", "dspark")
+ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashModel", "Qwen3DSparkModel")
+KNOWN_BY = (
+    f"layout {LAYOUT}, speculators_model_type {' or '.join(SPECULATORS)}, or architectures {', '.join(ARCHITECTURES)}"
+)
+_LAYOUT = Layout(
+    {"layout": LAYOUT, "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_act": "silu"},
+    {
+        "block_size": ("block_size", int),
+        "mask_token_id": ("mask_token", int),
+        "sample_from_anchor": ("from_first", bool),
+        "windows": ("windows", list),
+        "markov_rank": ("markov_rank", int),
+        "confidence_head": ("confidence", bool),
+        "confidence_head_with_markov": ("confidence_reads_token", bool),
+        "own_output": ("own_output", bool),
+    },
+)
+_FOLLOWED: dict[str, tuple[object, ...]] = {
+    "causal": (False,),
+    "is_causal": (False,),
+    "attention_mode": ("gqa",),
+    "projector_type": ("dflash",),
+    "output_multiplier": (1, 1.0),
+    "final_logit_softcapping": (0, 0.0),
+}
+"""Choices of published heads, with the values that the pass implements. Null is unset."""
+_READ = (
+    "target_layer_ids", "block_size", "mask_token_id", "draft_vocab_size", "markov_rank", "markov_head_type",
+    "enable_confidence_head", "confidence_head_with_markov", "num_target_layers",
+)  # fmt: skip
+"""Members of dflash_config that are read; num_target_layers is the base's number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
     """Shapes and choices of one head (DFlash; DSpark, arXiv 2607.05147). Sizes in elements.
 
-    `fc` takes the target's residual streams after `feature_layers` decoder layers, side by side, to `hidden_size`; all
-    layers take keys and values of it, normed. The rows of a block are the last committed token and mask tokens.
+    `fc` projects the target's concatenated residual streams after `feature_layers` decoder layers to `hidden_size`; all
+    layers compute keys and values of its normed output. The rows of a block are the last committed token and mask
+    tokens.
     """
 
     layers: int
@@ -59,14 +97,16 @@ class BlockConfig:
     feature_layers: tuple[int, ...]
     block_size: int
     mask_token: int
-    from_first: bool  # whether the first row drafts too: row i then the token after its own, else a mask row its own
+    from_first: (
+        bool  # whether the first row drafts too: then row i drafts the next token, otherwise a mask row its own token
+    )
     rope: dict[str, Any]
     trained_length: int
     attention_bias: bool
-    windows: tuple[int, ...]  # of each layer, context that its rows see besides the block; 0 is all
-    markov_rank: int  # of what the token before adds to logits; 0 is nothing
-    confidence: bool  # whether it says how likely its tokens are to hold
-    confidence_reads_token: bool  # besides the state, of the token before
+    windows: tuple[int, ...]  # by layer, context that its rows see besides the block; 0 is all
+    markov_rank: int  # rank of the previous token's contribution to logits; 0 is none
+    confidence: bool  # whether it estimates the acceptance of its tokens
+    confidence_reads_token: bool  # the previous token, besides the state
     own_embeddings: bool
     own_output: bool
 
@@ -79,7 +119,7 @@ class BlockConfig:
 
     @property
     def drafts(self) -> int:
-        """Tokens that a block drafts."""
+        """Count of draft tokens of a block."""
         return self.block_size if self.from_first else self.block_size - 1
 
     def check(self) -> None:
@@ -92,7 +132,7 @@ class BlockConfig:
         of_base = self.vocab_size, self.target_hidden_size
         if not self.own_output and (self.draft_vocab_size, self.hidden_size) != of_base:
             raise HeadConfigInvalid(
-                "lm_head is missing; the base's own gives all of its tokens, to states as wide as its"
+                "lm_head is missing; the base's lm_head needs its whole vocabulary and its hidden size"
             )
         if len(self.windows) != self.layers or any(type(window) is not int or window < 0 for window in self.windows):
             raise HeadConfigInvalid(f"windows is {list(self.windows)!r:.80}; expected {self.layers} whole numbers")
@@ -106,14 +146,8 @@ def _within(name: str, value: int, least: int, most: int) -> None:
         raise HeadConfigInvalid(f"{name} is {value!r:.80}; expected a whole number from {least} to {most}")
 
 
-FC, CONTEXT_NORM, NORM = "fc.weight", "hidden_norm.weight", "norm.weight"
-EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
-MARKOV_IN, MARKOV_OUT = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
-CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
-
-
 def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every float tensor of a head; weights are [out, in]. All layouts have the same names."""
+    """Name and shape of every float tensor of a head, the same names in all layouts; weights are [out, in]."""
     hidden, rank = config.hidden_size, config.markov_rank
     shapes: dict[str, tuple[int, ...]] = {
         FC: (hidden, len(config.feature_layers) * config.target_hidden_size),
@@ -135,7 +169,7 @@ def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
 
 
 def block_layer(config: BlockConfig, number: int) -> LayerSpec:
-    """A layer as the target's kernels know it. Its rows see a window's context beside their block."""
+    """A layer for the target's kernels. Its rows see a window of the context besides their block."""
     spec = decoder_layer(config, f"layers.{number}.", inputs=config.hidden_size)
     window = config.windows[number]
     return replace(spec, window=window + config.block_size if window else 0)
@@ -143,22 +177,14 @@ def block_layer(config: BlockConfig, number: int) -> LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class BlockHead:
-    """Checked against its own config and its base; pure data, `BlockPass` computes with it."""
+    """A head in memory, checked against its config and its base; pure data, which `BlockPass` computes with."""
 
     kind: ClassVar[str] = "block"
 
     origin: str
     config: BlockConfig
-    tensors: dict[str, Float32]  # under the names that `block_shapes` lists
-    target_ids: Int64  # [draft_vocab_size] token of the target for each of the head's own
-
-
-LAYOUT = "kolm.block.v1"
-SPECULATORS = ("dflash", "dspark")
-ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashModel", "Qwen3DSparkModel")
-KNOWN_BY = (
-    f"layout {LAYOUT}, speculators_model_type {' or '.join(SPECULATORS)}, or architectures {', '.join(ARCHITECTURES)}"
-)
+    tensors: dict[str, Float32]  # by the names of `block_shapes`
+    target_ids: Int64  # [draft_vocab_size] the target's token of each draft token
 
 
 def is_block(document: Mapping[str, Any]) -> bool:
@@ -178,13 +204,13 @@ def _origin(document: Mapping[str, Any]) -> str | None:
 
 
 def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
-    """Read a head's folder in any of the three layouts; its weights come out in float32.
+    """Read a head's folder in any of the three layouts; its weights are converted to float32.
 
     Raises:
         HeadNotFound: the folder, config.json or model.safetensors is missing.
         HeadConfigInvalid: config.json is of no known layout, or a member is missing or wrong; the message names it.
         HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
-        HeadForAnotherBase: vocabulary, hidden size or layers are not those of `base`.
+        HeadForAnotherBase: vocabulary, hidden size or layers do not fit `base`.
     """
     origin, config, stored = _described(directory, base)
     target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
@@ -192,17 +218,17 @@ def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
 
 
 def check_block_head(directory: Path, base: TargetConfig) -> None:
-    """What `load_block_head` says of a folder by its configuration and its tensors' names. Raises as that does."""
+    """Check a folder by its configuration and its tensors' names. Raises as `load_block_head` does."""
     _described(directory, base)
 
 
 def _described(directory: Path, base: TargetConfig) -> tuple[str, BlockConfig, Stored]:
-    """Layout, configuration and stored tensors of a head for this base, none of them read yet."""
+    """Layout, configuration and stored tensors of a head for this base. Tensors are not read yet."""
     document = read_document(directory)
     origin = _origin(document)
     if origin is None:
-        raise HeadConfigInvalid(f"config.json: no block head; expected {KNOWN_BY}")
-    stored = Stored({name: part for name, part in read_weights(directory).items() if name not in _VERIFIER})
+        raise HeadConfigInvalid(f"config.json: not a block head; expected {KNOWN_BY}")
+    stored = Stored(read_weights(directory))
     names = stored.parts.keys()
     if origin == "kolm":
         config = parse_block_config(document)
@@ -215,25 +241,8 @@ def _described(directory: Path, base: TargetConfig) -> tuple[str, BlockConfig, S
     return origin, config, stored
 
 
-_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
-
-_LAYOUT = Layout(
-    {"layout": LAYOUT, "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "hidden_act": "silu"},
-    {
-        "block_size": ("block_size", int),
-        "mask_token_id": ("mask_token", int),
-        "sample_from_anchor": ("from_first", bool),
-        "windows": ("windows", list),
-        "markov_rank": ("markov_rank", int),
-        "confidence_head": ("confidence", bool),
-        "confidence_head_with_markov": ("confidence_reads_token", bool),
-        "own_output": ("own_output", bool),
-    },
-)
-
-
 def parse_block_config(document: Mapping[str, Any]) -> BlockConfig:
-    """Raises HeadConfigInvalid, naming what is missing, unknown, mistyped or out of range."""
+    """The configuration. Raises HeadConfigInvalid, naming a missing, unknown, mistyped or out-of-range member."""
     values = _LAYOUT.values(document)
     config = BlockConfig(**values | {"windows": tuple(values["windows"])})
     config.check()
@@ -241,8 +250,8 @@ def parse_block_config(document: Mapping[str, Any]) -> BlockConfig:
 
 
 def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
-    """Layer ids are taken as they stand: id i is the stream after i layers. The nested config holds differences from
-    transformers' defaults only.
+    """The layout of speculators. Layer ids are used literally: id i is the stream after i layers. The nested config
+    contains only differences from transformers' defaults.
     """
     nested = document.get("transformer_layer_config")
     if not isinstance(nested, dict):
@@ -266,25 +275,10 @@ def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
     )  # fmt: skip
 
 
-_FOLLOWED: dict[str, tuple[object, ...]] = {
-    "causal": (False,),
-    "is_causal": (False,),
-    "attention_mode": ("gqa",),
-    "projector_type": ("dflash",),
-    "output_multiplier": (1, 1.0),
-    "final_logit_softcapping": (0, 0.0),
-}
-"""Choices of published heads, with the values that the pass follows. Null is none."""
-_READ = (
-    "target_layer_ids", "block_size", "mask_token_id", "draft_vocab_size", "markov_rank", "markov_head_type",
-    "enable_confidence_head", "confidence_head_with_markov", "num_target_layers",
-)  # fmt: skip
-"""Members of dflash_config that are read, and the base's number of layers."""
-
-
 def _read_flat(document: Mapping[str, Any], names: Any) -> BlockConfig:
-    """Layer ids name layers whose output is read: id i is the stream after i + 1 layers, -1 the embeddings. z-lab puts
-    some members into `dflash_config`, and its heads draft from masks alone; DeepSpec's draft from the first row on.
+    """The flat layouts. Layer ids name layers whose output is read: id i is the stream after i + 1 layers, -1 the
+    embeddings. z-lab puts some members into `dflash_config`, and its heads draft only from masks; DeepSpec's heads
+    draft from the first row on.
     """
     nested = nested_members(document, "dflash_config")
     check_choices(nested, _FOLLOWED, within="dflash_config", known=_READ)
@@ -318,7 +312,9 @@ def _config(
     layer: Mapping[str, Any], names: Any, *, target_hidden_size: int, draft_vocab_size: int, markov_kind: str,
     windows_see_all: bool, **choices: Any,
 ) -> BlockConfig:  # fmt: skip
-    """Tensors decide whether there are biases, embeddings and an output matrix. A size of 0 follows from the layers."""
+    """The configuration of a published head. Tensors determine biases, embeddings and the output matrix; sizes of 0 are
+    derived from the layers.
+    """
     kind = layer.get("model_type", "qwen3")
     if kind != "qwen3":
         raise HeadConfigInvalid(f"config.json: model_type is {kind!r:.80}; expected qwen3")

@@ -1,7 +1,7 @@
-"""Block drafters as a method: one pass of a head proposes what may stand at the next positions, all at once.
+"""Block drafters as a method: one pass of a head proposes tokens for several next positions.
 
-After DFlash and DSpark (arXiv 2607.05147). Beyond the papers, the positions' tokens are a tree, which the costs of rows
-cut.
+After DFlash and DSpark (arXiv 2607.05147). Beyond the papers, the positions' tokens form a tree, which is cut by the
+costs of rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.generation.target.target import Target
 
 
 class BlockDrafter(HeadDrafter):
-    """A pass of the head for each draft, then the tokens of one position after the other."""
+    """Drafts with one pass of the head, whose tokens are taken position by position."""
 
     width = "block_width"
 
@@ -81,7 +81,7 @@ class BlockDrafter(HeadDrafter):
 
 
 def _build(parts: DrafterInputs) -> dict[str, BlockDrafter]:
-    """One for each head, its drafts timed."""
+    """A drafter for each head, with its drafts timed."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, BlockHead)}
     return {name: BlockDrafter(head, parts.target, parts.cost, copies=True) for name, head in own.items()}
 

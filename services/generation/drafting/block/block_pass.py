@@ -1,4 +1,4 @@
-"""A block head's passes: context into its cache, blocks to states and logits, and what the token before adds."""
+"""The passes of a block head: context into its cache, blocks to states and logits, contributions of previous tokens."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
 from services.generation.target.target import Target
 
-_CACHED = "float32"  # in which keys and values are kept
-_MOST_ROWS = 256  # of a pass; more go through in several
+_CACHED = "float32"  # type of keys and values
+_MOST_ROWS = 256  # rows of a pass; more rows take several passes
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOutput:
-    """Rows of blocks that draft: `states` [rows, hidden], normed; logits [rows, draft vocabulary]."""
+    """Drafting rows of blocks: normed `states` [rows, hidden] and logits [rows, draft vocabulary]."""
 
     states: Float32
     logits: Float32
@@ -54,7 +54,7 @@ class BlockOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BlockWeights:
-    """All that the passes point to. `context_layers` compute keys and values alone."""
+    """The data of the passes. `context_layers` compute only keys and values."""
 
     config: BlockConfig
     arithmetic: str
@@ -101,8 +101,8 @@ class _BlockWeights:
 
 
 class _Programs:
-    """`stores` takes `streams` [rows, feature layers * target hidden] to keys and values of context; `drafts` takes
-    embeddings in `buffers.x` to states, in `buffers.normed`, and logits.
+    """Two programs: `stores` computes keys and values of context from `streams` [rows, feature layers * target hidden];
+    `drafts` computes states, in `buffers.normed`, and logits from embeddings in `buffers.x`.
     """
 
     def __init__(self, parts: _BlockWeights, members: int, positions: int) -> None:
@@ -136,20 +136,20 @@ class _Programs:
         return np.stack(operations.records)
 
     def bind(self, logits: Float32) -> None:
-        """Say where logits [wanted, padded draft vocabulary] go, where the head has an output matrix."""
+        """Set the destination of logits [wanted, padded draft vocabulary], if the head has an output matrix."""
         bind(self.drafts[-1], "linear", "y", logits)
 
 
 class BlockPass:
-    """Computes blocks over a cache of its own (`blocks`): keys and values of committed tokens, and behind them those of
-    the block, which the next context overwrites. Used by one thread.
+    """Computes blocks with its own cache (`blocks`): keys and values of committed tokens, followed by the block's,
+    which the next context overwrites. Used by one thread.
     """
 
     def __init__(
         self, head: BlockHead, target: Target, cache_blocks: int, context_length: int, *, arithmetic: str = "float32"
     ) -> None:
-        """The target's embeddings and output matrix are read where the head has none. `arithmetic`: of linear layers;
-        for int8 their weights are rounded to 4 bits.
+        """The target's embeddings and output matrix are used if the head has none. `arithmetic`: of linear layers; for
+        int8 their weights are rounded to 4 bits.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
@@ -173,7 +173,7 @@ class BlockPass:
         self._programs = _Programs(parts, target.threads, min(cache_blocks * BLOCK, ahead))
 
     def store(self, rows: Rows, features: Float32) -> None:
-        """Keys and values of committed tokens, of their `features` [rows, feature layers * target hidden]."""
+        """Compute keys and values of committed tokens from their `features` [rows, feature layers * target hidden]."""
         programs = self._programs
         for first in range(0, len(rows), _MOST_ROWS):
             some = rows.part(first, min(first + _MOST_ROWS, len(rows)))
@@ -182,7 +182,7 @@ class BlockPass:
             self._passes.run(programs.stores, some)
 
     def draft(self, rows: Rows) -> BlockOutput:
-        """Compute whole blocks, the rows of `RowsBuilder.add_block`; of wanted rows states and logits."""
+        """Compute whole blocks, the rows of `RowsBuilder.add_block`; returns states and logits of wanted rows."""
         whole = _MOST_ROWS // self.config.block_size * self.config.block_size
         starts = range(0, len(rows), whole)
         pieces = [self._draft(rows.part(first, min(first + whole, len(rows)))) for first in starts]
@@ -203,7 +203,7 @@ class BlockPass:
         return programs.buffers.normed[:wanted, : config.hidden_size].copy(), logits[:, : config.draft_vocab_size]
 
     def add_previous(self, logits: Float32, tokens: Sequence[int]) -> Float32:
-        """Logits [n, draft vocabulary] once the tokens before them are known: a new array."""
+        """Logits [n, draft vocabulary] with the contributions of the previous tokens: a new array."""
         if self._markov is None:
             return logits.copy()
         bias = self._markov.rows(self._before[tokens])
@@ -211,11 +211,11 @@ class BlockPass:
         return np.ascontiguousarray(bias)
 
     def confidence(self, states: Float32, tokens: Sequence[int]) -> Float32 | None:
-        """[n] how likely the tokens after `tokens` are to hold, by states [n, hidden]; None where it is not known."""
+        """[n] estimated acceptance after `tokens`, by states [n, hidden]; None without a confidence head."""
         if not self.config.confidence:
             return None
         wide = self.config.hidden_size
-        with np.errstate(over="ignore", invalid="ignore"):  # of weights that nobody would train
+        with np.errstate(over="ignore", invalid="ignore"):  # of degenerate weights
             found = states @ self._confidence[:wide] + np.float32(self._confidence_bias)
             if self.config.confidence_reads_token:
                 found = found + self._before[tokens] @ self._confidence[wide:]

@@ -1,4 +1,4 @@
-"""EAGLE-3 as a method: one head drafts for all sequences that ask, a level of all their trees at a time.
+"""EAGLE-3 as a method: one head drafts for all asking sequences, a level of all their trees at a time.
 
 After Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (2025).
 """
@@ -6,8 +6,8 @@ After Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language M
 from __future__ import annotations
 
 from services.generation.drafting.draft_tree.candidates import HEAD_NOISE
-from services.generation.drafting.eagle3.checkpoint import LAYOUT
-from services.generation.drafting.eagle3.head_pass import Head, HeadPass
+from services.generation.drafting.eagle3.checkpoint import LAYOUT, Head
+from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import check_head, confirm_layers, is_eagle3, load_head
 from services.generation.drafting.head_drafter import ARITHMETIC
 from services.generation.drafting.heads import HeadKind
@@ -15,6 +15,9 @@ from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, 
 from services.generation.drafting.stepping.step_drafter import StepDrafter, cache_blocks
 from services.generation.engine.cost import PassCost
 from services.generation.target.target import Target
+
+_PROBE = "The capital of France is Paris. Once upon a time, in a small town by the sea, there"
+"""The prompt of the probe that confirms a published head's layers."""
 
 
 class Eagle3Drafter(StepDrafter):
@@ -29,12 +32,8 @@ class Eagle3Drafter(StepDrafter):
         super().__init__(head, entries, target, cost, noise=noise, copies=copies)
 
 
-_PROBE = "The capital of France is Paris. Once upon a time, in a small town by the sea, there"
-"""The prompt that the base continues to confirm a published head's layers."""
-
-
 def _build(parts: DrafterInputs) -> dict[str, Eagle3Drafter]:
-    """One for each head, its layers confirmed and its steps timed."""
+    """A drafter for each head, with its layers confirmed and its steps timed."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, Head)}
     prompt = parts.tokenizer.encode(_PROBE) if own else []
     return {
@@ -52,7 +51,7 @@ METHOD = MethodSpec(
     workloads=("single_tenant", "structured"),
     depth=16,
     parameters=(
-        Parameter("tree_width", 1, 16, "children looked at below a node, and nodes expanded at each depth"),
+        Parameter("tree_width", 1, 16, "children considered below a node, and nodes expanded at each depth"),
         Parameter("tree_tokens", 1, 64, "draft tokens verified in a pass"),
     ),
     heads=HeadKind(

@@ -1,14 +1,13 @@
-"""A head's passes: its weights as the target's kernels read them, its rotation, its cache, its programs."""
+"""The passes of an EAGLE-3 head: its weights for the target's kernels, its rotation, its cache, its programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 
-from services.generation.drafting.eagle3.checkpoint import EMBEDDING, FEATURE_NORM, HeadConfig, layer_spec
+from services.generation.drafting.eagle3.checkpoint import EMBEDDING, FEATURE_NORM, Head, HeadConfig, layer_spec
 from services.generation.drafting.heads import rotation_of_head
 from services.generation.drafting.stepping.entry_pass import (
     AHEAD,
@@ -30,13 +29,13 @@ from services.generation.target.program.matrices import Matrix, matrix_of, vecto
 from services.generation.target.program.operations import Operations
 from services.generation.target.program.program import EmbeddingTable
 
-_CACHED = "float32"  # in which keys and values are kept
+_CACHED = "float32"  # type of keys and values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadParts:
-    """All that a pass of the head points to; `embedding` is the head's own, where it has one. `arithmetic`: of its
-    linear layers, float32 or int8.
+    """The data of a head's passes; `embedding`: the head's own, if it has one. `arithmetic`: of its linear layers,
+    float32 or int8.
     """
 
     config: HeadConfig
@@ -53,8 +52,8 @@ class HeadParts:
 
     @classmethod
     def of(cls, head: Head, arithmetic: str, cache_blocks: int, positions: int) -> HeadParts:
-        """Parts with an empty cache; for int8, matrices are rounded to q4_1. Raises WeightsInvalid for weights that are
-        NaN or infinite.
+        """Parts with an empty cache; for int8, matrices are rounded to q4_1. Raises WeightsInvalid for NaN or infinite
+        weights.
         """
         config = head.config
         stored = {name: StoredTensor.of_values(name, values) for name, values in head.tensors.items()}
@@ -91,10 +90,10 @@ class HeadParts:
 
 
 class HeadPrograms:
-    """Three programs: `stores` keys and values of entries from the target's streams, `reads` goes on to their logits,
-    `steps` computes entries from earlier states. They work in `buffers`. Their inputs are the lines `embedded` and
-    `streams` [rows, streams * target hidden]; for `steps`, `buffers.x` in place of `streams`. `logits` [wanted, padded
-    draft vocabulary] are their output.
+    """Three programs: `stores` computes keys and values of entries from the target's streams, `reads` also their
+    logits, `steps` entries from earlier states. They use `buffers`. Their inputs are `embedded` and `streams` [rows,
+    streams * target hidden]; for `steps`, `buffers.x` instead of `streams`. Their output is `logits` [wanted, padded
+    draft vocabulary].
     """
 
     def __init__(self, parts: HeadParts, rows: int, members: int, positions: int) -> None:
@@ -129,7 +128,7 @@ class HeadPrograms:
         return np.stack(operations.records)
 
     def _fuse(self, operations: Operations) -> None:
-        """x = the feature that the streams make."""
+        """Emit x = the fused feature of the streams."""
         parts, wide = self._parts, self._parts.config.target_hidden_size
         if parts.all_streams_norm is not None:
             operations.norm(self.streams, self.streams, parts.all_streams_norm)
@@ -139,7 +138,7 @@ class HeadPrograms:
         operations.linear(parts.fc, self.streams, self.buffers.x)
 
     def _enter(self, operations: Operations) -> None:
-        """The first layer's input: normed embedding beside normed feature. x may be that feature from here on."""
+        """Emit the first layer's input, normed embedding and normed feature. x may become the normed feature."""
         parts, x, hidden = self._parts, self.buffers.x, self._parts.config.hidden_size
         norm = parts.layers[0].attention_norm
         assert norm is not None
@@ -159,7 +158,7 @@ class HeadPass(EntryPass):
         self, head: Head, embed: Embed, cache_blocks: int, context_length: int, *, threads: int = 1,
         arithmetic: str = "float32",
     ) -> None:  # fmt: skip
-        """`embed` reads the target's token embeddings, [rows] ids to [rows, hidden]; unused if the head has its own.
+        """`embed` reads the target's token embeddings, [rows] ids to [rows, hidden]; unused if the head has embeddings.
         `arithmetic`: of linear layers; for int8 their weights are rounded to 4 bits.
 
         Raises:
@@ -168,7 +167,7 @@ class HeadPass(EntryPass):
         config = head.config
         parts = HeadParts.of(head, arithmetic, cache_blocks, context_length + AHEAD)
         own = parts.embedding
-        positions = min(cache_blocks * BLOCK, context_length + AHEAD)  # all that a row sees is in the cache
+        positions = min(cache_blocks * BLOCK, context_length + AHEAD)  # a row sees only the cache
         super().__init__(
             HeadPrograms(parts, MOST_ROWS, threads, positions),
             EntrySizes(config.hidden_size, config.draft_vocab_size, config.norm_output),
@@ -177,19 +176,3 @@ class HeadPass(EntryPass):
             cache_blocks=cache_blocks,
             threads=threads,
         )
-
-
-Origin = Literal["kolm", "safeailab", "speculators"]
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Checked against its own config and its base; pure data, `HeadPass` computes with it."""
-
-    kind: ClassVar[str] = "eagle3"
-
-    origin: Origin
-    config: HeadConfig
-    tensors: dict[str, Float32]  # under the names that `head_shapes` lists
-    target_ids: Int64  # [draft_vocab_size] token of the target for each of the head's own
-    other_layers: tuple[tuple[int, ...], ...] = ()  # readings of `feature_layers` that the layout leaves possible

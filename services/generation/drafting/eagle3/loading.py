@@ -1,4 +1,4 @@
-"""Reads a head's folder: finds its layout, checks it, and compares it with the base. safetensors only."""
+"""Loading of an EAGLE-3 head's folder: its layout, checks, comparison with the base. safetensors only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import numpy as np
 from services.generation.drafting.eagle3.checkpoint import (
     ARCHITECTURES,
     LAYOUT,
+    Head,
     HeadConfig,
+    Origin,
     default_layers,
     head_shapes,
     parse_config,
     read_safeailab,
     read_speculators,
 )
-from services.generation.drafting.eagle3.head_pass import Head, HeadPass, Origin
+from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.heads import HeadConfigInvalid, Stored, check_base, read_document, read_weights
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import blocks_for
@@ -32,13 +34,13 @@ _log = logging.getLogger(__name__)
 
 
 _CONTINUED = 48  # tokens that the target adds to the probe prompt
-_CLEARLY = 1.25  # times as accurate: another reading that reaches this replaces the layout's
+_CLEARLY = 1.25  # times as accurate: another reading of the layers has to reach this
 
 
 def confirm_layers(head: Head, target: Target, prompt: Sequence[int]) -> Head:
-    """The head with the feature layers that serve it; the layout's unless another reading is clearly right more often.
+    """The head with its best feature layers: the layout's, unless another reading is clearly more accurate.
 
-    The target continues `prompt` greedily. A head with an explicit config is returned as it is.
+    The target continues `prompt` greedily. A head with an explicit config is returned unchanged.
 
     Raises:
         CacheFull: the target's cache has no room for the prompt and 48 tokens; confirm before serving.
@@ -48,21 +50,21 @@ def confirm_layers(head: Head, target: Target, prompt: Sequence[int]) -> Head:
     readings = (head.config.feature_layers, *head.other_layers)
     right = _agreement(head, target, prompt, readings)
     best = max(readings, key=lambda layers: right[layers])
-    said = readings[0]
-    if right[best] > _CLEARLY * right[said]:
+    by_layout = readings[0]
+    if right[best] > _CLEARLY * right[by_layout]:
         _log.warning(
-            "head: layers %s are right on %.0f %% of a probe, layers %s, as its %s layout says, on %.0f %%; taking %s",
-            best, 100 * right[best], said, head.origin, 100 * right[said], best,
+            "head: layers %s are right on %.0f %% of a probe, layers %s, as in its %s layout, on %.0f %%; taking %s",
+            best, 100 * right[best], by_layout, head.origin, 100 * right[by_layout], best,
         )  # fmt: skip
         return with_layers(head, best)
-    _log.info("head: feature layers %s confirmed, right on %.0f %% of a probe", said, 100 * right[said])
+    _log.info("head: feature layers %s confirmed, right on %.0f %% of a probe", by_layout, 100 * right[by_layout])
     return head
 
 
 def _agreement(
     head: Head, target: Target, prompt: Sequence[int], readings: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], float]:
-    """How often the head's first choice is the target's next token, for each reading of its layers."""
+    """The share of positions at which the head's first choice is the target's token, by reading of its layers."""
     layers = sorted({layer for reading in readings for layer in reading})
     tokens, streams = _continued(target, prompt, layers)
     expected = np.array(tokens[2:])  # entry i predicts the token at i + 2
@@ -82,7 +84,7 @@ def _agreement(
 
 
 def _continued(target: Target, prompt: Sequence[int], layers: Sequence[int]) -> tuple[list[int], Float32]:
-    """The prompt and its greedy continuation, and the streams [tokens - 1, layers, hidden] of all but the last."""
+    """The prompt and its greedy continuation, and the streams [tokens - 1, layers, hidden] without the last token's."""
     tokens, table = list(prompt), list[int]()
     length = min(len(tokens) + _CONTINUED, target.config.context_length)
     target.blocks.extend(table, length)
@@ -104,13 +106,13 @@ def _continued(target: Target, prompt: Sequence[int], layers: Sequence[int]) -> 
 
 
 def load_head(directory: Path, base: TargetConfig) -> Head:
-    """Read a head's folder in any of the three layouts; its weights come out in float32.
+    """Read a head's folder in any of the three layouts; its weights are converted to float32.
 
     Raises:
         HeadNotFound: the folder, config.json or model.safetensors is missing.
         HeadConfigInvalid: config.json is of no known layout, or a member is missing or wrong; the message names it.
         HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
-        HeadForAnotherBase: vocabulary, hidden size or layers are not those of `base`.
+        HeadForAnotherBase: vocabulary, hidden size or layers do not fit `base`.
     """
     origin, config, stored = _described(directory, base)
     target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
@@ -119,11 +121,8 @@ def load_head(directory: Path, base: TargetConfig) -> Head:
 
 
 def check_head(directory: Path, base: TargetConfig) -> None:
-    """What `load_head` says of a folder by its configuration and its tensors' names. Raises as that does."""
+    """Check a folder by its configuration and its tensors' names. Raises as `load_head` does."""
     _described(directory, base)
-
-
-_VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
 
 
 def is_eagle3(document: Mapping[str, Any]) -> bool:
@@ -135,30 +134,30 @@ def is_eagle3(document: Mapping[str, Any]) -> bool:
 
 
 def origin_of(document: Mapping[str, Any]) -> Origin:
-    """The layout of a config.json. Raises HeadConfigInvalid if it is in none that is known."""
+    """The layout of a config.json. Raises HeadConfigInvalid for an unknown layout."""
     if document.get("layout") == LAYOUT:
         return "kolm"
     kind = document.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise HeadConfigInvalid(
             f"config.json: speculators_model_type is {kind!r:.80}; supported: eagle3, dflash and dspark: take a head "
-            "of one of these kinds for the same base, or train one: kolm heads train"
+            "of one of these kinds for the same base, or train a head: kolm heads train"
         )
     if "transformer_layer_config" in document:
         return "speculators"
     if "draft_vocab_size" in document and "architectures" in document:
         return "safeailab"
     raise HeadConfigInvalid(
-        f"config.json: of no known layout; expected layout {LAYOUT}, speculators_model_type eagle3, or a Llama config "
+        f"config.json: unknown layout; expected layout {LAYOUT}, speculators_model_type eagle3, or a Llama config "
         "with draft_vocab_size (SafeAILab, SpecForge)"
     )
 
 
 def _described(directory: Path, base: TargetConfig) -> tuple[Origin, HeadConfig, Stored]:
-    """Layout, configuration and stored tensors of a head for this base, none of them read yet."""
+    """Layout, configuration and stored tensors of a head for this base. Tensors are not read yet."""
     document = read_document(directory)
     origin, weights = origin_of(document), read_weights(directory)
-    stored = Stored({_name(name, origin): part for name, part in weights.items() if name not in _VERIFIER})
+    stored = Stored({_name(name, origin): part for name, part in weights.items()})
     config = _config(origin, document, stored.parts.keys(), base)
     check_base(config, base)
     stored.check_names(head_shapes(config), d2t_required=config.draft_vocab_size < config.vocab_size)
@@ -177,7 +176,7 @@ def _name(name: str, origin: Origin) -> str:
 
 
 def _other_layers(config: HeadConfig, base: TargetConfig) -> tuple[tuple[int, ...], ...]:
-    """Published ids are read as inputs by some engines and as outputs by others: the neighbours, and the default."""
+    """Other readings of published ids, which some engines read as inputs and others as outputs, and the default."""
     taken = config.feature_layers
     shifted = [tuple(layer + by for layer in taken) for by in (-1, 1)]
     candidates = [taken, *shifted, default_layers(base)]
@@ -186,5 +185,5 @@ def _other_layers(config: HeadConfig, base: TargetConfig) -> tuple[tuple[int, ..
 
 
 def with_layers(head: Head, feature_layers: tuple[int, ...]) -> Head:
-    """The same head, reading the streams of other layers."""
+    """A copy of this head that reads other target layers."""
     return replace(head, config=replace(head.config, feature_layers=feature_layers))

@@ -1,7 +1,8 @@
-"""A shard as an n-gram model: drafts, node by node, of the tokens that followed the longest ends of a text in it.
+"""A shard as an n-gram model: drafts, node by node, the tokens that followed the longest suffixes of a text.
 
-REST (He et al., NAACL 2024) drafts what followed the longest end that occurs. Most texts have no long match, and all
-have short ones. Tokens that followed shorter ends come behind, by their counts (Brants et al. 2007, "stupid backoff").
+REST (He et al., NAACL 2024) drafts the continuations of the longest suffix that occurs. Most texts have no long match,
+and all have short matches. Tokens that followed shorter suffixes rank lower, by their counts (Brants et al. 2007,
+"stupid backoff").
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from services.generation.engine.sampling.race import gumbel
 from services.generation.target.arrays import Float64, Int32, Int64, UInt32
 
 Tokens = NDArray[np.uint16] | UInt32
+LONGEST = 16  # tokens of a suffix
+WIDTH = 8  # most tokens below a node
+_SHORT = 3  # tokens of the longest suffix examined after the longest that occurs
+_LOOKED_AT = 32  # occurrences of a suffix, at even distances in the suffix array
+_MOST_EXPANDED = 32  # nodes
 
 
 @relaxed
@@ -35,7 +41,7 @@ def _compare(tokens: Tokens, at: int, pattern: Int64) -> int:
 
 @relaxed
 def _edge(tokens: Tokens, suffixes: Int32, edges: Int64, token: int) -> int:
-    """The first of `suffixes` that begins with `token` or a greater one, looked for once."""
+    """The first of `suffixes` that begins with `token` or a greater token, cached."""
     if token < 0:
         return 0
     if token >= edges.shape[0]:
@@ -54,7 +60,7 @@ def _edge(tokens: Tokens, suffixes: Int32, edges: Int64, token: int) -> int:
 
 @relaxed
 def _first(tokens: Tokens, suffixes: Int32, edges: Int64, pattern: Int64) -> int:
-    """The first of `suffixes` that is not below `pattern`."""
+    """The first of `suffixes` that is at least `pattern`."""
     low = _edge(tokens, suffixes, edges, pattern[0])
     high = _edge(tokens, suffixes, edges, pattern[0] + 1)
     while low < high:
@@ -68,7 +74,7 @@ def _first(tokens: Tokens, suffixes: Int32, edges: Int64, pattern: Int64) -> int
 
 @relaxed
 def range_of(tokens: Tokens, suffixes: Int32, edges: Int64, pattern: Int64) -> tuple[int, int]:
-    """The run of `suffixes` that begin with `pattern`; its end is sought near its beginning first, most are short."""
+    """The run of `suffixes` that begin with `pattern`; its end is searched from its beginning, since most are short."""
     first, size, step = _first(tokens, suffixes, edges, pattern), suffixes.shape[0], 1
     if first == size or _compare(tokens, suffixes[first], pattern) != 0:
         return first, first
@@ -88,7 +94,7 @@ def range_of(tokens: Tokens, suffixes: Int32, edges: Int64, pattern: Int64) -> t
 
 @relaxed
 def longest_end(tokens: Tokens, suffixes: Int32, edges: Int64, context: Int64, most: int) -> int:
-    """Tokens of the longest end of `context` that occurs, by halving: where an end occurs, so do the shorter ones."""
+    """Length of the longest suffix of `context` that occurs, by bisection: shorter suffixes of it occur too."""
     size = context.shape[0]
     low, high = 0, min(most, size)
     while low < high:
@@ -99,13 +105,6 @@ def longest_end(tokens: Tokens, suffixes: Int32, edges: Int64, context: Int64, m
         else:
             high = middle - 1
     return low
-
-
-LONGEST = 16  # tokens of an end
-WIDTH = 8  # tokens below a node at most
-_SHORT = 3  # tokens of the longest end that is looked at behind the longest that occurs
-_LOOKED_AT = 32  # occurrences of an end, at even distances in the order of the suffixes
-_MOST_EXPANDED = 32  # nodes
 
 
 class Suffixes(NamedTuple):
@@ -121,12 +120,12 @@ class Suffixes(NamedTuple):
 def expand(
     nodes: Nodes, count: int, shard: Suffixes, end: Int64, sampling: Samplings, bounds: Bounds, rates: Float64
 ) -> int:
-    """Add continuations below the likeliest nodes, as far as they hold with probability `bounds.least`. Returns the new
-    number of nodes.
+    """Add continuations below the likeliest nodes with an acceptance probability of at least `bounds.least`. Returns
+    the new number of nodes.
 
-    `end` [any] are the last tokens of the text, that of the root included. A token from several sources has the highest
-    of their probabilities. `sampling` [1] is that of the token below the root: at temperatures above 0 continuations
-    are drawn with the noise of the target's sampler.
+    `end` [any]: the last tokens of the text, including the root. A token from several sources has the highest of their
+    probabilities. `sampling` [1]: of the token below the root; at temperatures above 0 continuations are drawn with the
+    noise of the target's sampler.
     """
     context, tokens, shares = np.empty(LONGEST, np.int64), np.empty(WIDTH, np.int64), np.empty(WIDTH, np.float64)
     waiting = np.ones(len(nodes), np.bool_)
@@ -143,7 +142,7 @@ def expand(
         if found > 0 and sampling[0].temperature > 0.0:
             _draw(tokens[:found], shares[:found], sampling[0], nodes[parent].depth)
         for place in range(found):
-            kind = model_kind(0, shares[place], 1)  # a share means the same at every depth, so all count at depth 1
+            kind = model_kind(0, shares[place], 1)  # a share means the same at every depth: all count at depth 1
             if parent > 0 and nodes[parent].chance * rates[kind] < bounds.least:
                 continue
             node, count = child(nodes, count, parent, tokens[place])
@@ -160,9 +159,9 @@ def expand(
 
 @relaxed
 def _draw(tokens: Int64, shares: Float64, sampling: Any, depth: int) -> None:
-    """Sort tokens by their scores with the noise. Each token's share becomes its probability to win.
+    """Sort tokens by their noisy scores. Each token's share becomes its probability to win.
 
-    All tokens that have not followed yet have one best score: Gumbel noise on the logarithm of their remaining share.
+    All tokens without an occurrence have one best score: Gumbel noise on the logarithm of their remaining share.
     """
     unseen = max(1.0 - shares.sum(), 0.0)
     for i in range(len(tokens)):
@@ -176,7 +175,7 @@ def _draw(tokens: Int64, shares: Float64, sampling: Any, depth: int) -> None:
 
 @relaxed
 def _context(nodes: Nodes, node: int, end: Int64, context: Int64, separator: int) -> Int64:
-    """The last tokens of the text with the path to a node, as far back as the shard can have them."""
+    """The last tokens of the text and the path to a node, back to the last token outside of the shard's vocabulary."""
     at = LONGEST
     while node > 0 and at > 0:
         at -= 1
@@ -187,17 +186,17 @@ def _context(nodes: Nodes, node: int, end: Int64, context: Int64, separator: int
         at, before = at - 1, before - 1
         context[at] = end[before]
     for place in range(LONGEST - 1, at - 1, -1):
-        if context[place] >= separator:  # a base may have ids beyond its tokenizer's
+        if context[place] >= separator:  # a base may have ids outside of its tokenizer
             return context[place + 1 :]
     return context[at:]
 
 
 @relaxed
 def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) -> int:
-    """Fill in the tokens that follow the ends of the context, each once, with its share of the occurrences. Longer ends
-    come first, and of one end the most frequent tokens. Returns how many there are.
+    """Fill in the tokens that follow suffixes of the context, once each, with their shares of the occurrences. Longer
+    suffixes come first, and within a suffix the most frequent tokens. Returns their count.
 
-    A new token counts as one more occurrence, and as less for a longer end.
+    A new token counts as one more occurrence, and as less for a longer suffix.
     """
     size, found = len(context), 0
     length = longest_end(shard.tokens, shard.suffixes, shard.edges, context, LONGEST)
@@ -205,7 +204,7 @@ def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) 
         first, last = range_of(shard.tokens, shard.suffixes, shard.edges, context[size - length :])
         looked_at = min(last - first, _LOOKED_AT)
         kept, run, token = found, 0, np.int64(-1)
-        for i in range(looked_at + 1):  # those that go on with the same token lie side by side
+        for i in range(looked_at + 1):  # suffixes with the same next token are adjacent
             following = np.int64(-1)
             if i < looked_at:
                 at = np.int64(shard.suffixes[first + i * (last - first) // looked_at]) + length
@@ -222,7 +221,7 @@ def _following(shard: Suffixes, context: Int64, tokens: Int64, shares: Float64) 
 
 @relaxed
 def _insert(tokens: Int64, shares: Float64, kept: int, found: int, token: int, share: float) -> int:
-    """Sort those from `kept` on by falling share, and drop tokens that stand before them already."""
+    """Sort the tokens from `kept` on by falling share, and drop tokens that occur before `kept`."""
     for place in range(kept):
         if tokens[place] == token:
             return found

@@ -1,4 +1,4 @@
-"""A datastore, opened: mapped from disk."""
+"""An open datastore, mapped from disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from services.generation.drafting.retrieval.manifest import Manifest, StoreInval
 from services.generation.target.arrays import Float32, Int32, Int64
 from services.generation.target.identity import base_cid
 
+_PROBES = 16  # inverted lists read by a search
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Documents one after the other, each followed by a separator that is not a token, so that no match and no
-    continuation crosses a border.
+    """Concatenated documents, each followed by a separator that is not a token, so that matches and continuations do
+    not cross documents.
 
     tokens [n] uint16 or uint32; suffixes [n] int32, positions in the order of the suffixes that begin there (Manber &
     Myers 1993), tokens compared as numbers, a suffix before its own extensions.
@@ -29,14 +31,14 @@ class Shard:
     suffixes: Int32
     separator: int
     _edges: Int64 = field(init=False, repr=False)
-    """The first suffix, by token, that begins with it or with a greater one; -1 until it was first looked up."""
+    """By token, the first suffix that begins with it or with a greater token; -1 before its first lookup."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_edges", np.full(self.separator + 2, -1, np.int64))
 
     @classmethod
     def open(cls, tokens: Path, suffixes: Path, separator: int) -> Shard:
-        """Map both files. Raises StoreInvalid if they are not what a shard has."""
+        """Map both files. Raises StoreInvalid if they are not a shard's."""
         shard = cls(_mapped(tokens), _mapped(suffixes), separator)
         if shard.tokens.dtype != token_dtype(separator) or shard.suffixes.dtype != np.int32:
             raise StoreInvalid(f"{tokens}: tokens of {shard.tokens.dtype} with suffixes of {shard.suffixes.dtype}")
@@ -51,16 +53,13 @@ class Shard:
 
 def _mapped(path: Path) -> Any:
     try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))  # compiled code is slow to take a subclass
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))  # compiled code accepts a subclass slowly
     except (OSError, ValueError, EOFError) as error:
         raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
 
 
-_PROBES = 16  # inverted lists that a search reads
-
-
 class PassageIndex:
-    """A written index. Reads are safe from any thread."""
+    """An index file. Reads are safe from any thread."""
 
     def __init__(self, path: Path, dimensions: int, passages: int) -> None:
         """Raises StoreInvalid if the file is not an index of `passages` passages in `dimensions` dimensions."""
@@ -77,10 +76,10 @@ class PassageIndex:
             self._index.nprobe = _PROBES
 
     def nearest(self, embedding: Float32, count: int) -> Int64:
-        """The `count` nearest passages, best first; fewer where there are fewer.
+        """The `count` nearest passages, best first; fewer if the index has fewer.
 
-        It runs on the calling thread alone. OpenMP's threads spin: where something else needs one of their cores, a
-        search takes sixteen milliseconds in place of one.
+        Runs on the calling thread only. OpenMP's threads spin: if one of their cores is busy, a search takes sixteen
+        milliseconds instead of one.
         """
         threads = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(1)
@@ -99,7 +98,7 @@ class _Nearness:
 
 
 class Datastore:
-    """Reads are safe from any thread."""
+    """A datastore. Reads are safe from any thread."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, shards: list[Shard], passages: Int64, near: _Nearness | None
@@ -116,11 +115,11 @@ class Datastore:
     ) -> Datastore:
         """Map a datastore's files. Sizes are checked, contents are not (`verify` does that).
 
-        `embedded_by`: the identifier of `base`, where that is known. Without `near` no passage is ever near, and the
+        `embedded_by`: the identifier of `base`, if it is known. Without `near` passages cannot be searched, and the
         base may be another.
 
         Raises:
-            StoreInvalid: a file is missing, cut short or not what the manifest says.
+            StoreInvalid: a file is missing, truncated or differs from the manifest.
             StoreMismatch: it was built with another tokenizer or base.
         """
         manifest = Manifest.read(folder)
@@ -145,7 +144,7 @@ class Datastore:
         return cls(folder, manifest, shards, passages, _Nearness(embedder, index))
 
     def verify(self) -> None:
-        """Hash every file. Raises StoreInvalid naming the first whose bytes have changed."""
+        """Hash every file. Raises StoreInvalid naming the first changed file."""
         for blob in self.manifest.blobs:
             blob.check(self.folder, contents=True)
 

@@ -1,4 +1,4 @@
-"""Passages and requests as the mean of the base's token embeddings, rare tokens counting more."""
+"""Embeddings of passages and requests: means of the base's token embeddings, with larger weights of rare tokens."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.weights import open_weights
 
 _NAME = "model.embed_tokens.weight"
-_PASSAGES = 1024  # embedded at a time
+_PASSAGES = 1024  # tokens embedded at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The base whose input layer has embedded a datastore's passages. Vectors of two bases cannot be compared."""
+    """The base whose input layer has embedded a datastore's passages. Vectors of two bases are not comparable."""
 
     cid: str
 
     @classmethod
     def from_document(cls, document: Any) -> Embedding:
-        """Raises ValueError if it describes no embedding."""
+        """The embedding of a manifest. Raises ValueError if it describes none."""
         match document:
             case {"kind": "base", "cid": str(cid), "layer": int(layer)} if layer == 0 and not isinstance(layer, bool):
                 try:
@@ -49,12 +49,12 @@ class Embedding:
 class InputLayer:
     """Embeds passages and requests: the base's hidden states before its first layer, pooled, as vectors of length 1.
 
-    The same tokens get the same vector. A datastore of ten million tokens takes seconds, where the layers above would
+    The same tokens get the same vector. A datastore of ten million tokens takes seconds, while the layers above would
     take an hour (ADR 0083).
     """
 
     def __init__(self, vectors: TokenVectors, weights: Float32) -> None:
-        """weights [vocab] of tokens."""
+        """`weights` [vocab]: of tokens."""
         self._vectors, self._weights = vectors, weights
 
     @classmethod
@@ -72,7 +72,7 @@ class InputLayer:
         return self._vectors.dimensions
 
     def passages(self, tokens: NDArray[Any], table: Int64) -> Iterator[Float32]:
-        """[passages, dimensions] in parts, as they are done.
+        """Embeddings [passages, dimensions], in parts.
 
         table [passages, 3] as in a datastore: shard, first token, tokens (one or more).
         """
@@ -86,7 +86,7 @@ class InputLayer:
             yield _unit(out)
 
     def request(self, tokens: Int64) -> Float32:
-        """[dimensions] of the end of a request."""
+        """The embedding [dimensions] of the end of a request."""
         rows = self._vectors.rows(tokens) * self._weights[tokens][:, None]
         embedding: Float32 = _unit(rows.sum(axis=0)[None])[0]
         return embedding
@@ -94,19 +94,21 @@ class InputLayer:
 
 @dataclass(frozen=True, slots=True)
 class TokenVectors:
-    """A base's token embeddings [vocab, hidden], read as they are stored: torch would take more memory than a build."""
+    """A base's stored token embeddings [vocab, hidden]: torch would take more memory than a build."""
 
     stored: StoredTensor
 
     @classmethod
     def of_base(cls, base: Path) -> TokenVectors:
-        """Raises TargetError if there is no base in this directory or file, or its table is not as it is configured."""
+        """Raises TargetError if there is no base in this directory or file, or its table does not fit its
+        configuration.
+        """
         expected, weights = _expected(base), open_weights(base)
         if _NAME not in weights.names():
             raise WeightsInvalid(f"{base}: no tensor {_NAME} in its weights")
         if weights.shape(_NAME) != expected:
             raise WeightsInvalid(
-                f"{base}: {_NAME} is {list(weights.shape(_NAME))}; expected {list(expected)}, as it is configured"
+                f"{base}: {_NAME} is {list(weights.shape(_NAME))}; expected {list(expected)} by its configuration"
             )
         return cls(weights.tensor(_NAME))
 
@@ -131,7 +133,7 @@ def _unit(rows: Float32) -> Float32:
 
 
 def _expected(base: Path) -> tuple[Any, Any]:
-    """The identity of a directory; its config.json is only compared."""
+    """The identity of a directory by file times; its config.json is only compared."""
     if is_gguf(base):
         sizes = gguf_sizes(GgufFile.open(base).metadata)
         return sizes["vocab_size"], sizes["hidden_size"]

@@ -1,4 +1,4 @@
-"""The manifest of a datastore: files by digest, tokenizer, how it was built. Its digest is the store's name."""
+"""The manifest of a datastore: files by digest, tokenizer, build parameters. Its digest is the store's name."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from ledger.encoding.canonical import canonical
 from ledger.encoding.text_forms import cid
 from services.generation.drafting.retrieval.input_layer import Embedding
 
+TYPE = "kolm.datastore.v1"
+NAME = "manifest.json"
+_CHUNK = 1 << 20  # bytes hashed at a time
+
 
 class DatastoreError(Exception):
-    """Root of the family; `services.datastores` adds the errors of a build."""
+    """Root of the errors of datastores; `services.datastores` adds the errors of a build."""
 
 
 class StoreInvalid(DatastoreError):
-    """A datastore's folder is incomplete, changed or not one; the message names the file."""
+    """A datastore's folder is incomplete, changed or not a datastore; the message names the file."""
 
 
 class StoreMismatch(DatastoreError):
     """A datastore was built with another tokenizer, or its passages were embedded by another base."""
 
 
-TYPE = "kolm.datastore.v1"
-NAME = "manifest.json"
-_CHUNK = 1 << 20  # bytes that are hashed at a time
-
-
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A file of a datastore as its manifest names it."""
+    """A file of a datastore, as described in its manifest."""
 
     path: str  # inside the datastore's folder
     digest: str  # sha256:<64 hex>
@@ -46,7 +45,7 @@ class Blob:
 
     @classmethod
     def from_document(cls, document: Any) -> Blob:
-        """Raises StoreInvalid if it is not a blob's entry, or names a file outside of the folder."""
+        """The entry of a file. Raises StoreInvalid if it is not an entry, or names a file outside of the folder."""
         match document:
             case {"path": str(path), "digest": str(digest), "size": int(size)} if "/" not in path and path[:1] != ".":
                 return cls(path, digest, size)
@@ -56,16 +55,16 @@ class Blob:
         return {"path": self.path, "digest": self.digest, "size": self.size}
 
     def check(self, folder: Path, *, contents: bool) -> Path:
-        """The file, if it has the size (and, with `contents`, the bytes) of the manifest; else StoreInvalid."""
+        """The path of the file. Raises StoreInvalid if its size (with `contents`, its bytes) is not the manifest's."""
         path = folder / self.path
         try:
             size = path.stat().st_size
         except OSError as error:
             raise StoreInvalid(f"{path}: {error.strerror}; build the datastore again") from error
         if size != self.size:
-            raise StoreInvalid(f"{path}: {size} bytes, the manifest says {self.size}; build the datastore again")
+            raise StoreInvalid(f"{path}: {size} bytes, expected {self.size} by the manifest; build the datastore again")
         if contents and _digest(path) != self.digest:
-            raise StoreInvalid(f"{path}: its bytes are not those of the manifest; build the datastore again")
+            raise StoreInvalid(f"{path}: its bytes have changed since the manifest; build the datastore again")
         return path
 
 
@@ -81,8 +80,8 @@ def _digest(path: Path) -> str:
 class Manifest:
     """Canonical JSON (RFC 8785); `cid` is the digest of those bytes.
 
-    Shards are pairs of tokens and suffixes. `passages` is [count, 3] int64: shard, first token, tokens; `index` is
-    FAISS's over their embeddings, `weights` [vocab] float32 are those of tokens in an embedding of the base's own.
+    Shards are pairs of tokens and suffixes. `passages` is [count, 3] int64: shard, first token, tokens; `index`:
+    FAISS's index of their embeddings; `weights` [vocab] float32: of tokens in an embedding by the base's input layer.
     """
 
     tokenizer_cid: str
@@ -133,7 +132,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Raises StoreInvalid if the folder has none, or one that is not a datastore's."""
+        """Read the manifest of a folder. Raises StoreInvalid if it is missing or not a datastore's."""
         try:
             return cls._from_document(json.loads((folder / NAME).read_bytes()))
         except OSError as error:
@@ -168,5 +167,5 @@ class Manifest:
 
 
 def token_dtype(separator: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type that holds every token and the separator after a document, which is not a token."""
+    """The smallest type for every token and the separator after a document, which is not a token."""
     return np.uint16 if separator <= np.iinfo(np.uint16).max else np.uint32

@@ -11,6 +11,8 @@ from services.generation.engine.numba_cache import compiled
 from services.generation.engine.request import Grammar, SamplingParams, UnusableLogits
 from services.generation.target.arrays import Float32, Int64, UInt32
 
+_NONE, _ALL, _ONE = np.uint32(0), np.uint32(0xFFFFFFFF), np.uint32(1)
+
 
 class LogitsProcessor(Protocol):
     """A processor of one sequence, used by one thread. Its effect depends only on the sequence's prompt, parameters and
@@ -59,9 +61,6 @@ class Columns:
             return tokens
         columns: list[int] = self._places[list(tokens)].tolist()
         return [column for column in columns if column >= 0]
-
-
-_NONE, _ALL, _ONE = np.uint32(0), np.uint32(0xFFFFFFFF), np.uint32(1)
 
 
 @compiled

@@ -28,6 +28,25 @@ _LEAST_NORMAL = float.fromhex("0x1p-1022")
 
 _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13 = (1.0 / math.factorial(n) for n in range(2, 14))
 _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9, _L10 = (2.0 / (2 * n + 1) for n in range(1, 11))
+BLOCKS = 64
+TILE = 4 * BLOCKS  # ids whose words are drawn together
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # multipliers and Weyl constants of the paper's Philox4x32
+_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF_WORD = np.uint64(32)
+_NOTHING = np.uint64(0)
+GROUP = 128  # ids that share a peak
+_MAGNITUDE, _INFINITY, _SIGN = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(31)
+_LOG2_E = 1.4426950408889634
+_WORD = 31.0  # octaves of a random word that are examined first
+_MARGIN = 1e-3  # octaves: fifty times the rounding error of `_may_win`
+_NOISE = 64.0  # above the noises of two candidates together: added to |score|, the magnitude that float64 rounds
+_ROUNDING = 2.0**-50  # 8 roundings; a comparison of two scores has 3
+_LEAST, _MOST = np.float32(-126.0), np.float32(100.0)  # octaves within which float32 has its exponents
+_FLOAT_BIAS, _OCTAVE = np.float32(127.0), np.float32(2.0**23)  # of float32's bits
+_LAST_BIT = np.uint32(1)
+_ALL = np.empty(0, np.int32)
 
 
 @inlined
@@ -68,17 +87,6 @@ def log_of_normal(x: float, octaves: np.int64) -> float:
     return (((s * (half_square + r) + k * LN2_LOW) - half_square) + f) + k * LN2_HIGH
 
 
-BLOCKS = 64
-TILE = 4 * BLOCKS  # ids whose words are drawn together
-
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # multipliers and Weyl constants of the paper's Philox4x32
-_W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-_ROUNDS = 10
-_LOW = np.uint64(0xFFFFFFFF)
-_HALF_WORD = np.uint64(32)
-_NOTHING = np.uint64(0)
-
-
 @inlined
 def _rounds(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
@@ -89,17 +97,6 @@ def _rounds(
         c0, c1, c2, c3 = (p1 >> _HALF_WORD) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF_WORD) ^ c3 ^ k1, p0 & _LOW
         k0, k1 = (k0 + _W0) & _LOW, (k1 + _W1) & _LOW
     return c0, c1, c2, c3
-
-
-@compiled
-def philox4x32(
-    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
-) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
-    """The block of four random words for a counter and a key."""
-    w0, w1, w2, w3 = _rounds(
-        np.uint64(c0), np.uint64(c1), np.uint64(c2), np.uint64(c3), np.uint64(k0), np.uint64(k1)
-    )  # fmt: skip
-    return np.uint32(w0), np.uint32(w1), np.uint32(w2), np.uint32(w3)
 
 
 @inlined
@@ -147,11 +144,6 @@ def noise_of(word: np.uint32) -> float:
 def gumbel(seed: np.uint64, choice: int, position: int, token: int) -> float:
     """The noise of an id."""
     return noise_of(word_of(seed, choice, position, token))
-
-
-GROUP = 128  # ids that share a peak
-
-_MAGNITUDE, _INFINITY, _SIGN = np.int32(0x7FFFFFFF), np.int32(0x7F800000), np.int32(31)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,18 +225,6 @@ def _two_best(bits: Int32, peaks: Int32) -> tuple[int, np.float32, np.float32]:
     return token, value_of(best), value_of(second)
 
 
-_LOG2_E = 1.4426950408889634
-_WORD = 31.0  # octaves of a random word that are examined first
-_MARGIN = 1e-3  # octaves: fifty times the rounding error of `_may_win`
-_NOISE = (
-    64.0  # above the sum of the noises of two candidates; with |score|, the magnitude whose last bits float64 rounds
-)
-_ROUNDING = 2.0**-50  # 8 roundings; a comparison of two scores has 3
-_LEAST, _MOST = np.float32(-126.0), np.float32(100.0)  # octaves within which float32 has its exponents
-_FLOAT_BIAS, _OCTAVE = np.float32(127.0), np.float32(2.0**23)  # of float32's bits
-_LAST_BIT = np.uint32(1)
-
-
 @inlined
 def _may_win(
     value: np.float32, word: np.uint32, highest: np.float32, octaves: np.float32, limit: np.float32
@@ -281,9 +261,6 @@ def _limit(scaled: float, top: float) -> np.float32:
     """
     slack = (abs(scaled) + _NOISE) * _ROUNDING
     return np.float32((scaled - top + slack) * _LOG2_E + (_WORD + _MARGIN))
-
-
-_ALL = np.empty(0, np.int32)
 
 
 def noisy_argmax(

@@ -38,6 +38,21 @@ _GPT4O = (
     + r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*" + _CONTRACTIONS
     + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )  # fmt: skip
+_DEFAULTS = {"llama4": "llama4"}
+"""Names of splittings by architecture, for files in which Ollama's converter has written `default`."""
+_SPACE = "\u2581"
+_LONGEST = 256  # characters of a token whose merges are derived; tokens in use have at most some dozens
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+"""Types of tokens that are matched by their text; the last type is visible in output."""
+_TEMPLATE = "tokenizer.chat_template"
+_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+"""Names of special tokens in GGUF and in transformers."""
+_PIECE_ROLES: Mapping[str, Sequence[str | int]] = {
+    "bos": ("<s>", "<bos>", 1),
+    "eos": ("</s>", "<eos>", 2),
+    "unknown": (0,),
+}
+"""Special tokens of SentencePiece models whose files name none: by text, or else llama.cpp's default ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +95,6 @@ SPLITTINGS = {
 }
 """Splittings by `tokenizer.ggml.pre`."""
 
-_DEFAULTS = {"llama4": "llama4"}
-"""Names of splittings by architecture, for files in which Ollama's converter has written `default`."""
-
 
 def splitting_of(metadata: GgufMetadata) -> Splitting:
     """The splitting of a file. Raises ConfigInvalid if it names none that is supported."""
@@ -121,10 +133,6 @@ def _pair(metadata: GgufMetadata, merge: str) -> tuple[str, str]:
     if not (left and space and right):
         raise ConfigInvalid(f"{metadata.path}: tokenizer.ggml.merges: {merge[:80]!r}; expected two tokens and a space")
     return left, right
-
-
-_SPACE = "\u2581"
-_LONGEST = 256  # characters of a token whose merges are derived; tokens in use have at most some dozens
 
 
 def sentence_piece(metadata: GgufMetadata, vocabulary: dict[str, int]) -> FastTokenizer:
@@ -180,18 +188,6 @@ def _halves(token: str, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
 
 
 _KINDS = {"gpt2": byte_level, "llama": sentence_piece, "gemma4": gemma}
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Types of tokens that are matched by their text; the last type is visible in output."""
-
-_TEMPLATE = "tokenizer.chat_template"
-_ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-"""Names of special tokens in GGUF and in transformers."""
-_PIECE_ROLES: Mapping[str, Sequence[str | int]] = {
-    "bos": ("<s>", "<bos>", 1),
-    "eos": ("</s>", "<eos>", 2),
-    "unknown": (0,),
-}
-"""Special tokens of SentencePiece models whose files name none: by text, or else llama.cpp's default ids."""
 
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:

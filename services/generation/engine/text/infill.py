@@ -5,20 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class InfillMarks:
-    """Ids of the marks before a prefix, before a suffix, and after both (None for Codestral), and of the tokens that
-    end a middle. `suffix_first`: the suffix is before the prefix.
-    """
-
-    prefix: int
-    suffix: int
-    middle: int | None
-    suffix_first: bool
-    ends: tuple[int, ...]
-
-
 _PREFIX_FIRST = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder (Li et al. 2023), Granite
@@ -35,6 +21,19 @@ _ENDS = (
     "<repo_name>",
 )  # fmt: skip
 """Marks that models write after a middle, instead of or before the end of the sequence, as in llama.cpp."""
+
+
+@dataclass(frozen=True, slots=True)
+class InfillMarks:
+    """Ids of the marks before a prefix, before a suffix, and after both (None for Codestral), and of the tokens that
+    end a middle. `suffix_first`: the suffix is before the prefix.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    suffix_first: bool
+    ends: tuple[int, ...]
 
 
 def infill_marks(markup: Mapping[str, int]) -> InfillMarks | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TAGS = ("<think>", "</think>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]")
+"""Tags around thoughts, which chat templates search for in an assistant's content."""
+
 
 @dataclass(frozen=True, slots=True)
 class ThoughtSyntax:
@@ -17,9 +20,6 @@ class ThoughtSyntax:
     bare: str = ""
     begun: bool = False
 
-
-TAGS = ("<think>", "</think>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]")
-"""Tags around thoughts, which chat templates search for in an assistant's content."""
 
 _TAGS = ThoughtSyntax("<think>", ("</think>",))
 """The form of Qwen3, DeepSeek-R1, SmolLM3 and others; the tags are not special tokens."""

@@ -20,6 +20,14 @@ PROBE_TOOL = {
     "function": {"name": _NAMES[0], "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 _USER = {"role": "user", "content": "Hello."}
+Turn = dict[str, Any]
+_TOLD = """You can call functions. Each line describes one, as JSON:
+<tools>
+{tools}
+</tools>
+To call functions, write one such block for each call, with arguments that fit the function's parameters:
+{example}
+Their results follow within <tool_response></tool_response>."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +111,6 @@ def _parts(text: str, prefix: str) -> list[str] | None:
     return pieces[0::2]
 
 
-Turn = dict[str, Any]
-
-_TOLD = """You can call functions. Each line describes one, as JSON:
-<tools>
-{tools}
-</tools>
-To call functions, write one such block for each call, with arguments that fit the function's parameters:
-{example}
-Their results follow within <tool_response></tool_response>."""
 _EXAMPLE = PLAIN.written([("NAME", "{…}")])
 
 

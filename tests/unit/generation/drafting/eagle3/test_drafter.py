@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from services.generation.drafting.draft_tree.candidates import _REACH, DraftShape, Samplings, Vocabulary, candidates
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
 from services.generation.drafting.draft_tree.nodes import Costs, Level
-from services.generation.drafting.eagle3.checkpoint import head_shapes
+from services.generation.drafting.eagle3.checkpoint import Head, head_shapes
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
-from services.generation.drafting.eagle3.head_pass import Head
 from services.generation.drafting.eagle3.loading import confirm_layers
 from services.generation.drafting.head_drafter import HeadDraft
 from services.generation.engine.cost import StepCost

@@ -21,13 +21,13 @@ from services.generation.engine.sampling.race import (
     Row,
     _limit,
     _may_win,
+    _rounds,
     exp64,
     gumbel,
     key_of,
     log64,
     noise_of,
     noisy_argmax,
-    philox4x32,
     value_of,
     words_of,
     words_of_run,
@@ -136,7 +136,7 @@ def philox(counter: tuple[int, ...], key: tuple[int, ...], bits: int) -> tuple[i
 
 
 def compiled(counter: tuple[int, ...], key: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(word) for word in philox4x32(*map(np.uint32, (*counter, *key))))
+    return tuple(int(word) for word in _rounds(*map(np.uint64, (*counter, *key))))
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)

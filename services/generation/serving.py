@@ -25,7 +25,7 @@ from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer
 from ledger.errors import LedgerError
 from ledger.keys.signer import Signer, open_signer
 from services.generation.api.generation_metrics import GenerationMetrics
-from services.generation.api.runner import Generation
+from services.generation.api.runner import Generation, LedgerSide
 from services.generation.api.servicer import SERVICE, GenerationServicer
 from services.generation.engine.backend import Backend
 from services.generation.engine.core import EngineSettings
@@ -115,17 +115,14 @@ async def opened_servicer(
         own = settings.engine == "kolm"
         served = await (_own(settings, load, prefixes) if own else _foreign(settings, folder, key))
         identity = served.identity
-        async with _ledger(settings, folder, key, served, prefixes) as records, served.running() as engine:
-            outbox, halts, heads, erasures, quotas = records
-            issuer = ReceiptIssuer(identity, key, settings.promise_seconds)
+        async with _ledger(settings, folder, key, served, prefixes) as ledger, served.running() as engine:
+            issuer, quotas = ReceiptIssuer(identity, key, settings.promise_seconds), TenantQuotas(settings.quotas)
             metrics = GenerationMetrics(registry, identity)
-            metrics.watch(engine, outbox, halts, prefixes)
-            generation = Generation(
-                engine, identity, issuer, outbox, halts, erasures, metrics, quotas, settings.append_seconds
-            )
-            resolver = _resolver(settings, served, halts, heads, quotas)
+            metrics.watch(engine, ledger.outbox, ledger.halts, prefixes)
+            generation = Generation(engine, identity, issuer, ledger, metrics, quotas, settings.append_seconds)
+            resolver = _resolver(settings, served, ledger, quotas)
             try:
-                yield GenerationServicer(identity, served.tokenizer, resolver, generation, engine, outbox, halts, heads)
+                yield GenerationServicer(identity, served.tokenizer, resolver, generation, engine, ledger)
             finally:
                 await generation.close()
 
@@ -164,14 +161,12 @@ def _taken(folder: Path, replicas: int, flag: str) -> Iterator[Path]:
         yield own
 
 
-def _resolver(
-    settings: GenerationSettings, served: _Served, halts: HaltBoard, heads: HeadBoard, quotas: TenantQuotas
-) -> Resolver:
+def _resolver(settings: GenerationSettings, served: _Served, ledger: LedgerSide, quotas: TenantQuotas) -> Resolver:
     identity = served.identity
     prompts = PromptReader(served.tokenizer, identity.context_length, _PROMPT_BYTES)
     on_halt = settings.on_halt or ("refuse" if identity.engine is None else "off")
     rules = Rules(settings.speculation_max_temperature, on_halt == "off", settings.verify == "inline")
-    return Resolver(identity, prompts, served.grammars, halts, heads, rules, quotas)
+    return Resolver(identity, prompts, served.grammars, ledger.halts, ledger.heads, rules, quotas)
 
 
 def _receipts_key(settings: GenerationSettings) -> Signer:
@@ -246,10 +241,9 @@ async def _engine(
 @asynccontextmanager
 async def _ledger(
     settings: GenerationSettings, folder: Path, key: Signer, served: _Served, prefixes: PrefixFolder | None
-) -> AsyncIterator[tuple[Outbox, HaltBoard, HeadBoard, Erasures, TenantQuotas]]:
-    """The outbox in `folder`; known halts, heads, erasures and quotas, which tasks keep current.
-
-    In the end a last try to empty the outbox.
+) -> AsyncIterator[LedgerSide]:
+    """The outbox in `folder`, and halts, heads and erasures, which tasks keep current. On exit a last attempt to empty
+    the outbox.
     """
     link = LedgerLink(settings.ledger)
     try:
@@ -268,7 +262,6 @@ async def _ledger(
     )
     heads = HeadBoard(served.heads, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(served.drafters, link.erasures, settings.halt_poll_seconds, prefixes)
-    quotas = TenantQuotas(settings.quotas)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
     tasks = [
         _task(outbox.drain()),
@@ -282,7 +275,7 @@ async def _ledger(
     with suppress(TimeoutError, LedgerUnreachable):
         await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:
-        yield outbox, halts, heads, erasures, quotas
+        yield LedgerSide(outbox, halts, heads, erasures)
     finally:
         with suppress(TimeoutError):
             await asyncio.wait_for(outbox.attempted(), _FLUSH_SECONDS)

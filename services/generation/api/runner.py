@@ -31,6 +31,7 @@ from services.generation.receipts.outbox import Outbox, ReceiptUnkept
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.quotas import Grant, TenantQuotas
 from services.generation.requests.resolution import Identity, Resolved, refusal
+from services.generation.requests.served_heads import HeadBoard
 from services.runtime.errors import DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,18 @@ class Run:
             yield event
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerSide:
+    """The connections of a server to the ledger: receipts on their way, and the halts, heads and erasures that it
+    follows.
+    """
+
+    outbox: Outbox
+    halts: HaltBoard
+    heads: HeadBoard
+    erasures: Erasures
+
+
 class Generation:
     """Runs requests if the outbox has room for their receipts. Every choice gets a receipt, cancelled or not."""
 
@@ -85,23 +98,15 @@ class Generation:
         engine: Backend,
         identity: Identity,
         issuer: ReceiptIssuer,
-        outbox: Outbox,
-        halts: HaltBoard,
-        erasures: Erasures,
+        ledger: LedgerSide,
         metrics: GenerationMetrics,
         quotas: TenantQuotas,
         append_seconds: float,
     ) -> None:
         """`append_seconds`: how long a response waits for the ledger."""
-        self._engine = engine
-        self._identity = identity
-        self._issuer = issuer
-        self._outbox = outbox
-        self._halts = halts
-        self._erasures = erasures
-        self._metrics = metrics
-        self._quotas = quotas
-        self._append_seconds = append_seconds
+        self._engine, self._identity, self._issuer = engine, identity, issuer
+        self._outbox, self._halts, self._erasures = ledger.outbox, ledger.halts, ledger.erasures
+        self._metrics, self._quotas, self._append_seconds = metrics, quotas, append_seconds
         self._runs: dict[Run, asyncio.Task[None]] = {}
 
     @asynccontextmanager

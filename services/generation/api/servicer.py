@@ -13,14 +13,11 @@ import grpc
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceServicer
 from services.generation.api import messages
-from services.generation.api.runner import Completed, Generation, Run
+from services.generation.api.runner import Completed, Generation, LedgerSide, Run
 from services.generation.engine.backend import Backend
 from services.generation.engine.events import Chunk, TokenLogprobs
 from services.generation.engine.text.tokenizer import TextCodec
-from services.generation.receipts.outbox import Outbox
-from services.generation.requests.halts import HaltBoard
 from services.generation.requests.resolution import Identity, Resolved, Resolver, engine_errors
-from services.generation.requests.served_heads import HeadBoard
 from services.runtime.access import tenant_of_call
 from services.runtime.errors import DeadlineExceeded, KolmError
 
@@ -56,18 +53,14 @@ class GenerationServicer(GenerationServiceServicer):
         resolver: Resolver,
         generation: Generation,
         engine: Backend,
-        outbox: Outbox,
-        halts: HaltBoard,
-        heads: HeadBoard,
+        ledger: LedgerSide,
     ) -> None:
         self.identity = identity
         self.tokenizer = tokenizer
         self._resolver = resolver
         self._generation = generation
         self.engine = engine
-        self._outbox = outbox
-        self._halts = halts
-        self._heads = heads
+        self._ledger = ledger
         self._started = time.monotonic()
 
     def interrupt(self) -> None:
@@ -118,12 +111,12 @@ class GenerationServicer(GenerationServiceServicer):
             return await self._resolver.resolve(request, _deadline(context))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
-        halts = self._halts
-        return messages.model_info_message(self.identity, halts.scopes, halts.epoch, self._heads.state)
+        halts = self._ledger.halts
+        return messages.model_info_message(self.identity, halts.scopes, halts.epoch, self._ledger.heads.state)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         uptime = time.monotonic() - self._started
-        return messages.load_message(self.engine.load(), self._outbox.pending, uptime)
+        return messages.load_message(self.engine.load(), self._ledger.outbox.pending, uptime)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         ids = await self._resolver.tokenize(request)

@@ -76,7 +76,7 @@ class Retokenized:
         return next(ends, 0)
 
     def _cuts(self, tokens: Sequence[int], place: int) -> bool:
-        """Whether a place lies within a character."""
+        """Whether a place is within a character."""
         return self._source.decode_all(tokens[self._read : place]).endswith("\N{REPLACEMENT CHARACTER}")
 
     def _spelled(self, tokens: Sequence[int], start: int, end: int) -> list[int]:

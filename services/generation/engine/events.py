@@ -98,7 +98,7 @@ class SpeculationMetrics:
     queue_seconds: float
     prefill_seconds: float  # from admission to the first token
     decode_seconds: float  # from the first token to the last
-    reported_by: Literal["kolm", "engine", "nobody"] = "kolm"  # drafts, acceptances and passes
+    reported_by: Literal["kolm", "engine", "none"] = "kolm"  # drafts, acceptances and passes
     gains: tuple[tuple[str, float], ...] = ()  # by method, gain in tokens a pass, net of its cost
 
     @property

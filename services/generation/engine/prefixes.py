@@ -53,7 +53,7 @@ Before = tuple[Owner, PrefixNode | None]
 
 
 class DiskState(Enum):
-    """How a cursor stands to the disk."""
+    """The use of the disk by a cursor."""
 
     UNUSED = "blocks are not looked for on the disk"
     LOOKING = "the next block is looked for at each border"
@@ -279,7 +279,7 @@ class PrefixSharing:
         return plan.waits
 
     def _plan(self, cursor: PrefixCursor, computing: list[Sequence]) -> _Plan:
-        """Decide by the blocks that are known, and those that `computing` sequences are filling."""
+        """Decide by the known blocks, and the blocks that `computing` sequences are filling."""
         piece, coming = self._known_piece(cursor), 0
         for other in self._cursors.values():
             if other is cursor or not other.can_feed(cursor):

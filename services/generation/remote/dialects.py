@@ -76,7 +76,7 @@ class Answer:
 
 
 class Dialect(Protocol):
-    """The API of one engine, as far as engines differ."""
+    """The parts of an engine's API that differ between engines."""
 
     @property
     def name(self) -> str: ...

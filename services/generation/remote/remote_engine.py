@@ -351,7 +351,7 @@ class RemoteEngine:
                 queue_seconds=0.0,
                 prefill_seconds=first - sequence.started,
                 decode_seconds=max(0.0, sequence.last_token - first),
-                reported_by="engine" if drafted else "nobody",
+                reported_by="engine" if drafted else "none",
             ),
             error=error,
         )

@@ -157,7 +157,7 @@ class TenantQuotas:
         quota = tenant.quota
         if quota.requests is not None and tenant.in_flight + choices > quota.requests:
             found = f"{tenant.in_flight} in flight"
-            raise _exceeded(name, "requests", f"{quota.requests} requests at once", found, _SOON)
+            raise _exceeded(name, "requests", f"{quota.requests} requests at the same time", found, _SOON)
         if tenant.tokens is not None:
             if seconds := tenant.tokens.wait(tokens, now):
                 found = f"this request may take {tokens}, and {max(tenant.tokens.level, 0):.0f} are left"

@@ -97,9 +97,7 @@ class BlockConfig:
     feature_layers: tuple[int, ...]
     block_size: int
     mask_token: int
-    from_first: (
-        bool  # whether the first row drafts too: then row i drafts the next token, otherwise a mask row its own token
-    )
+    from_first: bool  # whether the first row drafts too: row i drafts the next token, not a mask row its own
     rope: dict[str, Any]
     trained_length: int
     attention_bias: bool

@@ -41,7 +41,7 @@ _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 
 
 def grammar_text(source: StructuredOutputs) -> str:
-    """The grammar. Raises InvalidRequest naming the field and what is wrong."""
+    """The grammar. Raises InvalidRequest naming the field and the problem."""
     return _written(source, checked_schema(source), field_of(source))
 
 

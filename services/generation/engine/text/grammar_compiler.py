@@ -246,8 +246,8 @@ class Grammars(Protocol):
     async def compiled(
         self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
     ) -> Grammar:
-        """Raises InvalidRequest naming the field and what is wrong, EngineFull if too many grammars of the tenant wait,
-        EngineBusy if the grammar takes too long, and what `budget` raises.
+        """Raises InvalidRequest naming the field and the problem, EngineFull if too many grammars of the tenant wait,
+        EngineBusy if the grammar takes too long, and errors of `budget`.
         """
         ...
 
@@ -310,7 +310,7 @@ class GrammarCompiler:
     def compile(self, source: StructuredOutputs, cost: Cost | None = None) -> Grammar:
         """The compiled grammar, perhaps cached. Adds what it took to `cost`.
 
-        Raises InvalidRequest naming the field and what is wrong, EngineBusy if it takes too long.
+        Raises InvalidRequest naming the field and the problem, EngineBusy if it takes too long.
         """
         if (kept := self._find(source)) is not None:
             return kept

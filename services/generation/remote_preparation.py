@@ -89,7 +89,7 @@ class ForeignEngine:
         self._away: set[str] = set()  # methods whose upstreams may have been replaced
         self._asking = {method: asyncio.Lock() for method in self._upstreams}
         self._ends = frozenset[int]()
-        self._told: Callable[[bytes], None] = lambda entry: None
+        self._on_profile: Callable[[bytes], None] = lambda entry: None
         self.heads = HeadState()
         self.identity: Identity
         self.tokenizer: TextCodec
@@ -231,9 +231,9 @@ class ForeignEngine:
             issued_at=timestamp(datetime.now(UTC)),
         )
 
-    def tell(self, told: Callable[[bytes], None]) -> None:
-        """Call `told` with the entry of each new profile from now on."""
-        self._told = told
+    def on_profile(self, callback: Callable[[bytes], None]) -> None:
+        """Call `callback` with the entry of each new profile from now on."""
+        self._on_profile = callback
 
     def away(self, method: str) -> None:
         """Note that the upstream of `method` was unreachable or broke off."""
@@ -273,7 +273,7 @@ class ForeignEngine:
             except (UpstreamDown, UpstreamError):
                 self.away(other)
         self._profiled()
-        self._told(self.envelope)
+        self._on_profile(self.envelope)
 
     async def _described(self, method: str) -> About:
         found = await self._upstreams[method].about()

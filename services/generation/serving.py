@@ -193,7 +193,7 @@ class _Served:
     heads: HeadState = field(default_factory=HeadState)
     drafters: Collection[Drafter] = ()
     entries: tuple[bytes, ...] = ()
-    on_entry: Callable[[Callable[[bytes], None]], None] = lambda told: None
+    on_entry: Callable[[Callable[[bytes], None]], None] = lambda callback: None
 
 
 async def _own(settings: GenerationSettings, load: LoadTarget | None, prefixes: PrefixFolder | None) -> _Served:
@@ -213,7 +213,7 @@ async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _
     await engine.prepare()
     return _Served(
         engine.identity, engine.tokenizer, PassedOn(), engine.running, engine.heads, entries=(engine.envelope,),
-        on_entry=engine.tell,
+        on_entry=engine.on_profile,
     )  # fmt: skip
 
 

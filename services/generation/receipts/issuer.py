@@ -182,13 +182,13 @@ def _output_part(content: Content, outcome: Outcome, engine: str | None) -> Outp
 
 def _spec_decode(resolved: Resolved, outcome: Outcome, checked: Checked) -> SpecDecode:
     decision, counts, speedup = resolved.decision, outcome.metrics, checked.speedup
-    told = resolved.engine is None or counts.reported_by == "engine"
+    is_reported = resolved.engine is None or counts.reported_by == "engine"
     return SpecDecode(
         method=decision.method,
         requested_method=decision.requested_method,
-        tokens_proposed=counts.num_draft_tokens if told else None,
-        tokens_accepted=counts.num_accepted_tokens if told else None,
-        target_passes=counts.target_passes if told else None,
+        tokens_proposed=counts.num_draft_tokens if is_reported else None,
+        tokens_accepted=counts.num_accepted_tokens if is_reported else None,
+        target_passes=counts.target_passes if is_reported else None,
         reported_by=None if resolved.engine is None else ENGINE,
         head_cid=decision.head_cid,
         k=decision.k,

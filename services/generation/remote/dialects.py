@@ -202,14 +202,14 @@ class Vllm:
         base, *adapters = sorted(models["data"], key=lambda each: each.get("parent") is not None)
         metrics = str(await ask("/metrics", None))
         cache = next((line for line in metrics.splitlines() if line.startswith("vllm:cache_config_info{")), "")
-        told = dict(part.split("=", 1) for part in cache.partition("{")[2].partition("}")[0].split(",") if "=" in part)
+        info = dict(part.split("=", 1) for part in cache.partition("{")[2].partition("}")[0].split(",") if "=" in part)
         kept = ("block_size", "cache_dtype", "enable_prefix_caching", "sliding_window")
         return About(
             version=version["version"],
             model=base["id"],
             context_length=base["max_model_len"],
             speculates="vllm:spec_decode_num_drafts" in metrics,
-            flags={name: told[name].strip('"') for name in kept if name in told},
+            flags={name: info[name].strip('"') for name in kept if name in info},
             adapters=frozenset(each["id"] for each in adapters),
         )
 
@@ -413,26 +413,26 @@ class Sglang:
             raise UpstreamError("gave no output_ids; expected SGLang's /generate")
         if (aborted := _aborted(event)) is not None:  # its ids belong to no answer
             raise UpstreamError(f"broke off with {aborted.message[:400]}")
-        ids, told, text = ids_in(event["output_ids"]), event["meta_info"], event.get("text") or ""
-        if whole := len(ids) == told["completion_tokens"]:
+        ids, info, text = ids_in(event["output_ids"]), event["meta_info"], event.get("text") or ""
+        if whole := len(ids) == info["completion_tokens"]:
             text = text or answer.text
             if ids[: len(answer.ids)] != answer.ids or not text.startswith(answer.text):
                 raise UpstreamError("takes back a part of its answer")
             answer.ids, answer.text = ids, text
         else:
             answer.ids, answer.text = answer.ids + ids, answer.text + text
-        values, tops = told.get("output_token_logprobs") or [], told.get("output_top_logprobs") or []
+        values, tops = info.get("output_token_logprobs") or [], info.get("output_top_logprobs") or []
         for position in range(len(answer.logprobs) if whole else 0, len(values)):
             logprob, token, _ = values[position]
             top = tops[position] if position < len(tops) and tops[position] else ()
             best = tuple(logprob_in(each[1], each[0]) for each in top)
             answer.logprobs.append(TokenLogprobs(*logprob_in(token, logprob), best))
-        answer.cached_tokens = count_in(told.get("cached_tokens") or 0)
-        if told.get("finish_reason") is not None:
-            answer.finish = finish_of(told["finish_reason"]["type"])
-            answer.stop_reason = told["finish_reason"].get("matched")
-            if "spec_verify_ct" in told:
-                proposed, accepted = map(count_in, (told["spec_num_proposed_drafts"], told["spec_num_correct_drafts"]))
+        answer.cached_tokens = count_in(info.get("cached_tokens") or 0)
+        if info.get("finish_reason") is not None:
+            answer.finish = finish_of(info["finish_reason"]["type"])
+            answer.stop_reason = info["finish_reason"].get("matched")
+            if "spec_verify_ct" in info:
+                proposed, accepted = map(count_in, (info["spec_num_proposed_drafts"], info["spec_num_correct_drafts"]))
                 answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
 
     async def vocabulary(self, ask: Ask) -> int | None:
@@ -448,8 +448,8 @@ class Sglang:
 
 def _aborted(event: Mapping[str, Any]) -> Refusal | None:
     """The refusal in an event that SGLang's scheduler has aborted; without a status the caller has left."""
-    told = event.get("meta_info")
-    reason = told.get("finish_reason") if isinstance(told, dict) else None
+    info = event.get("meta_info")
+    reason = info.get("finish_reason") if isinstance(info, dict) else None
     if not isinstance(reason, dict) or type(reason.get("status_code")) is not int:
         return None
     message = str(reason.get("message"))

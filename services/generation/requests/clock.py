@@ -31,11 +31,11 @@ class LedgerClock:
             "`date -u` on both machines and set the clock that is wrong"
         )
 
-    def compare(self, asked: datetime, told: datetime, answered: datetime) -> None:
-        """Compare: the ledger's clock showed `told` between two moments of this machine's clock. The time between the
-        moments counts for neither clock.
+    def compare(self, asked: datetime, shown: datetime, answered: datetime) -> None:
+        """Compare the clocks: the ledger's showed `shown` between two moments of this machine's, whose difference
+        counts for neither clock.
         """
-        self.skew = max(asked - told, timedelta()) or min(answered - told, timedelta())
+        self.skew = max(asked - shown, timedelta()) or min(answered - shown, timedelta())
         if self.problem is not None and not self._refused:
             _log.error("refusing requests: %s", self.problem)
         elif self.problem is None and self._refused:

@@ -135,13 +135,13 @@ class HaltBoard:
         self._writing = asyncio.Lock()
         self._lease = lease
         self._clock = clock
-        self._asked = -math.inf  # start of the last query that the ledger has answered
+        self._queried_at = -math.inf  # start of the last query that the ledger has answered
         self._wall_clock = wall_clock
         self.ledger_clock = LedgerClock()
 
     @property
     def known(self) -> bool:
-        return self._clock() - self._asked < self._lease
+        return self._clock() - self._queried_at < self._lease
 
     @property
     def epoch(self) -> int:
@@ -169,8 +169,8 @@ class HaltBoard:
         asked, began = self._clock(), self._wall_clock()
         state = await self._read()
         if state.HasField("answer_time"):
-            told = state.answer_time.ToDatetime(UTC)
-            self.ledger_clock.compare(began, told, self._wall_clock())
+            shown = state.answer_time.ToDatetime(UTC)
+            self.ledger_clock.compare(began, shown, self._wall_clock())
         unresumed = await self._unverified(self._knowledge.gone(state))
         for halt in unresumed:
             _log.critical("keeping halt %d: the ledger dropped it without a valid resume", halt.index)
@@ -178,7 +178,7 @@ class HaltBoard:
         await self._keep(knowledge)
         if not self.known:
             _log.info("updating halts: %d in the ledger, %d open", knowledge.epoch, len(knowledge.open))
-        self._asked = asked  # the answer may be as old as the query
+        self._queried_at = asked  # the answer may be as old as the query
 
     async def follow(self) -> None:
         """Poll every `every` seconds, and immediately after news, until cancelled."""

@@ -40,7 +40,7 @@ _INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well u
 class Tools:
     """The tools that may be called. `held`: the output follows a grammar; `required`: it consists of calls."""
 
-    told: tuple[pb.Tool, ...]
+    shown: tuple[pb.Tool, ...]
     required: bool = False
     held: bool = False
     parallel: bool = True
@@ -56,12 +56,12 @@ class Tools:
                     "parameters": _schema(tool) or _ANY | {"properties": {}},
                 },
             }
-            for tool in self.told
+            for tool in self.shown
         ]
 
     def schemas(self) -> Iterator[tuple[str, str]]:
         """Schemas that have to compile, as JSON, with their field paths."""
-        for place, tool in enumerate(self.told):
+        for place, tool in enumerate(self.shown):
             if self._keeps(tool):
                 yield f"messages.tools[{place}].parameters", tool.parameters if _schema(tool) else json.dumps(_ANY)
 
@@ -85,12 +85,12 @@ class Tools:
         elif not self.required:
             begins, start = "", write.free_text(syntax.open, syntax.without(hidden).open)
         more = "more* " if self.parallel and syntax.between is not None else ""
-        lines = [*start, f"calls: first {more}{write.literal(syntax.close)} {_blank_behind(syntax)}"]
+        lines = [*start, f"calls: first {more}{write.literal(syntax.close)} {_blank_after(syntax)}"]
         for name, before in {"first": begins, "more": syntax.between if more else None}.items():
             if before is not None:
-                each = (write.literal(before, tool.name, syntax.middle) for tool in self.told)
+                each = (write.literal(before, tool.name, syntax.middle) for tool in self.shown)
                 lines.append(f"{name}: " + " | ".join(f"{begun} arguments_{n}" for n, begun in enumerate(each)))
-        for place, tool in enumerate(self.told):
+        for place, tool in enumerate(self.shown):
             schema = read_schema(tool.parameters) if self._keeps(tool) and tool.parameters else None
             lines.append(f"arguments_{place}: {schema_rule(_ANY | (schema or {}))}")
         return "\n".join(["%llguidance {}", *lines, ""])
@@ -116,9 +116,9 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
         raise InvalidArgument("messages.tool_choice", "is REQUIRED, and there are no tools")
     if choice == pb.TOOL_CHOICE_NONE or not names:
         return None
-    told = tuple(tool for tool in messages.tools if not allowed or tool.name in allowed)
+    shown = tuple(tool for tool in messages.tools if not allowed or tool.name in allowed)
     parallel = not messages.HasField("parallel_tool_calls") or messages.parallel_tool_calls
-    return Tools(told, required, required or any(tool.strict for tool in told), parallel)
+    return Tools(shown, required, required or any(tool.strict for tool in shown), parallel)
 
 
 def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
@@ -215,7 +215,7 @@ class _Symbols:
         yield text[end:]
 
 
-def _blank_behind(syntax: ToolCallSyntax) -> str:
+def _blank_after(syntax: ToolCallSyntax) -> str:
     """Optional blanks between two calls at the end of an output: after them a further call is not required."""
     between = (syntax.between or "").removeprefix(syntax.close)
     blank = between[: len(between) - len(between.lstrip())]
@@ -258,7 +258,7 @@ def _path(path: str, chat: pb.ChatMessages, tools: Tools | None) -> str:
     place = re.match(r"tools\[(\d+)\]", path)
     if place is None or tools is None:
         return f"messages.{path}"
-    name = tools.told[int(place[1])].name
+    name = tools.shown[int(place[1])].name
     index = next(index for index, tool in enumerate(chat.tools) if tool.name == name)
     return f"messages.tools[{index}]{path[place.end() :]}"
 

@@ -231,17 +231,17 @@ class LogitsProcessors:
         self, params: SamplingParams, prompt: Sequence[int], ends: frozenset[int], columns: Int64 | None = None
     ) -> None:  # fmt: skip
         self._processors = _asked_for(params, prompt, ends, Columns(columns))
-        self._told = len(prompt)
+        self._seen = len(prompt)
 
     def accept(self, token: int) -> None:
         """Note an emitted token."""
-        self._told += 1
+        self._seen += 1
         for processor in self._processors:
             processor.accept(token)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Note all tokens so far, prompt and output."""
-        for token in tokens[self._told :]:
+        for token in tokens[self._seen :]:
             self.accept(token)
 
     @property

@@ -205,8 +205,8 @@ class Tokenizer:
         """
         if (marks := self.infill) is None:
             raise ValueError("this model's tokenizer has no marks for filling in the middle")
-        before, behind = [marks.prefix, *self.encode_plain(prefix)], [marks.suffix, *self._encode_behind(suffix)]
-        parts = (behind, before) if marks.suffix_first else (before, behind)
+        before, after = [marks.prefix, *self.encode_plain(prefix)], [marks.suffix, *self._encode_after(suffix)]
+        parts = (after, before) if marks.suffix_first else (before, after)
         return [*self._begins, *parts[0], *parts[1], *([] if marks.middle is None else [marks.middle])]
 
     @cached_property
@@ -216,12 +216,11 @@ class Tokenizer:
         begins = (at for at in range(len(whole)) if whole[at : at + len(text)] == text)
         return whole[: next(begins, 0)]
 
-    def _encode_behind(self, text: str) -> list[int]:
+    def _encode_after(self, text: str) -> list[int]:
         """Ids of a text after another text, without the blank that SentencePiece's tokenizers put before a text."""
-        (first, *_), behind = self.encode_plain("a"), self.encode_plain("\n" + text)
-        newline = self.encode_plain("\n")
-        prepends = (self._fast.id_to_token(first) or "").startswith("\u2581")
-        return behind[len(newline) :] if prepends and behind[: len(newline)] == newline else self.encode_plain(text)
+        newline, both = self.encode_plain("\n"), self.encode_plain("\n" + text)
+        prepends = (self._fast.id_to_token(self.encode_plain("a")[0]) or "").startswith("\u2581")
+        return both[len(newline) :] if prepends and both[: len(newline)] == newline else self.encode_plain(text)
 
     @property
     def tool_calls(self) -> ToolCallSyntax:

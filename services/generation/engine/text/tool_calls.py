@@ -21,7 +21,7 @@ PROBE_TOOL = {
 }
 _USER = {"role": "user", "content": "Hello."}
 Turn = dict[str, Any]
-_TOLD = """You can call functions. Each line describes one, as JSON:
+_DESCRIPTION = """You can call functions. Each line describes one, as JSON:
 <tools>
 {tools}
 </tools>
@@ -126,12 +126,12 @@ def plain_turns(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[
             plain[-1]["content"] += "\n" + result
         else:
             plain.append({"role": "user", "content": result, "results": True})
-    told = next((turn for turn in plain if turn["role"] in ("system", "user")), None)
-    if tools and told is not None:
+    described = next((turn for turn in plain if turn["role"] in ("system", "user")), None)
+    if tools and described is not None:
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        about = _TOLD.format(tools=lines, example=_EXAMPLE)
-        both = (told["content"], about) if told["role"] == "system" else (about, told["content"])
-        told["content"] = "\n\n".join(text for text in both if text)
+        about = _DESCRIPTION.format(tools=lines, example=_EXAMPLE)
+        both = (described["content"], about) if described["role"] == "system" else (about, described["content"])
+        described["content"] = "\n\n".join(text for text in both if text)
     return [{"role": turn["role"], "content": turn["content"]} for turn in plain]
 
 

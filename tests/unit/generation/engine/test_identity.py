@@ -21,6 +21,7 @@ from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.families import BY_NAME, LLAMA
 from services.generation.target.files.stored_tensor import StoredTensor
 from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
@@ -111,7 +112,11 @@ def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple
     )
     shape = {"from_first": False, "draft_vocab_size": 384, "own_output": False} if seed % 2 else {}
     drafted = block(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, **shape)
-    inside = mtp(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, draft_tokens=100 if seed % 2 else None)
+    family = BY_NAME[target.config.architecture]
+    if family.own_head or family is LLAMA:
+        inside = mtp(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, draft_tokens=100 if seed % 2 else None)
+    else:  # whose layers have parts that no block has
+        inside = eagle3(target, CHEAP_ROWS, seed=seed + 1, norm_output=True)
     return {
         "lookahead": LookaheadDrafter(CHEAP_ROWS),
         "mtp": InformedDrafter(inside, seed, truth, bugs=0.02 * (seed % 2)),

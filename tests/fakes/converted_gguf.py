@@ -45,9 +45,14 @@ def convert(
     name = gguf.MODEL_ARCH_NAMES[architecture]
     fields = _sizes(config) | _OWN_FIELDS[kind](config)
     metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
-    tensors = _own_tensors(config) | _stacked(_unjoined(kind, load_file(directory / "model.safetensors")))
+    stored = load_file(directory / "model.safetensors")
+    own_head = any(tensor.startswith("mtp.") for tensor in stored)
+    if own_head:
+        metadata |= {f"{name}.block_count": config.num_hidden_layers + 1, f"{name}.nextn_predict_layers": 1}
+        stored = _behind(stored, config.num_hidden_layers)
+    tensors = _own_tensors(config) | _stacked(_unjoined(kind, stored))
     tensors = {name: part for whole, values in tensors.items() for name, part in _states(config, whole, values)}
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers + own_head)
     written = {}
     for tensor, values in tensors.items():
         stored_as = kind_of_experts if kind_of_experts and values.ndim == 3 else kind_of_matrices
@@ -66,7 +71,36 @@ def _stored(values: Float32, kind: GGMLQuantizationType) -> tuple[int, NDArray[A
     return int(kind), quantize(values, kind)
 
 
+_NEXTN = {
+    "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm",
+}  # fmt: skip
+
+
+def _behind(tensors: dict[str, Float32], layers: int) -> dict[str, Float32]:
+    """Tensors with those of an MTP block as of one more layer, its experts each by itself."""
+    found: dict[str, Float32] = {}
+    for name, values in tensors.items():
+        own = name.removeprefix("mtp.")
+        place = f"model.layers.{layers}.{own.removeprefix('layers.0.')}"
+        if own == name:
+            found[name] = values
+        elif not own.startswith("layers.0."):
+            found[f"blk.{layers}.nextn.{_NEXTN[own.removesuffix('.weight')]}.weight"] = values
+        elif own.endswith("experts.gate_up_proj"):
+            for number, (gate, up) in enumerate(np.split(each, 2) for each in values):
+                stem = f"{place.removesuffix('.gate_up_proj')}.{number}"
+                found |= {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
+        elif own.endswith("experts.down_proj"):
+            stem = place.removesuffix(".down_proj")
+            found |= {f"{stem}.{number}.down_proj.weight": each for number, each in enumerate(values)}
+        else:
+            found[place] = values
+    return found
+
+
 def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
+    if tensor.startswith("blk."):
+        return tensor
     tensor = f"{tensor}.weight" if tensor.endswith((".sinks", ".layer_scalar")) else tensor
     tensor = f"{tensor}.bias" if tensor.endswith(".expert_bias") else tensor
     for own, others in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):  # of LFM2

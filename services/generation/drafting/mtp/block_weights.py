@@ -7,6 +7,7 @@ speculators (MTPDraftModel) read them.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from services.generation.drafting.heads import HeadForAnotherBase, HeadWeightsIn
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import named_family
-from services.generation.target.config.layer_specs import LayerSpec, layer_specs
+from services.generation.target.config.layer_specs import HEAD, LayerSpec, layer_specs
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.families import BY_NAME
 from services.generation.target.family import NORM, OWN_HEAD
@@ -88,10 +89,11 @@ def block_shapes(base: TargetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None) -> MtpBlock | None:
-    """The block inside of the model at `path`; None if it has none, or is of a family whose blocks are not read.
+    """The block inside of the model at `path`, or beside a GGUF file (`sidecar_of`); None if there is none, or if
+    blocks of the model's family are not read.
 
     `draft_tokens` [n]: ids, ascending, that the block drafts; the rows of the output matrix for them are gathered. With
-    None it drafts all tokens.
+    None it drafts all tokens. A sidecar with a smaller output matrix has tokens of its own.
 
     Raises:
         HeadWeightsInvalid: a tensor is missing, unknown, of another shape, or holds a value that is not finite.
@@ -100,29 +102,82 @@ def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None
     family = BY_NAME[base.architecture]
     if not family.own_head:
         return None
-    own = _own_tensors(path)
-    if not own:
+    files = _own_files(path)
+    if not files.tensors:
         return None
-    weights = open_weights(path)
+    weights, own = open_weights(path), files.tensors
     if is_gguf(path) and LAST_NORM not in own:  # llama.cpp takes the base's there
         own[LAST_NORM] = weights.tensor(NORM)
-    _check(own, base)
-    tensors = {name: tensor for name, tensor in own.items() if name != OWN_OUTPUT}
+    tokens = _checked_tokens(files.tokens, base)
+    _check(own, base, base.vocab_size if tokens is None else len(tokens))
+    if tokens is None:
+        output, ids = _output(own, weights, base, draft_tokens), draft_tokens
+    else:
+        order = tokens.argsort()
+        output, ids = replace(own[OWN_OUTPUT], data=own[OWN_OUTPUT].data[order]), tokens[order]
     return MtpBlock(
         base=base,
         cid=_cid(own),
-        tensors=tensors,
+        tensors={name: tensor for name, tensor in own.items() if name != OWN_OUTPUT},
         base_norm=vector(weights.tensor, NORM, base.norm_offset),
-        output=_output(own, weights, base, draft_tokens),
-        target_ids=np.arange(base.vocab_size) if draft_tokens is None else draft_tokens,
+        output=output,
+        target_ids=np.arange(base.vocab_size) if ids is None else ids,
     )
 
 
-def _own_tensors(path: Path) -> dict[str, StoredTensor]:
-    if is_gguf(path):
-        return GgufFile.open(path).own_head()
-    family = named_family(path)
-    return SafetensorsFiles.own_head(path, family) if family else {}
+@dataclass(frozen=True, slots=True)
+class _OwnFiles:
+    """Tensors of a block; `tokens` are those of the rows of its own output matrix, if these are not all."""
+
+    tensors: dict[str, StoredTensor]
+    tokens: Int64 | None = None
+
+
+def _own_files(path: Path) -> _OwnFiles:
+    if not is_gguf(path):
+        family = named_family(path)
+        return _OwnFiles(SafetensorsFiles.own_head(path, family) if family else {})
+    if found := GgufFile.open(path).own_head():
+        return _OwnFiles(found)
+    sidecar = sidecar_of(path)
+    if sidecar is None:
+        return _OwnFiles({})
+    file = GgufFile.open(sidecar)
+    found, tokens = file.own_head(), file.draft_tokens()
+    if not found:
+        raise HeadWeightsInvalid(f"{sidecar}: no MTP block; expected blk.N.nextn.* and nextn_predict_layers")
+    if tokens is not None and OWN_OUTPUT not in found and HEAD in file.names():
+        found[OWN_OUTPUT] = replace(file.tensor(HEAD), name=OWN_OUTPUT)
+    if tokens is not None and OWN_OUTPUT not in found:
+        raise HeadWeightsInvalid(f"{sidecar}: d2t without output.weight, whose rows it names")
+    return _OwnFiles(found, tokens)
+
+
+_QUANTISATION = re.compile(
+    r"[-.](UD-)?(I?Q\d\w*|MXFP4\w*|BF16|F16|F32)(-\d{5}-of-\d{5})?\.gguf|\.gguf", re.ASCII | re.IGNORECASE
+)
+
+
+def sidecar_of(path: Path) -> Path | None:
+    """The GGUF file with the MTP block of a GGUF file, in the same folder: `mtp-` and its name, in this quantisation or
+    another; None if there is no such file.
+    """
+    exact, model = path.with_name(f"mtp-{path.name}"), _QUANTISATION.sub("", path.name)
+    if exact.is_file():
+        return exact
+    others = sorted(path.parent.glob("mtp-*.gguf"))
+    return next((each for each in others if _QUANTISATION.sub("", each.name) == f"mtp-{model}"), None)
+
+
+def _checked_tokens(tokens: Int64 | None, base: TargetConfig) -> Int64 | None:
+    if tokens is None:
+        return None
+    if tokens.min() < 0 or tokens.max() >= base.vocab_size or len(np.unique(tokens)) < len(tokens):
+        raise HeadWeightsInvalid(
+            f"d2t names tokens from {tokens.min()} to {tokens.max()}, {len(tokens) - len(np.unique(tokens))} of them "
+            f"twice; expected different tokens from 0 to {base.vocab_size - 1}"
+        )
+    return tokens
 
 
 def _output(
@@ -135,10 +190,10 @@ def _output(
     return replace(whole, shape=(len(draft_tokens), base.hidden_size), data=whole.data[draft_tokens])
 
 
-def _check(own: Mapping[str, StoredTensor], base: TargetConfig) -> None:
-    shapes = block_shapes(base)
+def _check(own: Mapping[str, StoredTensor], base: TargetConfig, output_rows: int) -> None:
+    shapes, hidden = block_shapes(base), base.hidden_size
     missing = sorted(shapes.keys() - own.keys())
-    shapes |= dict.fromkeys((OWN_EMBEDDING, OWN_OUTPUT), (base.vocab_size, base.hidden_size))
+    shapes |= {OWN_EMBEDDING: (base.vocab_size, hidden), OWN_OUTPUT: (output_rows, hidden)}
     unknown = sorted(own.keys() - shapes.keys())
     if missing or unknown:
         raise HeadWeightsInvalid(

@@ -14,7 +14,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from services.generation.target.architectures import gguf_families
-from services.generation.target.arrays import Bytes
+from services.generation.target.arrays import Bytes, Int64
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.families import FAMILIES
 from services.generation.target.family import OWN_HEAD, Family
@@ -83,6 +83,10 @@ _NEXTN = {
     "shared_head_head": "lm_head",
 }
 """Modules of the block that predicts further tokens beside its layer, in GGUF (`nextn.`) and in safetensors."""
+DRAFT_TOKENS = "d2t"
+"""The token of each row of an output matrix with fewer rows than the vocabulary."""
+_WHOLE = {int(GGMLQuantizationType.I32): "<i4", int(GGMLQuantizationType.I64): "<i8"}
+"""Types of whole numbers."""
 
 
 def transformers_name(name: str, modules: Mapping[str, str]) -> str:
@@ -216,6 +220,14 @@ class GgufFile:
         parts = [part for name, place in self._own_head.items() for part in _parts(self.path, name, place)]
         return {name: self._stored(name, place) for name, place in sorted(parts)}
 
+    def draft_tokens(self) -> Int64 | None:
+        """[rows] the tokens of the rows of an output matrix (`d2t`), None if it has a row for each token."""
+        place = self._places.get(DRAFT_TOKENS)
+        if place is None or place.ggml not in _WHOLE:
+            return None
+        data = self._data[place.part][place.offset : _end(self.path, DRAFT_TOKENS, place)]
+        return data.view(_WHOLE[place.ggml]).astype(np.int64)
+
     def names(self) -> frozenset[str]:
         return frozenset(self._places)
 
@@ -317,6 +329,8 @@ def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> N
 
 def _end(path: Path, name: str, place: TensorPlace) -> int:
     """The end of a tensor in the file. Raises WeightsInvalid if its type is unsupported or does not fit its shape."""
+    if name == DRAFT_TOKENS and place.ggml in _WHOLE:
+        return place.offset + prod(place.shape) * np.dtype(_WHOLE[place.ggml]).itemsize
     layout = _layout(path, name, place.ggml)
     if layout.weights > 1 and len(place.shape) == 1:
         raise WeightsInvalid(f"{path}: tensor {name} is a vector stored as {layout.storage}; expected plain numbers")

@@ -1,0 +1,108 @@
+"""MTP blocks of GGUF files: inside of the model's, and in a file beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+
+from services.generation.drafting.heads import HeadWeightsInvalid
+from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
+from services.generation.drafting.mtp.mtp_pass import MtpPass
+from services.generation.target.arrays import Float32
+from services.generation.target.config.config import read_config
+from services.generation.target.cpu import CpuTarget, load_target
+from tests.fakes.converted_gguf import convert
+from tests.fakes.mtp_models import MODELS, make_mtp_model
+from tests.fakes.tiny_model import target_of
+from tests.unit.generation.drafting.mtp.test_mtp_pass import entries, features_of
+
+TOKENS = [(7 * i * i + 3 * i) % 320 for i in range(40)]
+DRAFTED = [300, 4, 17, 250]
+
+
+def states_of(target: CpuTarget, block: MtpBlock) -> Float32:
+    computing, table = MtpPass(block, target, 8), list[int]()
+    computing.blocks.extend(table, len(TOKENS))
+    return computing.read(entries(table, 0, TOKENS[1:]), features_of(target, TOKENS)[:-1]).states
+
+
+def read(path: Path) -> MtpBlock:
+    block = read_block(path, read_config(path))
+    assert block is not None
+    return block
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gguf_file_s_block_computes_what_its_checkpoint_s_computes(name: str, tmp_path: Path) -> None:
+    folder = make_mtp_model(tmp_path / "model", name)
+    path = convert(folder, tmp_path / "model.gguf")
+    assert np.array_equal(*(states_of(target_of(each), read(each)) for each in (folder, path)))
+
+
+def test_a_missing_last_norm_is_that_of_the_model(tmp_path: Path) -> None:
+    folder = make_mtp_model(tmp_path / "model")
+    path = convert(
+        folder, tmp_path / "model.gguf", change_tensors=lambda t: t.pop("blk.2.nextn.shared_head_norm.weight")
+    )
+    assert np.array_equal(read(path).tensors["mtp.norm.weight"].values(), read(path).base_norm)
+
+
+def apart(folder: Path, model: Path, sidecar: Path, tokens: list[int] | None = None) -> None:
+    """The model without its block, and the block with embeddings and output; `tokens` are those of a smaller output."""
+
+    def without(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("blk.2.")]:
+            del tensors[name]
+
+    def alone(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("blk.") and not name.startswith("blk.2.")]:
+            del tensors[name]
+        if tokens is not None:
+            kind, values = tensors.get("output.weight", tensors["token_embd.weight"])
+            tensors["output.weight"] = kind, values[np.array(tokens) % 320]
+            tensors["d2t"] = int(GGMLQuantizationType.I64), np.array(tokens, np.int64)
+
+    counts = {"qwen35.block_count": 2, "qwen35.nextn_predict_layers": 0}
+    convert(folder, model, change_metadata=lambda fields: fields.update(counts), change_tensors=without)
+    convert(folder, sidecar, change_tensors=alone)
+
+
+@pytest.mark.parametrize("beside", ["mtp-tiny-Q4_K_M.gguf", "mtp-tiny-Q8_0.gguf", "mtp-tiny-BF16.gguf"])
+def test_a_block_is_found_in_a_file_beside_its_model(beside: str, tmp_path: Path) -> None:
+    folder = make_mtp_model(tmp_path / "model")
+    model = tmp_path / "tiny-Q4_K_M.gguf"
+    apart(folder, model, tmp_path / beside)
+    assert np.array_equal(states_of(target_of(model), read(model)), states_of(target_of(folder), read(folder)))
+    load_target(model, cache_tokens=64)
+
+
+def test_a_file_beside_another_model_is_left_alone(tmp_path: Path) -> None:
+    apart(make_mtp_model(tmp_path / "model"), model := tmp_path / "tiny.gguf", tmp_path / "mtp-other-Q8_0.gguf")
+    assert read_block(model, read_config(model)) is None
+
+
+def test_rows_of_a_smaller_output_matrix_have_tokens_of_their_own(tmp_path: Path) -> None:
+    folder = make_mtp_model(tmp_path / "model")
+    apart(folder, model := tmp_path / "tiny.gguf", tmp_path / "mtp-tiny.gguf", DRAFTED)
+    block, embeddings = read(model), target_of(folder).embed(np.array(sorted(DRAFTED)))
+    assert block.target_ids.tolist() == sorted(DRAFTED)
+    assert block.output is not None
+    assert np.array_equal(block.output.values(), embeddings)
+
+
+@pytest.mark.parametrize("tokens", [[4, 4, 9], [-1, 2], [1, 320]])
+def test_tokens_that_no_vocabulary_has_are_refused(tokens: list[int], tmp_path: Path) -> None:
+    apart(make_mtp_model(tmp_path / "model"), model := tmp_path / "tiny.gguf", tmp_path / "mtp-tiny.gguf", tokens)
+    with pytest.raises(HeadWeightsInvalid):
+        read(model)
+
+
+def test_a_file_beside_that_holds_no_block_is_refused(tmp_path: Path) -> None:
+    folder = make_mtp_model(tmp_path / "model")
+    model = tmp_path / "tiny.gguf"
+    apart(folder, model, tmp_path / "mtp-tiny.gguf")
+    (tmp_path / "mtp-tiny.gguf").write_bytes(model.read_bytes())
+    with pytest.raises(HeadWeightsInvalid):
+        read(model)

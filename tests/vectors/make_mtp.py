@@ -35,7 +35,7 @@ def make(name: str) -> None:
     model = MTPDraftModel.from_training_args(config, verifier_name_or_path=str(folder)).float().eval()
     tokens = torch.randint(0, config.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1))
     hidden = base.model(tokens[None]).last_hidden_state
-    states = _entries(model, tokens[1:], hidden[0, :-1])
+    states = entries_of(model, tokens[1:], hidden[0, :-1])
     save_file(
         {
             "tokens": tokens, "hidden": hidden[0].contiguous(), "states": states,
@@ -47,7 +47,7 @@ def make(name: str) -> None:
         (folder / each).unlink(missing_ok=True)
 
 
-def _entries(model: Any, following: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+def entries_of(model: Any, following: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """States [n, hidden] of entries 0 to n - 1: of hidden states, and of the tokens that follow each."""
     count = len(following)
     positions = torch.arange(count)[None]
@@ -66,7 +66,7 @@ def _chain(model: Any, following: torch.Tensor, hidden: torch.Tensor) -> dict[st
     """Drafts behind the last entry: each step reads the state and the draft of the step before."""
     states, drafts = [], []
     for _ in range(STEPS):
-        state = _entries(model, following, hidden)[-1]
+        state = entries_of(model, following, hidden)[-1]
         draft = model.lm_head(state).argmax()
         states.append(state)
         drafts.append(draft)

@@ -1,4 +1,4 @@
-"""The `kolm` command in this process: its exit code, what it prints, what it says."""
+"""The `kolm` command in this process: its exit code, stdout and stderr."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from services.cli.main import app
 
 NOBODY = "127.0.0.1:1"
-"""An address that nobody answers."""
+"""An address without a server."""
 _WIDE = {"COLUMNS": "300", "TERM": "dumb"}
 
 
@@ -22,7 +22,7 @@ class Ended(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """What it has printed with --json."""
+        """Its output with --json."""
         return json.loads(self.out)
 
 

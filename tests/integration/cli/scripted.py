@@ -1,4 +1,4 @@
-"""A generation server that says what a test wants, over real sockets."""
+"""A generation server with scripted answers, over real sockets."""
 
 import asyncio
 import threading
@@ -94,8 +94,8 @@ class ScriptedGeneration(GenerationServiceServicer):
         if asked == "wrong":
             raise InvalidArgument("spec_decode.k", "is 0; expected a whole number from 1 to 16")
         if asked == "too long":
-            said = "9 tokens leave no room for output: this model's maximum context length is 9 tokens"
-            raise InvalidArgument("messages", said, reason=CONTEXT_LENGTH_EXCEEDED)
+            problem = "9 tokens leave no room for output: this model's maximum context length is 9 tokens"
+            raise InvalidArgument("messages", problem, reason=CONTEXT_LENGTH_EXCEEDED)
         if asked == "busy" and [_asked(each) for each in self.requests].count("busy") < 3:
             raise ResourceExhausted("8 requests are waiting already; try again later", retry_after=0.01)
         if asked == "always busy":

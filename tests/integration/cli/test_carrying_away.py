@@ -214,15 +214,15 @@ def log_holds(data_dir: Path) -> bool:
 @pytest.mark.parametrize("role", ["receipts", "log"])
 def test_a_key_is_replaced_and_both_entries_verify(stopped: Path, role: str) -> None:
     old = SigningKey.load(stopped / f"keys/{role}.pem", role)
-    said = rotate(stopped, role).document
-    assert (said["index"], said["old"]) == (1, old.key_id)
+    first = rotate(stopped, role).document
+    assert (first["index"], first["old"]) == (1, old.key_id)
     fill(stopped, 1)
-    assert SigningKey.load(stopped / f"keys/{role}.pem", role).key_id == said["new"]
-    assert [key.key_id for key in TrustedKeys.load(stopped / "trusted", retired=False).keys(role)] == [said["new"]]
+    assert SigningKey.load(stopped / f"keys/{role}.pem", role).key_id == first["new"]
+    assert [key.key_id for key in TrustedKeys.load(stopped / "trusted", retired=False).keys(role)] == [first["new"]]
     assert len(list((stopped / "trusted" / RETIRED).iterdir())) == 1
     assert log_holds(stopped)
     again = rotate(stopped, role).document
-    assert (again["index"], again["old"]) == (3, said["new"])
+    assert (again["index"], again["old"]) == (3, first["new"])
     fill(stopped, 2)
     assert log_holds(stopped)
 
@@ -340,7 +340,7 @@ def test_a_replaced_log_key_signs_no_newer_proof(stopped: Path, tmp_path: Path) 
     assert vector(*known).code == 3
 
 
-def test_a_proof_and_a_history_of_two_logs_under_one_name_are_told_apart(
+def test_a_proof_and_a_history_of_two_logs_under_one_name_are_distinguished(
     stopped: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     fork = tmp_path_factory.mktemp("fork") / "data"
@@ -429,7 +429,7 @@ def test_the_manifests_of_the_heads_that_receipts_name_go_along(
     assert HEAD.manifest.cid not in heads_check(kolm_with_head, tmp_path / "all")
 
 
-def test_a_head_that_nobody_registered_is_named(kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path) -> None:
+def test_an_unregistered_head_is_named(kolm_with_head: Kolm, deployment: Deployment, tmp_path: Path) -> None:
     drafted(deployment, 0)
     drafted(deployment, 1, replace(DRAFTED, head_cid=UNKNOWN))
     done = kolm_with_head("ledger", "export", tmp_path / "all")

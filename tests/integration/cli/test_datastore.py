@@ -1,4 +1,4 @@
-"""`kolm datastore` as a person runs it: a datastore at the end, or a line that says what is wrong, and nothing else."""
+"""`kolm datastore` as a person runs it: a datastore at the end, or one line about the problem."""
 
 import shutil
 from functools import partial

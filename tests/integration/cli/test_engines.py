@@ -36,14 +36,14 @@ COMMANDS = {
     ("verify", "{receipt}", "--model", "{model}"): 3,
     REPLAY: 1,  # another base
 }
-"""With exit codes of commands that have got as far as a tokenizer."""
+"""Exit codes of commands that need a tokenizer."""
 _IN_ONE_PROCESS = """
 import json, sys
 from tests.cli import kolm
 found = []
 for words in json.loads(sys.argv[1]):
-    code, _, said = kolm(*words)
-    found.append((code, said, [name for name in ("transformers", "torch") if name in sys.modules]))
+    code, _, talk = kolm(*words)
+    found.append((code, talk, [name for name in ("transformers", "torch") if name in sys.modules]))
 print(json.dumps(found))
 """
 
@@ -76,7 +76,7 @@ def test_no_command_with_a_tokenizer_imports_torch(
     own = environment(deployment, tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     found = json.loads(subprocess.check_output(command, env=own, text=True))
     assert [(code, modules) for code, _, modules in found] == [(c, ["transformers"]) for c in COMMANDS.values()], found
-    assert not any("\x1b" in said or PROGRESS in said for _, said, _ in found)
+    assert not any("\x1b" in talk or PROGRESS in talk for _, talk, _ in found)
 
 
 PROGRESS = "hashing the base"
@@ -91,7 +91,7 @@ def test_a_terminal_shows_what_is_being_done_and_programs_see_nothing(
     assert PROGRESS not in on_a_terminal([*KOLM, *replay, "--json"], own)
 
 
-def test_a_receipt_of_another_base_is_told_by_the_digest_and_nothing_is_loaded(
+def test_a_receipt_of_another_base_is_recognised_by_the_digest_and_nothing_is_loaded(
     deployment: Deployment, names: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OwnEngine, "load", lambda *_, **__: pytest.fail("the base is loaded"))
@@ -102,20 +102,20 @@ def test_a_receipt_of_another_base_is_told_by_the_digest_and_nothing_is_loaded(
 
 
 def on_a_terminal(words: list[str], own: dict[str, str]) -> str:
-    """All that a command writes to stderr where that is a terminal."""
+    """Output of a command to a stderr that is a terminal."""
     near, far = pty.openpty()
     with subprocess.Popen(words, env=own, stdout=subprocess.DEVNULL, stderr=far) as process:
         os.close(far)
-        said = b""
+        written = b""
         try:
             while read := os.read(near, 1 << 16):
-                said += read
+                written += read
         except OSError:  # how a terminal ends
             pass
         finally:
             os.close(near)
         process.wait()
-    return said.decode()
+    return written.decode()
 
 
 def foreign(folder: Path, **changes: Any) -> Path:
@@ -138,13 +138,13 @@ def test_a_replay_of_another_engine_s_receipt_is_a_pass_along_its_output(tmp_pat
     done = kolm("replay", warm, "--model", model, "--json", *nowhere).document
     assert (done["outcome"], done["verification"], done["reference"]["differing"]) == ("CONSISTENT", "reference", 0)
     other = foreign(tmp_path)
-    said = kolm("replay", other, "--model", model, *nowhere)
-    assert (said.code, "UNCHECKED" in said.out, base_cid(model) in said.out) == (1, True, True)
+    done = kolm("replay", other, "--model", model, *nowhere)
+    assert (done.code, "UNCHECKED" in done.out, base_cid(model) in done.out) == (1, True, True)
     taken = kolm("replay", other, "--model", model, "--any-storage", "--json", *nowhere).document
     assert (taken["outcome"], base_cid(model) in taken["reason"]) == ("CONSISTENT", True)
     cold = foreign(tmp_path, **known, sampling=replace(receipt(0).sampling, temperature=0.0))
-    said = kolm("replay", cold, "--model", model, *nowhere)
-    assert (said.code, "INCONSISTENT" in said.out) == (3, True)
+    done = kolm("replay", cold, "--model", model, *nowhere)
+    assert (done.code, "INCONSISTENT" in done.out) == (3, True)
 
 
 def test_a_tokenizer_that_does_not_load_is_found_before_a_service_is_started_on_it(tmp_path: Path) -> None:
@@ -155,16 +155,16 @@ def test_a_tokenizer_that_does_not_load_is_found_before_a_service_is_started_on_
 
 @pytest.mark.slow
 def test_all_kernels_can_be_compiled_ahead_without_a_model(tmp_path: Path) -> None:
-    """A second start compiles nothing. The first compiles where the other tests look, the second what is gone since."""
+    """A second start compiles nothing. The first fills the other tests' cache, the second compiles removed kernels."""
     copy = tmp_path / "kernels"
     compiled(cache_folder())
     with suppress(shutil.Error):  # files that tests beside this one are about to rename
         shutil.copytree(cache_folder(), copy)
     for path in (*copy.glob("rows-*.o"), *copy.rglob("*._two_best-*.nbi")):
         path.unlink()
-    for said in (True, False):
+    for compiles in (True, False):
         talk = compiled(copy)
-        assert ("compiled 1 of 1 kernels: rows" in talk and counted(talk)) == said
+        assert ("compiled kernels: 1 of 1, rows" in talk and counted(talk)) == compiles
     names = {path.name.partition("-")[0] for path in copy.glob("*.o")}
     assert names >= {"rows", "cache_float32", "linear_q4_1", "integer_q4_1", "embed_q4_1", "linear_bfloat16"}
 
@@ -177,7 +177,7 @@ def counted(talk: str) -> bool:
 
 
 def compiled(folder: Path) -> str:
-    """What `kolm doctor --compile` says on stderr, its kernels in `folder`."""
+    """Stderr of `kolm doctor --compile`, with its kernels in `folder`."""
     command = [*KOLM, "doctor", "--compile", "--model", "no/such/model"]
     environment = {**os.environ, "KOLM_KERNEL_CACHE": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -81,7 +81,7 @@ def test_json_is_one_object_with_the_receipt_as_it_was_signed(generate: Generate
 def test_several_choices_are_all_there(generate: Generate) -> None:
     value = generate("hello", "--json", "-n", "3").document
     assert [choice["index"] for choice in value["choices"]] == [0, 1, 2]
-    assert sorted(value) == ["choices", "metrics", "resolved", "usage"]  # what is a choice's is said once
+    assert sorted(value) == ["choices", "metrics", "resolved", "usage"]  # members of a choice are there once
 
 
 @pytest.mark.parametrize("how", ["--stream", "--no-stream"])
@@ -247,7 +247,7 @@ class _Full(io.BytesIO):
         raise OSError(28, "No space left on device")
 
 
-def test_a_full_disk_is_said_and_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int, mode: str) -> _Full:
         os.close(handle)
         return _Full()
@@ -309,7 +309,7 @@ def turns(scripted: ScriptedGeneration) -> list[list[tuple[str, str]]]:
     return [[(turn.role, turn.content) for turn in request.messages.messages] for request in scripted.requests]
 
 
-def test_each_piped_line_gets_an_answer_and_prompts_repeat_what_was_said(
+def test_each_piped_line_gets_an_answer_and_prompts_repeat_earlier_turns(
     address: str, scripted: ScriptedGeneration
 ) -> None:
     done = chat(address, "hello\n\nand now?\n", "--system=be brief")
@@ -364,7 +364,7 @@ def test_commands_are_listed_without_asking_and_two_slashes_send_one(
     assert all(command in done.err for command in ("/method", "/save", "/help", "/quit", "//"))
 
 
-def test_what_a_server_lacks_is_told_once_a_session(
+def test_a_method_that_a_server_lacks_is_explained_once_a_session(
     generate: Generate, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -387,7 +387,7 @@ def test_json_is_one_object_for_each_answer(address: str) -> None:
     assert first["metrics"]["mean_acceptance_length"] == 2.0
 
 
-def test_a_path_that_is_taken_is_refused_before_anything_is_said(
+def test_a_path_that_is_taken_is_refused_before_anything_is_sent(
     address: str, scripted: ScriptedGeneration, tmp_path: Path
 ) -> None:
     (tmp_path / "kept").write_text("mine")

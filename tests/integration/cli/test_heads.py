@@ -27,7 +27,7 @@ HEAD = tiny_head()
 
 @pytest.fixture
 def kolm(deployment: Deployment, registry: str, tmp_path: Path) -> Kolm:
-    """Runs a command with --json; exit code, what it printed, stderr."""
+    """Runs a command with --json; exit code, output, stderr."""
     return against(deployment, registry, tmp_path, HEAD.write_base(tmp_path / "model"))
 
 
@@ -143,7 +143,7 @@ def test_a_withdrawn_head_is_neither_pulled_nor_verified(kolm: Kolm, folder: Pat
     assert kolm("heads", "list")[1] == []
     assert len(kolm("heads", "list", "--all")[1]) == 1
     assert kolm("heads", "list", "support-head")[1]["withdrawal"] is not None
-    assert kolm("heads", "pull", "--check", str(tmp_path / "here"), "--offline")[0] == 0  # what nobody can know offline
+    assert kolm("heads", "pull", "--check", str(tmp_path / "here"), "--offline")[0] == 0  # unknown offline
 
 
 def test_a_registry_that_keeps_quiet_about_a_withdrawal_is_not_believed(
@@ -156,7 +156,7 @@ def test_a_registry_that_keeps_quiet_about_a_withdrawal_is_not_believed(
     assert not (tmp_path / "heads").exists()
 
 
-def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_head_is_refused_and_nothing_is_published(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     tiny_head(weights=changed_weights(d2t=tensors()["d2t"] + 31)).write(broken)
     (tmp_path / "nothing").mkdir()
@@ -178,18 +178,16 @@ def test_what_is_wrong_says_so_and_publishes_nothing(kolm: Kolm, folder: Path, t
     assert kolm("heads", "list", "--all")[1] == []
 
 
-def test_a_head_is_not_published_for_another_base_than_it_says(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
-    for said, code in (("cidv1:sha256:" + "0b" * 32, 2), (HEAD.base.cid, 0)):
-        (folder / "training.json").write_text(json.dumps({"base_cid": said}))
+def test_a_head_is_not_published_for_another_base_than_its_own(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+    for trained_on, code in (("cidv1:sha256:" + "0b" * 32, 2), (HEAD.base.cid, 0)):
+        (folder / "training.json").write_text(json.dumps({"base_cid": trained_on}))
         found, _, err = kolm("heads", "push", str(folder), "--name", "support-head")
-        assert (found, said in err) == (code, code == 2)
+        assert (found, trained_on in err) == (code, code == 2)
     (folder / "training.json").write_text("[]")
     assert kolm("heads", "push", str(folder), "--name", "support-head")[0] == 2
 
 
-def test_a_publisher_whom_nobody_trusts_is_told_which_file_to_hand_over(
-    kolm: Kolm, folder: Path, tmp_path: Path
-) -> None:
+def test_an_untrusted_publisher_gets_the_file_to_hand_over(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
     elsewhere = ("--key", str(tmp_path / "mine" / "publisher.pem"), "--trusted", str(tmp_path / "nowhere"))
     for _ in range(2):
         code, _, err = kolm("heads", "push", str(folder), "--name", "support-head", *elsewhere)

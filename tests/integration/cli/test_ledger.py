@@ -104,7 +104,7 @@ def test_a_whole_ledger_verifies_over_the_wire_and_from_its_file(
         assert (done.code, done.document["kinds"]) == (0, {"receipt": 1, "verdict": 1, "halt": 1})
         assert all(check["passed"] for check in done.document["checks"])
         told = kolm("ledger", "verify", *source).err
-        assert ("--depth deep" in told) == bool(source)  # a file holds more than what is signed
+        assert ("--depth deep" in told) == bool(source)  # a file holds more than the signed bytes
 
 
 def test_a_changed_byte_is_exit_code_three_and_names_its_entry(
@@ -195,7 +195,7 @@ def test_a_changed_row_is_named_and_exits_3(data_dir: Path) -> None:
         (("--database", "mysql://root:secret@host/db"), 1),
     ],
 )
-def test_what_cannot_be_checked_is_said(
+def test_a_check_that_is_impossible_is_named(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int
 ) -> None:
     monkeypatch.chdir(data_dir)
@@ -209,8 +209,8 @@ def test_a_policy_is_set_and_shown(deployment: Deployment, kolm: Kolm) -> None:
     assert kolm("retention", "--forever", "--tenant", "acme [b]").code == 0
     assert kolm("retention", "--days", "1", "--tenant", "acme [b]").code == 0
     shown = kolm("retention", "--json").document
-    said = [(policy["index"], policy["tenant"], policy["days"]) for policy in shown["policies"]]
-    assert said == [(0, None, 30), (2, "acme [b]", 1)]
+    found = [(policy["index"], policy["tenant"], policy["days"]) for policy in shown["policies"]]
+    assert found == [(0, None, 30), (2, "acme [b]", 1)]
     assert shown["expiries"] == []
     assert "acme [b]" in kolm("retention").out
     assert kolm("ledger", "verify", "--json").document["kinds"]["retention"] == 3

@@ -136,7 +136,7 @@ def test_a_revision_that_moves_changes_nothing_until_it_is_pulled(hub: FakeHub, 
     assert base_cid(model_path(NAME)) != base_cid(before)
 
 
-def test_a_commit_that_is_gone_while_it_is_fetched_is_said(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_is_gone_while_it_is_fetched_is_an_error(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = hub.answer
 
     def moved(path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
@@ -194,7 +194,9 @@ def test_a_folder_of_safetensors_is_fetched_whole(hub: FakeHub, tmp_path: Path) 
     assert kolm("doctor", "--model", NAME)[0] == 2
 
 
-def test_up_fetches_what_is_not_here_and_asks_nobody_for_what_is(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_fetches_what_is_not_here_and_asks_for_nothing_that_is(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[LocalServices] = []
     monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: ran.append(services))
     free = [f"--{each}-port=0" for each in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
@@ -207,7 +209,7 @@ def test_up_fetches_what_is_not_here_and_asks_nobody_for_what_is(hub: FakeHub, m
 
 
 @pytest.mark.parametrize("line", documented.BY_NAME)
-def test_the_lines_of_the_page_do_what_it_says(
+def test_the_lines_of_the_page_work(
     line: str, hub: FakeHub, tmp_path: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: None)
@@ -221,7 +223,7 @@ def test_the_lines_of_the_page_do_what_it_says(
     assert done.code == 0, done.err
 
 
-def test_the_list_says_what_is_here(hub: FakeHub, tiny: bytes) -> None:
+def test_the_list_shows_what_is_here(hub: FakeHub, tiny: bytes) -> None:
     path = pulled()
     (path.parent / "store").mkdir()
     (path.parent / "store" / "manifest.json").touch()

@@ -161,7 +161,7 @@ def test_it_is_saved_and_verified_offline(
     assert kolm("verify", path, *own, "--json").code == 0
     (tmp_path / "output").write_text("something else")
     changed = kolm("verify", path, *own)
-    assert (changed.code, "text: is not the output" in changed.err) == (3, True)
+    assert (changed.code, changed.err.startswith("kolm: text: ")) == (3, True)
     with pytest.raises(UsageError):
         receipt_saving.check_writable(path)
 
@@ -169,7 +169,7 @@ def test_it_is_saved_and_verified_offline(
 def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:
     assert receipt_saving.save(tmp_path / "receipt.json", answered, "a prompt", NOBODY)
     unproven = kolm("verify", tmp_path / "receipt.json")
-    assert (unproven.code, "holds no proof" in unproven.err) == (3, True)
+    assert (unproven.code, "kolm ledger export" in unproven.err) == (3, True)
     assert kolm("generate", "hello", "--save", tmp_path / "receipt.json").code == 2
     assert kolm("generate", "hello", "--n=2", "--save", tmp_path / "other.json").code == 2
     (tmp_path / "bundle").mkdir()
@@ -285,9 +285,9 @@ def test_kolm_verify_reads_it(judged: Deployment, kolm: Kolm, tmp_path: Path) ->
     SigningKey.load(tmp_path / KEY, "receipts").publish(tmp_path / "trusted")
     path = tmp_path / "r.cose"
     assert kolm("receipts", "export", "1", path, "--format", "cose").code == 0
-    said = kolm("verify", path, "--json").document
-    assert (said["receipt"], said["index"]) == (receipt(1).to_document(), 1)
-    assert said["size"] == judged.ledger.checkpoint().tree_size
+    done = kolm("verify", path, "--json").document
+    assert (done["receipt"], done["index"]) == (receipt(1).to_document(), 1)
+    assert done["size"] == judged.ledger.checkpoint().tree_size
 
     data = path.read_bytes()
     for place in (40, len(data) // 2, len(data) - 20):
@@ -300,7 +300,7 @@ def test_kolm_verify_reads_it(judged: Deployment, kolm: Kolm, tmp_path: Path) ->
             (tmp_path / "theirs" / key.name).write_bytes(key.read_bytes())
     (tmp_path / "theirs" / "log.pub").write_bytes(pem_of_log(tmp_path))
     stranger = kolm("verify", path, "--trusted", tmp_path / "theirs")
-    assert (stranger.code, "by none of the keys that you trust" in stranger.err) == (3, True)
+    assert stranger.code == 3
     assert kolm("verify", path, "--promise", path).code == 2
 
 

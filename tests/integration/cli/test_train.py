@@ -59,7 +59,7 @@ def straight(base: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def small(base: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """A head of few words, and what its training said."""
+    """A head of few words, and the output of its training."""
     out = tmp_path_factory.mktemp("small") / "head"
     return out, train(base, prompts, out, "--draft-vocabulary", "64", "--json")
 

@@ -1,4 +1,4 @@
-"""Trust in keys, and what the servers of a stack say of themselves."""
+"""Trust in keys, and the status of a stack\'s servers."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def test_what_services_have_published_is_trusted_once_a_person_adds_it(kolm: Kol
     assert len(list(kolm.trusted.iterdir())) == 2
 
 
-def test_a_key_file_of_any_name_takes_the_role_that_is_said(kolm: Kolm, tmp_path: Path) -> None:
+def test_a_key_file_of_any_name_takes_the_given_role(kolm: Kolm, tmp_path: Path) -> None:
     file = tmp_path / "from-a-mail.pem"
     file.write_bytes(AUDITOR.public.to_pem())
     code, err = kolm("add", file)
@@ -84,9 +84,7 @@ def test_a_key_is_removed_or_kept_for_what_it_has_signed(kolm: Kolm, tmp_path: P
     assert kolm("list") == (0, [])
 
 
-def test_a_key_is_trusted_for_some_tenants_and_keeps_that_until_a_person_says_otherwise(
-    kolm: Kolm, tmp_path: Path
-) -> None:
+def test_a_key_is_trusted_for_some_tenants_and_keeps_that_until_a_person_changes_it(kolm: Kolm, tmp_path: Path) -> None:
     file = RECEIPTS.publish(tmp_path)
     assert kolm("add", file, "--tenant", "acme")[1][0]["scope"] == {"tenant": ["acme"]}
     assert [each["scope"] for each in kolm("list")[1]] == [{"tenant": ["acme"]}]
@@ -99,7 +97,7 @@ def test_a_key_is_trusted_for_some_tenants_and_keeps_that_until_a_person_says_ot
     assert TrustedKeys.load(kolm.trusted).keys("receipts")[0].scope.tenant == ("acme", "globex")
 
 
-def test_a_scope_is_for_keys_that_sign_receipts_and_says_something(kolm: Kolm, tmp_path: Path) -> None:
+def test_a_scope_is_for_keys_that_sign_receipts_and_is_not_empty(kolm: Kolm, tmp_path: Path) -> None:
     assert kolm("add", AUDITOR.publish(tmp_path), "--tenant", "acme")[0] == 2
     assert kolm("add", RECEIPTS.publish(tmp_path), "--tenant", "")[0] == 2
     assert not kolm.trusted.exists()
@@ -157,7 +155,7 @@ def test_a_server_that_does_not_tell_is_no_server_without_halts(tmp_path: Path) 
     assert (told["halts_open"], told["entries"], told["verdicts"], told["running"]) == (None, None, None, None)
 
 
-def test_a_server_that_says_not_serving_is_asked_why_and_a_fork_is_said() -> None:
+def test_a_server_that_does_not_serve_is_asked_why_and_a_fork_is_shown() -> None:
     with serving(mount(ScriptedGeneration())) as served:
         metrics = Metrics(served.registry)
         metrics.read("kolm_ledger_takes_entries", lambda: 0)

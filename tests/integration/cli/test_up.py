@@ -34,8 +34,8 @@ def test_a_taken_port_is_one_line_before_anything_is_started(model: Path, tmp_pa
         port = taken.getsockname()[1]
         command = [*KOLM, f"--model={model}", f"--data-dir={tmp_path / 'data'}", *FREE, f"--auditor-port={port}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    said, hint = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, "--auditor-port" in said, f":{port}" in said) == (1, "", True, True)
+    line, hint = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, "--auditor-port" in line, f":{port}" in line) == (1, "", True, True)
     assert "--data-dir" in hint
     assert not (tmp_path / "data").exists()
 
@@ -93,10 +93,10 @@ class Lines:
     """The lines of the services."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, str]] = []
+        self.lines: list[tuple[str, str]] = []
 
     def __call__(self, name: str, line: str) -> None:
-        self.said.append((name, line))
+        self.lines.append((name, line))
 
 
 @pytest.fixture
@@ -116,11 +116,11 @@ def plan(directory: Path, name: str, *flags: str) -> Plan:
     return Plan(name, module, {}, "127.0.0.1:0", ready, more=(f"--ready-file={ready}", *flags))
 
 
-def test_a_service_is_started_once_it_says_where(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:
+def test_a_service_is_started_when_it_has_an_address(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:
     assert supervisor.start(plan(tmp_path, "one"), PATIENCE) == "127.0.0.1:1"
     supervisor.check()
     supervisor.stop(PATIENCE)
-    assert lines.said == [("one", "starting up")]
+    assert lines.lines == [("one", "starting up")]
 
 
 def test_a_service_that_dies_ends_the_waiting_with_its_last_words(tmp_path: Path, supervisor: Supervisor) -> None:
@@ -140,7 +140,7 @@ def test_a_service_that_never_gets_ready_is_given_up_whatever_address_is_left_fr
 def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, supervisor: Supervisor, lines: Lines) -> None:
     supervisor.start(plan(tmp_path, "one", "--stubborn=1"), PATIENCE)
     supervisor.stop(0.1)
-    assert len(lines.said) == 2  # its own, and that it was killed
+    assert len(lines.lines) == 2  # its own, and that it was killed
 
 
 def test_services_start_beside_each_other(tmp_path: Path, supervisor: Supervisor) -> None:
@@ -236,14 +236,14 @@ def test_the_line_of_the_page_puts_the_generation_service_before_the_engine(
 
 @pytest.mark.parametrize("command", ["up --engine vllm", "audit run --engine vllm"])
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "problem"),
     [
         ("--plain-url http://127.0.0.1:99999", "--plain-url: expected http://HOST"),
         ("--plain-url http://127.0.0.1:8000 --engine-key-file no-such-file", "--engine-key-file: cannot read"),
     ],
 )
 def test_an_engine_that_cannot_be_asked_so_is_refused_before_anything_starts(
-    command: str, flags: str, said: str
+    command: str, flags: str, problem: str
 ) -> None:
     refused = kolm(*command.split(), *flags.split())
-    assert (refused.code, said in refused.err) == (2, True)
+    assert (refused.code, problem in refused.err) == (2, True)

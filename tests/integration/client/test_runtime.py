@@ -178,7 +178,7 @@ async def test_what_runtime_asks_it_asks_too(address: str) -> None:
     assert promises == [None, None]
 
 
-async def test_nobody_there_is_said_in_time() -> None:
+async def test_a_missing_server_is_an_error_in_time() -> None:
     async with AsyncRuntime.connect("127.0.0.1:1") as runtime:
         with pytest.raises(Unavailable, check=lambda error: error.reason == "UNAVAILABLE"):
             await runtime.wait_ready(0.05)
@@ -194,7 +194,7 @@ def test_a_serving_server_is_0_a_draining_one_5_and_an_unknown_service_5(capsys:
     assert f"{served.address} does not serve" in capsys.readouterr().err
 
 
-def test_nobody_there_is_5_and_no_address_is_2() -> None:
+def test_a_missing_server_is_5_and_no_address_is_2() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert main([f"127.0.0.1:{taken.getsockname()[1]}"]) == 5

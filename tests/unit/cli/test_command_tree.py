@@ -1,4 +1,4 @@
-"""Parameters of commands: dataclasses stand for their fields; values are what typer makes of them."""
+"""Parameters of commands: dataclasses for their fields; values are those that typer makes of them."""
 
 import os
 from dataclasses import dataclass
@@ -121,5 +121,5 @@ def test_a_value_is_what_typer_makes_of_it(words: tuple[str, ...]) -> None:
     ],
 )
 def test_a_number_that_is_refused_is_named_with_what_was_expected(flag: str, value: str, expected: str) -> None:
-    kind, said = parsed(("x", flag, value), quickly=True)
-    assert (kind, str(said).startswith(f"{flag}: is {value}; "), expected in str(said)) == (UsageError, True, True)
+    kind, error = parsed(("x", flag, value), quickly=True)
+    assert (kind, str(error).startswith(f"{flag}: is {value}; "), expected in str(error)) == (UsageError, True, True)

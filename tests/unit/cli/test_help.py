@@ -81,7 +81,7 @@ def test_a_wrong_command_line_is_exit_code_two(arguments: tuple[str, ...]) -> No
     assert (done.code, done.out, bool(done.err)) == (2, "", True)
 
 
-def test_a_variable_that_nothing_reads_is_said_and_the_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_variable_is_a_warning_and_the_command_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOLM_LEGDER", "127.0.0.1:1")
     done = kolm("models", "list", "--json")
     assert (done.code, isinstance(done.document, list)) == (0, True)

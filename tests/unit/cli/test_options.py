@@ -107,7 +107,7 @@ def test_a_token_is_shown_once_and_never_listed(kolm: Kolm, file: Path) -> None:
         assert token_digest(token.strip()) not in shown
 
 
-def test_a_token_for_a_file_is_not_shown_and_nobody_else_reads_it(kolm: Kolm, tmp_path: Path) -> None:
+def test_a_token_for_a_file_is_not_shown_and_only_its_owner_reads_it(kolm: Kolm, tmp_path: Path) -> None:
     code, shown, _ = kolm("create", "service", "--role=append", "--tenant=*", f"--out={tmp_path / 'token'}", "--json")
     assert (code, json.loads(shown)["token"], json.loads(shown)["tenant"]) == (0, None, None)
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
@@ -179,7 +179,7 @@ CHANGED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", CHANGED)
 def test_every_flag_changes_the_job(flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that was forgotten on the way would be accepted and do nothing."""
+    """A forgotten flag would be accepted and have no effect."""
     jobs: list[tuple[Job, str | None]] = []
     monkeypatch.setattr(trainer, "faster_precision", lambda device: "bfloat16")
     monkeypatch.setattr(training, "run", lambda job, device: jobs.append((job, device)))

@@ -1,4 +1,4 @@
-"""What people and programs are given, and the values that flags take."""
+"""Output for people and programs, and values of flags."""
 
 import io
 import json

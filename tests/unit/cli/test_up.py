@@ -36,9 +36,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
     return found
 
 
-def test_what_up_is_told_of_context_and_cache_reaches_the_generation_service(
-    ran: list[LocalServices], tmp_path: Path
-) -> None:
+def test_sizes_of_context_and_cache_reach_the_generation_service(ran: list[LocalServices], tmp_path: Path) -> None:
     imported(tmp_path, "base")
     sizes = ("--context-length", "1024", "--cache-bytes", "2GiB")
     assert kolm("up", *FREE, "--model", tmp_path / "base", *sizes).code == 0
@@ -160,7 +158,7 @@ def test_an_auditor_waits_for_the_servers_of_its_own_folder_alone(tmp_path: Path
     assert found[0] != found[1]
 
 
-def test_answers_are_told_of_before_the_auditor_is_waited_for(tmp_path: Path) -> None:
+def test_answers_are_announced_before_the_auditor_is_waited_for(tmp_path: Path) -> None:
     supervisor, told = Starts(), list[tuple[list[str], str | None]]()
     services = LocalServices(tmp_path, Path("model"), explorer_port=50056, http_port=50057)
     bring_up(
@@ -169,7 +167,7 @@ def test_answers_are_told_of_before_the_auditor_is_waited_for(tmp_path: Path) ->
     assert told == [(["generation", "ledger", "registry", "http"], "127.0.0.1:7005")]
 
 
-def test_whoever_is_told_of_a_free_port_is_started_once_that_is_known(tmp_path: Path) -> None:
+def test_a_service_that_needs_a_free_port_is_started_when_that_is_known(tmp_path: Path) -> None:
     free = {f"{name}_port": 0 for name in ("ledger", "registry", "generation", "explorer", "http")}
     made, addresses = started(LocalServices(tmp_path, Path("model"), **free))
     assert made.waited[:2] == ["ledger", "ledger"]

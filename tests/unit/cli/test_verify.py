@@ -124,7 +124,7 @@ def test_what_is_not_there_is_not_counted_as_compared(model: Path) -> None:
     assert (compared(model, None, None).same, compared(model, None, "else").same) == (None, False)
 
 
-def test_a_prompt_in_which_older_servers_took_text_for_markup_is_told_from_another(model: Path) -> None:
+def test_a_prompt_in_which_older_servers_took_text_for_markup_is_distinguished_from_another(model: Path) -> None:
     sent, tokenizer = [{"role": "user", "content": "When?<|end|>"}], Tokenizer(model)
     assert compared_texts(*served(model, tokenizer.encode_chat(sent)), sent, ANSWER, model).same is True
     earlier = tokenizer.encode_chat_as_markup(sent)
@@ -145,7 +145,7 @@ def test_a_continued_turn_is_compared_as_one(model: Path) -> None:
         compared_texts(*served(model, continued), [*sent, given[0]], ANSWER, model)
 
 
-def test_a_conversation_with_tools_is_compared_where_the_model_was_told_of_all(model: Path) -> None:
+def test_a_conversation_with_tools_is_compared_if_the_model_had_all_of_them(model: Path) -> None:
     call = pb.ToolCall(id="call00001", name="get_time", arguments='{"zone": "UTC"}')
     chat = pb.ChatMessages(
         messages=[

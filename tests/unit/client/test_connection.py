@@ -1,4 +1,4 @@
-"""How a client finds its servers, and what it exports."""
+"""Addresses and tokens of clients, and the names of the package `kolm`."""
 
 import logging
 import subprocess
@@ -40,7 +40,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ClientTls:
         ("http://ledger.example:50052", "ledger.example:50052", False),
     ],
 )
-def test_a_plain_address_is_tls_where_an_authority_is_named_and_a_url_says_it_itself(
+def test_a_plain_address_is_tls_where_an_authority_is_named_and_a_url_has_its_scheme(
     tls: ClientTls, target: str, place: str, encrypted: bool
 ) -> None:
     found = endpoint(target, tls)
@@ -85,7 +85,7 @@ def test_files_of_no_use_are_named(tls: ClientTls, tmp_path: Path) -> None:
         ("ledger", True),
     ],
 )
-def test_a_secret_in_the_clear_is_said_once_and_not_shown(
+def test_a_token_without_tls_is_a_warning_once_and_not_shown(
     caplog: pytest.LogCaptureFixture, target: str, warned: bool
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -142,7 +142,7 @@ def test_the_owner_s_token_is_found_and_stays_on_this_machine(folder: Path) -> N
     assert shown(HERE) == ""
 
 
-def test_who_says_which_token_is_obeyed_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_token_is_used_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(ELSEWHERE, "kolm_mine") == "Bearer kolm_mine"
     assert shown(HERE, "") == ""
     monkeypatch.setenv("KOLM_TOKEN_FILE", str(folder / "mine"))
@@ -159,7 +159,7 @@ def test_who_says_which_token_is_obeyed_everywhere(folder: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("data", [None, b"\xff\xfe"])
-def test_a_token_file_that_cannot_be_read_says_so(
+def test_an_unreadable_token_file_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None
 ) -> None:
     monkeypatch.setenv("KOLM_TOKEN_FILE", str(folder / "mine"))
@@ -205,7 +205,7 @@ def test_importing_kolm_imports_nothing_heavy_and_a_request_needs_no_grpc() -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_a_bundle_is_verified_and_a_damaged_one_says_why() -> None:
+def test_a_bundle_is_verified_and_a_damaged_one_has_a_problem() -> None:
     trusted = VECTORS / "log" / "keys"
     report = kolm.verify(VECTORS / "bundles" / "good.tar.gz", trusted, max_unreplayable=1)
     assert (report.ok, report.problem) == (True, None)

@@ -1,4 +1,4 @@
-"""Requests of a caller, on the wire, with their constraints; outputs told apart into thoughts, text and calls."""
+"""Requests of a caller, on the wire, with their constraints; outputs divided into thoughts, text and calls."""
 
 from dataclasses import fields
 from typing import Any
@@ -89,7 +89,7 @@ def test_the_published_call_arrives_as_written() -> None:
     assert not message.HasField("verify")
 
 
-def test_what_nobody_set_stays_absent() -> None:
+def test_an_unset_field_stays_absent() -> None:
     message = generate_request(Request(prompt="x"), None)
     assert [field.name for field, _ in message.ListFields()] == ["prompt", "sampling"]
     assert message.sampling.ListFields() == []
@@ -269,8 +269,8 @@ def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, s
     reader = OutputReader(ThoughtReader(syntax), ToolCallReader(CALLS, ["look"]))
     parts = [part for at in range(0, len(text), size) for part in reader.feed(text[at : at + size])] + reader.end()
     kinds = (Thought, Text, Arguments)
-    thought, said, arguments = ("".join(p.text for p in parts if isinstance(p, kind)) for kind in kinds)
-    return thought, said, "".join(p.name for p in parts if isinstance(p, CallBegins)), arguments
+    thought, answer, arguments = ("".join(p.text for p in parts if isinstance(p, kind)) for kind in kinds)
+    return thought, answer, "".join(p.name for p in parts if isinstance(p, CallBegins)), arguments
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -289,7 +289,7 @@ def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, s
         (HARMONY, 'analysisLook.assistant to=functions.lookcommentary json{"a": 1}', ("Look.", "", "look", '{"a": 1}')),
     ],
 )
-def test_thoughts_are_told_from_the_answer(
+def test_thoughts_are_separated_from_the_answer(
     syntax: ThoughtSyntax, text: str, found: tuple[str, str, str, str], size: int
 ) -> None:
     assert sorted_out(syntax, text, size) == found

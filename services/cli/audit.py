@@ -123,50 +123,66 @@ def run_pass(settings: AuditorSettings, own: EnginePlan | None, sample: float, *
 
     Raises KolmError, LedgerError, CommandError.
     """
-    from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed
-    from services.auditor.serving import LoadedWhenAsked, connected
-    from services.generation.target.without_torch import spare_torch
-
     with ledger_at(settings.ledger) as ledger:
         before = Counter(verdict.document.outcome for verdict in ledger.verdicts())
-        examined: list[Examined] = []
-        try:
-            with steps("reading the ledger", quiet=quiet) as step:
-                engine = LoadedWhenAsked(own, threading.Event(), spare_torch, step)
-                with connected(settings, engine, spot_checks=sample, announces=False) as auditor:
-                    other, waited = examine(auditor, examined.append, step)
-                    left = _left(auditor)
-                    undecided = auditor.undecided
-                    remaining = set(auditor.remaining) - {each.receipt_index for each in auditor.left}
-        except BrokenLog as error:
-            raise VerificationFailed(str(error), "`kolm ledger verify` shows more") from error
-        except EngineFailed as error:
-            raise UsageError(str(error), "name the audited base with --model") from error
-        except AuditError as error:
-            raise Failed(str(error)) from error
-        newest = {verdict.document.receipt_index: verdict for verdict in ledger.verdicts()} if waited else {}
-        ours = {each.receipt_index for each in examined}
-        elsewhere = [newest[index] for index in waited if index in newest.keys() - ours]
+        done = _work(settings, own, sample, quiet=quiet)
+        newest = {verdict.document.receipt_index: verdict for verdict in ledger.verdicts()} if done.waited else {}
+        ours = {each.receipt_index for each in done.examined}
+        elsewhere = [newest[index] for index in done.waited if index in newest.keys() - ours]
         halts = ledger.halt_state().halts
-    findings = [each.finding for each in examined]
+    findings = [each.finding for each in done.examined]
     outcomes = {*(each.outcome for each in findings), *(verdict.document.outcome for verdict in elsewhere)}
     deviated = bool(halts or outcomes & {*ACCUSATIONS} or any(each.tampered for each in findings))
     passed = all(each.passed for each in findings) and all(each.document.outcome in PASSES for each in elsewhere)
     document = {
-        "verdicts": [_examined(each) for each in examined],
+        "verdicts": [_examined(each) for each in done.examined],
         "elsewhere": [  # verdicts of the other process that were waited for
-            {"verdict_index": verdict.index, "auditor": other}
+            {"verdict_index": verdict.index, "auditor": done.other}
             | members(verdict.document, "receipt_index", "outcome", "tokens_compared")
             for verdict in elsewhere
         ],
         "open_halts": [halt.halt_index for halt in halts],
         "halted_methods": [halt.scope.method for halt in halts],
-        "undecided": undecided,  # receipts that no draw has decided on yet
-        "remaining": sorted(remaining),  # entries that were due and were given up
-        "left": [members(each, "receipt_index", "base_cid", "reason", "until") for each in left],
+        "undecided": done.undecided,  # receipts that no draw has decided on yet
+        "remaining": sorted(done.remaining),  # entries that were due and were given up
+        "left": [members(each, "receipt_index", "base_cid", "reason", "until") for each in done.left],
         "before": dict(before),  # verdicts from before, by outcome
     }
-    return Pass(document, deviated, passed and not remaining and not left and not deviated)
+    return Pass(document, deviated, passed and not done.remaining and not done.left and not deviated)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The receipts that were examined, those that the process `other` was waited for, and the rest."""
+
+    examined: list[Examined]
+    other: str
+    waited: tuple[int, ...]
+    left: list[Left]
+    undecided: int
+    remaining: set[int]
+
+
+def _work(settings: AuditorSettings, own: EnginePlan | None, sample: float, *, quiet: bool) -> _Work:
+    """Examine the due receipts. Raises CommandError."""
+    from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed
+    from services.auditor.serving import LoadedWhenAsked, connected
+    from services.generation.target.without_torch import spare_torch
+
+    examined: list[Examined] = []
+    try:
+        with steps("reading the ledger", quiet=quiet) as step:
+            engine = LoadedWhenAsked(own, threading.Event(), spare_torch, step)
+            with connected(settings, engine, spot_checks=sample, announces=False) as auditor:
+                other, waited = examine(auditor, examined.append, step)
+                remaining = set(auditor.remaining) - {each.receipt_index for each in auditor.left}
+                return _Work(examined, other, waited, _left(auditor), auditor.undecided, remaining)
+    except BrokenLog as error:
+        raise VerificationFailed(str(error), "`kolm ledger verify` shows more") from error
+    except EngineFailed as error:
+        raise UsageError(str(error), "name the audited base with --model") from error
+    except AuditError as error:
+        raise Failed(str(error)) from error
 
 
 def _left(auditor: Auditor) -> list[Left]:

@@ -111,28 +111,26 @@ def _summary(member: str) -> str:
     return first + "." if stop else first
 
 
-class _Command(TyperCommand):
+class _Page:
+    """Help by `help_page`, as of services, and quick coercion, for commands and groups."""
+
     def get_params(self, ctx: Any) -> list[Any]:
-        params = _coerced_quickly(super().get_params(ctx))
+        params = _coerced_quickly(super().get_params(ctx))  # type: ignore[misc]
         for param in params:
             if param.param_type_name == "argument" and param.metavar is None:
                 param.metavar = param.name.upper()
         return params
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _write_help(self, ctx, formatter)
+        formatter.write(_command_page(self, ctx))
 
 
-class _GroupCommand(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _coerced_quickly(super().get_params(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _write_help(self, ctx, formatter)
+class _Command(_Page, TyperCommand):
+    pass
 
 
-def _write_help(command: Any, ctx: Any, formatter: Any) -> None:
-    formatter.write(_command_page(command, ctx))
+class _GroupCommand(_Page, TyperGroup):
+    pass
 
 
 class KolmGroup(_GroupCommand):
@@ -191,27 +189,22 @@ def with_option_groups(command: Callable[..., Any]) -> Callable[..., Any]:
 
     flags = []
     for each in own:
-        flags += _flags(groups[each.name]) if each.name in groups else [_by_name(each)]
+        flags += (
+            _flags(groups[each.name]) if each.name in groups else [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        )
     vars(run)["__signature__"] = signature.replace(parameters=flags)
     run.__annotations__ = {}  # typer takes them from the signature
     return run
 
 
 def _flags(group: Any) -> list[inspect.Parameter]:
-    hints, kind, none = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY, inspect.Parameter
-    return [
-        inspect.Parameter(
-            each.name,
-            kind,
-            default=none.empty if each.default is MISSING else each.default,
-            annotation=hints[each.name],
-        )
-        for each in fields(group)
-    ]
-
-
-def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    hints, kind, empty = (
+        get_type_hints(group, include_extras=True),
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.empty,
+    )
+    defaults = {each.name: empty if each.default is MISSING else each.default for each in fields(group)}
+    return [inspect.Parameter(name, kind, default=defaults[name], annotation=hints[name]) for name in defaults]
 
 
 def _with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:

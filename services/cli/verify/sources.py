@@ -174,8 +174,8 @@ class ModelTextReader:
         with _proof_errors():
             if len(sent) == 1 and "suffix" in sent[0]:
                 return self._tokenizer.encode_infill(sent[0]["content"], sent[0]["suffix"])
-            chat, turns, tools = _chat(sent)
-            return self._tokenizer.encode_chat(turns, tools, continued=chat.continue_final_message)
+            chat = _chat(sent)
+            return self._tokenizer.encode_chat(chat.turns, chat.tools, continued=chat.continued)
 
     def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
         if isinstance(sent, str):
@@ -183,8 +183,8 @@ class ModelTextReader:
         if any("suffix" in turn for turn in sent):
             return []  # older servers had no fill in the middle
         with _proof_errors():
-            _, turns, tools = _chat(sent)
-            return self._tokenizer.encode_chat_as_markup(turns, tools)
+            chat = _chat(sent)
+            return self._tokenizer.encode_chat_as_markup(chat.turns, chat.tools)
 
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
         stream = self._tokenizer.stream(prompt_token_ids)
@@ -219,16 +219,22 @@ def _proof_errors() -> Iterator[None]:
         raise ProofError(f"the conversation cannot be read: {error}") from error
 
 
-def _chat(sent: Sequence[Turn]) -> tuple[pb.ChatMessages, list[dict[str, Any]], list[dict[str, Any]]]:
-    """A conversation as it was sent, and its turns and tools as chat templates take them.
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """Turns and tools as chat templates take them; `continued`: the output continues the last turn."""
 
-    Raises ValueError and InvalidArgument for a malformed one.
-    """
+    turns: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    continued: bool
+
+
+def _chat(sent: Sequence[Turn]) -> _Chat:
+    """Raises ValueError and InvalidArgument for a malformed conversation."""
     from services.generation.requests.prompt import chat_turns, read_tools
 
     messages = _messages(sent)
     tools = read_tools(messages)
-    return messages, chat_turns(messages.messages), tools.described() if tools else []
+    return _Chat(chat_turns(messages.messages), tools.described() if tools else [], messages.continue_final_message)
 
 
 def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:

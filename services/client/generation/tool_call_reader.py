@@ -32,6 +32,17 @@ class Arguments:
 Part = Text | CallBegins | Arguments
 
 
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """Start of a possible call, or the end of the decided text; of a certain call also its name, and the end of its
+    beginning.
+    """
+
+    start: int
+    name: str | None = None
+    end: int = 0
+
+
 class ToolCallReader:
     """Reads one output piece by piece. Calls of other functions than `names`, and text that only resembles a call, are
     text.
@@ -98,14 +109,14 @@ class ToolCallReader:
             elif last and self._behind and self._drop_rest(self._first):
                 return
             else:
-                at, name, end = self._found(last)
-                known = self._held[:at]
-                text = known if last and name is None else known.rstrip()  # white space may precede a call
+                found = self._found(last)
+                known = self._held[: found.start]
+                text = known if last and found.name is None else known.rstrip()  # white space may precede a call
                 if text:
                     self._is_text = not self._anywhere
                     yield self._text(len(text))
-                elif name is not None:
-                    yield self._begin(name, end)
+                elif found.name is not None:
+                    yield self._begin(found.name, found.end)
                 else:
                     return
 
@@ -146,8 +157,7 @@ class ToolCallReader:
         self._held, self.cut_off = "", not is_blank
         return True
 
-    def _found(self, last: bool) -> tuple[int, str | None, int]:
-        """Start of a possible call, its name and the end of its beginning; without one, the end of the decided text."""
+    def _found(self, last: bool) -> _Beginning:
         known = len(self._held) if last else len(self._held.rstrip())  # white space may belong to the rest
         for at in range(known):
             if self._held[at] not in self._starts:
@@ -155,10 +165,10 @@ class ToolCallReader:
             rest = self._held[at:]
             for candidate, name in self._first.items():
                 if end := _matched(rest, candidate):
-                    return at, name, at + end
+                    return _Beginning(at, name, at + end)
             if not last and any(_may_become(rest, candidate) for candidate in self._first):
-                return at, None, at
-        return known, None, known
+                return _Beginning(at)
+        return _Beginning(known)
 
 
 class _Object:

@@ -27,7 +27,6 @@ from ledger.tree.entry import Entry
 _Words = Annotated[str, Meta(max_length=16 * 2**20)]
 """Four times the longest prompt of the generation service, in characters."""
 
-EARLIER_PROMPT = "the prompt was read as older servers did: markup that its texts spell became markup tokens"
 Receipts = Mapping[str, tuple[Receipt, Content | None]]
 """Receipts by their id, each with its content if the bundle has it."""
 
@@ -77,13 +76,6 @@ def another_tokenizer(receipt: Receipt, reader: TextReader) -> str | None:
 def is_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextReader) -> bool:
     """Whether the receipt's prompt is the messages that were sent."""
     return tuple(reader.prompt(sent)) == content.prompt_token_ids
-
-
-def is_earlier_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextReader) -> bool:
-    """Whether it is the prompt only by the rule of older servers. Their receipts do not differ from others, so this
-    shows neither that the prompt is right nor that it is wrong.
-    """
-    return tuple(reader.earlier_prompt(sent)) == content.prompt_token_ids
 
 
 def is_answer(
@@ -140,8 +132,6 @@ def _check_turn(transcript: Transcript, at: int, receipt: Receipt, content: Cont
     if (problem := another_tokenizer(receipt, reader)) is not None:
         raise ProofError(f"{name}: {problem}")
     if not is_prompt(content, transcript.messages(at), reader):
-        if is_earlier_prompt(content, transcript.messages(at), reader):
-            raise NothingToCheck(f"{name}: {EARLIER_PROMPT}")
         raise ProofError(f"{name}: the receipt is about another prompt than the conversation up to here")
     if not is_answer(receipt, content, turn.answer, reader, interrupted=turn.interrupted):
         raise ProofError(f"{name}: the receipt is about another answer")

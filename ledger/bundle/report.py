@@ -114,10 +114,6 @@ class TextReader(Protocol):
         """The ids of a text, or of a conversation by the model's chat template."""
         ...
 
-    def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
-        """The ids by the rule of older servers, which read markup in a conversation's texts as markup."""
-        ...
-
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
         """The text of an output after its prompt, without special tokens."""
         ...

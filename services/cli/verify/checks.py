@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ledger.audit.processes import Processes
 from ledger.audit.seen import SeenOnDisk
-from ledger.bundle.conversation import EARLIER_PROMPT, another_tokenizer, is_answer, is_earlier_prompt, is_prompt
+from ledger.bundle.conversation import another_tokenizer, is_answer, is_prompt
 from ledger.bundle.evidence import CheckFiles, Evidence, VerifiedLog, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.folder import opened_bundle
@@ -260,8 +260,6 @@ def compared_texts(
     if sent is not None and not is_prompt(content, sent, reader):
         if not isinstance(sent, str) and any("tools" in turn for turn in sent):
             return Texts(None, "the prompt was not compared: the receipt does not have the model's tools")
-        if is_earlier_prompt(content, sent, reader):
-            return Texts(None, EARLIER_PROMPT)
         return Texts(False, "the model got another prompt than was sent")
     missing = [name for name, text in (("the prompt", sent), ("the answer", answer)) if text is None]
     if missing:

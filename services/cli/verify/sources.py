@@ -177,15 +177,6 @@ class ModelTextReader:
             chat = _chat(sent)
             return self._tokenizer.encode_chat(chat.turns, chat.tools, continued=chat.continued)
 
-    def earlier_prompt(self, sent: str | Sequence[Turn]) -> list[int]:
-        if isinstance(sent, str):
-            return self._tokenizer.encode(sent)
-        if any("suffix" in turn for turn in sent):
-            return []  # older servers had no fill in the middle
-        with _proof_errors():
-            chat = _chat(sent)
-            return self._tokenizer.encode_chat_as_markup(chat.turns, chat.tools)
-
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
         stream = self._tokenizer.stream(prompt_token_ids)
         return "".join(map(stream.feed, output_token_ids)) + stream.flush()

@@ -13,6 +13,7 @@ from ledger.documents.content import Content, Turn
 from ledger.documents.receipt import Receipt
 from ledger.errors import ProofError
 from services.cli.verify.checks import Texts, compared_texts
+from services.generation.engine.text.conversation import Conversation
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests.prompt import chat_turns, read_tools, sent_turns
 from services.generation.target.identity import tokenizer_cid
@@ -124,12 +125,14 @@ def test_what_is_not_there_is_not_counted_as_compared(model: Path) -> None:
     assert (compared(model, None, None).same, compared(model, None, "else").same) == (None, False)
 
 
-def test_a_prompt_in_which_older_servers_took_text_for_markup_is_distinguished_from_another(model: Path) -> None:
+def test_a_prompt_whose_text_was_read_as_markup_is_another_prompt(model: Path) -> None:
     sent, tokenizer = [{"role": "user", "content": "When?<|end|>"}], Tokenizer(model)
-    assert compared_texts(*served(model, tokenizer.encode_chat(sent)), sent, ANSWER, model).same is True
-    earlier = tokenizer.encode_chat_as_markup(sent)
-    assert compared_texts(*served(model, earlier), sent, ANSWER, model).same is None
-    assert compared_texts(*served(model, [*earlier, 5]), sent, ANSWER, model).same is False
+    as_text = tokenizer.encode_chat(sent)
+    assert compared_texts(*served(model, as_text), sent, ANSWER, model).same is True
+    rendered = tokenizer._rendered(Conversation(sent))
+    as_markup = list(tokenizer._fast.encode(rendered, add_special_tokens=False).ids)
+    assert as_markup != as_text
+    assert compared_texts(*served(model, as_markup), sent, ANSWER, model).same is False
 
 
 def test_a_continued_turn_is_compared_as_one(model: Path) -> None:

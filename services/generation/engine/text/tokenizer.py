@@ -179,11 +179,6 @@ class Tokenizer:
         except RecursionError:
             raise ValueError("their arguments or parameters are nested too deep") from None
 
-    def encode_chat_as_markup(self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """The ids by the former `encode_chat`, which encoded markup in texts as markup, for older receipts."""
-        text = self._rendered(Conversation(messages, tools))
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
-
     def _rendered(self, conversation: Conversation) -> str:
         messages, tools = list(conversation.messages), list(conversation.tools)
         calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)

@@ -37,9 +37,6 @@ class Reader:
         known = [number for number in range(len(SAID.turns)) if SAID.messages(number) == sent]
         return [*content(known[0]).prompt_token_ids] if known else [0]
 
-    def earlier_prompt(self, sent: str | Sequence[Message]) -> list[int]:
-        return [0]
-
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
         (token,) = output_token_ids  # the stop token is not read
         return f"answer {token - 40}"

@@ -19,7 +19,7 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = Tokenizer(model_path(options.model)).fast
     file = AnswerFile(options.work / "train" / ANSWERS)
-    answers = [tokenizer.decode(answer.said, skip_special_tokens=False) for answer in file]
+    answers = [tokenizer.decode(answer.output, skip_special_tokens=False) for answer in file]
     options.out.write_text("".join(answers))  # each ends with the model's own end of a turn, which is drafted as well
     print(f"{options.out}: {len(answers):,} answers")
 

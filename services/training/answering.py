@@ -1,7 +1,7 @@
 """Prompts, the target's own answers to them, and its streams while it answered: a head learns the answers.
 
-A head has to foresee what the target says, not what is true: text by others would teach it another distribution. The
-streams are those that the engine computed on the way, so that recording them costs no pass of its own.
+A head has to predict the target's output: other text would teach it another distribution. The streams are outputs of
+the engine's passes, so that recording them costs no further pass.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Prompt:
 
 
 def read_prompts(paths: Sequence[Path], tokenizer: Tokenizer, longest: int) -> list[Prompt]:
-    """All prompts of the files, in order; those longer than `longest` tokens are left out.
+    """All prompts of the files with at most `longest` tokens, in order.
 
-    A line is an object with `prompt` (text) or `messages` (role and content), and may have `id` and `domain`; a file's
-    name stands in for a domain that is not given.
+    A line is an object with `prompt` (text) or `messages` (role and content), and may have `id` and `domain`; the
+    default domain is the file's name.
 
     Raises:
-        PromptsInvalid: a file is missing, a line is not a prompt, an id comes twice, or nothing is left.
+        PromptsInvalid: a file is missing, a line is not a prompt, an id is not unique, or nothing is left.
     """
     prompts = [prompt for path in paths for prompt in _of_file(path, tokenizer)]
     _check_ids(prompts)
@@ -130,11 +130,11 @@ class Answer:
     domain: str
     temperature: float
     prompt: tuple[int, ...]
-    said: tuple[int, ...]
+    output: tuple[int, ...]
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return self.prompt + self.said
+        return self.prompt + self.output
 
 
 class AnswerFile:
@@ -162,10 +162,10 @@ class AnswerFile:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Streams of every token of an answer but its last, whose row foresees nothing that is known.
+    """Streams of every token of an answer but its last, whose successor is unknown.
 
-    `features` [tokens - 1, layers * hidden] are the head's; `finals` [said, hidden] the stream behind the last layer,
-    from the prompt's last token on. Both in bfloat16, as uint16 bits.
+    `features` [tokens - 1, layers * hidden] are the head's inputs; `finals` [output tokens, hidden] the stream after
+    the last layer, from the prompt's last token on. Both in bfloat16, as uint16 bits.
     """
 
     features: NDArray[np.uint16]
@@ -189,9 +189,9 @@ class Streams:
         """Values of a row of features."""
         return len(self.feature_layers) * self.hidden_size
 
-    def recording(self, pieces: Sequence[Float32], prompt: int, said: int) -> Recording:
-        """A recording from rows [n, layers * hidden] in the order of positions, at least prompt + said - 1 of them."""
-        rows = np.concatenate(pieces)[: prompt + said - 1]
+    def recording(self, pieces: Sequence[Float32], prompt: int, output: int) -> Recording:
+        """A recording from rows [n, layers * hidden] in the order of positions, prompt + output - 1 at least."""
+        rows = np.concatenate(pieces)[: prompt + output - 1]
         return Recording(_half(rows[:, : self.width]), _half(rows[prompt - 1 :, self.width :]))
 
 
@@ -224,8 +224,8 @@ def regenerate(
 ) -> Iterator[tuple[Answer, Recording]]:
     """The target's answers with speculation off, in the order in which they end.
 
-    An answer depends on its question alone, whatever is answered beside it: an interrupted run goes on with the
-    questions that are left. Raises InvalidRequest for one that does not fit the target's context.
+    An answer depends on its question alone, and not on the other rows of a batch: an interrupted run continues with the
+    remaining questions. Raises InvalidRequest for a question that does not fit the target's context.
     """
     waiting, notebook = iter(asked), Notebook(streams, frozenset(target.config.eos_token_ids), max_tokens)
     core = EngineCore(target, {"record": notebook}, NoText, _UNTIMED, _SETTINGS, lambda: 0.0)
@@ -259,8 +259,8 @@ def _request(question: Question, max_tokens: int) -> EngineRequest:
 
 
 def _answered(question: Question, event: Finished, notebook: Notebook) -> tuple[Answer, Recording]:
-    prompt, said = question.prompt, event.outcome.token_ids
-    answer = Answer(question.id, prompt.domain, question.temperature, prompt.tokens, said)
+    prompt, output = question.prompt, event.outcome.token_ids
+    answer = Answer(question.id, prompt.domain, question.temperature, prompt.tokens, output)
     return answer, notebook.recording(answer)
 
 
@@ -288,7 +288,7 @@ class Notebook(Drafter):
 
     def recording(self, answer: Answer) -> Recording:
         """The recording of a request that has ended; its notes are gone afterwards."""
-        return self._streams.recording(self._notes.pop(answer.id).pieces, len(answer.prompt), len(answer.said))
+        return self._streams.recording(self._notes.pop(answer.id).pieces, len(answer.prompt), len(answer.output))
 
 
 @dataclass(slots=True)

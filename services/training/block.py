@@ -1,6 +1,6 @@
 """A block head as a torch module with gradients, and its lesson: blocks at every start of an answer (DSpark).
 
-`BlockPass` is the same for drafting; a test holds the two to each other. Parameter names are those of all layouts.
+`BlockPass` computes the same for drafting; a test compares the two. Parameter names are equal in all layouts.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class BlockModule(nn.Module):
         self.register_buffer("frequencies", torch.tensor(rotation.inverse_frequencies), persistent=False)
 
     def states(self, window: Window) -> Tensor:
-        """[b, a, block, hidden], normed: row i of the block at start j stands at the answer's token j + i."""
+        """[b, a, block, hidden], normed: row i of the block at start j has the position of the answer's token j + i."""
         config, starts = self.config, window.starts
         context = self.hidden_norm(self.fc(window.features).to(self.embeddings.dtype))
-        tokens = torch.full((*window.said.shape[:1], starts, config.block_size), config.mask_token)
-        tokens = tokens.to(window.said.device)
-        tokens[:, :, 0] = window.said[:, :starts]
+        tokens = torch.full((*window.output.shape[:1], starts, config.block_size), config.mask_token)
+        tokens = tokens.to(window.output.device)
+        tokens[:, :, 0] = window.output[:, :starts]
         entries = torch.arange(context.shape[1], device=tokens.device)
         last = window.first_start[:, None] + torch.arange(starts, device=tokens.device)  # entry before the anchor
         rows = last[:, :, None] + 1 + torch.arange(config.block_size, device=tokens.device)
@@ -62,7 +62,7 @@ class BlockModule(nn.Module):
     def before(self, window: Window) -> Tensor:
         """[b, a, block, rank]: of the token before each row's."""
         size = self.config.block_size
-        tokens = F.pad(window.said, (0, size)).unfold(1, size, 1)[:, : window.starts]
+        tokens = F.pad(window.output, (0, size)).unfold(1, size, 1)[:, : window.starts]
         return self.markov_head["markov_w1"](tokens)  # type: ignore[no-any-return]
 
     def logits(self, states: Tensor, before: Tensor) -> Tensor:
@@ -142,10 +142,10 @@ def _turned(heads: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def block_sums(head: BlockModule, teacher: Teacher, window: Window, weights: Tensor) -> StepSums:
-    """Cross-entropy of each row against the target's distribution, and that of the confidence against the overlap of
-    both, which is how often a draft would hold; `weights` [block] of their sums.
+    """The cross-entropy of each row against the target's distribution, and of the confidence against the overlap of
+    both, which is the probability that a draft is accepted; `weights` [block] of their sums.
 
-    The token before a row is the answer's own, as in the drafts that matter: those whose earlier tokens held.
+    The token before a row is the answer's own, as in drafts whose earlier tokens were accepted.
     """
     places = Places.of(window, teacher)
     states, before = head.states(window), head.before(window)

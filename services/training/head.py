@@ -1,6 +1,6 @@
-"""The head as a torch module with gradients. Parameter names are those of the kolm layout.
+"""The head as a torch module with gradients, with the parameter names of the kolm layout.
 
-`HeadPass` is the same layer for drafting; a test holds the two to each other.
+`HeadPass` computes the same layer for drafting; a test compares the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rounded(nn.Module):
 
 @torch.no_grad()
 def rounded(matrix: Tensor) -> Tensor:
-    """The matrix rounded; itself where rows are no whole number of blocks, like `StoredTensor.rounded`."""
+    """The matrix rounded like `StoredTensor.rounded`; unchanged if its rows are no whole number of blocks."""
     if matrix.shape[1] % _BLOCK:
         return matrix
     blocks = matrix.bfloat16().float().view(len(matrix), -1, _BLOCK)
@@ -48,7 +48,7 @@ def learn_rounded(head: nn.Module) -> None:
 
 
 def drafted_tensors(head: nn.Module) -> dict[str, Tensor]:
-    """Tensors by their names in kolm's layout, rounded where the head learned so."""
+    """Tensors by their names in kolm's layout, rounded if the head was trained with rounded matrices."""
     return {
         name.replace(_ORIGINAL, "weight"): rounded(tensor) if name.endswith(_ORIGINAL) else tensor
         for name, tensor in head.state_dict().items()

@@ -1,7 +1,7 @@
-"""The k-score of a head: how much of its drafts a target accepts, bare or with an adapter.
+"""The k-score of a head: the share of its draft tokens that a target accepts, bare or with an adapter.
 
-Drafts are chains of one depth at temperature 0, one in every pass whatever it costs: a measure of the head, not of the
-machine. A draft is cut only where the answer may not get longer.
+Drafts are chains of one depth at temperature 0, one in every pass, whatever its cost: a measure of the head, not of the
+machine. Only the end of an answer shortens a draft.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _RESIZED = "draft_vocab_size"
 
 
 class TrainingError(Exception):
-    """A run that cannot start or go on; the message says what was found, what was expected and what to do."""
+    """A run cannot start or continue; the message names the problem, the expected value and the remedy."""
 
 
 class PromptsInvalid(TrainingError):
@@ -86,7 +86,7 @@ def _of_base(base: TargetConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """Shape of the head; where it follows from the base, `for_base` fills it in."""
+    """Sizes of a head. `for_base` fills in the sizes that the base determines."""
 
     feature_layers: tuple[int, ...]
     intermediate_size: int
@@ -127,7 +127,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """Shape of a block head; where it follows from the base, `for_base` fills it in."""
+    """Sizes of a block head. `for_base` fills in the sizes that the base determines."""
 
     feature_layers: tuple[int, ...]
     intermediate_size: int
@@ -241,10 +241,10 @@ class Job:
     data: DataPlan = field(default_factory=DataPlan)
     lesson: LessonPlan = field(default_factory=LessonPlan)
     kind: Literal["eagle3", "block"] = "eagle3"
-    sizes: dict[str, Any] | None = None  # members of the kind's sizes, in place of those that follow from the base
+    sizes: dict[str, Any] | None = None  # members of the kind's sizes, instead of the base's defaults
     start_from: Path | None = None  # a head to go on from; its shape stays, but for the size of its draft vocabulary
     answering_minutes: float | None = None  # of answering at most; prompts without an answer by then are left out
-    recompute: bool = False  # compute features anew in every epoch instead of keeping them on disk
+    recompute: bool = False  # compute features in every epoch instead of keeping them on disk
     save_minutes: float = 5.0
     dtype: str = "bfloat16"  # of the weights as they are written
     k: int = 4  # depth of the chains of the evaluation
@@ -267,11 +267,11 @@ class Job:
             raise SettingsInvalid("layers: an eagle3 head has one; leave it out, or train a block head")
         if self.start_from is not None and set(self.sizes or {}) - {_RESIZED}:
             raise SettingsInvalid(
-                f"a head that goes on from another keeps its shape, all but {_RESIZED}: give other sizes or start_from"
+                f"a head that starts from another keeps its sizes except {_RESIZED}: change the sizes or start_from"
             )
 
     def known(self, base: TargetConfig) -> Head | None:
-        """The head to go on from. Raises HeadError, or SettingsInvalid where this training has no such layers."""
+        """The head to start from. Raises HeadError, or SettingsInvalid if this training cannot train its layers."""
         if self.start_from is None:
             return None
         known = load_head(self.start_from, base)
@@ -334,7 +334,7 @@ class WorkFolder:
 
 
 def check_out(out: Path) -> None:
-    """Raises OutputInvalid where there is something already; a head is never written over."""
+    """Raise OutputInvalid if the folder is not empty; a head is never overwritten."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputInvalid(f"{out}: exists already; choose another folder or remove it")
 

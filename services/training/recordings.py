@@ -49,10 +49,10 @@ class Recordings(Protocol):
 
 
 class Archive:
-    """Appended to answer by answer; after a crash at any point, what was appended before it is there and whole.
+    """Answers and recordings on disk, appended one by one. A crash loses or damages no earlier one.
 
-    An answer's recording is written before its line: features, then finals, and nothing but the numbers. Where they
-    begin follows from the lengths of the answers before it.
+    An answer's recording is written before its line: the numbers of features, then of finals. Its start follows from
+    the lengths of the answers before it.
     """
 
     def __init__(self, folder: Path, streams: Streams, record: bool) -> None:
@@ -76,13 +76,13 @@ class Archive:
             if error.errno != errno.ENOSPC:
                 raise
             raise DiskFull(
-                f"{self._path}: no space is left; free some and start again, it goes on from here, or use --recompute"
+                f"{self._path}: no space is left; free some and restart, which continues here, or use --recompute"
             ) from error
         self.ids.add(answer.id)
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is to be added any more: a head that has begun to learn must find the same answers again."""
+        """Whether no answer may be added any more: training that has begun needs the same answers again."""
         return self._closed.exists()
 
     def close(self) -> None:
@@ -95,14 +95,14 @@ class Archive:
 
 
 class Stored:
-    """All answers of a folder in the order of their ids, and `Recordings` by that order, read where they lie."""
+    """All answers of a folder in the order of their ids, and `Recordings` in that order, mapped from the file."""
 
     def __init__(self, folder: Path, streams: Streams) -> None:
         self._streams, self._path = streams, folder / RECORDINGS
         answers = list(AnswerFile(folder / ANSWERS))
         found = sorted(zip(answers, _begins(answers, streams), strict=False), key=lambda entry: entry[0].id)
-        self.answers = [answer for answer, _ in found if len(answer.said) > 1]  # else there is nothing to draft
-        self._places = [begin for answer, begin in found if len(answer.said) > 1]
+        self.answers = [answer for answer, _ in found if len(answer.output) > 1]  # else there is nothing to draft
+        self._places = [begin for answer, begin in found if len(answer.output) > 1]
 
     def of(self, numbers: Sequence[int]) -> list[Recording]:
         return [self._read(self.answers[number], self._places[number]) for number in numbers]
@@ -114,19 +114,19 @@ class Stored:
     def _read(self, answer: Answer, begin: int) -> Recording:
         width, hidden = self._streams.width, self._streams.hidden_size
         middle = begin + (len(answer.tokens) - 1) * width
-        end = middle + len(answer.said) * hidden
+        end = middle + len(answer.output) * hidden
         features, finals = self._values[begin:middle], self._values[middle:end]
         return Recording(features.reshape(-1, width), finals.reshape(-1, hidden))
 
 
 def _begins(answers: Sequence[Answer], streams: Streams) -> list[int]:
-    """Where each recording begins, and where the last ends; in values, not in bytes."""
-    sizes = ((len(a.tokens) - 1) * streams.width + len(a.said) * streams.hidden_size for a in answers)
+    """The start of each recording, and the end of the last, in values and not in bytes."""
+    sizes = ((len(a.tokens) - 1) * streams.width + len(a.output) * streams.hidden_size for a in answers)
     return list(accumulate(sizes, initial=0))
 
 
 class Prefill:
-    """`Recordings` that keeps nothing: every epoch computes its recordings again."""
+    """`Recordings` without storage: every epoch computes its recordings again."""
 
     def __init__(self, target: Target, streams: Streams, answers: Sequence[Answer]) -> None:
         self._target, self._streams, self._answers = target, streams, answers
@@ -137,7 +137,7 @@ class Prefill:
             rows, first = self._pass(group), 0
             for answer in group:
                 last = first + len(answer.tokens) - 1
-                made.append(self._streams.recording([rows[first:last]], len(answer.prompt), len(answer.said)))
+                made.append(self._streams.recording([rows[first:last]], len(answer.prompt), len(answer.output)))
                 first = last
         return made
 
@@ -188,10 +188,10 @@ class Collection:
     stop: Callable[[], bool]
 
     def collect(self) -> Data | None:
-        """None where the run was stopped.
+        """None if the run was stopped.
 
         Raises:
-            PromptsInvalid: there is nothing to train on, or nothing left to measure on.
+            PromptsInvalid: there are no answers to train on, or none left to measure on.
             DiskFull: there is no room for the recordings.
         """
         asked, held_out = self._questions()
@@ -212,7 +212,7 @@ class Collection:
         return questions(learned, plan.temperatures, plan.seed), measured[: plan.most_held_out]
 
     def _answered(self, asked: list[Question]) -> bool:
-        """False where it was stopped before all of them, or all that the minutes allow, were answered."""
+        """False if it was stopped before all questions, or all for which the minutes suffice, were answered."""
         archive = Archive(self.folder.train, self.streams, record=not self.job.recompute)
         if not archive.closed and self._ask_all(archive, asked):
             archive.close()

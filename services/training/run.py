@@ -1,6 +1,6 @@
-"""A whole run: the target answers, the head learns, the head is measured. Stopped anywhere, it goes on from there.
+"""A whole run: the target answers, the head learns, the head is measured. A stopped run continues at its next start.
 
-The curve of its checkpoints, a line and a plot, says when more lessons bring nothing.
+The curve of its checkpoints, as lines and as a plot, shows when further training gains nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FEW_ANSWERS = 1000
 CURVE_FILE, PLOT_FILE = "acceptance.jsonl", "acceptance.svg"
 _PATIENCE = 6  # checkpoints
 _SETTLED = 0.5  # of the learning rate
-_LEAST_RISE = 0.01  # tokens a pass: what 32 held-out answers can tell apart
+_LEAST_RISE = 0.01  # tokens a pass: the resolution of 32 held-out answers
 _WIDTH, _HEIGHT, _MARGIN = 640, 320, 48
 _COLOURS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a23b", "#e76f51", "#9b5de5", "#6c757d")
 
@@ -56,10 +56,10 @@ _COLOURS = ("#1b6ca8", "#2a9d8f", "#8ab17d", "#e9a23b", "#e76f51", "#9b5de5", "#
 def train_head(
     job: Job, device: torch.device, reporter: Reporter, stop: Callable[[], bool]
 ) -> dict[str, Measured] | None:
-    """Held-out acceptance by domain, the head being in `job.out`; None where `stop` said so before the end.
+    """Train a head into `job.out`; returns its held-out acceptance by domain, or None if `stop` ended the run.
 
     Raises:
-        TrainingError, HeadError, TargetError: the job does not fit together; the message says what does not.
+        TrainingError, HeadError, TargetError: parts of the job do not fit together; the message names them.
     """
     job.check()
     target = load_target(job.base)
@@ -155,7 +155,7 @@ class _Run:
         self._saved_at = time.monotonic()
 
     def _say_how_it_drafts(self) -> None:
-        """What the snapshot is worth on a few of the held-out prompts."""
+        """The acceptance of a snapshot on a few of the held-out prompts."""
         head = load_head(self.folder.snapshot, self.target.config)
         prompts = [prompt.tokens for prompt in self.data.held_out[:_GLANCED]]
         try:
@@ -171,8 +171,10 @@ class _Run:
 
     def _say_what_it_learns_from(self) -> None:
         answers, head = self.data.answers, self.trainer.head
-        said, drafted = sum(len(answer.said) for answer in answers), coverage(answers, self.target_ids)
-        self.reporter.note(f"{len(answers):,} answers, {said:,} tokens, {drafted:.1%} of them in the draft vocabulary")
+        tokens, drafted = sum(len(answer.output) for answer in answers), coverage(answers, self.target_ids)
+        self.reporter.note(
+            f"{len(answers):,} answers, {tokens:,} tokens, {drafted:.1%} of them in the draft vocabulary"
+        )
         if len(answers) < _FEW_ANSWERS:
             self.reporter.note(
                 f"warning: a head learns little from fewer than {_FEW_ANSWERS:,} answers; give more --prompts, or "
@@ -189,7 +191,7 @@ class _Run:
         return {
             **self.plan.document(),
             "answers": len(answers),
-            "answer_tokens": sum(len(answer.said) for answer in answers),
+            "answer_tokens": sum(len(answer.output) for answer in answers),
             "draft_vocabulary_coverage": round(coverage(answers, self.target_ids), 4),
             "starts": self.trainer.starts,
             "steps": self.trainer.steps,
@@ -208,7 +210,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a head drafts after learning from `tokens` tokens."""
+    """The acceptance of a head after learning from `tokens` tokens."""
 
     tokens: int  # starts of drafts that it has learned from, repeated ones counted again
     steps: int
@@ -242,8 +244,8 @@ class Curve:
         (folder / PLOT_FILE).write_text(plot(self.points), encoding="utf-8")
 
     def is_over(self, rate: float) -> bool:
-        """Whether the last checkpoints brought nothing that those before them had not, at this share of the learning
-        rate. While it is high a plateau says nothing: most of a head's rise comes as it falls.
+        """Whether the last checkpoints gained nothing over earlier ones, at this share of the learning rate. While the
+        rate is high a plateau is no sign: most of a head's gain comes as the rate falls.
         """
         lengths = [point.mean_length for point in self.points]
         before, lately = lengths[:-_PATIENCE], lengths[-_PATIENCE:]

@@ -149,20 +149,19 @@ class Optimiser:
 
 
 def frequent_tokens(answers: Iterable[Answer], size: int, vocab_size: int, known: Iterable[int] = ()) -> Tensor:
-    """The `size` tokens that the target says most often, ascending; among equals `known` ones first, then the lower id.
-
-    Where it has said fewer different ones, others fill up, known ones first.
+    """The `size` most frequent tokens of the target's answers, ascending; of equally frequent ones `known` ones first,
+    then the lower id. If there are fewer, tokens without an occurrence follow in that order.
     """
-    counts, kept = Counter(token for answer in answers for token in answer.said), frozenset(known)
+    counts, kept = Counter(token for answer in answers for token in answer.output), frozenset(known)
     ranked = sorted(range(vocab_size), key=lambda token: (-counts[token], token not in kept, token))
     return torch.tensor(sorted(ranked[:size]))
 
 
 def coverage(answers: Iterable[Answer], target_ids: Tensor) -> float:
-    """Share of what the target said that the head could have drafted."""
+    """The share of the answers' tokens that are in the draft vocabulary."""
     drafted = set(target_ids.tolist())
-    said = [token in drafted for answer in answers for token in answer.said]
-    return sum(said) / len(said) if said else 0.0
+    hits = [token in drafted for answer in answers for token in answer.output]
+    return sum(hits) / len(hits) if hits else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +272,12 @@ def _kind(wanted: str | None) -> str:
 
 
 def training_device(wanted: str | None) -> torch.device:
-    """`wanted` is `cpu`, `cuda` or None for CUDA where there is one. Raises SettingsInvalid for what is not there."""
+    """The device; `wanted` is `cpu`, `cuda`, or None for CUDA if there is one. Raises SettingsInvalid if it is
+    missing.
+    """
     kind = _kind(wanted)
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
-        raise SettingsInvalid(f"device: {kind!r} is not supported here; supported: cpu, and cuda where torch has one")
+        raise SettingsInvalid(f"device: {kind!r} is not supported here; expected cpu, or cuda if torch finds one")
     return torch.device(kind)
 
 
@@ -346,7 +347,7 @@ class Trainer:
 
     def _starts(self, passes: list[list[int]]) -> Tensor:
         """[steps] how many starts of an optimiser step have a token to foresee at each draft step."""
-        lengths = torch.tensor([len(self._answers[number].said) for numbers in passes for number in numbers])
+        lengths = torch.tensor([len(self._answers[number].output) for numbers in passes for number in numbers])
         return torch.stack([(lengths - step).clamp(min=0).sum() for step in range(1, self._plan.steps_unrolled + 1)])
 
     def save(self, path: Path) -> None:
@@ -366,8 +367,8 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Raises OutputInvalid where the head drafted other tokens, so that rows of its output matrix would change
-        hands, or learned by another version of kolm.
+        """Raises OutputInvalid if the state is of another draft vocabulary, so that rows of the output matrix would
+        belong to other tokens, or of another version of kolm.
         """
         if state["head"].keys() != self.head.state_dict().keys():
             raise OutputInvalid("the checkpoint is of another version of kolm; use another folder, or remove it")

@@ -23,7 +23,7 @@ from services.training.head import HeadModule
 
 _POOL = 1024  # answers that are sorted by length before they are cut into passes, so that little of a pass is padding
 
-_ROWS_COMPARED = 512  # at once: their logits in float32 should stay in a cache
+_ROWS_COMPARED = 512  # in one product: their logits in float32 should stay in a cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ def _cut(passes: Passes, pool: list[int]) -> list[list[int]]:
     """A pool by length, cut so that no pass has more than its starts."""
     answers = passes.answers
     cut: list[list[int]] = []
-    for number in sorted(pool, key=lambda i: (len(answers[i].said), len(answers[i].tokens), i)):
-        if not cut or (len(cut[-1]) + 1) * (len(answers[number].said) - 1) > passes.starts:
+    for number in sorted(pool, key=lambda i: (len(answers[i].output), len(answers[i].tokens), i)):
+        if not cut or (len(cut[-1]) + 1) * (len(answers[number].output) - 1) > passes.starts:
             cut.append([])
         cut[-1].append(number)
     return cut
@@ -75,48 +75,48 @@ def _cut(passes: Passes, pool: list[int]) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`b` answers side by side, `n` entries and `a` starts at most; everything behind an answer's end is padding.
+    """A batch of `b` answers with at most `n` entries and `a` starts, padded after the end of an answer.
 
     Start j of an answer is the entry of the token before its j-th token: the first is the prompt's last entry, where a
-    draft begins after the prefill. The head unrolled from start j foresees, at step s = 1, 2, …, the answer's token
-    j + s, from the embedding of the one before it.
+    draft begins after the prefill. The head unrolled from start j predicts, at step s = 1, 2, …, the answer's token
+    j + s, from the embedding of the token before it.
     """
 
     following: Tensor  # [b, n] int64: the token after each entry's
     features: Tensor  # [b, n, layers * hidden] bfloat16, or what `to` made of it
-    said: Tensor  # [b, a + 1] int64: the answer
-    finals: Tensor  # [b, a + 1, hidden] bfloat16: the stream that the target chose said[j] from
+    output: Tensor  # [b, a + 1] int64: the tokens of the answers
+    finals: Tensor  # [b, a + 1, hidden] bfloat16: the stream from which the target chose output[j]
     first_start: Tensor  # [b] int64: entry of start 0
-    said_lengths: Tensor  # [b] int64
+    output_lengths: Tensor  # [b] int64
 
     @property
     def starts(self) -> int:
-        return self.said.shape[1] - 1
+        return self.output.shape[1] - 1
 
     def valid(self, step: int) -> Tensor:
-        """[b, a] whether start j still has a token to foresee at `step`."""
-        places = torch.arange(self.starts, device=self.said.device)
-        return places[None] + step < self.said_lengths[:, None]
+        """[b, a] whether start j still has a token to predict at `step`."""
+        places = torch.arange(self.starts, device=self.output.device)
+        return places[None] + step < self.output_lengths[:, None]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Window:
         """The window with features in `dtype`, which the first matrix product reads as they are."""
         return Window(
-            self.following.to(device), self.features.to(device, dtype), self.said.to(device), self.finals.to(device),
-            self.first_start.to(device), self.said_lengths.to(device),
+            self.following.to(device), self.features.to(device, dtype), self.output.to(device), self.finals.to(device),
+            self.first_start.to(device), self.output_lengths.to(device),
         )  # fmt: skip
 
 
 def window_of(answers: Sequence[Answer], recordings: Sequence[Recording]) -> Window:
     """Pad and stack."""
     following = [np.array(answer.tokens[1:], np.int64) for answer in answers]
-    said = [np.array(answer.said, np.int64) for answer in answers]
+    outputs = [np.array(answer.output, np.int64) for answer in answers]
     return Window(
         following=torch.from_numpy(_padded(following)),
         features=torch.from_numpy(_padded([r.features for r in recordings])).view(torch.bfloat16),
-        said=torch.from_numpy(_padded(said)),
+        output=torch.from_numpy(_padded(outputs)),
         finals=torch.from_numpy(_padded([r.finals for r in recordings])).view(torch.bfloat16),
         first_start=torch.tensor([len(answer.prompt) - 1 for answer in answers]),
-        said_lengths=torch.tensor([len(answer.said) for answer in answers]),
+        output_lengths=torch.tensor([len(answer.output) for answer in answers]),
     )
 
 
@@ -149,7 +149,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def normed(self, finals: Tensor) -> Tensor:
-        """What the output matrix is multiplied with, [..., hidden]."""
+        """The normed stream [..., hidden], the input of the output matrix."""
         return F.rms_norm(finals.to(self.norm.dtype), self.norm.shape, self.norm, self._epsilon)
 
     @torch.no_grad()
@@ -160,32 +160,32 @@ class Teacher(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Tokens of a window's answers that a draft could say, each foreseen from up to `steps` starts before it.
+    """Tokens of a window's answers in the draft vocabulary, each predicted from up to `steps` starts before it.
 
-    A token that is not in the draft vocabulary teaches nothing, and cannot be right. EAGLE-3 asks that of the
-    target's greedy token; what it said spares the products over the rest of the vocabulary, most of a lesson's cost.
+    Other tokens have no loss, and cannot be drafted. EAGLE-3 applies this to the target's greedy token; with the output
+    token, the products over the rest of the vocabulary, most of a lesson's cost, are not needed.
     """
 
     lines: Tensor  # [places] int64
-    said: Tensor  # [places] int64: which token of the answer
+    positions: Tensor  # [places] int64: of a token in its answer
     drafts: Tensor  # [places] int64: its draft id
-    finals: Tensor  # [places, hidden] normed: what the target's distribution there is made of
+    finals: Tensor  # [places, hidden] normed: the source of the target's distribution there
 
     @classmethod
     def of(cls, window: Window, teacher: Teacher) -> Places:
-        drafts = teacher.draft_ids[window.said]
-        counted = (drafts >= 0) & (torch.arange(drafts.shape[1], device=drafts.device) < window.said_lengths[:, None])
+        drafts = teacher.draft_ids[window.output]
+        counted = (drafts >= 0) & (torch.arange(drafts.shape[1], device=drafts.device) < window.output_lengths[:, None])
         counted[:, 0] = False  # no draft begins before the prompt's end
-        lines, said = counted.nonzero(as_tuple=True)
-        return cls(lines, said, drafts[lines, said], teacher.normed(window.finals[lines, said]))
+        lines, positions = counted.nonzero(as_tuple=True)
+        return cls(lines, positions, drafts[lines, positions], teacher.normed(window.finals[lines, positions]))
 
     def from_starts(self, values: Tensor, step: int) -> Tensor:
-        """Values [b, a, ...] of the starts that foresee these places at `step`; others' without such a start."""
-        return values[self.lines, (self.said - step).clamp(min=0)]
+        """Values [b, a, ...] of the starts that predict these places at `step`; arbitrary ones without such a start."""
+        return values[self.lines, (self.positions - step).clamp(min=0)]
 
     def counted(self, steps: int) -> Tensor:
         """[steps, places] whether there is such a start."""
-        return self.said >= torch.arange(1, steps + 1, device=self.said.device)[:, None]
+        return self.positions >= torch.arange(1, steps + 1, device=self.positions.device)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,8 @@ class StepSums:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Drafts beside what the target says: weighted sum of losses, with gradients; and without, by step and place
-    [steps, places], losses, right guesses, and how much both distributions overlap.
+    """Drafts compared with the target: the weighted sum of losses, with gradients; and by step and place
+    [steps, places], without gradients, losses, right guesses, and the overlap of both distributions.
     """
 
     loss: Tensor
@@ -226,10 +226,10 @@ def compared(
 
 
 class _Comparison(torch.autograd.Function):
-    """Soft cross-entropy against the target's distribution, and its gradient, computed at once.
+    """Soft cross-entropy against the target's distribution, computed together with its gradient.
 
-    Logits are made and used up some rows at a time: written out in float32, with those of autograd, they would be most
-    of a lesson's memory and time.
+    Logits are computed for some rows at a time: all of them in float32, with autograd's copies, would take most of a
+    lesson's memory and time.
     """
 
     @staticmethod
@@ -237,9 +237,9 @@ class _Comparison(torch.autograd.Function):
         ctx: Any, states: Tensor, matrix: Tensor, weights: Tensor, finals: Tensor, rows: Tensor, drafts: Tensor,
         overlap: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """`weights` [steps, places] of losses, 0 where there is no draft; finals [places, hidden] times rows
-        [draft_vocab_size, hidden] are the target's logits, and drafts [places] what it said. Without `overlap` that
-        of the distributions is not computed.
+        """`weights` [steps, places] of losses are 0 without a draft; finals [places, hidden] times rows
+        [draft_vocab_size, hidden] are the target's logits, drafts [places] its tokens. The overlap of the distributions
+        is computed with `overlap`.
         """
         steps, count, width = states.shape
         exact = weights.dtype  # float32, or float64 in tests
@@ -254,8 +254,8 @@ class _Comparison(torch.autograd.Function):
                 best, shares = logits.amax(-1), logits.softmax(-1)
                 sums = best - shares.amax(-1).log()  # the logarithms of the sums of exponentials
                 losses[:, part] = sums - torch.einsum("spv,pv->sp", logits, wanted)
-                said = drafts[part].expand(steps, -1)[..., None]
-                right[:, part] = (logits.gather(-1, said)[..., 0] == best).to(exact)
+                wanted_ids = drafts[part].expand(steps, -1)[..., None]
+                right[:, part] = (logits.gather(-1, wanted_ids)[..., 0] == best).to(exact)
                 if overlap:
                     overlaps[:, part] = torch.minimum(shares, wanted).sum(-1)
                 slopes[:, part] = shares.sub_(wanted)
@@ -287,7 +287,7 @@ def unroll(head: HeadModule, window: Window, steps: int) -> Iterator[Tensor]:
     """The layer's output at every start, [b, a, hidden], at steps 1, 2, … `steps`; `head.logits` reads the tokens off.
 
     At step 1 a start reads the target's fused feature; at later ones the layer's own output of the step before. It
-    attends to the entries up to its own, which all hold target features, as they do once their tokens are accepted; and
+    attends to the entries up to its own, which all have target features, as after the acceptance of their tokens; and
     to its own earlier steps.
     """
     positions = torch.arange(window.following.shape[1], device=window.following.device)
@@ -299,7 +299,7 @@ def unroll(head: HeadModule, window: Window, steps: int) -> Iterator[Tensor]:
     feature, x = _taken(fused, starts), _taken(x, starts)
     for step in range(1, steps + 1):
         if step > 1:
-            embedded = head.embed(_shifted(window.said, step - 1, window.starts))
+            embedded = head.embed(_shifted(window.output, step - 1, window.starts))
             x = head.midlayer.attention_input(embedded, feature)
         feature = head.midlayer.output(feature, attention.attend(x, step))
         yield feature
@@ -367,6 +367,6 @@ def _taken(entries: Tensor, starts: Tensor) -> Tensor:
     return entries.gather(1, starts[..., None].expand(-1, -1, entries.shape[-1]))
 
 
-def _shifted(said: Tensor, by: int, count: int) -> Tensor:
-    """said[:, by : by + count], padded with zeros."""
-    return F.pad(said, (0, max(0, by + count - said.shape[1])))[:, by : by + count]
+def _shifted(tokens: Tensor, by: int, count: int) -> Tensor:
+    """tokens[:, by : by + count], padded with zeros."""
+    return F.pad(tokens, (0, max(0, by + count - tokens.shape[1])))[:, by : by + count]

@@ -23,7 +23,7 @@ def test_answers_are_what_the_engine_says_with_speculation_off(material: Materia
         for question in questions(PROMPTS, (0.0, 1.0), seed=3)
     ]
     plain = run(material.target, requests).outcomes
-    assert {a.id: a.said for a in material.answers} == {name: o.token_ids for (name, _), o in plain.items()}
+    assert {a.id: a.output for a in material.answers} == {name: o.token_ids for (name, _), o in plain.items()}
     assert {a.temperature for a in material.answers} == {0.0, 1.0}
 
 
@@ -32,7 +32,7 @@ def test_streams_taken_down_while_answering_equal_those_of_a_prefill_bit_for_bit
     for answer, recording in regenerate(material.target, asked, LONGEST_ANSWER, material.streams):
         (again,) = Prefilled(material).of(answer.id)
         assert recording.features.shape == (len(answer.tokens) - 1, material.streams.width)
-        assert recording.finals.shape == (len(answer.said), material.streams.hidden_size)
+        assert recording.finals.shape == (len(answer.output), material.streams.hidden_size)
         np.testing.assert_array_equal(recording.features, again.features)
         np.testing.assert_array_equal(recording.finals, again.finals)
 

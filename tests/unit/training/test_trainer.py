@@ -114,7 +114,7 @@ def test_training_lowers_the_loss_and_changes_every_weight(material: Material) -
 
 def test_the_draft_vocabulary_is_what_the_target_says_most(material: Material) -> None:
     ids = frequent_tokens(material.answers, 10, 384).tolist()
-    counts = {token: sum(answer.said.count(token) for answer in material.answers) for token in range(384)}
+    counts = {token: sum(answer.output.count(token) for answer in material.answers) for token in range(384)}
     assert ids == sorted(ids)
     assert min(counts[token] for token in ids) >= max(counts[token] for token in counts if token not in ids)
     assert coverage(material.answers, torch.tensor(ids)) == pytest.approx(

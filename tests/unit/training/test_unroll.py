@@ -39,7 +39,7 @@ def test_every_step_of_every_start_equals_the_head_that_drafts(material: Materia
         unrolled = [(state, head.logits(state)) for state in unroll(head, _window(material, numbers), STEPS)]
     for line, number in enumerate(numbers):
         answer = material.answers[number]
-        for start in (0, 1, len(answer.said) - 2):
+        for start in (0, 1, len(answer.output) - 2):
             drafted = _drafted(loaded, material, number, start)
             for step, (state, logits) in enumerate(drafted):
                 torch.testing.assert_close(unrolled[step][0][line, start], state, rtol=1e-4, atol=1e-4)
@@ -47,7 +47,7 @@ def test_every_step_of_every_start_equals_the_head_that_drafts(material: Materia
 
 
 def _drafted(loaded, material: Material, number: int, start: int):  # type: ignore[no-untyped-def]
-    """States and logits of a draft from `start` on, its tokens those that the target said."""
+    """States and logits of a draft from `start` on, with the target's tokens."""
     answer, (recording,) = material.answers[number], material.recordings.of([number])
     entry = len(answer.prompt) - 1 + start
     drafting = HeadPass(loaded, material.target.embed, 8, 512)
@@ -59,9 +59,9 @@ def _drafted(loaded, material: Material, number: int, start: int):  # type: igno
     out = drafting.read(rows.build(), features)
     states = out.states
     yield torch.from_numpy(states[0].copy()), torch.from_numpy(out.logits[0].copy())
-    for step in range(1, min(STEPS, len(answer.said) - 1 - start)):
+    for step in range(1, min(STEPS, len(answer.output) - 1 - start)):
         rows = RowsBuilder()
-        rows.add_chunk(table, entry + step, [answer.said[start + step]], want_last=True)
+        rows.add_chunk(table, entry + step, [answer.output[start + step]], want_last=True)
         out = drafting.step(rows.build(), states)
         states = out.states
         yield torch.from_numpy(states[0].copy()), torch.from_numpy(out.logits[0].copy())
@@ -88,15 +88,15 @@ def test_the_gradient_of_the_last_step_goes_through_all_steps_before_it(paramete
 
 
 def test_the_teacher_s_distribution_is_the_target_s_own_on_the_draft_vocabulary(material: Material) -> None:
-    """Its greedy tokens are what the target said at temperature 0, its probabilities a softmax over 100 ids."""
+    """Its greedy tokens are the target's at temperature 0, its probabilities a softmax over 100 ids."""
     teacher = material.teacher()
     for number, answer in enumerate(material.answers):
         if answer.temperature:
             continue
         (recording,) = material.recordings.of([number])
         shares = teacher(torch.from_numpy(recording.finals).view(torch.bfloat16))
-        torch.testing.assert_close(shares.sum(-1), torch.ones(len(answer.said)))
-        known = teacher.draft_ids[torch.tensor(answer.said)]
+        torch.testing.assert_close(shares.sum(-1), torch.ones(len(answer.output)))
+        known = teacher.draft_ids[torch.tensor(answer.output)]
         greedy = shares.argmax(-1)
         assert (greedy == known)[known >= 0].float().mean() > 0.9  # bfloat16 streams may turn a close choice
 
@@ -104,7 +104,7 @@ def test_the_teacher_s_distribution_is_the_target_s_own_on_the_draft_vocabulary(
 def test_a_start_counts_at_a_step_only_while_the_answer_goes_on(material: Material) -> None:
     window = _window(material, [0, 1])
     for step in range(1, STEPS + 1):
-        expected = [max(0, len(material.answers[n].said) - step) for n in (0, 1)]
+        expected = [max(0, len(material.answers[n].output) - step) for n in (0, 1)]
         assert window.valid(step).sum(dim=1).tolist() == expected
 
 
@@ -114,16 +114,16 @@ def test_losses_are_the_cross_entropy_of_every_start_that_counts(material: Mater
     with torch.no_grad():
         sums = step_sums(head, teacher, window, torch.ones(2))
         shares = teacher(window.finals)
-        said = teacher.draft_ids[window.said]
+        drafts = teacher.draft_ids[window.output]
         outputs = list(unroll(head, window, 2))
     for step in (1, 2):
         expected, right = 0.0, 0
-        for start in range(len(answer.said) - step):
-            if said[0, start + step] < 0:
+        for start in range(len(answer.output) - step):
+            if drafts[0, start + step] < 0:
                 continue
             logits = head.logits(outputs[step - 1][0, start])
             expected -= (shares[0, start + step] * F.log_softmax(logits, -1)).sum().item()
-            right += int(material.target_ids[logits.argmax()] == answer.said[start + step])
+            right += int(material.target_ids[logits.argmax()] == answer.output[start + step])
         assert sums.losses[step - 1].item() == pytest.approx(expected, rel=1e-4)
         assert sums.right[step - 1].item() == right
 
@@ -147,7 +147,7 @@ def test_every_row_of_every_start_equals_the_head_that_drafts(material: Material
     for line, number in enumerate(numbers):
         answer, recorded = material.answers[number], material.recordings.of([number])[0]
         features = torch.from_numpy(recorded.features).view(torch.bfloat16).float().numpy()
-        for start in (0, len(answer.said) - 2):
+        for start in (0, len(answer.output) - 2):
             computing = BlockPass(loaded, material.target, 4, 256)
             table, length = list[int](), len(answer.prompt) + start
             computing.blocks.extend(table, length + size)
@@ -155,9 +155,9 @@ def test_every_row_of_every_start_equals_the_head_that_drafts(material: Material
             rows.add_chunk(table, 0, [0] * length, False)
             computing.store(rows.build(), features[:length])
             rows = RowsBuilder()
-            rows.add_block(table, length, [answer.said[start], *[head.config.mask_token] * (size - 1)])
+            rows.add_block(table, length, [answer.output[start], *[head.config.mask_token] * (size - 1)])
             out = computing.draft(rows.build())
-            tokens = [*answer.said, *[0] * size][start : start + size]
+            tokens = [*answer.output, *[0] * size][start : start + size]
             found = computing.add_previous(out.logits, tokens)
             np.testing.assert_allclose(out.states, states[line, start], atol=2e-4)
             np.testing.assert_allclose(found, logits[line, start], atol=2e-3)
@@ -166,7 +166,7 @@ def test_every_row_of_every_start_equals_the_head_that_drafts(material: Material
 
 def test_the_loss_of_a_row_leaves_rows_behind_an_answer_s_end_out(material: Material) -> None:
     head, numbers = material.block(), [0, 1, 2]
-    lengths = [len(material.answers[number].said) for number in numbers]
+    lengths = [len(material.answers[number].output) for number in numbers]
     sums = block_sums(head, material.teacher(), _window(material, numbers), torch.ones(4))
     alone = [block_sums(head, material.teacher(), _window(material, [number]), torch.ones(4)) for number in numbers]
     torch.testing.assert_close(sums.losses, sum(each.losses for each in alone))

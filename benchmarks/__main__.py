@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str, Subject]:
-    """The case that tells this record from others of the same benchmark and machine, and the things measured."""
+    """The case that distinguishes this record from others of the same benchmark and machine, and its subject."""
     model = given.gguf or model_path("smollm2")
     own_head = given.head if given.gguf is None else None
     if name == "specbench":
@@ -136,7 +136,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _show(results: dict[str, Any]) -> None:
-    """Spec-Bench as tables, all else as its JSON says it, a line for each row."""
+    """Spec-Bench as tables, other benchmarks as their JSON, a line for each row."""
     console = Console()
     for name in MEASUREMENTS:
         if name == "specbench":

@@ -1,5 +1,5 @@
-"""float32 beside int8, and int8 with smaller caches, on one published 4-bit file: what a pass takes, what a text costs,
-where greedy tokens part.
+"""float32 compared with int8, and with int8 and smaller caches, on one published 4-bit file: the time of a pass, the
+nats of a text, the first difference of greedy tokens.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _loss(target: Target, tokenizer: Tokenizer) -> float:
 
 
 def _agreement(targets: Mapping[str, Target], tokenizer: Tokenizer) -> dict[str, Any]:
-    """On float32's own greedy text: how often the others would say the same token, and how far they go together."""
+    """On float32's own greedy text: how often the others choose the same token, and for how many tokens in a row."""
     same: dict[str, list[float]] = {name: [] for name in targets if name != "float32"}
     together: dict[str, list[int]] = {name: [] for name in same}
     questions = [json.loads(line)["messages"] for line in QUESTIONS.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""kolm's engine as a contender, what any contender is, and the demo's questions that they are asked."""
+"""kolm's engine as a contender, the protocol of contenders, and the demo's questions for them."""
 
 from __future__ import annotations
 

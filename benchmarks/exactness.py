@@ -1,7 +1,7 @@
 """`python -m benchmarks.identity table`: greedy outputs of several engines, with speculation and without, by token ids.
 
-Every engine answers the same questions three times at each number of requests at once: plain, plain again, and by each
-of its ways of speculation. Rows of engines and methods that were measured before stay in the file.
+Every engine answers the same questions three times at each number of concurrent requests: plain, plain again, and by
+each of its ways of speculation. Rows of engines and methods that were measured earlier stay in the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from services.generation.target.model_path import model_path
 Outputs = list[tuple[int, ...]]
 Prompts = Sequence[tuple[int, ...]]
 Decode = Callable[[Prompts, int], Outputs]
-"""Greedy outputs of prompts, and how many of them are asked at once."""
+"""Greedy outputs of prompts, with a number of concurrent requests."""
 
 _LLAMA = {
     "draft model": ("--spec-type", "draft-simple", "-md", "{coarse}"),
@@ -46,7 +46,7 @@ class Engine:
 
 
 def rows(engine: Engine, prompts: Prompts, at_once: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A row for each way of speculation at each number of requests at once."""
+    """A row for each way of speculation at each number of concurrent requests."""
     alone: Outputs | None = None
     for many in (many for many in engine.at_once if many in at_once):
         plain, again = engine.plain(prompts, many), engine.plain(prompts, many)
@@ -149,7 +149,7 @@ LIBRARIES = {"kolm": kolm, "transformers": transformers, "openvino": openvino}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0; what differs stands in the rows."""
+    """The exit code, 0; the rows have the differences."""
     given = _arguments(arguments)
     published = model_path(Path("smollm2"))
     tokenizer, file = Tokenizer(published), in_storage(published, given.storage)
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def keep(row: dict[str, Any], folder: Path) -> None:
-    """Write the row in place of an earlier one of the same engine, method and number of requests at once."""
+    """Write the row in place of an earlier row of the same engine, method and number of concurrent requests."""
     kept = known_figures("exactness", folder) or []
     key = [row[name] for name in ("engine", "method", "at once")]
     kept = [each for each in kept if [each[name] for name in ("engine", "method", "at once")] != key]
@@ -194,6 +194,6 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--storage", default="q8_0", help="of the libraries' and llama.cpp's weights (q8_0)")
     parser.add_argument("--requests", type=int, default=48, help="questions (48)")
     parser.add_argument("--max-tokens", type=int, default=64, help="of an output at most (64)")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], help="requests at once (1 8 16)")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], help="concurrent requests (1 8 16)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON (benchmarks/results)")
     return parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.identity`: the share of requests whose output with speculation is that of plain decoding.
+"""`python -m benchmarks.identity`: the share of requests with equal outputs of speculation and of plain decoding.
 
-Between two servers with OpenAI's chat completions, one server that a member of the request turns speculation off for,
-or two methods of a kolm server:
+Between two servers with OpenAI's chat completions, one server with a request member that turns speculation off, or two
+methods of a kolm server:
 
     python -m benchmarks.identity --base-url http://127.0.0.1:8001/v1 --plain-url http://127.0.0.1:8000/v1 --model NAME
     python -m benchmarks.identity --base-url http://127.0.0.1:8000/v1 --model NAME --plain-extra '{"draft": false}'
@@ -37,7 +37,7 @@ _NORMAL_95 = 1.96
 
 
 class ServerFailed(Exception):
-    """A server gave no answer; the message names it and says why."""
+    """A server gave no answer; the message has its name and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The text, and the token ids where the server gives them; texts can be alike where tokens are not."""
+    """The text, and the token ids if the server gives them; different tokens may have equal texts."""
 
     text: str
     token_ids: tuple[int, ...] | None = None
@@ -99,8 +99,8 @@ class OpenAIServer:
             with urllib.request.urlopen(request, timeout=self._timeout) as response:
                 return read_completion(response.read())
         except urllib.error.HTTPError as error:
-            said = error.read(300).decode("utf-8", "replace")
-            raise ServerFailed(f"{self._url}: HTTP {error.code}: {said}") from None
+            refusal = error.read(300).decode("utf-8", "replace")
+            raise ServerFailed(f"{self._url}: HTTP {error.code}: {refusal}") from None
         except (OSError, ValueError) as error:
             raise ServerFailed(f"{self._url}: {error}") from None
 
@@ -139,8 +139,9 @@ class KolmServer:
 
 def messages_of(turns: Sequence[str], answers: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The prompt of the turn after `answers`."""
-    said = [each for pair in zip(turns, answers, strict=False) for each in (("user", pair[0]), ("assistant", pair[1]))]
-    return (*said, ("user", turns[len(answers)]))
+    pairs = zip(turns, answers, strict=False)
+    earlier = [each for turn, answer in pairs for each in (("user", turn), ("assistant", answer))]
+    return (*earlier, ("user", turns[len(answers)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ def compare(
 
 
 def report(compared: Sequence[Compared]) -> dict[str, Any]:
-    """Shares of identical answers with 95 % intervals, in all and by kind, and where the others differ first."""
+    """Shares of identical answers with 95 % intervals, in all and by kind, and the first differences of the others."""
     kinds = dict.fromkeys(each.kind for each in compared)
     different = [each for each in compared if not same(each.plain, each.speculated)]
     return {
@@ -198,12 +199,12 @@ def report(compared: Sequence[Compared]) -> dict[str, Any]:
 
 
 def same(one: Answer, other: Answer) -> bool:
-    """Whether two answers are equal: by token ids where both have them, else by text."""
+    """Whether two answers are equal: by token ids if both have them, else by text."""
     return first_difference(one, other) is None
 
 
 def first_difference(one: Answer, other: Answer) -> int | None:
-    """The first position, of tokens where both have ids and else of characters; None where there is no difference."""
+    """The first position that differs, of tokens if both have ids and else of characters; None if they are equal."""
     if one.token_ids is not None and other.token_ids is not None:
         left: Sequence[Any] = one.token_ids
         right: Sequence[Any] = other.token_ids
@@ -240,7 +241,7 @@ def _by_tokens(each: Compared) -> bool:
 
 
 def main() -> int:
-    """0 where all are identical, 1 where some are not, 2 for a wrong command line or no answer."""
+    """The exit code: 0 if all are identical, 1 if some differ, 2 for a wrong command line or no answer."""
     arguments = _arguments()
     try:
         plain, speculating = _servers(arguments)
@@ -281,7 +282,7 @@ def _servers(arguments: argparse.Namespace) -> tuple[Server, Server]:
         raise ServerFailed("expected --base-url URL or --kolm HOST:PORT")
     if not (arguments.plain_url or arguments.plain_extra):
         raise ServerFailed(
-            "expected --plain-url with a server without speculation, or --plain-extra with what turns it off"
+            "expected --plain-url with a server without speculation, or --plain-extra with members that turn it off"
         )
     key = os.environ.get("OPENAI_API_KEY", "")
     plain = OpenAIServer(arguments.plain_url or arguments.base_url, arguments.model, key, arguments.plain_extra)

@@ -1,10 +1,10 @@
 """`python -m benchmarks.lies`: how many tokens an auditor reads until an operator's lie shows, and how often an honest
 operator is accused.
 
-llama.cpp's server serves SmolLM2 with 8 or 4 bits a weight, or what a lie puts in its place, and is asked as the
-generation service asks it. kolm's own arithmetic passes along each output with the weights that were promised, as
-`kolm audit run --model` does. The thresholds are frozen: no prompt asked here is one that they were set on. Outputs and
-passes are kept in benchmarks/scratch/lies; a stopped run goes on, and one that is asked for more adds to them.
+llama.cpp's server serves SmolLM2 with 8 or 4 bits a weight, or a lie's substitute, with the generation service's
+requests. kolm's own arithmetic passes along each output with the promised weights, as `kolm audit run --model` does.
+The thresholds are frozen: they were set on other prompts. Outputs and passes are kept in benchmarks/scratch/lies; a
+stopped run continues, and a larger one adds to them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GREEDY = SamplingParams(max_tokens=_MAX_TOKENS)
 NUCLEUS = replace(GREEDY, temperature=0.7, top_p=0.9)
 WARM = replace(GREEDY, temperature=0.8)
 DRAWN = msgspec.structs.replace(HONEST, missed=0.02)
-"""Where the draws of llama-server's seeds are known."""
+"""The kinds of sampling for which the random numbers of llama-server's seeds are known."""
 HONEST_SAMPLING = {
     "T=0": GREEDY,
     "T=0 rp=1.1": replace(GREEDY, repetition_penalty=1.1),
@@ -64,7 +64,7 @@ Prompt = tuple[int, ...]
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What a receipt says was asked, and the output."""
+    """A receipted request, and the output."""
 
     prompt: Prompt
     sampling: SamplingParams
@@ -73,7 +73,7 @@ class Served(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some outputs of a case: what is sent to the server, and what the receipt tells of it where that is another."""
+    """Some outputs of a case: the requests to the server, and the receipted requests if those differ."""
 
     case: str
     number: int
@@ -89,7 +89,8 @@ class Part:
     def served(self, server: Upstream) -> list[Served]:
         requests = [EngineRequest("", prompt, sampling) for prompt, sampling in self.sent]
         told = self.told or self.sent
-        return [Served(*said, out) for said, out in zip(told, server.outputs(requests, _PART), strict=True) if out]
+        outputs = server.outputs(requests, _PART)
+        return [Served(*receipted, out) for receipted, out in zip(told, outputs, strict=True) if out]
 
 
 def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
@@ -196,7 +197,7 @@ class Auditor:
 
 
 def serve(several: Sequence[Part], binary: str | None) -> None:
-    """What is not kept yet, one server after another."""
+    """The outputs that are not kept yet, one server after another."""
     for serves in dict.fromkeys(part.serves for part in several):
         missing = [part for part in several if part.serves == serves and not part.path.exists()]
         with ExitStack() as running:
@@ -224,8 +225,8 @@ def _keep(path: Path, values: Sequence[Any]) -> None:
 
 
 def row(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
-    """How many tokens are read until an output is INCONSISTENT: alone, with the drift of those before it, and by what
-    seeds draw, where that is known.
+    """The tokens that are read until an output is INCONSISTENT: alone, with the drift of earlier outputs, and by the
+    random numbers of seeds, if they are known.
     """
     passes = [(len(each.output), passed) for each, passed in found]
     names = ("mean", "largest", "surprise", "rarest", "missed")
@@ -240,7 +241,7 @@ def row(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
 
 
 def caught(passes: Sequence[tuple[int, ReferencePass]], by: ReferenceThresholds) -> dict[str, Any]:
-    """What these thresholds find in outputs in turn, each with its number of tokens."""
+    """The findings of these thresholds in outputs in turn, each with its number of tokens."""
     drift, hits, largest = Drift(), list[bool](), 0.0
     for length, found in passes:
         known = found if by.missed is not None else msgspec.structs.replace(found, missed=None)
@@ -253,7 +254,7 @@ def caught(passes: Sequence[tuple[int, ReferencePass]], by: ReferenceThresholds)
 
 def _steps(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, float]:
     """Means of the exponential of a step of each sum, which are 1 at most where `Drift` keeps its word."""
-    high = Drift(1e3, 1e3, 1e3, 1e3)  # from where no step is cut off
+    high = Drift(1e3, 1e3, 1e3, 1e3)  # so high that no step is cut off at 0
     steps = [high.after(passed, len(each.output)) for each, passed in found]
     return {
         name: round(float(np.mean([np.exp(getattr(step, name) - 1e3) for step in steps])), 3)
@@ -276,7 +277,7 @@ def _found(lengths: Sequence[int], caught: Sequence[bool]) -> dict[str, Any]:
 
 
 def judged(several: Sequence[Part], lies: int) -> dict[str, list[tuple[Served, ReferencePass]]]:
-    """The outputs of each case with their passes; on the first honest ones lies are told anew."""
+    """The outputs of each case with their passes; lies by receipts alone are made on the first honest outputs."""
     cases: dict[str, list[tuple[Served, ReferencePass]]] = {}
     for promised in ("q8_0", "q4_0"):
         auditor: list[Auditor] = []

@@ -1,4 +1,4 @@
-"""llama.cpp's server, out of xllamacpp, by those of llama-server's flags that are used here, until SIGTERM:
+"""llama.cpp's server from xllamacpp, with the flags of llama-server that are used here, until SIGTERM:
 `python -m benchmarks.llama_server -m FILE --port PORT`.
 """
 

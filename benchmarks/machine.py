@@ -18,10 +18,10 @@ _START_SECONDS = 600.0
 
 
 def resident(process: int | str = "self", field: str = "VmRSS") -> int:
-    """Resident bytes of a process (Linux); 0 for one that has died.
+    """Resident bytes of a process (Linux); 0 for a dead process.
 
-    `VmHWM`: the peak since it runs its program, where getrusage would count what its parent had when it forked.
-    `RssAnon`: its own pages alone, for those of mapped files can be dropped.
+    `VmHWM`: the peak since it runs its program, while getrusage would count its parent's memory at the fork.
+    `RssAnon`: its own pages without the pages of mapped files, which the kernel can drop.
     """
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()

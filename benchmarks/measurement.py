@@ -40,7 +40,7 @@ _MICROARCHITECTURES = {
 
 
 class MeasurementInvalid(ValueError):
-    """A file among the results is not one that `Measurement.write` has written; the message names it."""
+    """A file among the results was not written by `Measurement.write`; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ def _beside(contenders: Mapping[str, Decode], tokenizer: Tokenizer) -> dict[str,
             for name in order:
                 whole = seconds(contenders[name], prompt, _TOKENS)
                 decoding[name].append(1e3 * (whole - seconds(contenders[name], prompt, 1)) / (_TOKENS - 1))
-        asked = [turn + 10, *long[1:]]  # so that nobody has it in a cache
+        asked = [turn + 10, *long[1:]]  # in no engine's cache
         for name in order:
             reading[name].append(1e3 * seconds(contenders[name], asked, 1) / _PROMPT)
 
@@ -138,7 +138,7 @@ class Kolm:
         return self.generate_all([prompt], tokens)
 
     def generate_all(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[int]:
-        """All at once; the tokens of all of them as they come."""
+        """Run all prompts concurrently; yields the tokens of all of them as they are made."""
         sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
         settings = EngineSettings(prefix_caching=False)
         core = EngineCore(
@@ -176,8 +176,8 @@ class Kolm:
 
 
 def in_storage(published: Path, storage: str, folder: Path = _SCRATCH) -> Path:
-    """The file with all matrices in `storage`, written to `folder` once; the values are those of the published file,
-    rounded where the storage has fewer bits.
+    """The file with all matrices in `storage`, written to `folder` once: the values of the published file, rounded if
+    the storage has fewer bits.
     """
     path = folder / f"{published.stem}.{storage}.gguf"
     if path.exists():

@@ -1,7 +1,7 @@
 """`python -m benchmarks report`: render the result files into the marked blocks of README.md and docs.
 
-A block stands between `<!-- benchmarks: NAME -->` and `<!-- end -->`. `tests/unit/benchmarks/test_report.py` compares
-the pages with what this module renders from `benchmarks/results`.
+A block is between `<!-- benchmarks: NAME -->` and `<!-- end -->`. `tests/unit/benchmarks/test_report.py` compares the
+pages with this module's output for `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -541,7 +541,7 @@ class Target:
 
 
 def targets(results: Results) -> str:
-    """What was aimed at, and the best and the worst of what was measured."""
+    """The aims, with the best and the worst measurement of each."""
     rows = [each.row() for each in (*_speculation_targets(results), *_pass_and_caller_targets(results))]
     return "\n".join(_table(("aim", "best", "worst", "met"), rows))
 

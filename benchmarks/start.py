@@ -1,7 +1,7 @@
-"""`python -m benchmarks.start [FLAGS OF kolm up]`: what people wait for: `kolm`'s calls, and `kolm up`.
+"""`python -m benchmarks.start [FLAGS OF kolm up]`: the times of `kolm`'s calls and of `kolm up`.
 
-Calls: CPU seconds of the whole process, interpreter included, before it asks a service; the least of several runs. They
-are refused: nobody listens, or what they name is not there. `tests/unit/cli/test_help.py` holds what they import.
+Calls: CPU seconds of the whole process, interpreter included, before it asks a service; the least of several runs. The
+calls fail: no server listens, or the named object does not exist. `tests/unit/cli/test_help.py` limits their imports.
 
 Starts: seconds of the wall from the command to "answers", and CPU seconds of all its processes, their stop included.
 The first start finds no compiled code, no digest and no probe, but Python's own `.pyc` files; each later one finds all.

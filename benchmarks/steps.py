@@ -1,4 +1,4 @@
-"""What single steps cost: drafting with a head, auditing a receipt."""
+"""The cost of single steps: drafting with a head, auditing a receipt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _THREADS = (1, 2)
 
 
 def measure_head(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
-    """Seconds of a draft beside those of a pass, and acceptance of chains by kind and temperature."""
+    """Seconds of a draft and of a pass, and acceptance of chains by kind and temperature."""
     engine = KolmEngine(model)
     cost, engine.cost = engine.cost, _FREE_ROWS
     loaded = load_head(head, engine.target.config)

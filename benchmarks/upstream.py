@@ -24,7 +24,7 @@ _CONTEXT = 2048  # tokens of a slot
 
 
 class Upstream:
-    """vLLM, SGLang or llama-server at a URL. Raises OSError where it does not answer."""
+    """vLLM, SGLang or llama-server at a URL. Raises OSError if it does not answer."""
 
     def __init__(self, engine: str, url: str) -> None:
         self._dialect, self._url = DIALECTS[engine], url.rstrip("/")
@@ -58,9 +58,9 @@ def _answered(url: str, body: Mapping[str, Any] | None) -> str:
 
 @contextmanager
 def llama_server(binary: str | None, model: Path, *flags: str, slots: int = 16) -> Iterator[Upstream]:
-    """llama.cpp's server on a free port, one thread, until the block ends: the program, or what xllamacpp carries.
+    """llama.cpp's server on a free port, one thread, until the block ends: the program, or xllamacpp's copy.
 
-    Raises OSError where it does not start.
+    Raises OSError if it does not start.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
-"""A false answer, and what becomes of it: `python -m demo.drill`.
+"""A drill with a false answer: `python -m demo.drill`.
 
-Starts services of its own in a temporary folder, breaks the arithmetic of the one that generates, and shows with the
-commands of an operator how the audit finds it, halts the method, and is answered. No other log is written to, and
-nothing stays.
+Starts services in a temporary folder, breaks the arithmetic of the generation service, and shows with an operator's
+commands how the audit finds it and halts the method, and how the operator resumes it. No other log is written to, and
+the folder is removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from services.generation.target.model_path import model_path
 _PROMPT = "one, two, three, one, two, three, one, two, three,"
 _ASK = ("generate", _PROMPT, "--max-tokens", "24", "--method", "lookahead")
 _GRACE_SECONDS = 15.0
-_PATIENCE = 90.0  # seconds for what follows from a wrong answer, on a busy machine
+_PATIENCE = 90.0  # seconds from a wrong answer to its halt, on a busy machine
 _PAUSE = 0.2
 _OK, _FAILED, _USAGE, _DIFFERS, _INTERRUPTED = 0, 1, 2, 3, 130
 _KEPT = ("KOLM_MODELS", "KOLM_KERNEL_CACHE", "KOLM_INSTRUCTION_SET")
@@ -102,7 +102,7 @@ class Drill:
         return self._show(*words, code=_OK).out
 
     def _show(self, *words: str, code: int) -> Ran:
-        """Run a command as an operator would, and show it with what it prints."""
+        """Run a command as an operator would, and show it with its output."""
         self._console.print(f"$ kolm {shlex.join(words)}", style="bold", markup=False, highlight=False, soft_wrap=True)
         ran = self._kolm(words)
         for text in (ran.out, ran.err):
@@ -111,8 +111,8 @@ class Drill:
         _expect(ran.code == code, f"kolm {words[0]} ends with exit code {code}, and not {ran.code}")
         return ran
 
-    def _step(self, said: str) -> None:
-        self._console.print(f"\n[bold cyan]{said}[/]")
+    def _step(self, title: str) -> None:
+        self._console.print(f"\n[bold cyan]{title}[/]")
 
     def _await(self, happened: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE
@@ -148,7 +148,7 @@ def _kolm_of(services: LocalServices) -> Kolm:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The process's exit code: 0 where all happened as it is shown, 3 where not."""
+    """The process's exit code: 0 if every step had the expected result, else 3."""
     parser = argparse.ArgumentParser(prog="python -m demo.drill", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", type=Path, default=Path("smollm2"), help="directory, GGUF file or name (smollm2)")
     try:

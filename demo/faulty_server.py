@@ -1,7 +1,7 @@
 """A generation service whose arithmetic goes wrong on demand: `python -m demo.faulty_server [flags]`, for `demo.drill`.
 
-While the file `fault` lies in its state folder, the logits of a row depend on how many rows are computed beside it, as
-on a machine whose kernels do not keep the contract. Its probe passes, because the file comes later.
+While its state folder has a file `fault`, the logits of a row depend on the number of rows in its pass, as on a machine
+whose kernels break the contract. Its probe passes, because the file is written later.
 """
 
 # ruff: noqa: E402 - as services/generation/__main__.py serves, without torch

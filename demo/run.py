@@ -33,7 +33,7 @@ _OK, _FAILED, _USAGE, _DIFFERS, _INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def main() -> int:
-    """The process's exit code: 0 where everything was identical, exact and whole; 3 where not."""
+    """The process's exit code: 0 if everything was identical, exact and whole, else 3."""
     options = _options()
     console = Console(highlight=False)
     missing = needed(options.model)

@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"(<!-- lies -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def readme() -> str:
-    """README.md with these rows. Raises KeyError for one that docs/guarantees.md lacks."""
+    """README.md with these rows. Raises KeyError for a row that docs/guarantees.md lacks."""
     lines = _SOURCE.read_text("utf-8").partition(_HEAD)[2].partition("\n\n")[0].splitlines()
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines[2:]}
     table = "\n".join([_HEAD + lines[0], lines[1], *(rows[lie] for lie in _SHOWN)])

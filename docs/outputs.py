@@ -29,13 +29,13 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "structured-output.md")
 _BLOCK = re.compile(r"(?<=^```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"`(\w+\.json)`:\n\n```json\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COLUMNS = 100
-_LONGEST = 140  # characters of a line, where a command breaks none
+_LONGEST = 140  # characters of a line, unless the command prints longer ones
 _PATIENCE = 300.0  # seconds until an auditor has judged what was asked
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A line that does something, and what came of it."""
+    """A command line, and its output."""
 
     line: str
     output: str
@@ -64,7 +64,7 @@ def write_files(folder: Path) -> None:
 
 
 def main() -> None:
-    """Write all of them anew."""
+    """Write all outputs again."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_files(folder)

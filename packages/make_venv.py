@@ -1,7 +1,7 @@
 """Makes .venv at one of two levels: `serving`, which has no torch, or `dev`, the rest on top of it.
 
-Run by the Makefile, with any Python from 3.11 on. A file in .venv stamps each level that is whole; a level that was
-interrupted has none, and the next call begins from an empty folder: half of a package cannot be told from a whole one.
+Run by the Makefile, with any Python from 3.11 on. A file in .venv stamps each finished level. After an interruption
+there is no stamp, and the next call begins with an empty folder, since half a package looks like a whole one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGE = re.compile(r" *(?:Downloading|Using cached) .*\([\d.]+ [MG]B\)")
 
 
 def main(level: str, torch_index: str) -> int:
-    """Make a level where it is not there. The exit code: 1 where a command failed."""
+    """Make a level if it is missing. Returns the exit code: 1 if a command failed."""
     with _alone():
         if _is_whole(level):  # another make has made it meanwhile
             return 0
@@ -68,8 +68,8 @@ def _add_dev(torch_index: str) -> None:
 
 
 def _cpu_index(url: str) -> list[str]:
-    """The flag for an index with torch's CPU build, where that answers. Without an answer pip would wait for it at each
-    package, several times.
+    """The flag for an index with torch's CPU build, if the index answers. Without an answer pip would wait for it at
+    each package, several times.
     """
     if not url:
         return []
@@ -79,7 +79,7 @@ def _cpu_index(url: str) -> list[str]:
     asking.join(_ANSWER_SECONDS)
     if asked == [True]:
         return ["--extra-index-url", url]
-    _say(f"  {url} does not answer: pip looks for torch where it always looks; PyPI's for Linux is CUDA's, several GB")
+    _say(f"  {url} does not answer: pip uses its default index; PyPI's torch for Linux is the CUDA build, several GB")
     return []
 
 
@@ -93,8 +93,8 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """While no other call works on the folder. What pip starts inherits the lock: where this process is killed, the
-    next one waits for the end of what it has left.
+    """A block in which no other call works on the folder. pip's processes inherit the lock: if this process is killed,
+    the next call waits for their end.
     """
     _LOCK.parent.mkdir(exist_ok=True)
     with _LOCK.open("w") as lock:

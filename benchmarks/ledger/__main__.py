@@ -31,7 +31,7 @@ _CLIENTS = 64
 _SHORT_WARM_UP = 200
 
 _SMALL = 10_000
-"""The largest log that is made anew for each round; earlier rounds would change its size."""
+"""The largest log that is made again for each round; earlier rounds would change its size."""
 
 _COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a"}
 _NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.ledger.kills`: a ledger service that is killed again and again under several appenders, with
-exact accounting: of what it has acknowledged, nothing may be missing, there twice, or at another place.
+"""`python -m benchmarks.ledger.kills`: a ledger service that is killed repeatedly under several appenders, with exact
+accounting: no acknowledged receipt may be missing, doubled or moved.
 
-Nothing is timed. The exit code is 1 where a count of faults is not zero, or the log does not verify.
+Nothing is timed. The exit code is 1 if a count of faults is not zero, or the log does not verify.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PATIENCE = 120.0
 @dataclass(frozen=True, slots=True)
 class Account:
     """The result. `answers` counts acknowledgements, also of receipts that were sent again; `acknowledged` and `logged`
-    count receipts. `moved` have been acknowledged at two places, or are not where they were acknowledged.
+    count receipts. `moved` receipts were acknowledged at two places, or at another place than theirs in the log.
     """
 
     kills: int
@@ -186,8 +186,8 @@ def _checked(location: LedgerLocation, keys: Path) -> list[object]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger.kills", description=__doc__)
     parser.add_argument("--kills", type=int, default=40, help="times that the service is killed (40)")
-    parser.add_argument("--appenders", type=int, default=4, help="callers at once (4)")
-    parser.add_argument("--store", choices=STORES, default=STORES[0], help=f"where the log is ({STORES[0]})")
+    parser.add_argument("--appenders", type=int, default=4, help="concurrent callers (4)")
+    parser.add_argument("--store", choices=STORES, default=STORES[0], help=f"store of the log ({STORES[0]})")
     arguments = parser.parse_args()
     with opened(arguments.store, None) as locations:
         account = killed_and_counted(locations.location("kills"), arguments.kills, arguments.appenders)

@@ -1,4 +1,4 @@
-"""What is timed on one ledger service: durable, proven appends by many clients at once, and proofs."""
+"""The timed work on one ledger service: durable, proven appends by many concurrent clients, and proofs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PROOFS = 400
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One append: what was sent and what came back, after how many seconds."""
+    """One append: the request, the answer, and the seconds between them."""
 
     envelope: bytes
     answer: ledger_pb2.AppendEntryResponse
@@ -88,7 +88,7 @@ def _measure(location: LedgerLocation, service: Service, requests: Sequence[Any]
 
 
 def _check(location: LedgerLocation, requests: Sequence[Any], answered: Sequence[Answered]) -> None:
-    """Raises where an answer is missing, two have one index, or a proof does not hold."""
+    """Raise if an answer is missing, two have one index, or a proof is wrong."""
     if len({each.answer.index for each in answered}) != len(requests):
         raise RuntimeError("not every append got an index of its own")
     log = location.trusted().keys("log")

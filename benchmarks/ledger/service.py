@@ -1,4 +1,4 @@
-"""A ledger service in a process of its own, where its log is, and receipts that fill it faster than over the wire."""
+"""A ledger service in a process of its own, the store of its log, and a fast way to fill the log with receipts."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class LedgerLocations:
     keep: Path | None = None
 
     def location(self, name: str) -> LedgerLocation:
-        """The log of that name, empty where it is new."""
+        """The log of that name, empty if it is new."""
         folder = self.folder / name
         if self.cluster is None:
             return LedgerLocation(folder)
@@ -164,7 +164,7 @@ class LedgerLocations:
         return LedgerLocation(folder, url_of(self.cluster, name))
 
     def kept(self, name: str) -> LedgerLocation:
-        """The same, for a log that takes long to fill: out of `keep`, where that is given."""
+        """The log of that name, which takes long to fill: copied from `keep`, if it is given."""
         return self.location(name) if self.keep is None else LedgerLocation(self.keep / name)
 
 

@@ -1,5 +1,5 @@
-"""Any OpenAI-compatible server under the load of 1 to 64 callers, by OpenAI's own client, so that engines can be asked
-the same.
+"""Any OpenAI-compatible server under the load of 1 to 64 callers, by OpenAI's own client: equal requests to all
+engines.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _Send = Callable[[int, Any, Seen], Awaitable[None]]
 
 
 def measure(url: str, extra: Mapping[str, Any], *, rounds: int = 3, counts: Sequence[int] = CALLERS) -> dict[str, Any]:
-    """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, the same ones for every number of callers.
+    """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, which are equal for every number of callers.
 
-    `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent where it is set. `extra` are
-    members of each request beside OpenAI's, `counts` the numbers of callers. Ends of sequences are ignored if the
-    server can do that. Raises OpenAIError if it does not answer.
+    `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent if it is set. `extra` are
+    members of each request besides OpenAI's, `counts` the numbers of callers. Ends of sequences are ignored if the
+    server supports it. Raises OpenAIError if it does not answer.
     """
     return asyncio.run(_measure(url, extra, rounds, counts))
 

@@ -28,7 +28,7 @@ _PROMPTS_OF_KIND = 4
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, and the method that it asks for where speculation is on."""
+    """One request, with its method if speculation is on."""
 
     request: Request
     method: str
@@ -104,7 +104,7 @@ async def _stream(runtime: AsyncRuntime, number: int, each: Asked, seen: Seen, o
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where both listen, and what a caller shows them: the owner's token acts for every tenant."""
+    """The addresses of both services, and a caller's token: the owner's, which acts for every tenant."""
 
     generation: str
     ledger: str

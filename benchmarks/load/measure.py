@@ -26,7 +26,9 @@ FLAGS = ("--no-prefix-caching",)
 
 
 def measure(model: str, *, quick: bool = False, soak_minutes: float = 0.0) -> dict[str, Any]:
-    """`model` as `--model` takes it. On and off take turns on the same requests, whose tokens have to be the same."""
+    """Measure a model, named as by `--model`. On and off alternate on the same requests; their tokens have to be
+    equal.
+    """
     counts = CALLERS[:2] if quick else CALLERS
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), model, *FLAGS) as stack:
         methods = methods_of(stack)

@@ -24,8 +24,8 @@ class ChatTokenizer(Protocol):
 class Told:
     """A contender's answers in some conversations that ran at the same time.
 
-    `tokens` are those of each conversation's answers, one after the other. `passes` of the target are None where the
-    contender does not say.
+    `tokens` are the concatenated answers of each conversation. `passes` of the target are None if the contender does
+    not report them.
     """
 
     seconds: float
@@ -36,24 +36,24 @@ class Told:
 def converse(
     contender: Contender, questions: Sequence[Question], tokenizer: ChatTokenizer, temperature: float, max_tokens: int
 ) -> Told | None:
-    """All at once, turn by turn, each with the contender's own answers; None if it takes no such batch."""
-    said: list[list[dict[str, str]]] = [[] for _ in questions]
+    """Run all conversations concurrently, turn by turn, with the contender's own answers; None if it takes no batch."""
+    histories: list[list[dict[str, str]]] = [[] for _ in questions]
     tokens: list[tuple[int, ...]] = [() for _ in questions]
     seconds, passes = 0.0, 0.0
     counted = True
     for turn in range(max(len(question.turns) for question in questions)):
         open_ = [at for at, question in enumerate(questions) if turn < len(question.turns)]
         for at in open_:
-            said[at].append({"role": "user", "content": questions[at].turns[turn]})
-        run = contender.run([tokenizer.encode_chat(said[at]) for at in open_], temperature, max_tokens)
+            histories[at].append({"role": "user", "content": questions[at].turns[turn]})
+        run = contender.run([tokenizer.encode_chat(histories[at]) for at in open_], temperature, max_tokens)
         if run is None:
             return None
         for at, answer in zip(open_, run.tokens, strict=True):
             tokens[at] += answer
-            said[at].append({"role": "assistant", "content": tokenizer.decode(answer)})
+            histories[at].append({"role": "assistant", "content": tokenizer.decode(answer)})
         seconds += run.seconds
         passes += _passes(run)
-        counted = counted and bool(run.digests)  # only kolm's runs say how many passes they took
+        counted = counted and bool(run.digests)  # only kolm's runs count their passes
     return Told(seconds, tuple(tokens), passes if counted else None)
 
 
@@ -76,7 +76,7 @@ def told_by_all(
 
 
 By = Mapping[str, Sequence[Mapping[str, Told]]]
-"""What each contender told, by kind of question, then by the contender's name, group by group."""
+"""The runs by kind of question, then by the contender's name, group by group."""
 
 
 def summarised(told: By, plain: Mapping[str, str]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def summarised(told: By, plain: Mapping[str, str]) -> dict[str, Any]:
 
     `plain` names each contender's own plain decoding. A speedup is the ratio of tokens per second over all groups of a
     kind, over all kinds the geometric mean. Its error is the standard error, by the jackknife over groups (Efron 1982);
-    None where a kind has one. The acceptance length is tokens over passes of the target.
+    None for a kind with one group. The acceptance length is tokens over passes of the target.
     """
     names = sorted({name for groups in told.values() for group in groups for name in group})
     return {name: _contender(told, name, plain.get(name, name)) for name in names}
@@ -140,7 +140,7 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
 
 
 def identical_share(pairs: Sequence[tuple[Told, Told]]) -> float | None:
-    """The share of conversations whose tokens are those of the other; None where none were compared."""
+    """The share of conversations with equal tokens; None if none were compared."""
     same = [a == b for one, other in pairs for a, b in zip(one.tokens, other.tokens, strict=True)]
     return sum(same) / len(same) if same else None
 

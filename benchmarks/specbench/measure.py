@@ -29,10 +29,11 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`questions` of each kind, `batch` conversations at once; `context` tokens of prompt, None as they are written.
+    """Measure `questions` of each kind, in `batch` concurrent conversations; `context` tokens of prompt, or None for
+    prompts as they are written.
 
-    One at a time, a figure is of a kind. In batches all kinds stand in one queue: where an answer ends the next one
-    begins, as on a server, so that it is throughput that is measured and not how long the last of a batch takes alone.
+    One at a time, a figure is of a kind. In batches all kinds share one queue: when an answer ends the next one begins,
+    as on a server, so that the figure is throughput and not the time that the last answer of a batch takes alone.
     """
 
     temperature: float
@@ -117,7 +118,7 @@ def _told(
     known: Mapping[str, list[Question]],
     max_tokens: int,
 ) -> dict[str, list[Mapping[str, Told]]]:
-    """What each contender told, by kind, group by group."""
+    """The runs of each contender, by kind, group by group."""
     engine.settings = EngineSettings(max_sequences=case.batch, max_waiting=_ALL)
     asked = first(known, case.questions)
     if case.context is not None:

@@ -1,4 +1,4 @@
-"""Peers on the same GGUF file, the same threads, greedy, one request at a time; those that are installed."""
+"""The installed peers on the same GGUF file, the same threads, greedy, one request at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DRAFTED = 10
 
 
 Decode = Callable[[list[int], int], Iterable[int]]
-"""Greedy tokens after a prompt, at most the number given, with those that end a text; without `ends` none ends it."""
+"""Greedy tokens after a prompt, at most the given number, up to the first end token; without `ends` there is none."""
 
 
 class GreedyPeer:

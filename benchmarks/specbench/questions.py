@@ -19,7 +19,7 @@ PAGES = Path(__file__).parents[2] / "docs"
 
 
 class QuestionsInvalid(Exception):
-    """The message names the file, the line and what was expected."""
+    """A file of questions is wrong; the message has the file, the line and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ def _kind(category: object, place: str) -> str:
 def lengthened(
     question: Question, tokens: int, pages: Sequence[str], encode: Callable[[str], Sequence[int]]
 ) -> Question:
-    """The question with its first turn behind as many words of `pages` as keep it to `tokens` tokens.
+    """The question with words of `pages` before its first turn, as many as fit into `tokens` tokens.
 
-    A prompt repeats no page. Raises ValueError where the pages are too short.
+    A prompt repeats no page. Raises ValueError if the pages are too short.
     """
     words = " ".join(pages).split(" ")
     low, high = 0, len(words)

@@ -20,7 +20,7 @@ KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
 _FILE = Path(__file__).parent / "questions.jsonl"
 
 METHODS = ("off", "lookahead", "rest", "eagle3")
-"""The methods that are compared, where they are loaded; the first is the reference."""
+"""The methods that are compared, if they are loaded; the first is the reference."""
 
 
 @dataclass(frozen=True, slots=True)

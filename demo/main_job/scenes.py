@@ -1,4 +1,4 @@
-"""How the main job looks: headings, text as it streams, tables. Plain where stdout is not a terminal."""
+"""The output of the main job: headings, text as it streams, tables. Plain if stdout is not a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WrappedText:
     """Writes a word once it is known to be whole: whitespace has followed it."""
 
     def __init__(self, write: Callable[[str], None], width: Callable[[], int]) -> None:
-        """`width` is that of the terminal, in columns, asked for each word."""
+        """`width` returns the terminal's width in columns; it is called for each word."""
         self._write, self._width = write, width
         self._column, self._word = 0, ""
 
@@ -76,7 +76,7 @@ class Stage:
 
     @contextmanager
     def waiting(self, text: str, *, long: bool = False) -> Iterator[None]:
-        """A terminal shows that something is under way, and since when; elsewhere a line says so where it is `long`."""
+        """Show that something is running, and since when, on a terminal; elsewhere print a line if it is `long`."""
         if not self.console.is_terminal:
             if long:
                 self.remark(f"{text} …")
@@ -88,7 +88,7 @@ class Stage:
             yield
 
     def prompt(self, prompt: Prompt) -> None:
-        """The end of the prompt, and a rule that says whose turn it is."""
+        """The end of the prompt, and a rule with the role of the turn."""
         self.console.print()
         lines = [line for line in prompt.ending.strip().splitlines() if line.strip()]
         if len(lines) > _PROMPT_LINES:

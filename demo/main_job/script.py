@@ -35,11 +35,11 @@ from services.generation.target.without_torch import spare_torch
 _TEMPERATURES = (0.0, 0.7)
 """Taken in turn, so that greedy and sampled output are both compared."""
 _READY_SECONDS = 300.0
-_LINE_EVERY = 10  # replays, where no terminal shows a bar
+_LINE_EVERY = 10  # replays, if no terminal shows a bar
 
 
 class Demo:
-    """One run on one set of services. Every method raises what went wrong; nothing is caught on the way."""
+    """One run on one set of services. Its methods catch no errors."""
 
     def __init__(
         self, services: LocalServices, supervisor: Supervisor, stage: Stage, prompts: int, max_tokens: int
@@ -52,7 +52,7 @@ class Demo:
         self._samplings = tuple(SamplingParams(temperature=t, seed=7, max_tokens=max_tokens) for t in _TEMPERATURES)
 
     def run(self) -> bool:
-        """True where every output was identical, every replay exact and the ledger whole."""
+        """True if every output was identical, every replay exact and the ledger whole."""
         self._stage.open()
         ledger, generation = self._start()
         with Runtime.connect(generation) as runtime:
@@ -67,7 +67,7 @@ class Demo:
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
         if self._services.trust_own_keys():
-            self._stage.remark("with new keys of log, server and auditor, by which anybody can check all of it")
+            self._stage.remark("with new keys of log, server and auditor, by which anyone can check all of it")
         os.environ["KOLM_TOKEN_FILE"] = str(token_file(self._services.data_dir, OWNER))
         with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)
@@ -166,7 +166,7 @@ class Demo:
         return report.ok
 
     def _show_receipt(self, ledger: LedgerClient, shown: Answer) -> None:
-        self._stage.step(f"One receipt, that of {shown.prompt.id} with {shown.method}")
+        self._stage.step(f"One receipt: {shown.prompt.id} with {shown.method}")
         details = ledger.receipt(shown.receipt.receipt_id)
         proof = prove(details, self._services.data_dir / "trusted")
         print_view(explained(details, proof), self._stage.console)
@@ -174,7 +174,7 @@ class Demo:
 
 
 def needed(model: Path) -> str | None:
-    """Advice where there is no model; None where there is one."""
+    """Advice if there is no model, else None."""
     try:
         model_path(model)
     except ModelNotFound as error:
@@ -183,12 +183,13 @@ def needed(model: Path) -> str | None:
 
 
 def _loading() -> str:
-    what = "loading the model, probing its numerics bit by bit"
-    return what if kernels_are_compiled() else "compiling kernels (at the first start only), loading, probing"
+    if kernels_are_compiled():
+        return "loading the model, probing its numerics bit by bit"
+    return "compiling kernels (at the first start only), loading, probing"
 
 
 def _near(path: Path) -> Path:
-    """The path relative to the current folder, where it lies below."""
+    """The path, relative to the current folder if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -198,5 +199,5 @@ def _model(info: ModelInfo) -> str:
 
 def _probe(info: ModelInfo) -> str:
     if info.probe_passed:
-        return "probed: no bit of an answer depends on drafts, or on what else runs beside it"
+        return "probed: no bit of an answer depends on drafts, or on other requests in the batch"
     return "the probe of the numerics FAILED: speculation stays off"

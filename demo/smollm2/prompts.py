@@ -49,11 +49,11 @@ class Choice:
     split: Split
 
     def subject(self, subjects: Sequence[Item]) -> Item:
-        """One of those that are of this split."""
+        """One of the words of this split."""
         return self.rng.choice([each for each in subjects if is_held_out(each) == (self.split == "held_out")])
 
     def wording(self, wordings: Sequence[Item]) -> Item:
-        """Any of them: how a thing is said is the same in both splits."""
+        """Any wording: both splits have the same wordings."""
         return self.rng.choice(wordings)
 
 
@@ -76,7 +76,7 @@ def system(text: str) -> Message:
     return {"role": "system", "content": text}
 
 
-def said(text: str) -> Message:
+def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
@@ -176,7 +176,7 @@ def dialogue(choice: Choice) -> list[Message]:
     known = words("knowledge")
     turns = asked(_question(choice) if choice.rng.random() < 0.5 else _advice(choice))
     for _ in range(choice.rng.randint(1, 2)):
-        turns += [said(choice.wording(known["replies"])), *asked(choice.wording(known["follow_ups"]))]
+        turns += [assistant(choice.wording(known["replies"])), *asked(choice.wording(known["follow_ups"]))]
     return [system(choice.wording(known["systems"])), *turns] if choice.rng.random() < 0.5 else turns
 
 

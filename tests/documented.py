@@ -81,8 +81,6 @@ SMOLLM2 = (
 DATASTORES = (
     "kolm datastore build docs src --model smollm2 --out docs.store --exclude '*.css' --exclude tests",
     "kolm datastore build answers.txt --out store --passage-tokens 8192",
-    'kolm datastore build "$(python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')" --out python.store '
-    "--exclude site-packages",
 )
 
 TRAINED_HEAD = (

@@ -15,8 +15,10 @@ from services.generation.target.kernels.code import F32, I64, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
 from services.generation.target.kernels.row_operations import (
+    elementwise,
     exponential,
     inverse_rms,
+    scaled,
     sigmoid,
     silu,
     softplus,
@@ -80,12 +82,7 @@ def build_inputs(module: ir.Module, machine: Machine, cached: Lines) -> None:
                 with c.when(c.compare(head, "<", c.mul(both, record.delta))):
                     inverse = c.b.fadd(sum_of_squares(c, to, size), c.real(LEAST))
                     inverse = c.b.fdiv(c.real(1.0), c.sqrt(inverse))
-
-                    def scaled(at: Value, lanes: int) -> None:
-                        y = c.b.fmul(c.load(to, at, F32, lanes), c.repeated(inverse, lanes))
-                        c.store(c.b.fmul(y, c.repeated(factor, lanes)), to, at)
-
-                    vectors(c, size, scaled)
+                    elementwise(c, size, to, [to], lambda x: scaled(c, scaled(c, x, inverse), factor))
 
         def gates() -> None:
             before = c.mul(record.value_heads, record.delta)  # columns of b
@@ -226,8 +223,8 @@ def _normed_gate(module: ir.Module, machine: Machine) -> None:
         mixed = c.at(record.mixed, c.add(c.mul(row, record.mixed_stride), c.mul(column, 4)))
         gate = c.at(record.qkv, c.add(c.mul(row, record.qkv_stride), c.mul(c.add(column, record.first), 4)))
 
-        def gated(at: Value, lanes: int) -> None:
-            c.store(c.b.fmul(c.load(mixed, at, F32, lanes), silu(c, c.load(gate, at, F32, lanes))), mixed, at)
+        def gated() -> None:
+            elementwise(c, record.dim, mixed, (mixed, gate), lambda x, gate: c.b.fmul(x, silu(c, gate)))
 
         def normed(weight: Value) -> None:
             inverse = inverse_rms(c, mixed, record.dim, record.epsilon)
@@ -240,10 +237,10 @@ def _normed_gate(module: ir.Module, machine: Machine) -> None:
 
         def norm_first() -> None:
             normed(record.weight)
-            vectors(c, record.dim, gated)
+            gated()
 
         def gate_first() -> None:
-            vectors(c, record.dim, gated)
+            gated()
             normed(c.at(record.weight, c.mul(column, 4)))
 
         c.either(c.compare(record.delta, "!=", 0), norm_first, gate_first)
@@ -260,9 +257,5 @@ def _head_gate(module: ir.Module, machine: Machine) -> None:
         mixed = c.at(record.mixed, c.add(c.mul(row, record.mixed_stride), c.mul(column, 4)))
         place = c.mul(c.add(c.mul(column, 2), record.dim), 4)
         gate = c.at(record.qkv, c.add(c.mul(row, record.qkv_stride), place))
-
-        def gated(at: Value, lanes: int) -> None:
-            c.store(c.b.fmul(c.load(mixed, at, F32, lanes), sigmoid(c, c.load(gate, at, F32, lanes))), mixed, at)
-
-        vectors(c, record.dim, gated)
+        elementwise(c, record.dim, mixed, (mixed, gate), lambda x, gate: c.b.fmul(x, sigmoid(c, gate)))
     c.done()

@@ -6,13 +6,16 @@ sorted by expert, `places` are the lines of pairs, and `starts` [experts + 1] th
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, KERNEL, PASS, WORDS, Kernel
-from services.generation.target.kernels.row_operations import exponential, sigmoid, vectors
+from services.generation.target.kernels.row_operations import elementwise, exponential, scaled, sigmoid, vectors
 
 SCORED_EPSILON = 1e-6  # added to a sum of scores
 KERNELS = ("route", "gather", "experts", "mix", "gate_rows")
@@ -158,11 +161,7 @@ def _gather(module: ir.Module, machine: Machine) -> None:
         x = c.at(record.x, c.mul(c.div(pair, record.chosen), record.x_stride))
         out = c.at(record.out, c.mul(c.word(record.places, pair), record.out_stride))
         factor = c.load(record.factors, c.mul(pair, 4), F32)
-
-        def scaled(at: Value, lanes: int) -> None:
-            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(factor, lanes)), out, at)
-
-        vectors(c, record.size, scaled)
+        elementwise(c, record.size, out, [x], partial(scaled, c, factor=factor))
     c.done()
 
 
@@ -198,22 +197,18 @@ def _mix(module: ir.Module, machine: Machine) -> None:
     first, last = kernel.share(kernel.passed.rows)
     with c.loop(last, first) as row:
         out, pair = c.at(record.out, c.mul(row, record.out_stride)), c.mul(row, record.chosen)
-
-        def mixed(at: Value, lanes: int) -> None:
-            c.store(_sum(c, record, pair, at, lanes), out, at)
-
-        vectors(c, record.size, mixed)
+        vectors(c, record.size, lambda at, lanes: c.store(_sum(c, record, pair, at, lanes), out, at))
     c.done()
 
 
-def _sum(c: Code, record: object, pair: Value, at: Value, lanes: int) -> Value:
+def _sum(c: Code, record: Any, pair: Value, at: Value, lanes: int) -> Value:
     kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
     total, zero = c.variable(kind, c.vector(F32, 0.0, lanes)), c.vector(F32, 0.0, lanes)
     c.put(zero, total)
-    with c.loop(record.chosen) as rank:  # type: ignore[attr-defined]
+    with c.loop(record.chosen) as rank:
         number = c.add(pair, rank)
-        line = c.at(record.y, c.mul(c.word(record.places, number), record.y_stride))  # type: ignore[attr-defined]
-        share = c.repeated(c.load(record.shares, c.mul(number, 4), F32), lanes)  # type: ignore[attr-defined]
+        line = c.at(record.y, c.mul(c.word(record.places, number), record.y_stride))
+        share = c.repeated(c.load(record.shares, c.mul(number, 4), F32), lanes)
         c.put(c.fma(share, c.load(line, at, F32, lanes), c.get(total)), total)
     return c.get(total)
 
@@ -226,9 +221,5 @@ def _gate_rows(module: ir.Module, machine: Machine) -> None:
     with c.loop(last, first) as row:
         x = c.at(record.x, c.mul(row, record.x_stride))
         gate = sigmoid(c, c.load(c.at(record.gates, c.mul(row, record.gates_stride)), 0, F32))
-
-        def gated(at: Value, lanes: int) -> None:
-            c.store(c.b.fmul(c.load(x, at, F32, lanes), c.repeated(gate, lanes)), x, at)
-
-        vectors(c, record.size, gated)
+        elementwise(c, record.size, x, [x], partial(scaled, c, factor=gate))
     c.done()

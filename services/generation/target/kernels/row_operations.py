@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,16 @@ def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
         wide(c.mul(i, 4), 1)
 
 
+def elementwise(c: Code, size: Value, out: Value, inputs: Sequence[Value], compute: Callable[..., Value]) -> None:
+    """out = compute(*inputs), of [size] each."""
+    vectors(c, size, lambda at, lanes: c.store(compute(*(c.load(x, at, F32, lanes) for x in inputs)), out, at))
+
+
+def scaled(c: Code, x: Value, factor: Value) -> Value:
+    """x times a float32."""
+    return c.b.fmul(x, c.repeated(factor, _lanes(x)))
+
+
 def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
     """1 / sqrt(mean of squares + epsilon) of [size]."""
     mean = c.b.fdiv(sum_of_squares(c, row, size), c.b.sitofp(size, F32))
@@ -232,11 +243,7 @@ def _add(module: ir.Module, machine: Machine) -> None:
     with c.loop(kernel.passed.rows) as row:
         x = c.at(c.at(record.x, c.mul(row, record.x_stride)), c.mul(low, 4))
         y = c.at(c.at(record.y, c.mul(row, record.y_stride)), c.mul(low, 4))
-
-        def added(at: Value, lanes: int) -> None:
-            c.store(c.b.fadd(c.load(x, at, F32, lanes), c.load(y, at, F32, lanes)), x, at)
-
-        vectors(c, size, added)
+        elementwise(c, size, x, (x, y), c.b.fadd)
     c.done()
 
 
@@ -285,11 +292,7 @@ def _each_row(module: ir.Module, machine: Machine, name: str, inputs: Sequence[s
         *sources, to = (
             c.at(getattr(record, each), c.mul(row, getattr(record, f"{each}_stride"))) for each in (*inputs, out)
         )
-
-        def computed(at: Value, lanes: int) -> None:
-            c.store(of(c, record, *(c.load(source, at, F32, lanes) for source in sources)), to, at)
-
-        vectors(c, record.size, computed)
+        elementwise(c, record.size, to, sources, partial(of, c, record))
     c.done()
 
 
@@ -302,7 +305,7 @@ def _gated(c: Code, record: Any, x: Value, y: Value) -> Value:
 
 
 def _scaled(c: Code, record: Any, x: Value) -> Value:
-    return c.b.fmul(x, c.repeated(record.factor, _lanes(x)))
+    return scaled(c, x, record.factor)
 
 
 def _low_rank(module: ir.Module, machine: Machine) -> None:

@@ -44,6 +44,13 @@ class Storage:
     values: int  # of a group's values
     header: int = 0  # before the groups that share it
     groups: int = 1  # that share a header
+    bits: int = 0  # of a value, 0 if values are no whole numbers
+    middle: int = 0  # subtracted from a value
+
+    @property
+    def upper(self) -> int:
+        """Bits of a value outside of words of 4-bit values."""
+        return self.bits - 4 if 4 < self.bits < 8 else 0
 
     @property
     def group(self) -> int:
@@ -57,7 +64,7 @@ class Storage:
     @property
     def quantised(self) -> bool:
         """Whether values are whole numbers."""
-        return self.name.startswith("q")
+        return self.bits > 0
 
     def panel(self, inputs: int) -> int:
         """Bytes of a panel of weights of `inputs` inputs, a multiple of GROUP."""
@@ -72,14 +79,14 @@ STORAGES = {
         Storage("float32", 0, 4 * GROUP * PANEL),
         Storage("bfloat16", 0, 2 * GROUP * PANEL),
         Storage("float16", 0, 2 * GROUP * PANEL),
-        Storage("q8_0", _HALVES, GROUP * PANEL),
-        Storage("q4_0", _HALVES, GROUP * PANEL // 2),
-        Storage("q4_1", 2 * _HALVES, GROUP * PANEL // 2),
-        Storage("q5_0", _HALVES, GROUP * PANEL // 2 + 4 * PANEL),
-        Storage("q5_1", 2 * _HALVES, GROUP * PANEL // 2 + 4 * PANEL),
-        Storage("q4_k", 2 * PANEL, GROUP * PANEL // 2, 2 * _HALVES, 8),
-        Storage("q5_k", 2 * PANEL, GROUP * PANEL // 2 + 4 * PANEL, 2 * _HALVES, 8),
-        Storage("q6_k", 2 * PANEL, GROUP * PANEL // 2 + 8 * PANEL, _HALVES, 8),
+        Storage("q8_0", _HALVES, GROUP * PANEL, bits=8, middle=128),
+        Storage("q4_0", _HALVES, GROUP * PANEL // 2, bits=4, middle=8),
+        Storage("q4_1", 2 * _HALVES, GROUP * PANEL // 2, bits=4),
+        Storage("q5_0", _HALVES, GROUP * PANEL // 2 + 4 * PANEL, bits=5, middle=16),
+        Storage("q5_1", 2 * _HALVES, GROUP * PANEL // 2 + 4 * PANEL, bits=5),
+        Storage("q4_k", 2 * PANEL, GROUP * PANEL // 2, 2 * _HALVES, 8, bits=4),
+        Storage("q5_k", 2 * PANEL, GROUP * PANEL // 2 + 4 * PANEL, 2 * _HALVES, 8, bits=5),
+        Storage("q6_k", 2 * PANEL, GROUP * PANEL // 2 + 8 * PANEL, _HALVES, 8, bits=6, middle=32),
         Storage("mxfp4", PANEL, GROUP * PANEL // 2),
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from services.generation.target.kernels.attention.layout import HEADS, LANES, LI
 from services.generation.target.kernels.code import F32, I8, I16, I32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
-from services.generation.target.kernels.row_operations import vectors
+from services.generation.target.kernels.row_operations import elementwise, scaled, vectors
 from services.generation.target.kernels.storages import padded
 
 _BYTES = 32  # of a copied vector
@@ -77,11 +78,7 @@ class Numbers:
 
     def store_query(self, kernel: Kernel, head_buffer: Value, to: Value, scale: Value) -> None:
         c = kernel.code
-
-        def scaled(at: Value, lanes: int) -> None:
-            c.store(c.b.fmul(c.load(head_buffer, at, F32, lanes), c.repeated(scale, lanes)), to, at)
-
-        vectors(c, kernel.record.dim, scaled)
+        elementwise(c, kernel.record.dim, to, [head_buffer], partial(scaled, c, factor=scale))
 
     def store_key(self, kernel: Kernel, head_buffer: Value, to: Place) -> None:
         c, line = kernel.code, kernel.code.at(to.block, kernel.code.mul(to.offset, self.size))

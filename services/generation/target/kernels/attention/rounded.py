@@ -29,7 +29,7 @@ from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, 
 from services.generation.target.kernels.linear.integer import IntegerProducts, scale_of, to_bytes
 from services.generation.target.kernels.machine import Machine, looks_ahead
 from services.generation.target.kernels.records import Kernel
-from services.generation.target.kernels.row_operations import vectors
+from services.generation.target.kernels.row_operations import elementwise, scaled
 from services.generation.target.kernels.storages import padded
 from services.generation.target.sizes import MOST_HEAD_DIM
 
@@ -70,11 +70,7 @@ class Rounded:
 
     def store_query(self, kernel: Kernel, head_buffer: Value, to: Value, scale: Value) -> None:
         c, dim = kernel.code, kernel.record.dim
-
-        def scaled(at: Value, lanes: int) -> None:
-            c.store(c.b.fmul(c.load(head_buffer, at, F32, lanes), c.repeated(scale, lanes)), head_buffer, at)
-
-        vectors(c, dim, scaled)
+        elementwise(c, dim, head_buffer, [head_buffer], partial(scaled, c, factor=scale))
         sums = c.variable(ir.VectorType(I32, LANES), c.vector(I32, 0, LANES))
 
         def keep(i: Value, whole: Value) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value, calling
-from services.generation.target.kernels.linear.widening import STEP, Widening, block_place
+from services.generation.target.kernels.linear.widening import STEP, WIDENINGS, block_place
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, Words
 from services.generation.target.kernels.storages import BLOCK, GROUP, PANEL, Storage
@@ -130,7 +130,7 @@ def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) 
         left = c.smaller(c.sub(record.groups, c.mul(block, PER_BLOCK)), PER_BLOCK)
         with c.loop(left) as group:
             groups = [c.at(start, c.mul(group, storage.group)) for _, start in places]
-            wide = [Widening(c, storage, places[s][0], groups[s], column, lanes) for s, column in pieces]
+            wide = [WIDENINGS[storage.name](c, storage, places[s][0], groups[s], column, lanes) for s, column in pieces]
             # Each panel is a stream of its own; after its end, the panel after the others is prefetched.
             done = c.b.sub(c.b.ptrtoint(groups[0], I64), c.b.ptrtoint(panels[0], I64))
             over = c.compare(c.add(done, _AHEAD), ">=", size)
@@ -213,7 +213,7 @@ def _widen(module: ir.Module, machine: Machine, storage: Storage) -> Any:
         for line in range(0, storage.group, 64):
             c.prefetch(place, _AHEAD + line)
         for column in range(0, PANEL, machine.lanes):
-            wide = Widening(c, storage, header, place, column, machine.lanes)
+            wide = WIDENINGS[storage.name](c, storage, header, place, column, machine.lanes)
             with c.loop(GROUP // STEP) as step:
                 wide.begin(step)
                 now = c.at(out, c.mul(step, 4 * STEP * PANEL))

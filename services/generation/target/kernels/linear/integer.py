@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from services.generation.target.kernels.code import F32, I8, I16, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.kernels.linear.float_tiles import panel_bytes
-from services.generation.target.kernels.linear.widening import BITS, MIDDLE, QuantisedGroup, byte_order
+from services.generation.target.kernels.linear.widening import QuantisedGroup, byte_order
 from services.generation.target.kernels.machine import Machine, looks_ahead
 from services.generation.target.kernels.records import FIELDS, Kernel, Words
 from services.generation.target.kernels.storages import GROUP, PANEL, Storage
@@ -99,7 +99,7 @@ def to_bytes(c: Code, values: Value, inverse: Value) -> Value:
 
 def _middle(machine: Machine, storage: Storage) -> int:
     """The offset of weights when `IntegerProducts` multiplies them."""
-    return 0 if machine.products == "sdot" and BITS[storage.name] == 8 else MIDDLE.get(storage.name, 0)
+    return 0 if machine.products == "sdot" and storage.bits == 8 else storage.middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ def _add_group(
     """Add a group to totals[row][v]: scale * d * sum of products, then least * (d * sum of bytes)."""
     lanes = c.machine.lanes
     vector, whole = (ir.VectorType(k, lanes) if lanes > 1 else k for k in (F32, I32))
-    products = IntegerProducts(c, [each.words.__getitem__ for each in weights], BITS[storage.name], lanes)
+    products = IntegerProducts(c, [each.words.__getitem__ for each in weights], storage.bits, lanes)
     scales = len(weights[0].scales)
     share = _DWORDS // scales
     for part in range(scales):

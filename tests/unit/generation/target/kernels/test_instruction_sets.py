@@ -14,7 +14,6 @@ from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.kernels import compilation, machine
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.linear import integer
-from services.generation.target.kernels.linear.widening import BITS
 from services.generation.target.kernels.machine import MACHINES, RESTRICTION, _supported, this_machine
 from services.generation.target.kernels.storages import STORAGES
 from services.generation.target.program.team import team
@@ -123,7 +122,7 @@ def _emulated(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(integer, "_most_rows", lambda machine: 3)  # higher tiles take long to compile
         modules += [f"cache_{form}" for form in forms]
-        modules += [f"integer_{storage}" for storage in BITS if storage in storages]
+        modules += [f"integer_{storage}" for storage in STORAGES if STORAGES[storage].quantised and storage in storages]
         return Emulated(Emulator.build(folder, modules, MACHINES[name]), storages, forms)
 
 

@@ -84,8 +84,8 @@ class Arithmetic(Protocol):
         self, lines: Float32, rule: StateRule, weights: Float32, bias: Float32, vectors: Sequence[Float32],
         positions: Int64, cache_dtype: str,
     ) -> Float32:  # fmt: skip
-        """lines [tokens, what linear layers give] of one sequence: [positions, values], as
-        `reference.model.what_states_give` has it.
+        """Outputs of states [positions, values] for lines [tokens, outputs of linear layers] of one sequence; see
+        `reference_model.what_states_give`.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""Holds this machine's kernels against the vectors and the reference, and says what the logits of a model's text are.
+"""Compares this machine's kernels with the vectors and the reference, and prints digests of models' logits.
 
     python -m tests.numerics.digest <storage>,… <model directory> …
 
-holds kernels for weights in these storages, and prints the instruction set and SHA-256 of the logits of each model;
+compares kernels for weights in these storages, and prints the instruction set and SHA-256 of the logits of each model;
 without a model, products of whole numbers alone. KOLM_INSTRUCTION_SET chooses the instruction set of a process.
 """
 
@@ -47,8 +47,8 @@ def logits_digest(directory: Path) -> str:
 
 
 def check_vectors(storages: Collection[str]) -> None:
-    """Raises AssertionError where this process's kernels give other bits than the files: layers in these storages, and
-    the model where all of its are among them.
+    """Raise AssertionError if this process's kernels differ from the vectors, for layers in these storages, and for the
+    model if its storages are among them.
     """
     for section in SECTIONS:
         for turns in (1, 7, 29):

@@ -25,21 +25,21 @@ from services.generation.target.rows import Rows
 from services.generation.target.states import Steps
 
 _PAGE = 4096
-_BEHIND = 1 << 16  # zero bytes after each run of memory: kernels may fetch ahead
+_AFTER = 1 << 16  # zero bytes after each run of memory: kernels may prefetch
 
 
 class Image:
-    """A copy of arrays. `relocations` [n, 2]: a word's place in it, and the place that the word shall point to; -1 - i
-    stands for kernel number i.
+    """A copy of arrays. `relocations` [n, 2]: a word's offset in it, and the offset to which the word points; -1 - i is
+    kernel number i.
     """
 
     def __init__(
         self, arrays: Sequence[NDArray[Any]], pointing: Sequence[Int64], kernels: Mapping[int, int] | None = None
     ) -> None:
-        """`pointing`: those arrays, of `arrays` too, whose words are addresses where they could be one. `kernels`:
-        numbers of kernels by their addresses in this process.
+        """`pointing`: arrays whose words are addresses if they could be. `kernels`: numbers of kernels by their
+        addresses in this process.
 
-        Sizes and counts are far below any address, so that no other word is mistaken for one.
+        Sizes and counts are far below any address, so that they are not mistaken for addresses.
         """
         self._kernels = kernels or {}
         self._runs = _runs([array for array in [*arrays, *pointing] if array.nbytes])
@@ -49,7 +49,7 @@ class Image:
         for start, end in self._runs:
             place = size + start % _PAGE  # as aligned as here
             self._places.append(place)
-            size = -(-(place + end - start + _BEHIND) // _PAGE) * _PAGE
+            size = -(-(place + end - start + _AFTER) // _PAGE) * _PAGE
         self.memory = np.zeros(size, np.uint8)
         for place, (start, end) in zip(self._places, self._runs, strict=True):
             self.memory[place : place + end - start] = np.frombuffer(ctypes.string_at(start, end - start), np.uint8)
@@ -88,7 +88,7 @@ class Image:
 
 
 def _runs(arrays: Sequence[NDArray[Any]]) -> list[tuple[int, int]]:
-    """Where the arrays' memory begins and ends, in order; arrays that share memory become one."""
+    """Ranges [start, end) of the arrays' memory, in order; arrays that share memory have one range."""
     runs: list[tuple[int, int]] = []
     for array in sorted(arrays, key=lambda array: array.ctypes.data):
         start, end = np.lib.array_utils.byte_bounds(array)
@@ -153,8 +153,8 @@ class Emulator:
 
 
 def _object(folder: Path, module: str, machine: Machine) -> Path:
-    """The module's object file, its kernels renamed: all linear modules have kernels of the same names. Code is kept as
-    that for this CPU is, by another name: tests make smaller modules.
+    """The module's object file, its kernels renamed: all linear modules have kernels of the same names. The code is
+    cached like this CPU's, under another name: tests make smaller modules.
     """
     path, kept = folder / f"{module}.o", compilation._object_path(machine, f"emulated_{module}")
     if (code := compilation._cached(kept)) is None:
@@ -176,7 +176,7 @@ class Call:
 
     module: str  # as `compilation.kernels` names it
     kernel: str
-    operation: str  # whose fields `values` are (`records.FIELDS`); arrays stand for their addresses
+    operation: str  # whose fields (`records.FIELDS`) are in `values`, with arrays for their addresses
     values: Mapping[str, Any]
     passed: Mapping[str, Any]  # words of the pass (`records.PASS`)
     pointed: Sequence[NDArray[Any]] = ()  # arrays whose addresses are inside of others
@@ -210,7 +210,7 @@ def run_here(calls: Sequence[Call]) -> None:
             compilation.call(kernel, record.ctypes.data, words.ctypes.data, member, call.members)
 
 
-_POOL = 512  # words, more than enough for what the members of a team share
+_POOL = 512  # words, more than enough for a team's shared words
 
 
 class EmulatedPasses:
@@ -275,7 +275,7 @@ def _members(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, dict):
         return list(value.values())
-    # The words of this process's team are its threads' own: put back, they would say that nobody has gone to sleep.
+    # The words of this process's team belong to its threads: if they were restored, sleeping threads would be lost.
     if isinstance(value, Team) or not type(value).__module__.startswith("services."):
         return []
     slots = [getattr(value, name) for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]

@@ -17,7 +17,7 @@ _FUNCTIONS = {"exponential": exponential, "decay": decay}
 
 
 def exponential_by_kernel(x: Float32, name: str = "exponential") -> Float32:
-    """`exponential` of each x, or `decay`, which is for those that are not above 0."""
+    """`exponential` of each x, or `decay`, which requires x <= 0."""
     out = np.empty_like(x)
     compilation.call(_engine().get_function_address(name), x.ctypes.data, out.ctypes.data, x.size)
     return out

@@ -36,7 +36,7 @@ from tests.numerics.emulator import Call, Run, run_here
 
 
 class KernelArithmetic:
-    """`run` says where kernels run; `members` is how many of a team share the work of a call."""
+    """`run` executes kernels; `members` of a team share the work of a call."""
 
     def __init__(self, run: Run = run_here, members: int = 1) -> None:
         self._run, self._members = run, members
@@ -151,7 +151,7 @@ class KernelArithmetic:
         self, logits: Float32, chosen: int, normalised: bool, sigmoid: bool = False, scales: Float32 | None = None,
         bias: Float32 | None = None,
     ) -> tuple[Int64, Float32]:  # fmt: skip
-        """Pairs are in order of their experts, and those of one expert in order of their rows."""
+        """Pairs are sorted by expert, then by row."""
         rows, experts = logits.shape
         wide, pairs = lines(logits, PANEL), rows * chosen
         picks, places, starts = (np.full(n, -1, np.int64) for n in (pairs, pairs, experts + 1))
@@ -211,8 +211,8 @@ class KernelArithmetic:
         return queries[:, :, :dim], *cache.read(slots)
 
     def short_convolution(self, bcx: Float32, weights: Float32, positions: Int64, cache_dtype: str) -> Float32:
-        """One pass for the tokens up to the last position, then one for each position on a branch of its own: a copy of
-        that token behind all others, which sees the committed ones before it.
+        """A pass for the tokens up to the last position, then one for each position on a branch of its own: a copy of
+        that token after all others, which sees the committed tokens before it.
         """
         channels, taps = weights.shape
         whole = int(positions.max())
@@ -247,8 +247,8 @@ class KernelArithmetic:
         self, lines_: Float32, rule: StateRule, weights: Float32, bias: Float32, vectors: Sequence[Float32],
         positions: Int64, cache_dtype: str,
     ) -> Float32:  # fmt: skip
-        """One pass over the tokens up to the last position, each a step from the state that the one before it left;
-        then one that folds all tokens up to each position anew, in states of its own, with the position's row.
+        """A pass over the tokens up to the last position, each a step from the state of the previous one; then a pass
+        that folds all tokens up to each position again, in separate states, with the position's row.
         """
         whole, count = int(positions.max()) + 1, len(positions)
         cache = PagedCache(whole, 1, rule.cached, FORMS[cache_dtype].lines.name)

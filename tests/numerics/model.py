@@ -91,7 +91,7 @@ def by_kernels(
     cache_dtype: str,
     prepare: Callable[[CpuTarget], None] = lambda target: None,
 ) -> Float32:
-    """In two passes, the first of a few rows. `prepare` may change where a target's passes are run."""
+    """Logits of two passes, the first of a few rows. `prepare` may replace the execution of a target's passes."""
     adapters = [model.adapter] if adapted else []
     target = CpuTarget(model.config, model.weights, 4, "", "", adapters, cache_dtype=cache_dtype, threads=1)
     prepare(target)

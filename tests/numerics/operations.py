@@ -37,8 +37,8 @@ _GELU_SCALE = np.float32(-2) * np.float32(0.7978845608)
 def fma(a: Operand, b: Operand, c: Operand) -> Float32:
     """a * b + c, rounded once, for arrays that numpy broadcasts; subnormals, infinities and NaN as IEEE 754 has them.
 
-    The product is exact in float64. Its sum with c is rounded there to odd (where it is not exact, to that neighbour
-    whose last bit is set), after which rounding to float32 gives what rounding the exact sum would: Boldo and
+    The product is exact in float64. Its sum with c is rounded there to odd (if it is inexact, to the neighbour whose
+    last bit is set), after which rounding to float32 gives what rounding the exact sum would: Boldo and
     Melquiond, "Emulation of a FMA and correctly rounded sums", 2008. The common rounding to nearest would round some
     sums twice.
     """
@@ -241,8 +241,8 @@ _POSITIONS = 64  # positions
 
 
 def cached(values: Float32, dtype: str) -> Float32:
-    """`values` as they are read from a cache of `dtype`, float32 or bfloat16. In int8 this is what convolutions and
-    states are made of; keys and values are rounded where they are multiplied.
+    """`values` as they are read from a cache of `dtype`, float32 or bfloat16. In int8 it is used for the inputs of
+    convolutions and states; keys and values are rounded when they are multiplied.
     """
     if dtype == "float32":
         return values
@@ -263,9 +263,9 @@ def attention(
         queries: [heads, dim], rotated and scaled.
         keys, values: [positions, key heads, dim], keys rotated.
         window: positions that the row sees, itself included; 0 is all of them.
-        cap: what scores are bent below; 0 leaves them as they are.
+        cap: soft cap of scores, or 0.
         sinks: [heads] or none.
-        chunk: positions of which the row sees those of its own chunk; 0 is no chunk.
+        chunk: positions of an attention chunk, or 0.
         dtype: of the cache; keys and values are as it holds them, but for int8.
     """
     heads, positions = len(queries), len(keys)
@@ -356,11 +356,11 @@ def folded(
     queries: Float32, keys: Float32, values: Float32, decays: Float32, strengths: Float32,
     skips: Float32 | None = None, *, tiled: bool = False,
 ) -> Float32:  # fmt: skip
-    """What states give for each token, from the first on: [tokens, value heads, value size]. They are folded by the
-    gated delta rule, or, with skips [value heads], as Mamba-2 does.
+    """Outputs of states for each token, from the first on: [tokens, value heads, value size]. They are folded by the
+    gated delta rule, or, with skips [value heads], by Mamba-2.
 
     Queries and keys are [tokens, key heads, key size], values [tokens, value heads, value size], the others [tokens,
-    value heads]. Value heads of a key head are neighbours, or, `tiled`, stand as many apart as there are key heads.
+    value heads]. Value heads of a key head are adjacent, or, if `tiled`, `key heads` apart.
     """
     tokens, heads, size = values.shape
     key_heads, rows = keys.shape[1:]
@@ -397,7 +397,7 @@ _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A matrix [N, K]: weight = scale * integer + least, with integers [N, K]; scales and, where there is one, least
+    """A matrix [N, K]: weight = scale * integer + least, with integers [N, K]; scales, and least if there is one,
     are [N, K / n] for parts of n inputs.
     """
 
@@ -468,7 +468,7 @@ def quantised(tensor: StoredTensor) -> Quantised | None:
 
 @np.errstate(all="ignore")
 def rounded(x: Float32, size: int = GROUP) -> tuple[Int64, Float32]:
-    """x [..., K] as integers from -127 to 127, and what those of each group are scaled by, [..., K / size]."""
+    """x [..., K] as integers from -127 to 127, and the scale of each group, [..., K / size]."""
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
     finite = np.asarray(np.isfinite(groups).all(axis=-1))
     largest = np.where(finite, np.max(np.abs(groups), axis=-1), ZERO)

@@ -1,9 +1,9 @@
 """`docs/numerics.md` from a list of tokens to the logits of each: one sequence, every row from its own history.
 
-The page's arithmetic is written anew here. What lies before it is shared with the pass, so that a mistake there shows
-in neither: how files and configurations are read and quantised blocks taken apart, which modules a layer has
-(`layer_specs`), the frequencies of rotations, the factors of queries (`query_scales`) and the roots of sizes (`roots`).
-Those have tests of their own, against exact arithmetic, transformers and the `gguf` package.
+The page's arithmetic is implemented independently here. Other code is shared with the pass, so that a mistake in it
+shows in neither: readers of files and configurations, dequantisation, modules of layers (`layer_specs`), frequencies of
+rotations, factors of queries (`query_scales`) and roots of sizes (`inverse_root`). It has tests of its own, against
+exact arithmetic, transformers and the `gguf` package.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Computed:
 
 
 class ReferenceModel:
-    """A model to compute with; `adapter` is that of all rows. `cache_dtype` is float32, bfloat16 or int8,
+    """A model to compute with; `adapter` is for all rows. `cache_dtype` is float32, bfloat16 or int8,
     `arithmetic` float32 or int8.
     """
 
@@ -261,7 +261,7 @@ class ReferenceModel:
         """Attention, [tokens, heads * dim]; `qkv` is [tokens, (heads + 2 key heads) * dim], side by side."""
         tokens = len(qkv)
         heads = qkv.reshape(tokens, -1, spec.head_dim)
-        gates = heads[:, 1 : 2 * spec.heads : 2]  # behind each query, where there are any
+        gates = heads[:, 1 : 2 * spec.heads : 2]  # after each query, if there are any
         if spec.gated:
             heads = np.concatenate([heads[:, 0 : 2 * spec.heads : 2], heads[:, 2 * spec.heads :]], axis=1)
         scales = query_scales(spec.scale, spec.temperature, tokens)[:, None, None]
@@ -292,7 +292,7 @@ class ReferenceModel:
         return after * short_convolution(inputs, self._weight(f"{spec.prefix}{CONVOLUTION}.weight"))
 
     def _turned(self, number: int, spec: LayerSpec, heads: Float32, norm: int) -> Float32:
-        """Heads of queries (norm 0) or keys (1) at positions from 0 on, normalised where they are, and rotated."""
+        """Heads of queries (norm 0) or keys (1) at positions from 0 on, normalised if they have a norm, and rotated."""
         if spec.head_norms:
             whole = heads.reshape(len(heads), -1) if spec.whole_norms else heads
             heads = self._norm(f"{spec.prefix}{spec.head_norms[norm]}.weight", whole).reshape(heads.shape)

@@ -119,7 +119,7 @@ def by_rank(row: Row) -> list[int]:
 
 
 def largest(row: Row) -> float:
-    return max(row) + 0.0  # 0 where it is -0
+    return max(row) + 0.0  # turns -0 into 0
 
 
 def weight(logit: float, best: float, temperature: float) -> int:

@@ -69,8 +69,8 @@ def check(
     name: str, arithmetic: Arithmetic, turns: int = 1, storages: Collection[str] | None = None,
     forms: Collection[str] = FORMS.keys(),
 ) -> None:  # fmt: skip
-    """Compute a file's cases, those of weights in `storages` where it is given and of a cache in `forms`, and compare.
-    `turns`: how often rows are repeated, as kernels take many another way.
+    """Compute a file's cases and compare. `storages`: if given, only cases with weights in these; `forms`: only cases
+    with a cache in these. `turns`: repetitions of rows, since kernels compute many rows differently.
     """
     for case in read(name):
         storage = case.get("weights", {}).get("storage")

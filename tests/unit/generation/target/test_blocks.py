@@ -1,4 +1,4 @@
-"""The pool hands out blocks, lets tables share them, and keeps what is worth keeping for as long as there is room."""
+"""The pool allocates blocks, lets tables share them, and keeps content as long as there is room."""
 
 import random
 
@@ -43,7 +43,7 @@ def test_what_is_kept_counts_as_free_and_is_given_up_last_and_the_oldest_first()
 
 
 def keeping(pool: BlockPool, blocks: int) -> list[int]:
-    """A table of so many blocks comes and goes, and what is in them is kept. Returns them."""
+    """Allocate, keep and release a table of `blocks` blocks; return them."""
     table = table_of(pool, blocks)
     for block in table:
         pool.keep(block, lambda: None)
@@ -87,8 +87,8 @@ def test_no_block_is_lost_or_in_use_twice(seed: int) -> None:
                 before = set().union(*tables)
                 size = len(table)
                 pool.extend(table, (size + rng.randrange(1, 3)) * BLOCK)
-                assert not before & set(table[size:]), "handed out while in use"
-                assert not known & set(table[size:]), "still known to somebody"
+                assert not before & set(table[size:]), "allocated while in use"
+                assert not known & set(table[size:]), "still kept"
             except CacheFull:
                 assert pool.free < 2
         elif act < 0.6:

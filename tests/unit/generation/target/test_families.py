@@ -1,5 +1,5 @@
-"""Families beside Llama's nearest: a GGUF file gives the directory's bits, rows do not depend on passes, what cannot be
-served is named."""
+"""Families other than Llama's closest relatives: a GGUF file gives the directory's bits, rows do not depend on passes,
+refusals name the field."""
 
 import json
 from dataclasses import replace
@@ -246,7 +246,7 @@ GGUF_FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_5", {"attention.recurrent_layers": [True, False]}, ""),
     ("qwen3_5", {"nextn_predict_layers": 4}, ""),
 ]
-"""Family, fields, and what is named where it is not the field."""
+"""Family, fields, and the name in the message, or nothing for the field's own."""
 
 
 @pytest.mark.parametrize(("family", "change", "named"), GGUF_FAULTS)
@@ -260,7 +260,7 @@ def test_what_a_gguf_file_cannot_mean_is_named(family: str, change: dict[str, An
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
-    """llama.cpp's converter puts them behind the others; without the field that counts them they are refused."""
+    """llama.cpp's converter puts them after the others; without the field that counts them they are refused."""
     directory = draw_vectors(make_tiny_model(tmp_path / "d", **FAMILIES["qwen3_5"]))
 
     def further(tensors: dict[str, Any]) -> None:
@@ -352,7 +352,7 @@ def test_adapters_update_convolutions_and_states(family: str, modules: tuple[str
 
 
 def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:
-    """As of an attention where the layer is a convolution."""
+    """For example one of attention in a convolution layer."""
     directory = make_tiny_model(tmp_path, **FAMILIES["lfm2"])
     tensors = load_file(directory / "model.safetensors")
     name = "model.layers.{}.self_attn.q_proj.weight"
@@ -371,7 +371,7 @@ def test_longrope_is_served_within_the_length_trained_first_unless_more_is_asked
 
 
 def test_the_largest_gemma_in_gguf_scales_queries_by_all_of_a_hidden_state(tmp_path: Path) -> None:
-    """llama.cpp tells it by its number of layers, which is all that the file says."""
+    """As in llama.cpp, it is recognised by its number of layers."""
     members = {"architecture": "gemma2", "layers": 46, "hidden": 32, "tie_word_embeddings": True}
     scale = {"query_pre_attn_scalar": 8, "head_dim": 16}  # 32 / 4 heads
     directory = make_tiny_model(tmp_path / "directory", **members, **scale)
@@ -454,5 +454,5 @@ def whole_context(published: Path) -> Target:
 def test_logits_are_those_of_transformers_up_to_rounding(published: Path) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     found, expected = logits_beside_others(whole_context(published), tokens), transformers_logits(published, tokens)
-    far = 1e-4 if read_config(published).rule else 2e-5  # norms of what a state gives make small differences large
+    far = 1e-4 if read_config(published).rule else 2e-5  # norms of states' outputs amplify small differences
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=far)

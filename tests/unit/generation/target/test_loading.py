@@ -1,4 +1,4 @@
-"""A model directory that cannot be served says why, naming the file or the field, and what is expected."""
+"""Refusals of model directories name the file or the field, and the expected value."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def edit_weights(model: Path, change: Callable[[dict[str, torch.Tensor]], Any]) 
 
 
 def mark(model: Path, name: str) -> None:
-    """Add a tensor as it lies beside quantised weights."""
+    """Add a tensor that belongs to quantised weights."""
     edit_weights(model, lambda tensors: tensors.update({name: torch.ones(4)}))
 
 
@@ -302,8 +302,8 @@ def test_a_packaged_model_has_a_folder_among_the_imported_ones(
 
 
 def test_nothing_beside_is_nothing_and_adapters_of_others_stay_out(base: Path) -> None:
-    for name, said in (("other", "somebody/else"), ("none", None), ("odd", ["base"])):
-        adapter(base.parent / "adapters" / name, said)
+    for name, base_name in (("other", "somebody/else"), ("none", None), ("odd", ["base"])):
+        adapter(base.parent / "adapters" / name, base_name)
     (base.parent / "adapters" / "broken").mkdir()
     (base.parent / "adapters" / "broken" / "adapter_config.json").write_text("[")
     (base.parent / "adapters" / "list").mkdir()

@@ -1,4 +1,4 @@
-"""Bits of passes and kernels: those of the vectors, and the same under every split."""
+"""Bits of passes and kernels: equal to the vectors, and independent of every split."""
 
 import hashlib
 import os
@@ -157,7 +157,7 @@ def test_a_large_file_is_hashed_once_as_long_as_it_stays_as_it_is(
     assert digest() == first
     cache.write_bytes(b"{broken")
     assert digest() == first
-    assert hashed.count(13) == 5  # each call says that all of it is done
+    assert hashed.count(13) == 5  # each call reports the whole file as hashed
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

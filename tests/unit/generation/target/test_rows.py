@@ -1,4 +1,4 @@
-"""Logits of a row, bit by bit: in any tree, chunk or company, with any adapters beside, those of one row at a time."""
+"""Logits of a row have the bits of passes over one row, in any tree or chunk, with any neighbours and adapters."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""States that are kept change no bit: they are found by what they were folded from, and given up with it."""
+"""Cached states change no bit: they are found by the slots from which they were folded, and dropped with these."""
 
 import json
 import random
@@ -124,7 +124,7 @@ def test_any_schedule_with_few_states_gives_the_same_bits(
 
 
 def drawn_tree(rng: random.Random, length: int) -> tuple[list[int], list[int]]:
-    """Right tokens and wrong ones, behind each other and beside."""
+    """A random tree of right and wrong tokens."""
     tokens, parents, depths = [TOKENS[length]], [-1], [0]
     for node in range(1, rng.choice([1, 2, 6, 12])):
         parent = rng.randrange(max(0, node - 3), node)

@@ -233,7 +233,7 @@ def swapped(model: Path) -> None:
 
 
 SETS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
-    "one file beside an index": (lambda m: (m / FILE).write_bytes((m / ONE).read_bytes()), (FILE, INDEX)),
+    "a single file and an index": (lambda m: (m / FILE).write_bytes((m / ONE).read_bytes()), (FILE, INDEX)),
     "shards of another number": (
         lambda m: (m / "model-00001-of-00003.safetensors").write_bytes((m / ONE).read_bytes()),
         ("model-00001-of-00003.safetensors", INDEX),

@@ -1,4 +1,4 @@
-"""Adapters: how their files are read, refused, and what peft computes with them."""
+"""Adapters: reading and refusing their files, and equality with peft's results."""
 
 import json
 import os
@@ -271,7 +271,7 @@ ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "alpha_pattern": {"self_attn.q.proj": 64, "up.proj|v_proj": 1}, "rank_pattern": {"layers.[0-9].*v_proj": 2},
         },
     ),
-    "a whole name beside chosen layers": (
+    "a whole name and chosen layers": (
         {},
         {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "model.layers.0.mlp.up_proj"],
          "layers_to_transform": [1]},
@@ -326,8 +326,8 @@ WRAPPERS = {"gemma3": "model.language_model.", "mistral3": "model.language_model
 
 @pytest.mark.parametrize("family", WRAPPERS)
 def test_an_adapter_of_a_multimodal_wrapper_is_served_on_its_part_for_text(family: str, tmp_path: Path) -> None:
-    """Under today's names and under those of older versions of transformers; updates of the part for images are left
-    out, which text does not pass.
+    """By names of this and of older versions of transformers. Updates of the image part, which text does not use, are
+    ignored.
     """
     plain = make_tiny_multimodal(tmp_path / family, family)
     lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"], "task_type": "CAUSAL_LM"}

@@ -62,7 +62,7 @@ def test_a_tokenizer_that_is_not_in_form_is_refused_by_its_file(tmp_path: Path, 
 
 
 def test_ends_that_a_tokenizer_adds_are_part_of_the_profile(tmp_path: Path) -> None:
-    """A receipt of a version that went on behind such a token is out of reach for a replay, and no deviation."""
+    """A receipt of an older version, which did not stop at these tokens, has another profile: no deviation."""
     named = make_tiny_model(tmp_path / "named", layers=1)
     joined = make_tiny_model(tmp_path / "joined", layers=1, eos_token_id=5)
     (joined / "generation_config.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The configuration of a GGUF file: what config.json of the same model says, or why it is refused."""
+"""The configuration of a GGUF file: equal to the same model's config.json, or refused with a reason."""
 
 import re
 from collections.abc import Callable
@@ -217,7 +217,7 @@ def test_an_architecture_that_is_a_form_of_another_says_so(architecture: str, na
 FACTORS = {
     "LongRoPE's short divisors alone": {"rope_factors_short.weight": 32},
     "LongRoPE's long divisors alone": {"rope_factors_long.weight": 32},
-    "divisors beside LongRoPE's": dict.fromkeys(
+    "divisors and LongRoPE's": dict.fromkeys(
         ("rope_factors_short.weight", "rope_factors_long.weight", "rope_freqs.weight"), 32
     ),
     "divisors of another number": {"rope_freqs.weight": 16},
@@ -257,7 +257,7 @@ OLLAMA: dict[str, tuple[str, dict[str, str | None]]] = {
     ),
     "shares of experts": ("qwen3moe", {"expert_weights_norm": "norm_top_k_prob"}),
 }  # fmt: skip
-"""The architecture, and what Ollama's converters call its fields, or None where they leave one out."""
+"""The architecture, and its fields' names in files of Ollama's converters; None for a missing field."""
 
 
 @pytest.mark.parametrize("case", OLLAMA)

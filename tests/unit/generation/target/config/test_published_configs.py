@@ -73,7 +73,7 @@ def test_gemma_3_1b(tmp_path: Path) -> None:
 
 
 def test_lfm2_1_2b(tmp_path: Path) -> None:
-    """Kinds of layers by their numbers, and an inner size that follows from the one that is given."""
+    """Kinds of layers by their numbers, and an inner size that is derived from another."""
     config = published(tmp_path, "lfm2-1-2b")
     assert [number for number, taps in enumerate(config.convolutions) if not taps] == [2, 5, 8, 10, 12, 14]
     assert set(config.convolutions) == {0, 3}
@@ -129,7 +129,7 @@ def test_gpt_oss_20b(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tuning", [4, True, None])
 @pytest.mark.parametrize("at_the_top", [True, False])
 def test_llama_4_scout(tmp_path: Path, tuning: int | None, at_the_top: bool) -> None:
-    """Published with 4 for a yes. The ids that end a sequence stand beside the part for text or, later, in it."""
+    """Published with 4 for true. End ids are outside of the text part or, in later files, in it."""
     members = deepcopy(PUBLISHED["llama-4-scout"])
     members["text_config"] |= {} if tuning is None else {"attn_temperature_tuning": tuning}
     (members if at_the_top else members["text_config"])["eos_token_id"] = [200001, 200007, 200008]
@@ -212,7 +212,7 @@ def test_qwen3_8_27b(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_qwen3_vl(tied: bool, tmp_path: Path) -> None:
-    """Whether the head repeats the embeddings is said outside of the part for text."""
+    """tie_word_embeddings is outside of the text part."""
     config = read(tmp_path, **PUBLISHED["qwen3-vl-2b"], tie_word_embeddings=tied)
     assert config.tied_embeddings is tied
     assert config.head_norms

@@ -160,7 +160,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Converted:
-    """A GGUF file, and what is in its head."""
+    """A GGUF file, and its header."""
 
     path: Path
     head: GgufHeader

@@ -104,19 +104,19 @@ from pathlib import Path
 from services.generation.target.without_torch import spare_torch
 spare_torch()
 from services.generation.target.config.config import read_config
-said = []
+outcomes = []
 for path in map(Path, sys.argv[1:]):
     try:
         read_config(path)
-        said.append(("read", ""))
+        outcomes.append(("read", ""))
     except Exception as error:
-        said.append((type(error).__name__, str(error)))
-print(json.dumps(said))
+        outcomes.append((type(error).__name__, str(error)))
+print(json.dumps(outcomes))
 """
 
 
 def read_within_bounds(paths: list[Path]) -> list[tuple[str, str]]:
-    """What a process says that may take a minute of CPU and 4 GiB for all of them."""
+    """The outcome for each path in a process limited to a minute of CPU and 4 GiB: the error's type and message."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
@@ -137,8 +137,8 @@ def test_config_json(tmp_path: Path, family: str) -> None:
     for number, (name, value) in enumerate(cases):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "config.json").write_text(json.dumps(good | {name: value}))
-    said = read_within_bounds([tmp_path / str(number) for number in range(len(cases))])
-    for (name, value), (kind, words) in zip(cases, said, strict=True):
+    outcomes = read_within_bounds([tmp_path / str(number) for number in range(len(cases))])
+    for (name, value), (kind, words) in zip(cases, outcomes, strict=True):
         assert kind == "ConfigInvalid", (name, value, kind, words)
         assert name in words, (name, value, words)
 
@@ -173,9 +173,9 @@ def test_a_gguf_file_with_heads_that_are_too_wide_and_weights_that_fit(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("head_dim", "head_dim"), ("hidden_size", "hidden_size"), ("num_hidden_layers", "layers")]
+    ("name", "named"), [("head_dim", "head_dim"), ("hidden_size", "hidden_size"), ("num_hidden_layers", "layers")]
 )
-def test_heads_that_draft(tmp_path: Path, name: str, said: str) -> None:
+def test_heads_that_draft(tmp_path: Path, name: str, named: str) -> None:
     base = read_config(make_tiny_model(tmp_path / "base", layers=4))
     for value in (0, 2**40):
         write_kolm(tmp_path / "head", head_config(base))
@@ -183,5 +183,5 @@ def test_heads_that_draft(tmp_path: Path, name: str, said: str) -> None:
         document = json.loads(path.read_text())
         assert name in document
         path.write_text(json.dumps(document | {name: value}))
-        with pytest.raises(HeadConfigInvalid, match=said):
+        with pytest.raises(HeadConfigInvalid, match=named):
             load_head(tmp_path / "head", base)

@@ -116,7 +116,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def head_of(data: bytes) -> int:
-    """Where the first tensor begins."""
+    """The offset of the first tensor."""
     return data.index(b"output_norm.weight") + 60
 
 

@@ -57,7 +57,7 @@ def q4_1(block: bytes) -> Iterator[Term]:
 
 
 def five_bits(block: bytes) -> list[int]:
-    """The k-th bit of four bytes stands above the k-th nibble."""
+    """The k-th bit of four bytes is the upper bit of the k-th nibble."""
     bits = int.from_bytes(block[-20:-16], "little")
     return [low + 16 * (bits >> k & 1) for k, low in enumerate(nibbles(block))]
 
@@ -138,7 +138,7 @@ def product(factors: tuple[Fraction, ...]) -> Fraction:
 
 
 def extreme_blocks(layout: BlockLayout, random: np.random.Generator) -> Bytes:
-    """Extreme scales beside each other, above integers that are all low, all high or random."""
+    """Pairs of extreme scales, with integers that are all low, all high or random."""
     scales = [*zip(EXTREMES, EXTREMES[::-1], strict=True), *zip(EXTREMES, EXTREMES[3:] + EXTREMES[:3], strict=True)]
     rows = []
     for pair in scales:
@@ -243,7 +243,7 @@ def test_rounding_keeps_values_to_half_a_step_of_their_block_and_leaves_what_it_
     assert rounded.storage == "q4_1"
     steps = np.ptp(values.reshape(5, 3, 32), axis=-1, keepdims=True) / 15
     errors = np.abs(rounded.values() - values).reshape(5, 3, 32)
-    assert (errors <= steps * 0.52).all()  # half a step, and what scale and minimum lose in float16
+    assert (errors <= steps * 0.52).all()  # half a step, and the rounding of scale and minimum to float16
     values[3, 40] = 3e38
     for kept in (values, values[:, :48], values[0]):
         tensor = StoredTensor.of_values("w", np.ascontiguousarray(kept))
@@ -275,7 +275,7 @@ def test_tensors_are_the_bits_that_torch_reads(model: Path, dtype: torch.dtype) 
 
 
 def test_a_tensor_may_lie_anywhere(tmp_path: Path) -> None:
-    """Headers are padded to eight bytes, but no rule aligns a tensor behind one of odd length."""
+    """Headers are padded to eight bytes, but no rule aligns a tensor after one of odd length."""
     values = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     header = {
         "odd": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]},

@@ -94,7 +94,7 @@ def test_branches_of_trees(window: int, cache_dtype: str) -> None:
 def test_rows_that_see_blocks_whole_go_through_them_together(
     heads: tuple[int, int], bounds: tuple[int, int], cache_dtype: str
 ) -> None:
-    """Rows of a prompt behind others, rows of a tree, and one that sees less, at the edges of windows and chunks."""
+    """Consecutive rows of a prompt, rows of a tree, and a row that sees less, at the edges of windows and chunks."""
     (group_size, dim), (window, chunk) = heads, bounds
     random = np.random.default_rng(group_size)
     positions = np.array([*range(250, 259), 399, *range(380, 399), 383, 384, 385, 70, 320, 321])

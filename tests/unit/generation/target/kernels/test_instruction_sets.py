@@ -98,7 +98,7 @@ def storages(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def emulated(storages: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    """All kernels, those of the model in the files too."""
+    """All kernels, including those for the model in the vectors."""
     written = {tensor["storage"] for tensor in read("model")["weights"].values()}
     names = [storage for storage in STORAGES if storage in written.union(storages)]
     linear = [f"{kind}_{storage}" for storage in names for kind in ("linear", "embed")]

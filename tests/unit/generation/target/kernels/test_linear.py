@@ -161,7 +161,7 @@ def test_the_largest_integers_do_not_saturate(storage: str) -> None:
 
 @pytest.mark.parametrize("storage", QUANTISED)
 def test_int8_of_numbers_of_all_magnitudes(storage: str) -> None:
-    """Zeros, subnormals, infinities and what is no number: a group that is not finite makes its row undefined."""
+    """Zeros, subnormals, infinities and NaN: a group that is not finite makes its row undefined."""
     random = np.random.default_rng(3)
     weights = stored(storage, 40, 256, random)
     x = random.standard_normal((10, 256), np.float32)
@@ -297,11 +297,11 @@ def test_an_activation_is_multiplied_with_up() -> None:
 def test_the_exponential_function() -> None:
     random = np.random.default_rng(9)
     every = np.arange(0, 2**32, 40_009, dtype=np.uint32).view(np.float32)  # over all bits there are
-    halves = (np.arange(-126, 128, dtype=np.float64) + 0.5) * np.log(2)  # where the integer part changes
+    halves = (np.arange(-126, 128, dtype=np.float64) + 0.5) * np.log(2)  # the borders of integer parts
     around = (halves[:, None].astype(np.float32).view(np.int32) + np.arange(-8, 9, dtype=np.int32)).view(np.float32)
     for x in (SPECIAL, every, around.reshape(-1), random.uniform(-90, 90, 100_000).astype(np.float32)):
         assert_same_bits(exponential_by_kernel(x), operations.exp(x))
-        below = x[~(x > 0)]  # and what is not a number
+        below = x[~(x > 0)]  # with NaN
         assert_same_bits(exponential_by_kernel(below, "decay"), operations.exp(below))
 
 

@@ -25,17 +25,17 @@ from tests.fakes.tiny_model import make_tiny_model
 
 CONTEXT = 128
 CANARY = 0xA5
-BEHIND = 1 << 18  # bytes of canaries behind each buffer
+AFTER = 1 << 18  # bytes of canaries after each buffer
 
 
 @dataclass
 class Guarded:
-    """Buffers with canaries behind them."""
+    """Buffers with canaries after them."""
 
     memory: list[tuple[Bytes, int]] = field(default_factory=list)
 
     def allocate(self, count: int) -> Bytes:
-        whole = np.zeros(count + BEHIND + 64, np.uint8)
+        whole = np.zeros(count + AFTER + 64, np.uint8)
         whole = whole[-whole.ctypes.data % 64 :]
         whole[count:] = CANARY
         self.memory.append((whole, count))
@@ -48,7 +48,7 @@ class Guarded:
 
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
-    """Canaries behind the buffers of targets that the test makes, whose passes are run by all threads asked for."""
+    """Canaries after the buffers of the test's targets, whose passes use all requested threads."""
     honest, guard = Team.run, Guarded()
 
     def by_all(self: Team, words: Any, threads: int, *, wait: bool = False) -> None:

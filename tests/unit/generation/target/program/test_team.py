@@ -1,4 +1,4 @@
-"""When a team of threads makes a break: by a clock, and by kernels that only say how long a pass took."""
+"""The breaks of a team of threads, with a fake clock and kernels that only take time."""
 
 import ctypes
 import sys

@@ -25,7 +25,7 @@ from services.generation.target.model_path import default_head_for, default_stor
 
 if TYPE_CHECKING:
     from services.client.registry import RegistryClient
-    from services.generation.target.model_path import NamedModel
+    from services.generation.target.naming.folders import NamedModel
 
 
 _ABSENT = {"package": "not installed", "hub": "not fetched"}

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.files.part_names import PartName
 from services.generation.target.naming.hub_names import is_model_file
+
+if TYPE_CHECKING:
+    from services.generation.target.naming.folders import NamedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +55,16 @@ def imported() -> dict[str, Path]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class NamedModel:
-    """A name for `--model`. `path` is None if the package is not installed or the model not fetched yet."""
-
-    name: str
-    path: Path | None
-    origin: str  # package, imported, hub, ollama or lmstudio
-
-
 def named_models() -> list[NamedModel]:
     """Models in packages, imported models by name, models of other programs, and short names, in this order."""
-    from services.generation.target.naming.folders import found_here, short_names
+    from services.generation.target.naming.folders import NamedModel, found_here, short_names
 
-    packages = [NamedModel(name, path, "package") for name, path in packaged().items()]
-    own = [NamedModel(name, path, "imported") for name, path in imported().items()]
-    short = [NamedModel(name, path, "hub") for name, path in short_names().items()]
-    others = [each for each in found_here() if each.path not in short_names().values()]
-    return packages + own + [NamedModel(each.name, each.path, each.origin) for each in others] + short
+    def named(origin: str, paths: Mapping[str, Path | None]) -> list[NamedModel]:
+        return [NamedModel(name, origin, path) for name, path in paths.items()]
+
+    short = short_names()
+    others = [each for each in found_here() if each.path not in short.values()]
+    return named("package", packaged()) + named("imported", imported()) + others + named("hub", short)
 
 
 def name_of(path: Path) -> str:

@@ -9,7 +9,14 @@ from pydantic import AfterValidator
 
 from services.generation.target.adapters import base_names, is_named
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.model_path import ADAPTER_FOLDER, HEAD_FOLDER, STORE_FOLDER, model_path, places
+from services.generation.target.model_path import (
+    ADAPTER_FOLDER,
+    HEAD_FOLDER,
+    STORE_FOLDER,
+    FolderKind,
+    model_path,
+    places,
+)
 
 
 def _model(named: Path) -> Path:
@@ -19,18 +26,14 @@ def _model(named: Path) -> Path:
         raise ValueError(str(error)) from error
 
 
-def _store(folder: Path) -> Path:
-    return STORE_FOLDER.check(folder)
+def _named(kind: FolderKind) -> AfterValidator:
+    """A check of the folder in NAME=FOLDER."""
 
+    def check(setting: str) -> str:
+        kind.check(Path(setting.partition("=")[2]))
+        return setting
 
-def _named_store(setting: str) -> str:
-    _store(Path(setting.partition("=")[2]))
-    return setting
-
-
-def _named_adapter(setting: str) -> str:
-    ADAPTER_FOLDER.check(Path(setting.partition("=")[2]))
-    return setting
+    return AfterValidator(check)
 
 
 def _head(setting: str) -> str:
@@ -41,11 +44,11 @@ def _head(setting: str) -> str:
 
 MODEL = AfterValidator(_model)
 """A model's directory, file or name; the setting becomes the path."""
-STORE = AfterValidator(_store)
+STORE = AfterValidator(STORE_FOLDER.check)
 """A datastore's folder."""
-NAMED_STORE = AfterValidator(_named_store)
+NAMED_STORE = _named(STORE_FOLDER)
 """TENANT=FOLDER."""
-NAMED_ADAPTER = AfterValidator(_named_adapter)
+NAMED_ADAPTER = _named(ADAPTER_FOLDER)
 """NAME=FOLDER."""
 IF_FOLDER_A_HEAD = AfterValidator(_head)
 """A reference to a head, or, if it has a slash, a head's folder."""

@@ -11,29 +11,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig
 
 from services.generation.target.blocks import BLOCK, blocks_for
-from services.generation.target.config.config_document import (
-    ACTIVATIONS,
-    BY_KIND,
-    by_layer,
-    check_size,
-    chunks,
-    clamp,
-    convolutions,
-    delta_rule,
-    experts,
-    family_of,
-    first_layer,
-    head_dim,
-    inner_field,
-    inner_size,
-    mamba_rule,
-    multipliers,
-    positive,
-    read_document,
-    rotations,
-    temperature,
-    windows,
-)
+from services.generation.target.config import config_document as members
 from services.generation.target.config.end_tokens import ends_of_tokenizer
 from services.generation.target.config.gguf_config import read_gguf_config
 from services.generation.target.config.rope import Rotation, inverse_root
@@ -137,9 +115,9 @@ def read_config(path: Path) -> TargetConfig:
 
 
 def _read_directory(directory: Path) -> TargetConfig:
-    document, place = read_document(directory), directory / "config.json"
+    document, place = members.read_document(directory), directory / "config.json"
     try:
-        family, config = family_of(document), _read_transformers(directory)
+        family, config = members.family_of(document), _read_transformers(directory)
         read = _target_config(family, config, str(place))
     except TargetError as error:
         raise type(error)(about(place, error)) from error
@@ -179,14 +157,14 @@ def rope_parameters(path: Path) -> dict[str, Any]:
     """
     config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
     found = dict(config.rope_parameters)
-    found = dict(found.get(BY_KIND, found))
+    found = dict(found.get(members.BY_KIND, found))
     if found.pop("partial_rotary_factor", 1.0) == 1.0 and found.get("rope_type") != "longrope":
         return found
     return {"rope_type": "default", "rope_theta": found["rope_theta"]}
 
 
 def _read_transformers(directory: Path) -> PreTrainedConfig:
-    document = read_document(directory)
+    document = members.read_document(directory)
     kind = document.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise ConfigInvalid(f"{directory}/config.json: model_type is {kind!r}; expected a name that transformers knows")
@@ -232,11 +210,11 @@ def _target_config(
         architecture=family.name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=inner_size(config),
+        intermediate_size=members.inner_size(config),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
-        kv_heads=first_layer(config).num_key_value_heads,
-        head_dim=head_dim(config),
+        kv_heads=members.first_layer(config).num_key_value_heads,
+        head_dim=members.head_dim(config),
         norm_epsilon=_epsilon(config, "norm_eps" if family.convolved else "rms_norm_eps", place),
         context_length=config.max_position_embeddings,
         tied_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
@@ -246,51 +224,51 @@ def _target_config(
         head_norms=family.head_norms,
         whole_norms=family.whole_norms,
         norms_before=family.norms_before,
-        windows=windows(config, family, place),
-        rotations=rotations(config, family, rope_factors),
+        windows=members.windows(config, family, place),
+        rotations=members.rotations(config, family, rope_factors),
         query_scale=family.query_scale
-        or inverse_root(_scaling(config, family, "query_pre_attn_scalar", place, head_dim(config))),
+        or inverse_root(_scaling(config, family, "query_pre_attn_scalar", place, members.head_dim(config))),
         eos_token_ids=(),
         fused=family.fused,
-        activation=ACTIVATIONS[family.activation],
+        activation=members.ACTIVATIONS[family.activation],
         sandwich_norms=family.sandwich_norms,
         embedding_scale=math.sqrt(config.hidden_size) if family.scaled else 1.0,
         attention_cap=_scaling(config, family, "attn_logit_softcapping", place, 0.0),
         logit_cap=_scaling(config, family, "final_logit_softcapping", place, 0.0),
-        experts=experts(config, family, place),
+        experts=members.experts(config, family, place),
         sinks=family.sinks,
-        clamp=clamp(config, place) if family.clamped else None,
+        clamp=members.clamp(config, place) if family.clamped else None,
         mlp=family.mlp,
         unit_head_norms=family.unit_head_norms and config.use_qk_norm,
-        chunks=chunks(config, place) if family.chunks else (),
-        temperature=temperature(config, family, place),
-        convolutions=convolutions(config, place) if family.convolved else (),
-        rule=delta_rule(config, family, place) if family.delta else mamba_rule(config, place) if family.mamba else None,
+        chunks=members.chunks(config, place) if family.chunks else (),
+        temperature=members.temperature(config, family, place),
+        convolutions=members.convolutions(config, place) if family.convolved else (),
+        rule=members.state_rule(config, family, place),
         gated=family.gated,
     )
     if family.multipliers:
-        return replace(read, **multipliers(config, place))
-    return replace(read, **by_layer(config, place)) if family.sizes_by_layer else read
+        return replace(read, **members.multipliers(config, place))
+    return replace(read, **members.by_layer(config, place)) if family.sizes_by_layer else read
 
 
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:
-    names = ("vocab_size", "hidden_size", inner_field(config), "num_hidden_layers", "num_attention_heads")
+    names = ("vocab_size", "hidden_size", members.inner_field(config), "num_hidden_layers", "num_attention_heads")
     for name in (*names, "max_position_embeddings"):
-        check_size(getattr(config, name, None), name, place)
-    kv_heads = getattr(first_layer(config), "num_key_value_heads", None)
-    check_size(kv_heads, "num_key_value_heads", place)
+        members.check_size(getattr(config, name, None), name, place)
+    kv_heads = getattr(members.first_layer(config), "num_key_value_heads", None)
+    members.check_size(kv_heads, "num_key_value_heads", place)
     if config.num_attention_heads % kv_heads:
         raise ConfigInvalid(
             f"{place}: num_attention_heads {config.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {kv_heads}"
         )
-    check_size(head_dim(config), "head_dim", place)
-    if head_dim(config) % 2:
-        raise ConfigInvalid(f"{place}: head_dim {head_dim(config)} is odd; RoPE needs an even one")
+    members.check_size(members.head_dim(config), "head_dim", place)
+    if members.head_dim(config) % 2:
+        raise ConfigInvalid(f"{place}: head_dim {members.head_dim(config)} is odd; RoPE needs an even one")
 
 
 def _epsilon(config: PreTrainedConfig, name: str, place: str) -> float:
-    if (epsilon := positive(config, name, place)) >= 1:
+    if (epsilon := members.positive(config, name, place)) >= 1:
         raise ConfigInvalid(f"{place}: {name} is {epsilon!r}; expected a number between 0 and 1")
     return epsilon
 
@@ -298,7 +276,7 @@ def _epsilon(config: PreTrainedConfig, name: str, place: str) -> float:
 def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, default: float) -> float:
     """A number above 0, or `default` if it is missing or ignored in this family."""
     given = name in family.scaled and getattr(config, name, None) is not None
-    return positive(config, name, place) if given else default
+    return members.positive(config, name, place) if given else default
 
 
 def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:

@@ -366,19 +366,14 @@ def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
     return tuple(config.conv_L_cache if kind == "conv" else 0 for kind in layer_types(config, place))
 
 
-def delta_rule(config: PreTrainedConfig, family: Family, place: str) -> StateRule | None:
+def state_rule(config: PreTrainedConfig, family: Family, place: str) -> StateRule | None:
     """The layers that fold a state and the sizes of its heads, or None if all layers attend."""
-    if "linear_attention" not in layer_types(config, place):
+    if not (family.delta or family.mamba) or "linear_attention" not in layer_types(config, place):
         return None
-    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
-    rule = _state_rule(DELTA, config, tuple(f"linear_{name}" for name in names), place)
-    return replace(rule, tiled=family.tiled, joined=family.joined)
-
-
-def mamba_rule(config: PreTrainedConfig, place: str) -> StateRule | None:
-    """The Mamba-2 layers and the sizes of their heads, or None if all layers attend."""
-    if "linear_attention" not in layer_types(config, place):
-        return None
+    if family.delta:
+        names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+        rule = _state_rule(DELTA, config, tuple(f"linear_{name}" for name in names), place)
+        return replace(rule, tiled=family.tiled, joined=family.joined)
     if config.time_step_limit not in (None, (0.0, math.inf)):
         raise UnsupportedArchitecture(
             f"{place}: time_step_limit is {config.time_step_limit!r}; supported: [0.0, Infinity]"

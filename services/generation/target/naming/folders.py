@@ -31,12 +31,12 @@ _MOST_BYTES = 1 << 20  # of a manifest
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A model, by its name for `--model`."""
+class NamedModel:
+    """A name for `--model`. `path` is None if the package is not installed or the model not fetched yet."""
 
     name: str
-    origin: str  # hub, ollama or lmstudio
-    path: Path
+    origin: str  # package, imported, hub, ollama or lmstudio
+    path: Path | None
 
 
 def hub_cache() -> Path:
@@ -99,7 +99,7 @@ def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def _of_hub() -> Iterator[Found]:
+def _of_hub() -> Iterator[NamedModel]:
     for folder in sorted(hub_cache().glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
         refs = {(folder / "refs" / ref).read_text().strip(): ref for ref in reversed(_files(folder / "refs"))}
@@ -107,9 +107,9 @@ def _of_hub() -> Iterator[Found]:
             name = HubName(repo, refs.get(snapshot.name, snapshot.name))
             models = _whole_models(_files(snapshot))
             for file in models:
-                yield Found(str(HubName(repo, name.revision, quantisation(file) or file)), "hub", snapshot / file)
+                yield NamedModel(str(HubName(repo, name.revision, quantisation(file) or file)), "hub", snapshot / file)
             if not models and is_whole(snapshot):
-                yield Found(str(name), "hub", snapshot)
+                yield NamedModel(str(name), "hub", snapshot)
 
 
 def _existing(variable: str, usual: Iterable[str]) -> list[Path]:
@@ -118,13 +118,13 @@ def _existing(variable: str, usual: Iterable[str]) -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def _of_ollama() -> Iterator[Found]:
+def _of_ollama() -> Iterator[NamedModel]:
     """Ollama's models without adapters. A manifest is JSON with the digests of layers."""
     for place in _existing("OLLAMA_MODELS", _OLLAMA):
         for named in _files(place / "manifests"):
             if (blob := _ollama_blob(place, named)) is not None:
                 path, _, tag = named.removeprefix("registry.ollama.ai/").removeprefix("library/").rpartition("/")
-                yield Found(f"ollama:{path}:{tag}", "ollama", blob)
+                yield NamedModel(f"ollama:{path}:{tag}", "ollama", blob)
 
 
 def _ollama_blob(place: Path, manifest: str) -> Path | None:
@@ -141,7 +141,7 @@ def _ollama_blob(place: Path, manifest: str) -> Path | None:
     return blob if blob.is_file() and blob.stat().st_size == size else None
 
 
-def _of_lm_studio() -> Iterator[Found]:
+def _of_lm_studio() -> Iterator[NamedModel]:
     """Models in publisher/repository/file. The file is left out of the name if its repository has no other."""
     for place in _existing("LMSTUDIO_MODELS", _LM_STUDIO):
         for repository in sorted(place.glob("*/*")):
@@ -149,12 +149,12 @@ def _of_lm_studio() -> Iterator[Found]:
             for file in models:
                 which = f":{quantisation(file) or file}" if len(models) > 1 else ""
                 name = f"{repository.parent.name}/{repository.name}{which}"
-                yield Found(f"lmstudio:{name}", "lmstudio", repository / file)
+                yield NamedModel(f"lmstudio:{name}", "lmstudio", repository / file)
 
 
-def found_here() -> list[Found]:
+def found_here() -> list[NamedModel]:
     """All models on this machine. Unreadable folders are skipped."""
-    found: list[Found] = []
+    found: list[NamedModel] = []
     for source in (_of_hub, _of_ollama, _of_lm_studio):
         try:
             found += source()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -12,8 +13,7 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
-from ledger.errors import NotFound, StoreError, StoreReplaced
-from ledger.log.writer_lock import WriterLock
+from ledger.errors import NotFound, StoreError, StoreLocked, StoreReplaced
 from ledger.sql.database import store_errors
 
 BUSY_SECONDS = 10
@@ -36,7 +36,7 @@ _WAL_PAGES = 1000
 class SqliteDatabase:
     """`database.Database` on one file. Made by `open` or `open_for_reading`."""
 
-    def __init__(self, path: Path, reader: Engine, writer: Engine | None, lock: WriterLock | None) -> None:
+    def __init__(self, path: Path, reader: Engine, writer: Engine | None, lock: _WriterLock | None) -> None:
         self.name = str(path)
         self._idle: deque[Any] = deque()  # the driver's connections that `rows` has read by
         self._reader = reader
@@ -55,7 +55,7 @@ class SqliteDatabase:
         except OSError as error:
             raise StoreError(f"cannot create {path.parent}: {error.strerror}") from None
         _create_private(path)
-        lock = WriterLock(path)
+        lock = _WriterLock(path)
         return cls(path, _engine(path, 8, _prepare_reader), _engine(path, 1, _prepare_writer), lock)
 
     @classmethod
@@ -143,6 +143,44 @@ class SqliteDatabase:
                 engine.dispose()
         if self._lock is not None:
             self._lock.release()
+
+
+class _WriterLock:
+    """The lock of the process that writes, held from construction to `release`. The kernel drops it when the process
+    dies, so a crash needs no clean-up.
+    """
+
+    def __init__(self, guarded: Path) -> None:
+        """Raises StoreLocked if another process, or another store in this process, holds the lock.
+
+        The lock is in the folder of the file that links resolve to: two links to one file are one ledger.
+        """
+        resolved = Path(os.path.realpath(guarded))
+        self.path = resolved.with_name(resolved.name + ".lock")
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"cannot open {self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._descriptor)
+            raise StoreLocked(
+                f"{guarded} is open for writing in another process (pid {holder}); stop it first"
+            ) from None
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, str(os.getpid()).encode("ascii"), 0)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise StoreError(f"cannot write {self.path}: {error.strerror}") from None
+
+    def release(self) -> None:
+        """Let another process write. Releasing twice changes nothing. The file stays: removing it would race."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _place(path: str | Path) -> tuple[int, int] | None:

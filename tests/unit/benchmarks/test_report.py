@@ -66,3 +66,26 @@ def test_every_block_of_the_pages_can_be_rendered() -> None:
     assert RESULTS.is_dir()
     with pytest.raises(KeyError):
         report.render_text("<!-- benchmarks: unknown -->\n<!-- end -->", {})
+
+
+@pytest.mark.parametrize(
+    ("at_least", "best", "worst", "met"),
+    [(True, "2.00 (b)", "1.00 (a)", "2 of 3"), (False, "1.00 (a)", "2.00 (b)", "2 of 3")],
+)
+def test_a_target_is_met_at_its_bound_and_on_its_good_side(at_least: bool, best: str, worst: str, met: str) -> None:
+    target = report.Target("aim", 1.5, at_least, "", [(1.0, "a"), (2.0, "b"), (1.5, "c")])
+    assert tuple(target.row()) == ("aim", best, worst, met)
+
+
+def test_answers_that_speculation_changed_are_added_up_over_the_methods_of_kolm() -> None:
+    each = {"engine": "kolm", "method": "rest", "at once": 1, "requests": 24, "changed": 0}
+    figures = [
+        each,
+        {**each, "method": "draft", "changed": 1},
+        {**each, "engine": "vllm", "requests": 16, "changed": 2},
+    ]
+    table = report.identity_of_others({"exactness": [measured(benchmark="exactness", figures=figures)]})
+    assert [line.split(" | ")[2:] for line in table.splitlines()[2:]] == [
+        ["1 of 48", "–", "– |"],
+        ["2 of 16", "–", "– |"],
+    ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from services.client.generation.request import Called, ThoughtSyntax, ToolCall, ToolCallSyntax
+from services.client.ledger.log import Scope
 
 if TYPE_CHECKING:
     import ledger.documents.receipt
@@ -252,15 +253,6 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class HaltedScope:
-    """A method on a base, with its head if it has one, that an audit has halted."""
-
-    base_cid: str
-    method: str
-    head_cid: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class LoadedHead:
     """A draft head of a server. Without a name it is from an unpublished, unsigned folder."""
 
@@ -308,7 +300,7 @@ class ModelInfo:
     vocab_size: int
     context_length: int
     methods: tuple[str, ...]
-    halted_scopes: tuple[HaltedScope, ...]
+    halted_scopes: tuple[Scope, ...]
     halt_epoch: int
     adapters: Mapping[str, str]
     heads: tuple[LoadedHead, ...]

@@ -249,15 +249,3 @@ class HaltState:
     epoch: int
     halts: tuple[Halt, ...]
     tree_size: int
-
-    def find(self, base_cid: str, method: str, head_cid: str | None = None) -> Halt | None:
-        """The oldest open halt that covers these; None if no halt does."""
-        return next(
-            (
-                halt
-                for halt in self.halts
-                if (halt.scope.base_cid, halt.scope.method) == (base_cid, method)
-                and halt.scope.head_cid in (None, head_cid)
-            ),
-            None,
-        )

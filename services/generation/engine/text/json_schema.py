@@ -62,8 +62,8 @@ class SchemaRefused(ValueError):
 def read_schema(text: str) -> Any:
     """The JSON value; a number is an int, a float if its `repr` is the decimal as written, or else a Decimal.
 
-    Raises ValueError, also for values that only Python reads: NaN, half surrogate pairs; SchemaRefused for numbers
-    beyond float64.
+    Raises ValueError, also for half surrogate pairs; SchemaRefused for NaN and numbers beyond float64, which JSON
+    writers turn into Infinity.
     """
     return _read(text, _real)
 
@@ -75,18 +75,14 @@ def read_json(text: str) -> Any:
 
 def _read(text: str, parse_float: Callable[[str], Number]) -> Any:
     try:
-        value = json.loads(text, parse_int=_whole, parse_float=parse_float, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_int=_whole, parse_float=parse_float)
         for path, number in _numbers(value):
             if not math.isfinite(number):
-                raise SchemaRefused(path, "is a number beyond float64; expected a smaller number, or a string")
+                raise SchemaRefused(path, "is not a finite number of float64; expected a smaller number, or a string")
         dumped(value).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a value of JSON")
 
 
 def _whole(digits: str) -> Number:

@@ -175,6 +175,7 @@ def test_expressions_of_ranges_match_what_is_within(low: int | None, high: int |
         ({"$ref": "#/x-own/deep", "x-own": {"deep": {"allOf": [{"const": BIG}, {}]}}}, "/x-own/deep/allOf/0/const"),
         ('{"multipleOf": 0.10000000000000000555}', "/multipleOf"),
         ('{"const": 1e400}', "/const"),
+        ('{"const": Infinity}', "/const"),
         ('{"properties": {"a": {"enum": [1, -1e400]}}}', "/properties/a/enum/1"),
         (f'{{"default": {"9" * 400}}}', "/default"),
         ({"properties": {"a": {"items": [{"const": BIG}]}}}, "/properties/a/items"),

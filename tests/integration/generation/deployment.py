@@ -34,7 +34,7 @@ from tests.access import everybody, trust_log
 from tests.serving import known_port
 
 PATIENCE = 240.0  # seconds; only a test that fails gets there
-_PAUSE = 0.01  # seconds between two questions, for whoever is asked needs the CPU
+_PAUSE = 0.01  # seconds between two questions, because the server needs the CPU
 
 
 class Deployment:
@@ -183,7 +183,7 @@ async def failure(call: Any, what: str = "the call") -> Failure:
 
 
 async def until(condition: Any) -> None:
-    """Ask again until a coroutine function says yes."""
+    """Ask again until a coroutine function returns True."""
     async with asyncio.timeout(PATIENCE):
         while not await condition():  # noqa: ASYNC110 (what it waits for happens in another process or thread)
             await asyncio.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""A server is stopped and started again, in one folder of prefixes: what it says does not change, nor what is left."""
+"""A server is stopped and started again, in one folder of prefixes: neither its answers nor its files change."""
 
 from pathlib import Path
 

@@ -22,7 +22,7 @@ from tests.fakes.tiny_model import make_tiny_model
 
 @dataclass(frozen=True)
 class Made:
-    """Two bases, and for each kind of part one that was made for the first."""
+    """Two bases, and for each kind a part that was made for the first base."""
 
     one: Path
     other: Path

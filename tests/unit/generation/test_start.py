@@ -1,4 +1,4 @@
-"""What a server does before it serves: settings, imports, its folder, code compiled beside it."""
+"""The start of a server before it serves: settings, imports, its folder, code compiled beside it."""
 
 import os
 import re
@@ -51,7 +51,7 @@ def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         (
             "--model=none",
@@ -65,9 +65,9 @@ def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path)
     ],
 )
 def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(
-    setting: str, said: str, model: Path
+    setting: str, message: str, model: Path
 ) -> None:
-    with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(said)}"):
+    with pytest.raises(SettingsError, match=f"^{setting.partition('=')[0]}: {re.escape(message)}"):
         GenerationSettings.load(["--model", str(model), setting], environment={})
 
 

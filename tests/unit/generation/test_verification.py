@@ -1,4 +1,4 @@
-"""A record is verified along its own tokens, and the answer is the one that decoding gives, bit for bit."""
+"""A record is verified along its own tokens, and the answer is the same as by decoding, bit for bit."""
 
 import random
 from dataclasses import replace
@@ -32,7 +32,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
 
 @pytest.fixture(scope="module")
 def auditor(server: CpuTarget, model: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuTarget:
-    """A target of somebody else's, with the same weights."""
+    """Another target with the same weights."""
     folder = tmp_path_factory.mktemp("again")
     adapters = {name: make_tiny_adapter(folder / name, model, seed=seed) for seed, name in enumerate("ab")}
     return load_target(model, cache_tokens=10 * 64, adapters=adapters, threads=1)

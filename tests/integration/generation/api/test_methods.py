@@ -1,4 +1,4 @@
-"""Methods over the wire: what each drafts from, and what auto takes."""
+"""Methods over the wire: their sources of drafts, and the choice of auto."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Asking the plain upstream again, without a server between: what it gives, what it says of it, and what it is."""
+"""Asking the plain upstream again, without a server between: its answers, its description, its identity."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""An auditor of what another engine has served: it asks the plain one again, and passes along the output."""
+"""An auditor of another engine: it asks the plain upstream again, and passes along the output."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ __all__ = ["engines"]
 
 
 async def audited(engines: Engines, *, weights: bool = False) -> list[Examined]:
-    """What a pass over the log finds now."""
+    """The findings of a pass over the log."""
     deployment, plain = engines.deployment, engines.plain
     key = SigningKey.load_or_create(deployment.directory / "auditor.pem", "auditor")
     key.publish(deployment.trusted)

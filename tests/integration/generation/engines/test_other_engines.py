@@ -300,7 +300,7 @@ async def test_a_new_version_is_a_new_profile_in_the_log_and_no_deviation(engine
 
 
 async def said_and_signed(engines: Engines, **members: Any) -> tuple[list[pb.GenerateStreamResponse], Receipt]:
-    """What a caller gets of one request, and the receipt, which is of exactly that."""
+    """The answer of one request, and its receipt, which is of exactly that."""
     name = f"request {len(engines.fast.bodies)}"
     events = await streamed(engines.stub, asking(request_id=name, **members))
     receipt = await engines.deployment.receipt_of(name)
@@ -389,14 +389,14 @@ async def test_a_stop_reason_that_nobody_asked_for_is_none(engines: Engines) -> 
 
 
 async def test_a_text_that_lacks_its_last_word_is_no_text_of_its_ids(engines: Engines) -> None:
-    """It says that the model has ended, but the last token is a word."""
+    """It reports an end by the model, but the last token is a word."""
     await engines.start()
-    said: list[int] = []
+    sent: list[int] = []
 
     def twist(event: dict[str, Any]) -> dict[str, Any]:
         for choice in event["choices"]:
-            choice["text"] = choice["text"] if len(said) < 4 else ""
-            said.extend(choice["token_ids"])
+            choice["text"] = choice["text"] if len(sent) < 4 else ""
+            sent.extend(choice["token_ids"])
             if "finish_reason" in choice:
                 choice["finish_reason"] = "stop"
         return event

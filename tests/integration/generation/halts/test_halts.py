@@ -1,4 +1,4 @@
-"""Halts: from the ledger, from an inline replay, over restarts; and what is served meanwhile."""
+"""Halts: from the ledger, from an inline replay, over restarts; and the requests served meanwhile."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,7 +166,7 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
 
     small = make_tiny_model(tmp_path / "small", layers=1, seed=1)
     stub = await deployment.start_generation(Loader(Remembered), draft_model=small)
-    loaded[0].deviating = True  # the base; the draft model may say what it likes
+    loaded[0].deviating = True  # the base; the draft model may draft anything
     refused = await failure(stub.Generate(asking(max_tokens=80, ignore_eos=True, verify=INLINE)))
     assert refused.reason == "SPEC_DECODE_DEVIATION"
     (bad,) = await deployment.receipts(1)

@@ -1,4 +1,4 @@
-"""Heads from the registry to the engine: which are loaded, which are refused with which reason, and what they draft."""
+"""Heads from the registry to the engine: which are loaded, which are refused with which reason, and their drafts."""
 
 import asyncio
 import logging

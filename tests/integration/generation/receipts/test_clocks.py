@@ -1,4 +1,4 @@
-"""A server whose clock is ahead: it refuses requests, and what it signed before waits for the ledger's clock."""
+"""A server whose clock is ahead: it refuses requests, and earlier receipts wait for the ledger's clock."""
 
 from datetime import UTC, datetime, timedelta
 from functools import partial

@@ -20,7 +20,7 @@ def append(text: str) -> ledger_pb2.AppendEntryRequest:
 
 
 def left_in(folder: Path) -> list[tuple[str, bytes]]:
-    """What the next start finds."""
+    """The records that the next start finds."""
     return [(receipt_id, request.envelope) for receipt_id, request in Journal(folder).recover().items()]
 
 

@@ -1,4 +1,4 @@
-"""A receipt that a caller was shown is the one of its id in the log, whatever the disk, the ledger and a kill do."""
+"""A receipt that a caller was shown is the receipt of its id in the log, whatever fails or is killed."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ ANSWER, NO_OUTPUT = "answer", "no output"
 
 
 class FailingDisk:
-    """`os` for the modules that write: its calls fail as `fails` tells, one after another, then as `end` tells. A write
+    """`os` for the modules that write: its calls fail by `fails`, one after another, then by `end`. A write
     that fails has written half.
     """
 
@@ -108,7 +108,7 @@ async def until_killed(
     folder: Path, log: Log, batches: Sequence[int], life: int, promised: set[str], answered: set[str]
 ) -> None:
     """Requests in batches that run together, until the process is killed: adds those with a promise, and those whose
-    callers have a receipt. Raises OSError where it does not start.
+    callers have a receipt. Raises OSError if it does not start.
     """
     box = Outbox(Journal(folder), log.append_all, 1000, 0.001)
     await box.recover()

@@ -1,4 +1,4 @@
-"""Replays of what a server has served, on an auditor's own engine: the same profile, speculation off."""
+"""Replays of served requests on an auditor's own engine: the same profile, speculation off."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""How often drafted tokens hold: what is counted, and what is predicted from it."""
+"""Acceptance of drafted tokens: its counts, and its predictions."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A draft model saves passes, follows what was accepted, steps aside where it has to, and changes no token."""
+"""A draft model saves passes, follows what was accepted, steps aside if it has to, and changes no token."""
 
 import random
 import shutil
@@ -36,7 +36,7 @@ NOTHING = np.empty((1, 384), np.float32)
 
 @pytest.fixture(scope="module")
 def kin(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, its weights a little off: it foresees some of what the tiny model says."""
+    """The tiny model, its weights a little off: it predicts some tokens of the tiny model."""
     folder = shutil.copytree(model, tmp_path_factory.mktemp("kin") / "model")
     weights, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     off = {name: each + 0.01 * torch.randn(each.shape, generator=generator) for name, each in weights.items()}

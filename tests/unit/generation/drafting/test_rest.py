@@ -1,4 +1,4 @@
-"""REST: retrieved drafts save passes where text was seen before, step aside where it was not, and change no token."""
+"""REST: retrieved drafts save passes if text was seen before, step aside if it was not, and change no token."""
 
 import random
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_a_request_draws_on_its_own_tenants_store_and_on_the_shared_one_alone(mo
 
 
 class _Untouchable:
-    """Another tenant's store: whoever so much as looks at it fails."""
+    """Another tenant's store: any use of it fails."""
 
     def __getattribute__(self, name: str) -> object:
         raise AssertionError(f"{name} of another tenant's store")
@@ -141,4 +141,4 @@ def test_own_text_and_near_passages_are_drafted_beside_what_is_more_frequent(
     assert {60, 40} <= set(tree.tokens)
     monkeypatch.setattr(rest, "_NEAREST", 1)
     _, first, *_ = drafter.begin(request([0])).propose(tokens[3:], BOLD).tokens
-    assert first == 50  # a match of five tokens in the passage that is nearest, where five others say 40
+    assert first == 50  # a match of five tokens in the passage that is nearest, while five others have 40

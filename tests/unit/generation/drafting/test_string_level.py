@@ -175,7 +175,7 @@ def test_a_model_of_the_same_mind_is_right_whatever_its_ids(
 def test_what_is_kept_of_the_cache_is_that_of_the_text(
     spelling_target: CpuTarget, spelling: Path, renumbered: tuple[Path, CpuTarget], seed: int
 ) -> None:
-    """After drafts that held in part, and passes of other methods, a chain is the one of a draft that starts anew."""
+    """After drafts that held in part, and passes of other methods, a chain is that of a new draft."""
     rng, (own, model) = random.Random(seed), renumbered
     drafter, letters = drafter_of(spelling_target, spelling, model, own), Tokenizer(spelling).encode("ledger keeps it")
     request = EngineRequest("r", (1,), SamplingParams(), k=4)

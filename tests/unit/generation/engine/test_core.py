@@ -1,4 +1,4 @@
-"""The step loop: how sequences start, stream, end, and what is refused."""
+"""The step loop: how sequences start, stream and end, and refusals."""
 
 import ctypes
 import queue
@@ -48,7 +48,7 @@ LOGITS = np.random.default_rng(1).standard_normal(VOCAB).astype(np.float32)
 
 
 def sampled(method: str, count: int) -> Any:
-    """The outcome of a target that always says LOGITS."""
+    """The outcome of a target whose logits are always LOGITS."""
     target = TableTarget(np.tile(LOGITS, (VOCAB, 1)), context=2**15)
     drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(0, VOCAB, bugs=0.0)}
     sampling = SamplingParams(temperature=1.0, seed=9, max_tokens=count)
@@ -103,9 +103,9 @@ def test_chunks_add_up_to_the_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"), [(np.nan, "hold a NaN"), (np.inf, "hold an infinity"), (-np.inf, "leave no token to choose")]
+    ("broken", "message"), [(np.nan, "hold a NaN"), (np.inf, "hold an infinity"), (-np.inf, "leave no token to choose")]
 )
-def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(broken: float, said: str) -> None:
+def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(broken: float, message: str) -> None:
     table = np.zeros((VOCAB, VOCAB), np.float32)
     table[2] = broken
     table[0, 2] = table[1, 3] = table[3, 3] = 1.0
@@ -113,7 +113,7 @@ def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(broken:
     outcomes = run(TableTarget(table), asked).outcomes
     broke, fine = (outcomes[one.key] for one in asked)
     assert (broke.finish_reason, broke.token_ids) == ("error", (2,))
-    assert said in broke.error
+    assert message in broke.error
     assert (fine.finish_reason, len(fine.token_ids)) == ("length", 9)
 
 
@@ -179,7 +179,7 @@ class CountingDrafter(Drafter):
 
 
 class TimedTarget(TableTarget):
-    """Passes take what `CHEAP_ROWS` says."""
+    """Passes take the seconds of `CHEAP_ROWS`."""
 
     now = 0.0
 
@@ -359,7 +359,7 @@ def test_the_engines_thread_computes_in_its_own_mode(mode: int, told: Callable[[
     told(mode)
     found = subnormal_outcome()
     if mode == FLUSHING:
-        assert SUBNORMAL * np.float32(0.5) == 0.0, "this thread was not told"
+        assert SUBNORMAL * np.float32(0.5) == 0.0, "this thread was not set"
     told(float_mode(this_machine()))
     assert SUBNORMAL * np.float32(0.5) > 0.0
     assert found.token_ids == expected.token_ids

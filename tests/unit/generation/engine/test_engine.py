@@ -1,4 +1,4 @@
-"""The engine's thread: submissions and cancellations from outside, and what a fault in it does to its callers."""
+"""The engine's thread: submissions and cancellations from outside, and the effect of a fault on its callers."""
 
 import asyncio
 import queue
@@ -22,7 +22,7 @@ SOON = 30.0  # seconds after which a test that waits has failed
 
 
 class GatedTarget(TableTarget):
-    """Waits in its passes for a gate, and fails when told to."""
+    """Waits in its passes for a gate, and fails if it is `broken`."""
 
     def __init__(self) -> None:
         super().__init__(np.zeros((4, 4), np.float32))

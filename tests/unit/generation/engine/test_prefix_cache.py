@@ -1,4 +1,4 @@
-"""Another sequence may have computed a sequence's prefix; its tokens are those that it would have had alone."""
+"""Another sequence may have computed a sequence's prefix; its tokens are the same as alone."""
 
 import random
 from dataclasses import replace

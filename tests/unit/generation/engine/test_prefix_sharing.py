@@ -1,4 +1,4 @@
-"""Sequences that begin alike and run together are computed once, whatever becomes of the one that computes."""
+"""Sequences that begin alike and run together are computed once, whatever happens to the computing sequence."""
 
 import random
 from collections.abc import Callable

@@ -55,7 +55,7 @@ class Reader(Draft):
 
 
 class ReadingDrafter(Drafter):
-    """Drafts the truth beside a wrong token, from layers of its own; breaks for one sequence if told to."""
+    """Drafts the truth beside a wrong token, from layers of its own; fails for one sequence if `broken`."""
 
     def __init__(self, layers: tuple[int, ...], truth: dict[str, Sequence[int]], broken: str = "") -> None:
         self.feature_layers, self._truth, self._broken = layers, truth, broken
@@ -298,9 +298,9 @@ def test_a_forbidden_branch_is_cut_and_an_allowed_one_grows_by_what_it_forces() 
     done = encoded("the")
     chosen.follow([ROOT, *done])
     assert not chosen.forces
-    said = encoded("the drafter guesses")[len(done) :]
-    proposed = TokenTree((done[-1], 5, said[0], 9), (-1, 0, 0, 1))
-    assert chosen.fit(proposed, 64, 64) == TokenTree.chain((done[-1], *said, END))
+    rest = encoded("the drafter guesses")[len(done) :]
+    proposed = TokenTree((done[-1], 5, rest[0], 9), (-1, 0, 0, 1))
+    assert chosen.fit(proposed, 64, 64) == TokenTree.chain((done[-1], *rest, END))
 
 
 @given(seed=st.integers(0, 2**32), source=st.sampled_from(CONSTRAINTS))
@@ -341,7 +341,7 @@ def test_no_node_is_forbidden_none_allowed_is_lost_and_the_bounds_hold(seed: int
 
 
 def _allowed(source: StructuredOutputs, output: list[int]) -> list[int]:
-    """The tokens that the sampler's own mask allows after an output; none where the grammar forbids the output."""
+    """The tokens that the sampler's own mask allows after an output; none if the grammar forbids the output."""
     laid = GrammarMask(grammar(source), frozenset((END,)))
     for token in output:
         if token not in ids(laid):

@@ -1,4 +1,4 @@
-"""Receipts: the key's entry, the speedup they state, and what forgets with them when content is erased."""
+"""Receipts: the key's entry, the speedup they state, and what is forgotten when content is erased."""
 
 import asyncio
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""A server whose clock is not the ledger's serves nothing, in either direction, and says so once."""
+"""A server whose clock is not the ledger's serves nothing, in either direction, and logs it once."""
 
 import logging
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What a request asks for, as samplers, processors and prompts take it: sampling parameters and tools."""
+"""Parameters of requests for samplers, processors and prompts: take it: sampling parameters and tools."""
 
 import json
 from dataclasses import fields

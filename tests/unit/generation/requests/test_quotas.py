@@ -11,7 +11,7 @@ from services.runtime.errors import ResourceExhausted, to_status
 
 
 class Quotas:
-    """Quotas of some tenants, with a clock that stands still."""
+    """Quotas of some tenants, with a clock of the test."""
 
     def __init__(self, *written: str) -> None:
         self.now = 0.0

@@ -309,8 +309,8 @@ def drafted(head: BlockHead, known: dict[str, Any], *, chunk: int, refused: int 
     before, tokens, sure = int(known["tokens"][ANCHOR]), [], []
     for position in range(config.drafts):
         logits[position] = computing.add_previous(logits[position : position + 1], [before])[0]
-        said = computing.confidence(states[position : position + 1], [before])
-        sure += [] if said is None else said.tolist()
+        found = computing.confidence(states[position : position + 1], [before])
+        sure += [] if found is None else found.tolist()
         before = int(head.target_ids[logits[position].argmax()])
         tokens.append(before)
     return Drafted(states, logits, tokens, sure)

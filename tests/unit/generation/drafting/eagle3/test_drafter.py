@@ -247,16 +247,16 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
 
 
 class Heard(DraftTree):
-    """A tree that keeps what a model says of it."""
+    """A tree that keeps the candidates of a level."""
 
-    said: Level
+    level: Level
 
     def expand(self, logits: Float32, vocabulary: Vocabulary, sampling: Samplings, *_: object) -> None:
         width = self.shape.width
-        self.said = candidates(self.nodes, len(self), self.frontier, logits, vocabulary, sampling[0], width)
+        self.level = candidates(self.nodes, len(self), self.frontier, logits, vocabulary, sampling[0], width)
 
 
-def said(
+def proposed_by_level(
     drafter: Eagle3Drafter, draft: HeadDraft, logits: Float32, position: int, text: Sequence[int] = (1,)
 ) -> tuple[Int64, Float32]:
     """The proposals of a head with such logits for a position, and their shares."""
@@ -264,7 +264,7 @@ def said(
     draft.state.begin(tree, text)
     draft.state.length = position
     draft.state.expand(logits[None].copy())
-    return tree.said.tokens[0], tree.said.shares[0]
+    return tree.level.tokens[0], tree.level.shares[0]
 
 
 SAMPLINGS = (
@@ -294,15 +294,15 @@ def test_a_head_with_the_targets_logits_and_all_of_the_noise_draws_the_targets_t
     draft = drafter.begin(EngineRequest("r", tuple(prompt), sampling, choice=2, method="eagle3"))
     assert isinstance(draft, HeadDraft)
     draft.state.sampling["noise"] = 1.0
-    said_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
-    said_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
-    said_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0
+    own_logits = rng.standard_normal(len(ids)).astype(np.float32) * 2
+    own_logits[drafter._pass.vocabulary.draft_ids[output]] += 4.0
+    own_logits[drafter._pass.vocabulary.draft_ids[end]] = 20.0 if sampling.min_tokens else -20.0
     logits = np.full(384, -100.0, np.float32)
-    logits[ids] = said_logits
+    logits[ids] = own_logits
     sampler = Sampler(sampling, 2, prompt, frozenset((end, *drafter._ends)))
     for token in output:
         sampler.accept(token)
-    tokens, shares = said(drafter, draft, said_logits, position, [*prompt, *output])
+    tokens, shares = proposed_by_level(drafter, draft, own_logits, position, [*prompt, *output])
     drawn, processed = sampler.sample(logits, position), sampler._processors.apply(logits)
     assume(processed[drawn] >= processed.max() - _REACH * known.temperature)  # others get no noise of the head
     assert tokens[0] == drawn
@@ -313,7 +313,7 @@ VOCAB = 8
 
 
 class Signpost(TableTarget):
-    """After token t comes t + 1; the streams after some layers point at t + 2, which is what a head must say."""
+    """After token t comes t + 1; the streams after some layers point at t + 2, which a head must propose."""
 
     def __init__(self, *telling: int) -> None:
         table = np.zeros((VOCAB, VOCAB), np.float32)
@@ -333,7 +333,7 @@ class Signpost(TableTarget):
 
 
 def passing_through(target: Signpost, layers: tuple[int, ...], others: tuple[tuple[int, ...], ...]) -> Head:
-    """A head that says what its streams say: nothing but `fc` and the output does anything."""
+    """A head whose drafts are those of its streams: only `fc` and the output have an effect."""
     config = head_config(target.config, feature_layers=layers, draft_vocab_size=VOCAB)
     tensors = {name: torch.zeros(shape) for name, shape in head_shapes(config).items()}
     tensors = {name: t + 1.0 if len(t.shape) == 1 else t for name, t in tensors.items()}

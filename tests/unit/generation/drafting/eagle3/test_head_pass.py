@@ -1,4 +1,4 @@
-"""The head's pass computes what the layer description says: compared with it written out in float64, line by line."""
+"""The head's pass computes the described layers: compared with float64 code, line by line."""
 
 import math
 from collections.abc import Callable

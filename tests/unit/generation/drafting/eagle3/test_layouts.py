@@ -1,4 +1,4 @@
-"""Heads in the three layouts, as published: what is read, what is made of what they leave open, what is refused."""
+"""Heads in the three layouts, as published: reading, defaults of missing members, refusals."""
 
 import json
 import math

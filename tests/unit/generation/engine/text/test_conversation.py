@@ -253,7 +253,7 @@ def test_markup_whose_place_a_template_hides_is_refused_by_its_path() -> None:
 @pytest.mark.parametrize("content", ["e", "<", "1, 2", "<|end|>", "a </think> b", "x\n ", ""])
 @pytest.mark.parametrize("template", ["plain", "hermes", "llama", "mistral", "xml", "conditions"])
 def test_a_continued_message_is_the_end_of_the_prompt(template: str, content: str) -> None:
-    """Also where its text is part of the marks behind it."""
+    """Also if its text is part of the marks after it."""
     markup, _ = tokenizers(byte_level)
     turns = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": content}]
     given = renderers(template)[0](Conversation(turns, continued=True))

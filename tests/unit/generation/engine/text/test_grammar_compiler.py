@@ -195,7 +195,7 @@ def test_a_grammar_whose_trial_does_not_end_is_refused_and_the_next_one_compiles
 
 @pytest.mark.slow
 def test_a_process_that_computes_or_takes_memory_without_end_is_ended_by_the_system() -> None:
-    """The bounds that the process lays upon itself, where nothing else stops it."""
+    """The limits that the process sets for itself, if nothing else stops it."""
     for endless, ended in (("\nwhile True: pass", -signal.SIGXCPU), ("bytearray(2 << 30)", 1)):
         code = f"from services.generation.engine.text import grammar_compiler as it; it._limit(0); {endless}"
         assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == ended

@@ -30,7 +30,7 @@ def mask_of(name: str, source: StructuredOutputs) -> GrammarMask:
 
 
 def walked(name: str, mask: GrammarMask, rng: random.Random, begun: tuple[int, ...] = ()) -> list[int]:
-    """An output of random tokens that the grammar allows, up to its end, which is taken where it is allowed."""
+    """An output of random tokens that the grammar allows, up to its end, which is taken if it is allowed."""
     tokens = list[int]()
     for token in (*begun, *(None for _ in range(2000))):
         allowed = ids(mask)

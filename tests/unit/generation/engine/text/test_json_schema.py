@@ -30,7 +30,7 @@ WHOLE = st.one_of(
 
 
 def allows(schema: Any, text: str, kind: str = "json") -> bool:
-    """Raises InvalidRequest where the schema is refused."""
+    """Raises InvalidRequest if the schema is refused."""
     source = StructuredOutputs(kind, schema if isinstance(schema, str) else json.dumps(schema))  # type: ignore[arg-type]
     matcher = matcher_of(compiler()._loaded(), source)
     return matcher.consume_tokens(encoded(text)) and matcher.is_accepting()

@@ -1,4 +1,4 @@
-"""Text out of tokens: released where that is safe, and tool calls read from it."""
+"""Text from tokens: released when that is safe, and tool calls read from it."""
 
 from pathlib import Path
 

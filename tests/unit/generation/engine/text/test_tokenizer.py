@@ -31,7 +31,7 @@ A, THE = FIRST_BYTE + 256 + WORDS.index("a"), FIRST_BYTE + 256 + WORDS.index("â–
 
 
 def byte_fallback() -> FastTokenizer:
-    """Built as those of Llama 2 and Mistral 7B are: words with a space mark, and a token for every byte."""
+    """Built like the tokenizers of Llama 2 and Mistral 7B: words with a space mark, and a token for every byte."""
     tokens = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS)
     fast = FastTokenizer(
         models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[], unk_token="<unk>", byte_fallback=True)

@@ -12,6 +12,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer as FastTokenizer
 
 from services.generation.engine.text.markup import Markup
+from services.generation.engine.text.token_bytes import BYTE_LEVEL
 
 _MARKER = b"\xff"
 """First byte of tokens that are not text, by the library's convention. No UTF-8 text has this byte."""
@@ -131,18 +132,6 @@ def _byte_fallback(name: str, blank: str) -> bytes:
 
 def _byte_level(name: str) -> bytes:
     try:
-        return bytes(map(_BYTES.__getitem__, name))
+        return bytes(map(BYTE_LEVEL.__getitem__, name))
     except KeyError:
         return name.encode()  # an added token
-
-
-def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """GPT-2's characters for bytes: printable bytes as they are, the others from U+0100 on."""
-    hidden = 0x100
-    for byte in range(256):
-        seen = 0x21 <= byte <= 0x7E or (byte >= 0xA1 and byte != 0xAD)
-        yield chr(byte if seen else hidden), byte
-        hidden += not seen
-
-
-_BYTES = dict(_byte_alphabet())

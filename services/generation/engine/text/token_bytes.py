@@ -18,7 +18,7 @@ def _byte_level() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTE_LEVEL = _byte_level()
+BYTE_LEVEL = _byte_level()
 
 
 def token_bytes(name: str, text: str) -> bytes | None:
@@ -32,6 +32,6 @@ def token_bytes(name: str, text: str) -> bytes | None:
     if _UNKNOWN not in text:
         spaces = len(name) - len(name.lstrip(_SPACE))
         return (" " * spaces + text.lstrip(" ") if spaces and _SPACE not in text else text).encode()
-    is_byte_level = _BYTE_LEVEL.keys() >= set(name)
-    spelled = bytes(_BYTE_LEVEL[each] for each in name) if is_byte_level else name.encode("utf-8", "replace")
+    is_byte_level = BYTE_LEVEL.keys() >= set(name)
+    spelled = bytes(BYTE_LEVEL[each] for each in name) if is_byte_level else name.encode("utf-8", "replace")
     return spelled if spelled.decode("utf-8", "replace") == text else None

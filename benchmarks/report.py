@@ -80,14 +80,14 @@ def readme(results: Results) -> str:
     figures = record.figures
     decoding, callers, peers = figures["decoding"], figures["callers"], figures["callers_peer"]
     rows = [
-        ("whole requests, greedy, tokens/s", "with drafts", "plain", *_drafted(decoding["greedy"])),
-        ("whole requests, T = 1, tokens/s", "with drafts", "plain", *_drafted(decoding["t1"])),
-        ("plain decoding alone, tokens/s", "kolm", "llama.cpp", *_pair(figures["peer"], "tokens")),
-        ("prompt of 512 tokens, tokens/s", "kolm", "llama.cpp", *_pair(figures["peer"], "prompt")),
+        ("whole requests, greedy, tokens/s", "with drafts", "kolm, plain", *_drafted(decoding["greedy"])),
+        ("whole requests, T = 1, tokens/s", "with drafts", "kolm, plain", *_drafted(decoding["t1"])),
+        ("plain decoding alone, tokens/s", "plain", "llama.cpp", *_pair(figures["peer"], "tokens")),
+        ("prompt of 512 tokens, tokens/s", "plain", "llama.cpp", *_pair(figures["peer"], "prompt")),
         *(
             (
                 f"{_callers(mine)}, tokens/s",
-                "kolm",
+                "with drafts",
                 "llama.cpp",
                 *_ratio(mine["tokens_per_second"], its["tokens_per_second"]),
             )
@@ -95,13 +95,13 @@ def readme(results: Results) -> str:
         ),
         (
             f"{_callers(callers[-1])}, first token, median / 99 %",
-            "kolm",
+            "with drafts",
             "llama.cpp",
             _first(callers[-1]),
             _first(peers[-1]),
             "",
         ),
-        ("requests failed", "kolm", "llama.cpp", _failed(callers), _failed(peers), ""),
+        ("requests failed", "with drafts", "llama.cpp", _failed(callers), _failed(peers), ""),
     ]
     shown = [(what, f"{mine} {name}", f"{its} {other}", ratio) for what, name, other, mine, its, ratio in rows]
     replay = f"A replay of 128 tokens takes {figures['replay']['ratio']:.2f} of the time of plain decoding."
@@ -109,7 +109,7 @@ def readme(results: Results) -> str:
         [
             _conditions(record),
             "",
-            *_table(("", "", "beside", "ratio"), shown),
+            *_table(("", "kolm", "beside", "ratio"), shown),
             "",
             f"{replay} {_others(results, record.machine)}",
         ]

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import arithmetic, families, readme, real, report, sizes, steps
+from benchmarks import arithmetic, families, readme, report, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.identity import members
 from benchmarks.load import against
@@ -23,14 +23,12 @@ from benchmarks.load import measure as load
 from benchmarks.load.measure import CALLERS
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject
-from benchmarks.real import STORAGES
+from benchmarks.storages import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from services.generation.target.model_path import model_path
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
-    "real": lambda _: real.measure(),
-    "sizes": lambda _: sizes.measure(),
     "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
     "audits": lambda _: steps.measure_audits(),
     "load": lambda given: (

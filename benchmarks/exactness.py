@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject, known_figures
-from benchmarks.real import in_storage
+from benchmarks.storages import in_storage
 from benchmarks.specbench.questions import OWN, load_questions
 from benchmarks.upstream import Upstream, llama_server
 from services.generation.engine.request import EngineRequest, SamplingParams

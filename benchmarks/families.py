@@ -11,7 +11,8 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,25 @@ import torch
 from gguf import GGUFReader
 from gguf.constants import GGMLQuantizationType
 from rich.progress import track
-from transformers import PretrainedConfig, PreTrainedModel
+from safetensors.torch import save_file
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from transformers.models.lfm2 import Lfm2Config, Lfm2ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from benchmarks import sizes
-from benchmarks.real import Kolm, seconds
-from benchmarks.sizes import random_model
+from services.generation.engine.core import EngineCore, EngineSettings
+from services.generation.engine.cost import PassCost
+from services.generation.engine.events import Event
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.model_path import model_path
 from tests.fakes.converted_gguf import convert
@@ -49,8 +62,22 @@ SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
             linear_key_head_dim=128, linear_value_head_dim=128, tie_word_embeddings=True,
         ),
     ),
+    "Qwen2.5-0.5B": (
+        Qwen2ForCausalLM,
+        Qwen2Config(
+            vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+            num_key_value_heads=2, max_position_embeddings=32768, tie_word_embeddings=True,
+        ),
+    ),
+    "Llama-3.2-1B": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+            num_key_value_heads=8, max_position_embeddings=131072, tie_word_embeddings=True,
+        ),
+    ),
 }  # fmt: skip
-_ALL_SHAPES = {**SHAPES, **sizes.SHAPES}
+_MEASURED = ("LFM2-1.2B", "Qwen3.5-0.8B")
 
 
 def measure(bench: Path | None, files: Sequence[Path], *, prompt: int, rounds: int) -> list[dict[str, Any]]:
@@ -63,17 +90,38 @@ def measure(bench: Path | None, files: Sequence[Path], *, prompt: int, rounds: i
 
 def _files(named: Sequence[Path], folder: Path) -> Iterator[Path]:
     yield from named or (model_path("smollm2"),)
-    for name in () if named else SHAPES:
+    for name in () if named else _MEASURED:
         yield _random(name, "q4_0", folder)
 
 
 def _random(name: str, storage: str, folder: Path) -> Path:
     """A file of random weights in a public model's shape, with SmolLM2's tokens first in its vocabulary."""
-    directory = random_model(_ALL_SHAPES[name], folder / name, torch.float32)
+    directory = random_model(SHAPES[name], folder / name, torch.float32)
     path = folder / f"{name}.random.{storage}.gguf"
     convert(directory, path, GGMLQuantizationType[storage.upper()], change_metadata=_with_tokens)
     shutil.rmtree(directory)
     return path
+
+
+def random_model(
+    shape: tuple[type[PreTrainedModel], PretrainedConfig], folder: Path, dtype: torch.dtype
+) -> Path:
+    kind, config = shape
+    folder.mkdir(exist_ok=True)
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        shapes = {name: each.shape for name, each in kind(config).named_parameters()}
+    tensors = {
+        name: torch.ones(shape, dtype=dtype) if len(shape) == 1 else torch.empty(shape, dtype=dtype).normal_(std=0.02)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    config.architectures = [kind.__name__]
+    config.dtype = dtype
+    config.save_pretrained(folder)
+    bundled = model_path(Path("smollm2"))
+    AutoTokenizer.from_pretrained(bundled.parent, gguf_file=bundled.name).save_pretrained(folder)
+    return folder
 
 
 def _with_tokens(metadata: dict[str, Any]) -> None:
@@ -82,6 +130,42 @@ def _with_tokens(metadata: dict[str, Any]) -> None:
     for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
         own[name] += metadata[name][len(own[name]) :]
     metadata |= own
+
+
+def seconds(decode: Callable[[Any, int], object], prompt: Any, tokens: int) -> float:
+    start = time.perf_counter()
+    decode(prompt, tokens)
+    return time.perf_counter() - start
+
+
+class Kolm:
+    """The engine with speculation off: sampling, scheduling and streaming included."""
+
+    def __init__(self, path: Path, context_length: int | None = None) -> None:
+        target = load_target(path, context_length=context_length)
+        assert isinstance(target, CpuTarget)
+        self.target, self.tokenizer = target, Tokenizer(path)
+
+    def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
+        return self.generate_all([prompt], tokens)
+
+    def generate_all(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[int]:
+        """Run all prompts concurrently; returns the tokens of all in the order in which they are made."""
+        sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        settings = EngineSettings(prefix_caching=False)
+        core = EngineCore(
+            self.target, {}, self.tokenizer.stream, PassCost.line(1.0, 1.0), settings, time.perf_counter,
+        )  # fmt: skip
+        made: list[int] = []
+
+        def sink(event: Event) -> None:
+            made.extend(getattr(event, "token_ids", ()))
+
+        for number, prompt in enumerate(prompts):
+            core.add(EngineRequest(str(number), tuple(prompt), sampling), sink)
+        while not core.idle:
+            core.step()
+        return made
 
 
 def _beside(bench: Path, path: Path, prompt: int, rounds: int) -> dict[str, Any]:
@@ -117,7 +201,7 @@ def _beside(bench: Path, path: Path, prompt: int, rounds: int) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
-    parser.add_argument("shape", choices=tuple(_ALL_SHAPES))
+    parser.add_argument("shape", choices=tuple(SHAPES))
     parser.add_argument("storage", choices=("q4_0", "q8_0"))
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()

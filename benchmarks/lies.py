@@ -23,7 +23,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize, quantize
 
 from benchmarks.measurement import Measurement, Subject
-from benchmarks.real import in_storage
+from benchmarks.storages import in_storage
 from benchmarks.upstream import Upstream, llama_server
 from demo.smollm2.prompts import DOMAINS, prompts
 from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds

@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.engines import Contender, KolmEngine
-from benchmarks.real import in_storage
+from benchmarks.storages import in_storage
 from benchmarks.specbench.conversation import Told, summarised, told_by_all
 from benchmarks.specbench.peers import installed_peers
 from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages

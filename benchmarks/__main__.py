@@ -23,9 +23,9 @@ from benchmarks.load import measure as load
 from benchmarks.load.measure import CALLERS
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject
-from benchmarks.storages import STORAGES
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
+from benchmarks.storages import STORAGES
 from services.generation.target.model_path import model_path
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
@@ -99,7 +99,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last two")
     parser.add_argument("--llama-bench", type=Path, help="of families: llama.cpp's program")
     parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: these GGUF files alone")

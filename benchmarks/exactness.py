@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject, known_figures
-from benchmarks.storages import in_storage
 from benchmarks.specbench.questions import OWN, load_questions
+from benchmarks.storages import in_storage
 from benchmarks.upstream import Upstream, llama_server
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer

@@ -103,9 +103,7 @@ def _random(name: str, storage: str, folder: Path) -> Path:
     return path
 
 
-def random_model(
-    shape: tuple[type[PreTrainedModel], PretrainedConfig], folder: Path, dtype: torch.dtype
-) -> Path:
+def random_model(shape: tuple[type[PreTrainedModel], PretrainedConfig], folder: Path, dtype: torch.dtype) -> Path:
     kind, config = shape
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.ledger`: durable appends with proof, by number of clients and by size of the log, as JSON and a
-plot in benchmarks/results. Client and service share the machine's cores.
+"""`python -m benchmarks.ledger`: durable appends with proof, by number of clients and by size of the log, as JSON in
+benchmarks/results. Client and service share the machine's cores.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ import json
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import matplotlib
-import matplotlib.pyplot as plt
 
 from benchmarks.ledger.load import prove, streaming, unary, verify
 from benchmarks.ledger.service import STORES, LedgerLocation, LedgerLocations, fill, opened, running
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject, known_figures
-
-matplotlib.use("agg")
 
 _CLIENT_COUNTS = (1, 4, 16, 64, 256)
 _WARM_UP = 500
@@ -33,8 +28,6 @@ _SHORT_WARM_UP = 200
 _SMALL = 10_000
 """The largest log that is made again for each round; earlier rounds would change its size."""
 
-_COLOURS = {"sqlite": "#1f6fb2", "postgresql": "#c2571a"}
-_NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
 Row = dict[str, Any]
 
 
@@ -46,8 +39,7 @@ def main() -> None:
         most = arguments.most if store != "postgresql" else min(arguments.most, arguments.most_postgresql)
         with opened(store, arguments.keep) as locations:
             results[store] = _measure(locations, arguments.appends, most, arguments.rounds)
-    written = Measurement.now("ledger", results, Subject()).write(arguments.out)
-    _draw(results, written.with_suffix(".png"))
+    Measurement.now("ledger", results, Subject()).write(arguments.out)
     print(json.dumps({store: results[store] for store in arguments.only}, indent=1))
 
 
@@ -60,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, help="folder where filled SQLite logs are, or are left, to be used again (none: removed)"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (benchmarks/results)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     parser.add_argument("--only", nargs="+", choices=STORES, default=STORES, help="stores to measure (all)")
     return parser.parse_args()
 
@@ -134,47 +126,6 @@ def _ratios(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:
             row["streaming"]["server_ms_per_append"] / first["streaming"]["server_ms_per_append"], 3
         ),
     }
-
-
-def _draw(results: dict[str, Any], path: Path) -> None:
-    """Four panels, written as PNG."""
-    figure, ((speed, delay), (cost, proof)) = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
-    for store, found in results.items():
-        colour, name = _COLOURS[store], _NAMES[store]
-        _curve(speed, found["clients"], "clients", lambda row: row["appends_per_second"], name, colour)
-        _curve(delay, found["clients"], "clients", lambda row: row["p99_ms"], name, colour)
-        growth = found["growth"]
-        _curve(cost, growth, "entries", _milliseconds, f"{name}, 64 clients", colour)
-        _curve(cost, growth, "entries", lambda row: _milliseconds(row["streaming"]), f"{name}, stream", colour, "--")
-        _curve(proof, growth, "entries", lambda row: row["proof"]["median_ms"], f"{name}, median", colour)
-        _curve(proof, growth, "entries", lambda row: row["proof"]["p99_ms"], f"{name}, 99th percentile", colour, "--")
-    titles = {
-        speed: ("concurrent clients", "durable appends/s"),
-        delay: ("concurrent clients", "99th percentile, ms"),
-        cost: ("entries in the log", "ms an append, 1 / throughput"),
-        proof: ("entries in the log", "inclusion proof over gRPC, ms"),
-    }
-    for axis, (across, up) in titles.items():
-        axis.set(xscale="log", xlabel=across, ylabel=up)
-        axis.set_ylim(0, 1.4 * axis.get_ylim()[1])  # room for the legend
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, fontsize="small", loc="upper left", ncols=2)
-    for axis in (speed, delay):
-        clients = [row["clients"] for row in next(iter(results.values()))["clients"]]
-        axis.set_xticks(clients, labels=map(str, clients))
-        axis.minorticks_off()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
-def _milliseconds(row: Row) -> float:
-    return float(1e3 / row["appends_per_second"])
-
-
-def _curve(
-    axis: Any, rows: Sequence[Row], across: str, up: Callable[[Row], float], label: str, colour: str, line: str = "-"
-) -> None:
-    axis.plot([row[across] for row in rows], [up(row) for row in rows], line, marker="o", color=colour, label=label)
 
 
 if __name__ == "__main__":

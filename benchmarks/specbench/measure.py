@@ -12,10 +12,10 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.engines import Contender, KolmEngine
-from benchmarks.storages import in_storage
 from benchmarks.specbench.conversation import Told, summarised, told_by_all
 from benchmarks.specbench.peers import installed_peers
 from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages
+from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.core import EngineSettings
 from services.generation.target.model_path import model_path

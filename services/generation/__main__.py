@@ -12,7 +12,7 @@ from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
 from services.generation.target.kernels.compilation import loading_folder
 from services.generation.target.model_path import default_head_for
-from services.generation.target.weights import check_headers
+from services.generation.target.weights import check_headers, has_own_head
 from services.generation.target.without_torch import spare_torch
 from services.generation.warm_up import compile_beside
 from services.runtime.process import CannotStart, run_service
@@ -44,7 +44,8 @@ async def main(
             compile_beside("copies", settings.log_format)
         # The registry seldom has a head at a first start.
         found = settings.auto_discover and default_head_for(settings.model)
-        if own and (settings.head or settings.draft_model or found):
+        inside = own and settings.own_head and has_own_head(settings.model)
+        if own and (settings.head or settings.draft_model or found or inside):
             compile_beside("trees", settings.log_format)
         spare_torch()
         from services.generation.serving import main

@@ -90,6 +90,19 @@ def check_headers(path: Path) -> None:
         raise type(error)(about(path, error)) from error
 
 
+def has_own_head(path: Path) -> bool:
+    """Whether the files of a model contain a block for multi-token prediction, by their headers. False for files that
+    cannot be read.
+    """
+    try:
+        if is_gguf(path):
+            return bool(GgufFile.open(path).own_head())
+        family = named_family(path)
+        return family is not None and family.own_head and bool(SafetensorsFiles.own_head(path, family))
+    except TargetError:
+        return False
+
+
 def open_weights(path: Path) -> Weights:
     """The weights of a transformers directory or of a GGUF file, not yet compared with a configuration.
 

@@ -278,6 +278,17 @@ async def test_the_block_inside_of_a_model_drafts_without_being_named(deployment
     assert [receipt.head_cid for receipt in receipts] == [None, *3 * [block.cid]]
 
 
+@pytest.mark.parametrize("tokens", [0, 40])
+async def test_the_block_inside_drafts_as_many_tokens_as_the_operator_says(
+    deployment: Deployment, tmp_path: Path, tokens: int
+) -> None:
+    stub = await deployment.start_generation(
+        model=make_mtp_model(tmp_path / "model", vocab=384), own_head_tokens=tokens
+    )
+    *_, plain = await served_by(stub, method="off")
+    assert await served_by(stub, method="mtp") == ("mtp", "", plain)
+
+
 async def test_a_head_beside_the_model_goes_before_the_block_inside(deployment: Deployment, tmp_path: Path) -> None:
     model = make_mtp_model(tmp_path / "model", vocab=384)
     write(model, model / "head")

@@ -15,7 +15,7 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.weights import open_weights
+from services.generation.target.weights import has_own_head, open_weights
 from tests.fakes.mtp_models import MODELS, make_mtp_model
 from tests.fakes.tiny_model import SPECIAL_TOKENS, make_tiny_model
 
@@ -33,6 +33,7 @@ def test_a_block_is_found_under_every_prefix_and_named_by_its_tensors(name: str,
     blocks = [read(folder) for folder in folders]
     assert len({block.cid for block in blocks if block is not None}) == 1
     assert all(load_target(folder, cache_tokens=64) for folder in folders)
+    assert all(map(has_own_head, folders))
 
 
 def test_the_cid_is_that_of_the_block_alone(tmp_path: Path) -> None:
@@ -49,6 +50,7 @@ def test_the_cid_is_that_of_the_block_alone(tmp_path: Path) -> None:
 def test_a_model_without_a_block_has_none(tmp_path: Path) -> None:
     assert read(make_tiny_model(tmp_path / "llama")) is None
     assert read(make_tiny_model(tmp_path / "qwen", **MODELS["qwen3_5"])) is None
+    assert not any(has_own_head(tmp_path / name) for name in ("llama", "qwen", "missing"))
 
 
 def _without(name: str) -> Callable[[Tensors], object]:

@@ -213,9 +213,11 @@ class Tokenizer:
 
     def _encode_after(self, text: str) -> list[int]:
         """Ids of a text after another text, without the blank that SentencePiece's tokenizers put before a text."""
-        newline, both = self.encode_plain("\n"), self.encode_plain("\n" + text)
-        prepends = (self._fast.id_to_token(self.encode_plain("a")[0]) or "").startswith("\u2581")
-        return both[len(newline) :] if prepends and both[: len(newline)] == newline else self.encode_plain(text)
+        if (self._fast.id_to_token(self.encode_plain("a")[0]) or "").startswith("\u2581"):
+            newline, both = self.encode_plain("\n"), self.encode_plain("\n" + text)
+            if both[: len(newline)] == newline:
+                return both[len(newline) :]
+        return self.encode_plain(text)
 
     @property
     def tool_calls(self) -> ToolCallSyntax:

@@ -1,6 +1,7 @@
 """Prompts whose middle the model writes: marks, order, and texts that spell marks."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from services.generation.engine.text.infill import infill_marks
+from services.generation.engine.text.markup import Markup
 from services.generation.engine.text.tokenizer import Tokenizer
 from tests.fakes.tiny_model import tiny_tokenizer
 
@@ -56,6 +58,21 @@ def test_marks_that_the_texts_spell_are_text(tmp_path: Path) -> None:
     assert (
         tokenizer.decode_all(found) == "<|fim_prefix|>a<|fim_suffix|>b<|end|><|fim_suffix|><|fim_middle|><|fim_middle|>"
     )
+
+
+@pytest.mark.parametrize("text", ["x = f(y)\n", "<|fim_suffix|>"], ids=["code", "marks"])
+def test_a_long_suffix_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    tokenizer, suffix, encoded = saved(byte_level(*FAMILIES[0][0]), tmp_path), (text * 5000)[:40_000], list[int]()
+    encode = Markup.encode
+
+    def counted(markup: Markup, given: str, is_text: Callable[[int], bool]) -> list[int]:
+        encoded.append(len(given))
+        return encode(markup, given, is_text)
+
+    monkeypatch.setattr(Markup, "encode", counted)
+    found = tokenizer.encode_infill("", suffix)
+    assert tokenizer.decode(found[2:-1]).count("f") == suffix.count("f")
+    assert sum(encoded) < len(suffix) + 10
 
 
 def test_code_llama_s_prompt_begins_with_bos_and_its_suffix_with_no_blank(tmp_path: Path) -> None:

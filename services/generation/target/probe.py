@@ -244,7 +244,7 @@ class KeptProbes:
     """Cached reports of passed probes, by default in `$XDG_CACHE_HOME/kolm/probes` or under `~/.cache`.
 
     A folder that cannot be read or written counts as empty. Write access to the folder suffices to make a start skip
-    its probe; receipts can be checked all the same.
+    its probe. Receipts can still be checked.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 MOST_HEAD_DIM = 1024  # a head is rotated on the stack (kernels/attention/rotation.py)
 MOST_RANK = 1024  # of an adapter's update (kernels/row_operations.py)
 MOST_TAPS = 16  # of a short convolution: offsets of a row's inputs are on the stack (kernels/convolution.py)
-MOST_STATE_DIM = 512  # of a head that is folded into a state: four times that of any published model
+MOST_STATE_DIM = 512  # of a head that is folded into a state: four times the largest of published models
 STATE_LANES = 16  # columns of a state that are folded together; sizes of heads are multiples of it
 MOST_EXPERTS = 4096  # of a layer: eight times the most published; each is described before a weight is read
 _MOST_LAYERS = 1 << 14  # also described before a weight is read

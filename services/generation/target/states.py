@@ -132,7 +132,7 @@ class StateBook:
             self._hold(line, state, end, lasting=True)
 
     def _steps(self, line: _Line, rows: Rows, first: int, end: int) -> Steps:
-        """Known tokens, then rows: those that will not be taken back lead to a state that is kept."""
+        """Steps of known tokens, then of rows. The state after rows that cannot be rejected is cached."""
         straight = self._leading(rows, first, end, line.known)
         count = line.known - line.tokens + straight
         if not count:

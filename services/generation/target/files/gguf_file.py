@@ -82,7 +82,7 @@ _NEXTN = {
     "embed_tokens": "embed_tokens",
     "shared_head_head": "lm_head",
 }
-"""Modules of the block that predicts further tokens beside its layer, in GGUF (`nextn.`) and in safetensors."""
+"""Modules of the MTP block outside of its layer, in GGUF (`nextn.`) and in safetensors."""
 DRAFT_TOKENS = "d2t"
 """The token of each row of an output matrix with fewer rows than the vocabulary."""
 _WHOLE = {int(GGMLQuantizationType.I32): "<i4", int(GGMLQuantizationType.I64): "<i8"}
@@ -103,8 +103,8 @@ def transformers_name(name: str, modules: Mapping[str, str]) -> str:
 
 
 def _own_head_name(name: str, layers: int, modules: Mapping[str, str]) -> str:
-    """The name in a checkpoint's `mtp.` of a tensor of the first block behind `layers` layers; others stay as they
-    are.
+    """The name in a checkpoint's `mtp.` of a tensor of the first block after `layers` layers; other names are
+    unchanged.
     """
     block, _, rest = name.removeprefix("blk.").partition(".")
     if block != str(layers):
@@ -214,14 +214,14 @@ class GgufFile:
         return file
 
     def own_head(self) -> dict[str, StoredTensor]:
-        """The tensors of the block that predicts further tokens, by names that begin with `mtp.`; experts each by
-        itself. Empty if the file has no such block. Raises WeightsInvalid.
+        """The tensors of the MTP block, under names that begin with `mtp.`, split by expert. Empty if the file has no
+        such block. Raises WeightsInvalid.
         """
         parts = [part for name, place in self._own_head.items() for part in _parts(self.path, name, place)]
         return {name: self._stored(name, place) for name, place in sorted(parts)}
 
     def draft_tokens(self) -> Int64 | None:
-        """[rows] the tokens of the rows of an output matrix (`d2t`), None if it has a row for each token."""
+        """The tokens of an output matrix's rows (`d2t`), [rows]; None if it has a row for each token."""
         place = self._places.get(DRAFT_TOKENS)
         if place is None or place.ggml not in _WHOLE:
             return None

@@ -77,8 +77,8 @@ class SafetensorsFiles:
 
     @classmethod
     def own_head(cls, directory: Path, family: Family) -> dict[str, StoredTensor]:
-        """The tensors of the block that predicts further tokens, by names that begin with `mtp.`; experts each by
-        itself. Empty if the checkpoint has no such block. Raises WeightsInvalid as `open` and `storage` do.
+        """The tensors of the MTP block, with names that begin with `mtp.`, split by expert; empty if the checkpoint has
+        no such block. Raises WeightsInvalid as `open` and `storage` do.
         """
         named = ((_OWN_HEAD.fullmatch(name), part) for name, part in _entries(directory).items())
         entries = _once((f"{OWN_HEAD}{match[1]}", part) for match, part in named if match)

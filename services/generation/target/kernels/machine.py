@@ -17,6 +17,11 @@ RESTRICTION = "KOLM_INSTRUCTION_SET"
 """Environment variable: the name of an instruction set to use in place of the CPU's best."""
 _UNREAD = {"dotprod": "asimddp", "i8mm": "i8mm"}
 """Features of Arm CPUs that LLVM does not detect, and Linux's names of them."""
+_X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+_FMA = ("fma", "f16c")
+_AVX2 = ("avx2", *_FMA)
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", *_AVX2)
+_AMX = ("amx-tile", "amx-int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class Machine:
     registers: int  # vector registers
     letter: str  # LLVM's constraint for a vector register in inline assembly
     products: str  # of bytes: four into an int32 ("vnni", "sdot"), two into an int16 ("pairs"), or single ("plain")
-    needs: tuple[str, ...]  # LLVM's names of features beyond those of `cpu`
+    needs: tuple[str, ...]  # LLVM's names of features in addition to `cpu`'s
     matrices: str = ""  # of bytes: 16 x 64 with 64 x 16 ("amx"), 2 x 8 with 8 x 2 ("smmla")
 
     @property
@@ -38,12 +43,6 @@ class Machine:
         """The features that kernels may use, as LLVM's string."""
         return ",".join([f"+{feature}" for feature in self.needs] + ["-prefer-256-bit"] * (self.lanes == 16))
 
-
-_X86, _ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
-_FMA = ("fma", "f16c")
-_AVX2 = ("avx2", *_FMA)
-_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", *_AVX2)
-_AMX = ("amx-tile", "amx-int8")
 
 MACHINES = {
     machine.name: machine

@@ -122,8 +122,8 @@ class Kernel:
 
 
 def record_of(operation: str, kernel: int, values: Mapping[str, Any], *, barrier: bool = True) -> Int64:
-    """The record of an operation. Arrays become their addresses and must outlive it; missing fields are 0, missing
-    strides those of their arrays: `x_stride` is the bytes between lines of `x`.
+    """The record of an operation. Arrays become their addresses and must outlive it; missing fields are 0, except
+    strides: `x_stride` becomes the bytes between lines of `x`.
     """
     words = np.zeros(WORDS, np.int64)
     words[KERNEL], words[BARRIER] = kernel, barrier

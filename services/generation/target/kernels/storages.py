@@ -32,6 +32,7 @@ PANEL = 32  # columns
 GROUP = 32  # inputs
 BLOCK = 128  # terms of a partial sum: docs/numerics.md, Linear
 ROTATION = {8: 4, 4: 12}
+_HALVES = 2 * PANEL  # bytes of a float16 for each column
 SLACK = 1 << 16  # bytes after packed weights that kernels may prefetch
 
 
@@ -72,7 +73,6 @@ class Storage:
         return count * self.group + -(-count // self.groups) * self.header
 
 
-_HALVES = 2 * PANEL
 STORAGES = {
     storage.name: storage
     for storage in (

@@ -30,6 +30,9 @@ from services.generation.target.naming.folders import repo_folder
 from services.generation.target.naming.hub_names import HubName, choose, files_of, memory_at_hand
 
 _CONFIGURATION = {"config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER_FILES}
+_HEAD_CONFIG = "config.json"
+_HEAD_WEIGHTS = (".safetensors", ".bin")
+"""Endings of a head's weights, the preferred ending first."""
 _TOKEN = "set HF_TOKEN to a token with access to it, after you have accepted the conditions on the repository's page"
 
 
@@ -124,11 +127,6 @@ def look_up_head(name: HubName) -> HubModel:
             files = found.files[_HEAD_CONFIG], found.files[weights[0]]
             return HubModel(name, found.commit, found.licence, files, None)
     raise ModelNotFound(f"{name}: the repository has no {' and no '.join(f'*{end}' for end in _HEAD_WEIGHTS)}")
-
-
-_HEAD_CONFIG = "config.json"
-_HEAD_WEIGHTS = (".safetensors", ".bin")
-"""Endings of a head's weights, the preferred one first."""
 
 
 @dataclass(frozen=True, slots=True)

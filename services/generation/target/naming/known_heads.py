@@ -1,7 +1,7 @@
 """Public draft heads by the base they were trained on. Imports next to nothing.
 
-Bases and sizes are those of the repositories' pages, of z-lab's collection and of the lists of supported pairs of
-vLLM, AngelSlim and NVIDIA TensorRT Edge-LLM. The hub states size and licence again before anything is fetched.
+Bases and sizes are from the repositories' pages, z-lab's collection and the lists of supported pairs of vLLM, AngelSlim
+and NVIDIA TensorRT Edge-LLM. Before a download, size and licence are read from the hub.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KnownHead:
 
     @property
     def name(self) -> str:
-        """The name that `--head` takes."""
+        """The name for `--head`."""
         return f"hf:{self.repo}"
 
 
@@ -63,7 +63,7 @@ KNOWN_HEADS: tuple[KnownHead, ...] = (
     KnownHead("openai/gpt-oss-120b", "lmsys/EAGLE3-gpt-oss-120b-bf16", "eagle3"),
     KnownHead("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3", "eagle3", 4000),
 )  # fmt: skip
-"""For each base the head that `--head auto` takes comes first."""
+"""For each base, the head for `--head auto` is first."""
 
 
 def known_heads(base_names: Iterable[str]) -> list[KnownHead]:

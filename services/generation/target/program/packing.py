@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.target.arrays import Bytes, Int64
+from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.kernels.storages import (
     GROUP,
     PANEL,
@@ -23,13 +24,13 @@ from services.generation.target.kernels.storages import (
 )
 from services.generation.target.program.buffers import on_huge_pages
 
-_CHUNK_BYTES = 1 << 18  # of published rows that are packed at a time: intermediate results stay in a core's cache
+_CHUNK_BYTES = 1 << 18  # of published rows per step, so that intermediate results stay in a core's cache
 _CPUS = len(os.sched_getaffinity(0))
 _SHIFTS = np.arange(8, dtype=np.uint64)[:, None]
 _IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
 
 Field = NDArray[Any]
-"""Numbers of all columns, [columns, groups or headers, n], in the type that they are stored in."""
+"""Numbers of all columns, [columns, groups or headers, n], in their stored type."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +50,8 @@ class PackedWeights:
 def pack(storage_name: str, inputs: int, rows: Bytes, order: Int64 | None = None) -> PackedWeights:
     """Pack published rows [columns, bytes of a row] of `inputs` weights each.
 
-    `order` gives the row that each column of the packed weights has, -1 for a column of zeros: layers that are
-    computed together are one packed matrix.
+    `order` is the row of each packed column, -1 for a column of zeros: layers that are computed together are one packed
+    matrix.
     """
     storage = packed_as(storage_name)
     columns = len(rows) if order is None else len(order)
@@ -74,7 +75,7 @@ def pack(storage_name: str, inputs: int, rows: Bytes, order: Int64 | None = None
 
 
 def _rows(rows: Bytes, order: Int64 | None, columns: int, first: int, end: int) -> Bytes:
-    """The rows of the columns from `first` to `end`, zeros for those that have none."""
+    """The rows of the columns from `first` to `end`, or zeros for columns without a row."""
     if order is None and end <= columns:
         return rows[first:end]
     chosen = np.arange(first, columns) if order is None else order[first:end]
@@ -85,7 +86,7 @@ def _rows(rows: Bytes, order: Int64 | None, columns: int, first: int, end: int) 
 
 
 def _fill(panels: Bytes, storage: Storage, header: Sequence[Field], fields: Sequence[Field]) -> None:
-    """Write fields into panels [panels, bytes], columns beside each other."""
+    """Write fields into panels [panels, bytes], with adjacent columns next to each other."""
     shared = panels.reshape(len(panels), -1, storage.header + storage.groups * storage.group)
     groups = shared[..., storage.header :].reshape(*shared.shape[:2], storage.groups, storage.group)
     _write(shared[..., None, : storage.header], header)
@@ -104,39 +105,36 @@ def _write(places: Bytes, fields: Sequence[Field]) -> None:
 
 
 def _fields(name: str, inputs: int, rows: Bytes) -> tuple[list[Field], list[Field]]:
-    """The fields of a header and those of a group, in the order of `storages`, of rows [columns, bytes]."""
+    """The fields of headers, and of groups, of rows [columns, bytes], in the order of `storages`."""
     if name in ("float32", "float16", "bfloat16"):
         return [], [_plain(name, inputs, rows)]
-    if name in ("q4_k", "q5_k", "q6_k"):
-        return _fields_of_k(name, rows)
-    size, scales = {
-        "q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "q5_0": (22, 1), "q5_1": (24, 2), "mxfp4": (17, 0),
-    }[name]  # fmt: skip
-    blocks = rows.reshape(len(rows), -1, size)
+    layout = LAYOUTS[name]
+    blocks = rows.reshape(len(rows), -1, layout.size)
+    if layout.weights > GROUP:
+        return _fields_of_k(name, blocks)
     if name == "mxfp4":
         return [], [blocks[..., :1], _halves_first(blocks[..., 1:])]
-    fields = [_as(np.uint16, blocks[..., at : at + 2]) for at in range(0, 2 * scales, 2)]
+    fields = [_as(np.uint16, blocks[..., at : at + 2]) for at in range(0, layout.halves, 2)]
     if name == "q8_0":
         return [], [*fields, _turned(_as(np.uint32, blocks[..., 2:]) ^ np.uint32(0x80808080), 8)]
     fields.append(_halves_first(blocks[..., -16:]))
     if name in ("q5_0", "q5_1"):
-        upper = np.unpackbits(blocks[..., 2 * scales : 2 * scales + 4], axis=-1, bitorder="little")
+        upper = np.unpackbits(blocks[..., layout.halves : layout.halves + 4], axis=-1, bitorder="little")
         fields.append(_upper_words(_as(np.uint64, upper), 1))
     return [], fields
 
 
-def _fields_of_k(name: str, rows: Bytes) -> tuple[list[Field], list[Field]]:
-    """`_fields` of the kinds with 256 weights to a header; blocks are laid out as in ggml's block_q4_K and its kin."""
-    count = len(rows)
-    blocks = rows.reshape(count, -1, {"q4_k": 144, "q5_k": 176, "q6_k": 210}[name])
+def _fields_of_k(name: str, blocks: Bytes) -> tuple[list[Field], list[Field]]:
+    """`_fields` of the K storages, whose blocks [columns, headers, bytes] have the layout of ggml's block_q4_K etc."""
+    count = len(blocks)
     if name == "q6_k":
         low, high = _nibble_words(blocks[..., :128].reshape(count, -1, 2, 64))
-        words = np.concatenate([low, high], axis=-1).reshape(count, -1, 4)  # of 64 low halves, then of 64 high ones
+        words = np.concatenate([low, high], axis=-1).reshape(count, -1, 4)  # of 64 low halves, then of 64 high halves
         pairs = _as(np.uint64, blocks[..., 128:192]).reshape(count, -1, 2, 1, 4) >> _SHIFTS[::2]
         scales = blocks[..., 192:208].reshape(count, -1, 2)
         return [_as(np.uint16, blocks[..., 208:210])], [scales, words, _upper_words(pairs.reshape(count, -1, 4), 2)]
     low, high = _nibble_words(blocks[..., -128:].reshape(count, -1, 4, 32))
-    words = np.concatenate([low, high], axis=-1).reshape(count, -1, 4)  # of 32 low halves, then of 32 high ones
+    words = np.concatenate([low, high], axis=-1).reshape(count, -1, 4)  # of 32 low halves, then of 32 high halves
     fields: list[Field] = [each.reshape(count, -1, 1) for each in _six_bits(blocks[..., 4:16])]
     fields.append(words)
     if name == "q5_k":
@@ -163,7 +161,7 @@ def _plain(name: str, inputs: int, rows: Bytes) -> Field:
     values = np.ascontiguousarray(rows).view(np.uint32 if name == "float32" else np.uint16)
     if inputs % GROUP:
         values = np.pad(values, ((0, 0), (0, -inputs % GROUP)))
-    kind = values.dtype if name != "bfloat16" else np.uint32  # an even input in the low half, an odd one above it
+    kind = values.dtype if name != "bfloat16" else np.uint32  # an even input in the low half, the next input above it
     return values.view(kind).reshape(len(rows), padded(inputs, GROUP) // GROUP, -1)
 
 

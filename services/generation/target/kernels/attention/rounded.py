@@ -203,8 +203,8 @@ def _together(machine: Machine, heads: int) -> int:
 
 
 def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], totals: Sequence[Sequence[Value]]) -> None:
-    """totals[h][v], a variable [lanes] of int32, gains the products of a group: of words of the table, `stride` bytes
-    apart, and those of row h.
+    """Add the products of a group to totals[h][v], variables [lanes] of int32: of words of the table, `stride` bytes
+    apart, and words of row h.
     """
     lanes = c.machine.lanes
 

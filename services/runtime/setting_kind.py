@@ -26,6 +26,9 @@ _BY_NAME = (  # metavar and words by the metavar of the type and the end of the 
     ("N", ("_bytes",), "BYTES", "bytes, a whole number"),
 )
 
+Name = Annotated[str, AfterValidator(checked_name)]
+"""A name that is shown and logged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -45,10 +48,6 @@ Target = Annotated[str, Kind("HOST:PORT", "host:port, or any gRPC name", "kolm.i
 
 Adapter = Annotated[str, Kind("NAME=DIR", "name=folder", "courteous=adapters/courteous")]
 """A LoRA adapter with the name that requests use."""
-
-
-Name = Annotated[str, AfterValidator(checked_name)]
-"""A name that is shown and logged."""
 
 
 def reachable(url: str) -> str:

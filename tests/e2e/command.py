@@ -24,7 +24,7 @@ PATIENCE = 240.0
 KOLM = (sys.executable, "-m", "services.cli")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 _ASKED = ("generation", "ledger", "auditor", "registry")  # commands have a variable for each
-_PAUSE = 0.05  # seconds between two questions, for whoever is asked needs the CPU
+_PAUSE = 0.05  # seconds between two questions, as the asked process needs the CPU
 
 
 class Kolm:
@@ -110,7 +110,7 @@ def children(process: Forked | subprocess.Popen[str]) -> list[int]:
 
 
 def is_running(process_id: int) -> bool:
-    """Whether a process is there and has not ended; one that only waits to be collected has."""
+    """Whether a process exists and has not ended; a zombie has ended."""
     try:
         state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or before it was read

@@ -1,9 +1,9 @@
 """A generation service whose operator lies: `python -m tests.e2e.lying [flags]`.
 
-A lie is told while a file of its name is in the folder named by KOLM_TEST_LIES:
+A lie is active while a file of its name is in the folder named by KOLM_TEST_LIES:
 
-    silent  receipts go nowhere, the promised ones neither
-    late    receipts wait until the file is gone
+    silent  receipts are dropped, also promised ones
+    late    receipts wait until the file is removed
     random  receipts commit to random bytes, and the log gets no content with them
     words   the model is given other words before those that were sent; receipts commit to both, each as it is
 """

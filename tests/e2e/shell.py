@@ -1,7 +1,7 @@
-"""Lines of the documentation, run as a shell would run them: commands in this process, servers in ones of their own.
+"""Lines of the documentation, run as by a shell: commands in this process, servers in processes of their own.
 
-What differs from machine to machine stands for what is here: addresses on kolm's ports, folders at the root of the file
-system, and the words of `Shell.places`.
+Parts that depend on the machine are replaced: addresses on kolm's ports, folders at the root of the file system, and
+the words of `Shell.places`.
 """
 
 import os
@@ -45,12 +45,14 @@ class Shell:
 
     @property
     def kolm(self) -> Kolm:
-        """The command, told where the services are."""
+        """The command with the addresses of the services."""
         none = dict.fromkeys(("generation", "ledger", "auditor"), "")
         return Kolm(Addresses(**(none | self.addresses)), self.folder / ".kolm")
 
     def run(self, line: str) -> str:
-        """A line with its pipe, its redirection and what follows `&&`; each has to succeed. Returns what it prints."""
+        """Run a line with its pipe, its redirection and the commands after `&&`; each has to succeed. Returns its
+        output.
+        """
         into, _, command = line.rpartition(" | ")
         piped = subprocess.check_output(shlex.split(into), cwd=ROOT, text=True)[:400] if into else ""
         command, _, out = command.partition(" > ")
@@ -92,7 +94,7 @@ class Shell:
             process.join()
 
     def words(self, command: str) -> list[str]:
-        """The words of a command, with what is here in the place of what the pages name."""
+        """The words of a command, with this machine's names in place of the pages'."""
         return [self._here(word) for word in shlex.split(command)]
 
     def _here(self, word: str) -> str:

@@ -1,4 +1,4 @@
-"""Tenants of a running `kolm up`: let in, kept apart, let go; attacks on it, and what is in its logs afterwards."""
+"""Tenants of a running `kolm up`: added, isolated, removed; attacks on it, and its logs afterwards."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def strangers_get_nothing(kolm: Kolm) -> None:
 
 
 def no_secret_is_written(folder: Path, tokens: list[str]) -> None:
-    """Tokens stand in their own files and nowhere else below a folder: not in logs, databases, principals."""
+    """Tokens are in their own files and nowhere else below a folder: not in logs, databases, principals."""
     for file in folder.rglob("*"):
         if file.is_file() and file.parent.name != "tokens":
             data = file.read_bytes()

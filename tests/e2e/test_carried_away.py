@@ -1,4 +1,4 @@
-"""What people carry away from services that have ended: receipts, a conversation; and other machines that check them.
+"""Files that outlive the services: receipts, a conversation; and other machines that check them.
 
 The bits of every kind of CPU are compared in `tests/unit/generation/target/kernels/test_instruction_sets.py`.
 """
@@ -56,8 +56,8 @@ def taken(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Taken:
         made = kolm.json("generate", PROMPT, "--max-tokens=24", "--temperature=0.8", "--seed=5", "--method=lookahead",
                          f"--save={folder / 'saved.json'}")  # fmt: skip
         asked = ("chat", "--max-tokens=16", "--temperature=0.7", "--seed=3", f"--save={folder / 'talk'}")
-        said = kolm(*asked, given="first\n/method off\nsecond\nthird\n")
-        assert said.returncode == 0, said.stderr
+        output = kolm(*asked, given="first\n/method off\nsecond\nthird\n")
+        assert output.returncode == 0, output.stderr
         full = kolm("chat", "--max-tokens=4", given=f"a\n{'long ' * 400}\n")
         receipt_id, file = made["receipt"]["receipt_id"], str(folder / "receipt.json")
         until(lambda: kolm("receipts", "export", receipt_id, file).returncode == 0)

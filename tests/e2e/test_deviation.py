@@ -1,4 +1,4 @@
-"""A target that does not keep the contract, and what becomes of it: found, halted, refused, resumed."""
+"""A target that breaks the contract is found, halted, refused, and resumed."""
 
 import json
 import shlex

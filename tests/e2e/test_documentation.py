@@ -1,4 +1,4 @@
-"""Commands and services that the documentation shows, run as they stand there."""
+"""Commands and services of the documentation, run as they are written."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def _small_base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def _folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder with what the pages name beside the demo's files."""
+    """A folder with the files that the pages name besides the demo's."""
     (path / "demo").symlink_to(ROOT / "demo")
     write_files(path)
     (path / "before.py").write_text("def add(a, b):\n    return a + b\n")
@@ -97,14 +97,14 @@ def _folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _asked_by_curl(front: str) -> Any:
-    """The answer to the README's own line, which stands there for the front's usual port."""
+    """The answer to the README's own line, which has the front's default port."""
     (line,) = re.findall(r"^ {4}(curl (?:.*\\\n)*.*)$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     asked = line.replace("127.0.0.1:50057", front)
     return json.loads(subprocess.check_output(["bash", "-c", asked], text=True))
 
 
 def _places(shell: Shell) -> dict[str, str]:
-    """What words of the pages stand for, where the bundled model is served."""
+    """The values for words of the pages, if the bundled model is served."""
     Path("keys").symlink_to(".kolm/trusted")
     Path("ledger.sqlite3").symlink_to(".kolm/ledger.sqlite3")
     Path("promises").mkdir()
@@ -121,7 +121,7 @@ def _places(shell: Shell) -> dict[str, str]:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """In a folder with what the pages name beside the demo's files."""
+    """In a folder with the files that the pages name besides the demo's."""
     (tmp_path / "demo").symlink_to(ROOT / "demo")
     (tmp_path / "passphrase").write_text("correct horse battery staple\n")
     (tmp_path / "kolm.toml").write_text('[ledger]\ndata_dir = "configured"\n')
@@ -156,7 +156,7 @@ def test_ledgers(shell: Shell) -> None:
 
 
 def test_datastores_and_generation_servers(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small base is in the place of the one that is bundled: each server loads it."""
+    """A small base replaces the bundled one: each server loads it."""
     base = make_tiny_model(shell.folder / "base")
     write_kolm(shell.folder / "head", head_config(read_config(base)))
     for asked in ("KOLM_MODEL", "KOLM_GENERATION_MODEL"):
@@ -225,7 +225,7 @@ PROMPT = "The ledger keeps one receipt for every request"
 def test_one_command_serves_and_every_request_is_receipted_replayed_and_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the end one service dies, which stops all and says which; `started` ends others by SIGTERM."""
+    """At the end one service dies, which stops all and is named; `started` ends others by SIGTERM."""
     model = make_tiny_model(tmp_path / "model", context=32_768)
     (tmp_path / "kolm.toml").write_text('[generation]\nmodel_name = "configured"\n')
     monkeypatch.chdir(tmp_path)
@@ -279,8 +279,8 @@ def _asked_by_openai_s_client(kolm: Kolm) -> str:
 
 
 def _cancel_a_request(kolm: Kolm) -> int:
-    """Leave requests early, until one was not over by then; how many choices they had. Each choice gets its receipt,
-    for what it emitted until then.
+    """Leave requests early, until one was still running; returns the number of their choices. Each choice gets a
+    receipt for its tokens until then.
     """
     choices, attempts, ended = 8, 0, set[str]()
     sampling = SamplingParams(max_tokens=450, temperature=1.0, seed=5, n=choices, ignore_eos=True)

@@ -29,7 +29,7 @@ def committed(repo: str, folder: Path) -> FakeHub:
 def test_a_base_and_its_known_head_are_fetched_by_name_and_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("KOLM_TOKEN")  # commands find that of the start by themselves
+    monkeypatch.delenv("KOLM_TOKEN")  # commands find the token of the start by themselves
     model = make_tiny_model(tmp_path / "model")
     config = read_config(model)
     write_speculators(tmp_path / "head", head_config(config))

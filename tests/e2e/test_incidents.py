@@ -30,7 +30,7 @@ SMALL = "32m"
 
 @contextmanager
 def on_a_small_disk(plan: Plan, disk: Path) -> Iterator[tuple[str, Path]]:
-    """The service, and the disk as others see it: `disk` is a file system of its own to nobody but the service."""
+    """The service, and its disk: `disk` is a separate file system for the service alone."""
     disk.mkdir(exist_ok=True)
     plan.ready_file.unlink(missing_ok=True)
     mount = f'mount -t tmpfs -o size={SMALL} none "$0" && exec "$@"'

@@ -1,4 +1,4 @@
-"""Lies of an operator, each told once through the real processes, and the commands that show it to others.
+"""Lies of an operator, each made once in the real processes, and the commands that detect it.
 
 tests/attacks.md names a test for each lie of docs/guarantees.md.
 """
@@ -34,7 +34,7 @@ INTRUDER = seeded_key(b"\x66" * 32, "auditor")
 
 @dataclass(frozen=True)
 class Told:
-    """The traces of an operator who has told every lie: files, the commands' answers, and a forked ledger."""
+    """The traces of an operator after every lie: files, the commands' answers, and a forked ledger."""
 
     folder: Path
     kolm: Kolm

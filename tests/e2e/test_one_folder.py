@@ -29,14 +29,14 @@ def as_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Stack:
-    """`kolm up` on free ports, as a person starts it. `log` is what it says."""
+    """`kolm up` on free ports, as a person starts it. `log` is its output."""
 
     process: Forked
     folder: Path
     log: str
 
     def kolm(self, *words: object, **options: Any) -> Ended:
-        """A command that is told of the folder alone."""
+        """A command with the folder as its only flag."""
         return kolm(*words, "--data-dir", self.folder, **options)
 
 
@@ -55,9 +55,9 @@ def test_a_second_kolm_up_on_the_folder_is_refused_and_the_first_goes_on(stack: 
     folder = stack.folder
     before = contents(folder)
     assert {Path("principals.json"), Path("tokens/local"), Path("run/http.address")} <= before.keys()
-    code, said = ran("services.cli", "up", f"--data-dir={folder}", f"--model={model}", *FREE, environment=ENVIRONMENT)
-    assert (code, f"pid {stack.process.pid}" in said, "Traceback" in said) == (exits.USAGE, True, False), said
-    assert re.search(r"since \d{4}-\d\d-\d\dT", said)
+    code, output = ran("services.cli", "up", f"--data-dir={folder}", f"--model={model}", *FREE, environment=ENVIRONMENT)
+    assert (code, f"pid {stack.process.pid}" in output, "Traceback" in output) == (exits.USAGE, True, False), output
+    assert re.search(r"since \d{4}-\d\d-\d\dT", output)
     assert contents(folder) == before
     key = f"--token-file={folder / 'tokens/local'}"  # which it printed for API clients
     answer = stack.kolm("generate", "The ledger", "--max-tokens=2", "--json", key).document
@@ -101,8 +101,8 @@ def test_a_folder_whose_services_were_started_one_by_one_is_refused_as_well(tmp_
     with running(local_services(tmp_path / "data", model)):
         before = contents(tmp_path / "data")
         command = ("up", f"--data-dir={tmp_path / 'data'}", f"--model={model}", *FREE)
-        code, said = ran("services.cli", *command, environment=ENVIRONMENT)
-        assert (code, "--data-dir" in said) == (exits.USAGE, True), said
+        code, output = ran("services.cli", *command, environment=ENVIRONMENT)
+        assert (code, "--data-dir" in output) == (exits.USAGE, True), output
         assert contents(tmp_path / "data") == before
 
 
@@ -123,10 +123,10 @@ def test_receipts_of_another_model_stay_owed_and_are_replayed_by_the_command_tha
         os.kill(auditor, signal.SIGKILL)  # without a verdict on either; `kolm up` ends with it
         process.wait(PATIENCE)
     with up(data, other) as (_, ours):
-        said = (tmp_path / "up.log").read_text()
-        (line,) = [line for line in said.splitlines() if "await an audit" in line]
+        output = (tmp_path / "up.log").read_text()
+        (line,) = [line for line in output.splitlines() if "await an audit" in line]
         assert base_cid(model) in line
-        assert ("2 receipts" in line, line.index("await") < said.index("loaded ")) == (True, True)
+        assert ("2 receipts" in line, line.index("await") < output.index("loaded ")) == (True, True)
         until(lambda: (data / "left.json").exists())
         assert ours.json("receipts", "list", "--outcome=UNREPLAYABLE") == []
         (command,) = re.findall("`kolm (audit run [^`]+)`", line)

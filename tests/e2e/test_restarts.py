@@ -48,7 +48,7 @@ class Service:
 
 @dataclass
 class Caller:
-    """Asks until told to stop, and again where an answer did not come: what it was promised, what it was given."""
+    """Asks until it is stopped, and again if an answer is missing; keeps promises and answers."""
 
     address: str
     token: str

@@ -15,7 +15,7 @@ SERVE = "kolm serve ledger --data-dir .kolm --principals .kolm/principals.json"
 
 
 def chapter() -> list[str]:
-    """The lines of "Without containers" that somebody types."""
+    """The lines of "Without containers" that a person types."""
     page = (ROOT / "docs/operations.md").read_text("utf-8")
     start = page.index("## Without containers")
     lines = page[start : page.index("\n## ", start)].splitlines()

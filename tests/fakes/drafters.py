@@ -76,7 +76,7 @@ class LyingDraft(Draft):
 
 
 class ReadingDrafter(Drafter):
-    """Reads features and holds them against those that a target says are right; what is wrong is in `faults`.
+    """Compares the features that it reads with the target's own; `faults` has the differences.
 
     Its trees are noise of a few nodes.
     """

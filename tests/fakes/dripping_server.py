@@ -1,4 +1,4 @@
-"""A server that answers every connection with some bytes, and then with a few more again and again, for ever."""
+"""A server that answers every connection with some bytes, and then with a few more without end."""
 
 import socketserver
 import threading
@@ -14,7 +14,7 @@ HEADERS = b"HTTP/1.1 200 OK\r\nX-Slow: "
 
 @dataclass
 class DrippingServer:
-    """Its port, and what is counted there. `reached` is set with the first connection."""
+    """Its port, and its counts. `reached` is set with the first connection."""
 
     port: int = 0
     reached: threading.Event = field(default_factory=threading.Event)

@@ -80,10 +80,10 @@ def random_head(base: TargetConfig, seed: int = 0, **choices: Any) -> Head:
 
 
 class InformedDrafter(Drafter):
-    """A drafter by a head that is told what comes next, most of the time: some of its paths are accepted.
+    """A drafter by a head that knows the next tokens most of the time: some of its paths are accepted.
 
-    `truth` are the tokens that each request really emits. The rest of the time the head says what its random weights
-    say, or raises, in a share of its steps given by `bugs`.
+    `truth` are the tokens that each request really emits. The rest of the time the head follows its random weights, or
+    raises, in a share of its steps given by `bugs`.
     """
 
     def __init__(
@@ -109,33 +109,33 @@ class InformedDrafter(Drafter):
         return self._drafter.propose(asks)
 
     def tell(self, request: EngineRequest, position: int) -> int | None:
-        """The token that stands at a position, mostly. Raises RuntimeError now and then."""
+        """The token at a position, mostly. Raises RuntimeError now and then."""
         if self._rng.random() < self._bugs:
             raise RuntimeError("a head's bug")
         output, place = self._truth.get(request.key, ()), position - len(request.prompt)
         return output[place] if place < len(output) and self._rng.random() < self._right else None
 
     def lead(self) -> float:
-        """How far the logit of what it is told is above the head's own: not always."""
+        """The distance of the true token's logit above the head's own: not always positive."""
         return self._rng.choice((6.0, 6.0, 6.0, -0.01))
 
 
 class _Told(DraftModelState):
-    """A head's word on one request, with what it is told among its likeliest tokens."""
+    """A head's draft for one request, with the true token among its likeliest ones."""
 
     informed: InformedDrafter
 
     def expand(self, logits: Float32, confidence: Float32 = NO_CONFIDENCE) -> None:
         assert self.tree is not None
-        said, ids, known = logits.copy(), self.vocabulary.target_ids.copy(), self.vocabulary
-        for row in said:
+        raised, ids, known = logits.copy(), self.vocabulary.target_ids.copy(), self.vocabulary
+        for row in raised:
             token = self.informed.tell(self.request, self.length + self.tree.steps)
             if token is not None:
                 place = known.draft_ids[token]
-                place = place if place >= 0 else token % len(ids)  # one that the head has no word for
+                place = place if place >= 0 else token % len(ids)  # a token outside of the head's vocabulary
                 ids[place], row[place] = token, row.max() + self.informed.lead()
         self.vocabulary = Vocabulary(ids, known.draft_ids)
-        super().expand(said, confidence)
+        super().expand(raised, confidence)
         self.vocabulary = known
 
 
@@ -159,7 +159,7 @@ def block_config(base: TargetConfig, **choices: Any) -> BlockConfig:
 
 
 def block_tensors(config: BlockConfig, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Random tensors, `d2t` included where the head has a vocabulary of its own."""
+    """Random tensors, `d2t` included if the head has its own vocabulary."""
     return _random_tensors(block_shapes(config), config.vocab_size, config.draft_vocab_size, seed)
 
 

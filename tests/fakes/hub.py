@@ -26,7 +26,7 @@ class FakeHub:
     token: str | None = None
     gated: bool = False
     cuts: list[int] = field(default_factory=list)  # the next answers end after so many bytes
-    served: dict[str, bytes] = field(default_factory=dict)  # instead of what was announced
+    served: dict[str, bytes] = field(default_factory=dict)  # instead of the announced files
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, range
     port: int = 0
 
@@ -65,8 +65,8 @@ class FakeHub:
         files = self.commits[commit]
         if of_api:
             listed = [_described(name, content) for name, content in files.items()]
-            said = {"id": self.repo, "sha": commit, "tags": ["gguf", "license:apache-2.0"], "siblings": listed}
-            return 200, {"Content-Type": "application/json"}, json.dumps(said).encode()
+            model = {"id": self.repo, "sha": commit, "tags": ["gguf", "license:apache-2.0"], "siblings": listed}
+            return 200, {"Content-Type": "application/json"}, json.dumps(model).encode()
         name = "/".join(parts[4:])
         if name not in files:
             return 404, {"X-Error-Code": "EntryNotFound"}, b"{}"

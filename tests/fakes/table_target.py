@@ -52,7 +52,9 @@ VOID = np.zeros((2, 2), np.float32)  # a table for who needs a target's shapes o
 
 
 class TableTarget:
-    """No model at all: the logits of a row are a given function of its token. Quick, for tests of what lies above."""
+    """A target without a model: the logits of a row are a given function of its token. Quick, for tests of its
+    users.
+    """
 
     def __init__(self, table: Float32, *, context: int = 4096, eos: tuple[int, ...] = ()) -> None:
         """`table` [vocab, vocab]: row t holds the logits after token t."""

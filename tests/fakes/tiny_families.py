@@ -225,7 +225,7 @@ WITHOUT_GGUF = {
 
 
 def draw_vectors(directory: Path) -> Path:
-    """Draw norms and biases of a model anew: transformers begins with ones and zeros."""
+    """Draw norms and biases of a model: transformers begins with ones and zeros."""
     path, generator = directory / "model.safetensors", torch.Generator().manual_seed(0)
     tensors = load_file(path)
     for name, tensor in tensors.items():

@@ -35,7 +35,7 @@ HEAD_CONFIG: dict[str, Any] = {
 
 
 def tensors(config: dict[str, Any] = HEAD_CONFIG, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Every tensor of a head with this config; draft id i stands for token 2 i."""
+    """Every tensor of a head with this config; draft id i is token 2 i."""
     random = np.random.default_rng(seed)
     shapes = head_shapes(parse_config(config))
     made: dict[str, Any] = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
@@ -69,7 +69,7 @@ class TinyHead:
 
     @property
     def blobs(self) -> list[bytes]:
-        """Everything that has to be uploaded, as far as the manifest tells the truth."""
+        """All files to upload, by the manifest."""
         return [self.config, self.weights, self.base.to_bytes(), self.base_config]
 
     def write(self, directory: Path) -> Path:

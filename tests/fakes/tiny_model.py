@@ -19,7 +19,7 @@ MODEL_TYPES = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text", "granite_hybrid": "granitemoehybrid", "granite_moe": "granitemoe",
 }  # fmt: skip
-"""What transformers calls an architecture, where that is not its name here."""
+"""The names of architectures in transformers, if they differ from the names here."""
 PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 
 TEMPLATE = (

@@ -136,7 +136,7 @@ class Deployment:
         share: Share | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> Auditor:
-        """A new auditor, which knows nothing but what the ledger and the deployment's folder show it."""
+        """A new auditor, with no state but the ledger's and the deployment's folder."""
         trust, folder = TrustedKeys.load(self.trusted), folder or self.folder
         backlog = kept_backlog(folder, self.ledger, trust, spot_checks)
         writes = appender(self.ledger, KEYS["auditor"], clock)

@@ -128,7 +128,7 @@ def test_a_mistyped_data_directory_gets_no_operator(tmp_path: Path) -> None:
 
 
 def _files(folder: Path) -> set[Path]:
-    """All but what the ledger writes meanwhile."""
+    """All members but those that the ledger changes meanwhile."""
     return {path for path in folder.rglob("*") if "sqlite3" not in path.name}
 
 

@@ -215,7 +215,7 @@ def test_a_draw_decides_and_what_it_names_gets_its_verdicts(deployment: Deployme
 
 
 class LosingAppender(Appender):
-    """Its first draws get lost on the way to the ledger, or are refused: nobody can tell from here."""
+    """Its first draws are lost on the way to the ledger, or refused, which look alike here."""
 
     lost: ClassVar[list[Envelope]] = []
 

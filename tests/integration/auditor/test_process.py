@@ -1,4 +1,4 @@
-"""The auditor's processes: their start and end, and those that are killed."""
+"""The auditor's processes: start, end, and kills."""
 
 import shutil
 import signal
@@ -30,7 +30,7 @@ PATIENCE = 240.0
 
 
 def auditor_process(directory: Path, *flags: str) -> Forked:
-    """`python -m services.auditor`; killed at the end where it still runs."""
+    """`python -m services.auditor`; killed at the end if it still runs."""
     return Forked("services.auditor", f"--data-dir={directory}", "--listen=127.0.0.1:0", *flags)
 
 
@@ -102,9 +102,9 @@ def test_a_key_that_others_can_read_is_refused_with_a_sentence(tmp_path: Path, m
     key.write_text("not a key")
     with auditor_process(tmp_path, "--ledger=127.0.0.1:1", f"--model={model}") as process:
         assert process.wait(PATIENCE) == 1
-        said = process.stderr.read()
-    assert "others can read the auditor key" in said
-    assert "Traceback" not in said
+        output = process.stderr.read()
+    assert "others can read the auditor key" in output
+    assert "Traceback" not in output
 
 
 def worker(deployment: Deployment, folder: Path, *flags: str) -> Forked:

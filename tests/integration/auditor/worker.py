@@ -1,6 +1,6 @@
 """An auditor process with scripted replays: `python -m tests.integration.auditor.worker LEDGER TRUSTED FOLDER [hang]`.
 
-Says `examining N` for each receipt that it starts on, and with `hang` stays in the first one for ever.
+Prints `examining N` for each receipt before its examination; with `hang` the first examination never ends.
 """
 
 import sys

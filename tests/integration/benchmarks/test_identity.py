@@ -1,4 +1,4 @@
-"""`python -m benchmarks.identity`: shares of identical answers, how sure they are, and servers of which one lies."""
+"""`python -m benchmarks.identity`: shares of identical answers with intervals, and a server that lies."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from benchmarks.specbench.questions import Question
 
 @contextmanager
 def served(lies: bool) -> Iterator[str]:
-    """A chat completion that repeats the question; with `lies` it changes "b" unless the request says not to draft."""
+    """A chat completion that repeats the question; with `lies` it changes "b" unless the request turns drafts off."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 REQUIRED = "KOLM_TESTS_NEED_BROWSER"
-"""Set where a missing chromium is a failure and not a reason to skip (continuous integration)."""
+"""Set if a missing chromium is a failure and not a reason to skip (continuous integration)."""
 
 CHROMIUM = Path(os.environ.get("KOLM_TESTS_CHROMIUM", "/usr/bin/chromium"))
 _FLAGS = (
@@ -54,9 +54,9 @@ def browsing(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
     with browser.new_context(base_url=url, **{"viewport": DESKTOP, **options}) as context:
         page = context.new_page()
         page.set_default_timeout(_PATIENCE)
-        said: list[str] = []
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
+        output: list[str] = []
+        page.on("console", lambda message: output.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: output.append(str(error)))
         yield page
-        unexpected = [each for each in said if not any(known in each for known in expected)]
+        unexpected = [each for each in output if not any(known in each for known in expected)]
         assert unexpected == []

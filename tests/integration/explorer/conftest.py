@@ -12,7 +12,7 @@ from tests.integration.explorer.site import Site, running_site
 def browser() -> Iterator[Browser]:
     """Chromium for a module: its loop must not outlive that, other tests run loops of their own.
 
-    Skips where the machine has none, unless `browsing.REQUIRED` is set.
+    Skips if the machine has none, unless `browsing.REQUIRED` is set.
     """
     import os
 

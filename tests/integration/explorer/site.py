@@ -58,7 +58,7 @@ class Liar:
 
 @dataclass(frozen=True)
 class Site:
-    """Where the explorer is, and the ledger behind it."""
+    """The explorer's address, and its ledger."""
 
     url: str
     liar: Liar

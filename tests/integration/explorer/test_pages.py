@@ -136,7 +136,7 @@ def asked(site: Site, promise: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("promise", "status", "said"),
+    ("promise", "status", "shown"),
     [
         (promised(NUMBER), 200, "Kept: "),
         (promised(RECEIPTS + 1), 200, "Broken: "),
@@ -147,9 +147,9 @@ def asked(site: Site, promise: str) -> tuple[int, str]:
         ("\u202ehello", 400, 'class="problem"'),
     ],
 )
-def test_what_became_of_a_promise(site: Site, promise: str, status: int, said: str) -> None:
+def test_what_became_of_a_promise(site: Site, promise: str, status: int, shown: str) -> None:
     code, text = asked(site, promise)
-    assert (code, said in text) == (status, True), text
+    assert (code, shown in text) == (status, True), text
 
 
 def test_a_ledger_that_hides_the_receipt_breaks_no_promise(site: Site) -> None:

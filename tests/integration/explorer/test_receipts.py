@@ -66,7 +66,7 @@ def test_a_verdict_is_checked_with_its_receipt(browser: Browser, site: Site) -> 
 
 
 def another_tenant(response: Any) -> None:
-    """A true envelope of a receipt that says otherwise, by a key that nobody trusts."""
+    """A well-formed envelope of another receipt, by an untrusted key."""
     forged = sign_document(receipt(NUMBER, tenant="somebody else"), STRANGER).to_bytes()
     response.receipt.envelope = forged
 
@@ -125,7 +125,7 @@ LIES: tuple[tuple[dict[str, Lie], int], ...] = (
     ({"GetInclusionProof": another_root}, 6),
     ({"GetInclusionProof": broken_signature}, 6),
 )
-"""What answers say, and the step that finds it."""
+"""Changes of answers, and the step that finds each."""
 
 
 def test_what_a_lying_backend_serves_is_red(browser: Browser, site: Site) -> None:
@@ -293,8 +293,8 @@ def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
         assert policy.startswith("default-src 'none'; script-src 'self'")
         assert "unsafe" not in policy
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, "explorer stopped" in said) == (0, True), said
+        _, output = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, "explorer stopped" in output) == (0, True), output
 
 
 def test_exact_over_no_token_is_not_shown_as_exact(tmp_path: Path) -> None:

@@ -74,10 +74,10 @@ def test_entries_shrink_on_their_way(site: Site) -> None:
     ],
 )
 def test_what_the_log_does_not_have_is_not_there(site: Site, path: str) -> None:
-    status, headers, said = fetch(site.url, path)
+    status, headers, body = fetch(site.url, path)
     assert (status, headers["cache-control"]) == (404, "no-store")
-    assert said.endswith(b"\n")
-    assert b"<" not in said
+    assert body.endswith(b"\n")
+    assert b"<" not in body
 
 
 def test_a_client_follows_the_growing_log(site: Site) -> None:

@@ -24,7 +24,7 @@ DATA = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"and a bit"
 
 @pytest.fixture(params=["folder", "memory", "s3"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[BlobStore, object]:
-    """A store, and what is under it."""
+    """A store, and its storage."""
     if request.param == "memory":
         store = MemoryStore()
         return BlobStore(store), store

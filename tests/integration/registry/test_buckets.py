@@ -80,7 +80,7 @@ def test_registries_that_share_a_bucket_and_a_catalogue_show_the_same_heads(
 
 
 def _publish(registry: RegistryClient, errors: list[BaseException]) -> None:
-    """As `kolm heads push` does it: an upload that another one overtakes goes on from what is there."""
+    """Upload as `kolm heads push` does: an upload that another one overtakes continues from the committed size."""
     head = tiny_head(7)
     try:
         for data in head.blobs:

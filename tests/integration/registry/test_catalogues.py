@@ -1,4 +1,4 @@
-"""The contract of Catalogue, over SQLite and, where there is one, PostgreSQL."""
+"""The contract of Catalogue, over SQLite and, if it is installed, PostgreSQL."""
 
 import os
 import signal
@@ -233,8 +233,8 @@ def test_kill_9_in_the_middle_leaves_no_half_blob_and_the_upload_goes_on(tmp_pat
     ],
 )
 def test_what_cannot_be_opened_ends_the_start_with_a_reason(tmp_path: Path, flags: tuple[str, ...], words: str) -> None:
-    code, said = ran("services.registry", f"--data-dir={tmp_path}", "--listen=127.0.0.1:0", *flags)
-    assert (code, words in said, "Traceback" in said) == (1, True, False), said
+    code, output = ran("services.registry", f"--data-dir={tmp_path}", "--listen=127.0.0.1:0", *flags)
+    assert (code, words in output, "Traceback" in output) == (1, True, False), output
 
 
 SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"]

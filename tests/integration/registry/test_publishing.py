@@ -232,7 +232,7 @@ def test_a_name_that_is_a_path_is_not_even_signed(registry: RegistryClient) -> N
 
 @pytest.fixture
 def rival(tmp_path: Path, deployment: Deployment) -> SigningKey:
-    """A second publisher, whom everybody trusts."""
+    """A second publisher, trusted by registry and ledger."""
     key = seeded_key(bytes([77]) * 32, "publisher")
     key.publish(tmp_path / "trusted")
     return key

@@ -251,7 +251,7 @@ def test_uploads_leave_the_reserve_of_the_disk_free_all_together(
         uploads.begin(Part(digest(b"second"), 31), 0)
     second = uploads.begin(Part(digest(b"second"), 30), 0)
     first.write(b"x" * 10)
-    free[0] = 29  # somebody else has written, too
+    free[0] = 29  # another process has written, too
     with pytest.raises(DiskFull):
         first.write(b"x" * 10)
     assert first.to_come == 40
@@ -321,7 +321,7 @@ def test_uploads_that_nobody_goes_on_with_are_forgotten_and_running_ones_are_not
 
 
 class SlowBlobs:
-    """A BlobStore, as far as `Upload.finish` asks: a put goes on once it is told to."""
+    """The part of a BlobStore that `Upload.finish` needs: a put waits for a signal."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

@@ -54,7 +54,7 @@ async def _reached(access: Access) -> AsyncIterator[Reached]:
 
 
 async def _failure(stream: Any) -> tuple[list[Any], grpc.StatusCode, Any]:
-    """What came before a stream failed, and how it did."""
+    """The messages before a stream failed, and its error."""
     messages = list[Any]()
     try:
         while (message := await stream.read()) is not grpc.aio.EOF:

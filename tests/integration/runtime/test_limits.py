@@ -1,4 +1,4 @@
-"""What a server takes of callers: limits, and each RPC of each role."""
+"""Limits on callers, and each RPC for each role."""
 
 import importlib
 import pkgutil
@@ -106,7 +106,7 @@ def test_messages_are_bounded_and_come_as_they_are(
 
 
 def test_a_large_request_of_two_bytes_a_part_is_refused_before_anything_looks_at_its_parts(served: Served) -> None:
-    """Each of them would take a thousand times as much where it is answered."""
+    """Each of them would take a thousand times as much when it is answered."""
     many = pb.ChatMessages(messages=[pb.Message()] * 40_000)
     deep = pb.ChatMessages(messages=[pb.Message(tool_calls=[pb.ToolCall()] * 40_000)])
     texts, biases = SamplingParams(stop=[""] * 40_000), SamplingParams(logit_bias=dict.fromkeys(range(17_000), 1.0))
@@ -198,7 +198,7 @@ def bare(name: str, module: ModuleType) -> Mount:
 
 @pytest.fixture(scope="module")
 def unimplemented(file: Path) -> Iterator[Served]:
-    """Servicers that implement nothing: whoever gets past the interceptor is told so."""
+    """Servicers that implement nothing: a call that passes the interceptor is UNIMPLEMENTED."""
     mounts = [bare(name, module) for name, module in MODULES.items() if module.DESCRIPTOR.services_by_name]
     with serving(*mounts, access=Access(file)) as running:
         yield running

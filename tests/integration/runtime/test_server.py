@@ -156,7 +156,7 @@ PATIENCE = 240.0  # seconds; only a test that fails gets there
 
 @contextmanager
 def _process(*flags: str) -> Iterator[tuple[Forked, str]]:
-    """The stubborn server and its address, read from the line that says so."""
+    """The stubborn server and its address, read from its first line."""
     with Forked(STUBBORN, "--listen=127.0.0.1:0", f"--principals={everybodys_file()}", *flags) as process:
         line = process.stderr.readline()
         assert line.startswith("stubborn listening on ")
@@ -207,23 +207,23 @@ def test_running_calls_are_cancelled_when_the_grace_period_is_over() -> None:
 
 
 def test_wrong_settings_and_a_taken_port_are_messages_with_exit_codes() -> None:
-    code, said = ran(STUBBORN, "--listen", "nonsense")
-    assert (code, said.startswith("--listen: expected host:port")) == (2, True)
+    code, output = ran(STUBBORN, "--listen", "nonsense")
+    assert (code, output.startswith("--listen: expected host:port")) == (2, True)
     with _process() as (_, address):
-        code, said = ran(STUBBORN, "--listen", address)
-    assert (code, f"cannot listen on {address}" in said, "Traceback" in said) == (1, True, False)
+        code, output = ran(STUBBORN, "--listen", address)
+    assert (code, f"cannot listen on {address}" in output, "Traceback" in output) == (1, True, False)
 
 
 def test_json_logs_are_json_from_the_first_line_to_the_last() -> None:
     with _process() as (_, address):
         command = [STUBBORN, "--log-format=json", f"--principals={everybodys_file()}"]
-        code, said = ran(*command, "--log-level=error", f"--listen={address}")
+        code, output = ran(*command, "--log-level=error", f"--listen={address}")
         environment = {**os.environ, "KOLM_STUBBORN_TYPO": "1"}
         with Forked(*command, "--log-level=warning", environment=environment) as free:
             first = [json.loads(free.stderr.readline())["message"] for _ in range(2)]
             free.send_signal(signal.SIGTERM)
             last = [json.loads(line) for line in _finish(free).splitlines()]
-    assert (code, [json.loads(line)["service"] for line in said.splitlines()]) == (1, ["stubborn"])
+    assert (code, [json.loads(line)["service"] for line in output.splitlines()]) == (1, ["stubborn"])
     assert "KOLM_STUBBORN_TYPO is set, and nothing reads it" in first[0]
     assert first[1].startswith("stubborn listening on ")
     assert [(line["message"], line["service"]) for line in last] == [("stubborn stopped", "stubborn")]

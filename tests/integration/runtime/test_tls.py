@@ -121,7 +121,7 @@ def test_metrics_are_served_by_tls_to_callers_with_a_certificate(certificates: C
     Counter("seen", "Something to see.", registry=registry).inc()
     client = certificates.client()
     with metrics_endpoint(registry, "127.0.0.1", 0, certificates.server("metrics", mutual=True)) as port:
-        with socket.create_connection(("127.0.0.1", port or 0)):  # one that says nothing holds nobody up
+        with socket.create_connection(("127.0.0.1", port or 0)):  # a silent connection delays no other
             url = f"https://localhost:{port}/metrics"
             with urllib.request.urlopen(url, timeout=PATIENCE, context=client.context()) as page:
                 assert b"seen_total 1.0" in page.read()

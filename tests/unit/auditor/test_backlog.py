@@ -88,7 +88,7 @@ def test_an_expiry_says_why_contents_are_gone() -> None:
     assert due[1] is not None
     assert due[3] is not None
     assert due[1].erased == "the content was erased by entry 4, by the retention policy of entry 2"
-    assert due[3].erased is None  # issued later than what the expiry erases
+    assert due[3].erased is None  # issued after the expiry's last receipt
 
 
 @pytest.mark.parametrize("outcome", ["DEVIATION", "UNREPLAYABLE"])

@@ -21,7 +21,9 @@ from tests.unit.ledger.builders import OFF, PROFILE, STRANGER, content, receipt,
 
 
 class ScriptedReplayer:
-    """Answers, or fails, as told, and remembers what it was asked. With `along` it also computes along the record."""
+    """A replayer with given answers or errors, and a record of its calls. With `along` it also computes along a
+    record.
+    """
 
     def __init__(self, answer: Replayed | Exception, along: Replayed | Exception | None = None) -> None:
         self._answers = {"decode": answer} if along is None else {"prefill": along, "decode": answer}

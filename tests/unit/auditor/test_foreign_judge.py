@@ -1,4 +1,4 @@
-"""The examination of what another engine has served, on fakes of both sides that lie or do not."""
+"""The examination of another engine's output, on honest and lying fakes of both sides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,7 +151,7 @@ def test_what_the_pass_says_is_the_margin_of_every_token_after_penalties() -> No
     logits = np.array([[3.0, 2.5, 0.0], [3.0, 2.5, 0.0]], np.float32)
     request = EngineRequest("r", (2,), SamplingParams(temperature=0.0, presence_penalty=1.0))
     found = scored(request, (0, 1), logits, (), BASE)
-    assert (found.largest, found.differing, found.surprise) == (0.0, 0, None)  # 0 is penalised once it was said
+    assert (found.largest, found.differing, found.surprise) == (0.0, 0, None)  # 0 is penalised once it was emitted
     found = scored(request, (1, 1), logits, (), BASE)
     assert (found.largest, found.differing, found.mean) == (1.5, 2, 2.0 / 64)
 

@@ -28,7 +28,7 @@ def test_categories_of_mt_bench_are_multi_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "has no questions"),
         ("{", "line 1: is not JSON"),
@@ -44,9 +44,9 @@ def test_categories_of_mt_bench_are_multi_turn(tmp_path: Path) -> None:
         ("[" * 100_000, "is not JSON"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_by_line(text: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_wrong_is_refused_by_line(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text(text)
-    with pytest.raises(QuestionsInvalid, match=said):
+    with pytest.raises(QuestionsInvalid, match=problem):
         load_questions(tmp_path / "q.jsonl")
 
 

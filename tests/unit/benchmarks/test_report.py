@@ -1,4 +1,4 @@
-"""Pages show the figures of the result files, and each result file names where its figures come from."""
+"""Pages show the figures of the result files, and each result file has the origin of its figures."""
 
 import json
 from dataclasses import fields

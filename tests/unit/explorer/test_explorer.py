@@ -22,7 +22,7 @@ class Row:
 
 
 class Log:
-    """Lists matches as a ledger does; remembers the longest list that somebody read."""
+    """Lists matches as a ledger does; keeps the length of the longest list that was read."""
 
     def __init__(self, matches: set[int]) -> None:
         self._matches = matches

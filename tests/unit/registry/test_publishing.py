@@ -1,4 +1,4 @@
-"""Publishing into the log: who owns a name, and what the log's word is worth."""
+"""Publishing into the log: owners of names, and checks of the log's answers."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

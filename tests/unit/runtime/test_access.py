@@ -1,4 +1,4 @@
-"""Principals, their credentials, and what each call needs."""
+"""Principals, their credentials, and the roles that calls need."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What composition roots share: draining, listening, logs, outages, reasons."""
+"""Parts that composition roots share: draining, listening, logs, outages, reasons."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The list of metrics, and those of HTTP servers."""
+"""Settings from flags, variables and files; the list of metrics."""
 
 import json
 import re

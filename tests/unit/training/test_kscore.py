@@ -24,7 +24,7 @@ ANY_HEAD: Any = SimpleNamespace(kind="eagle3")
 
 
 class Counting(Drafter):
-    """Drafts for a target that counts up. Two of four tokens are right where the prompt starts with 0, else one."""
+    """Drafts for a target that counts up. Two of four tokens are right if the prompt starts with 0, else one."""
 
     def __init__(self, *_: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A run that is stopped continues to the same bits, a head learns, and the curve says when more brings nothing."""
+"""A stopped run continues to the same bits, a head learns, and the curve shows when further training gains nothing."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""Atomic and durable writes of files: a file is complete or missing, also after a power cut.  The data goes into a
-draft in the same folder and reaches the disk, the draft takes the file's name, and the folder reaches the disk. A crash
-leaves the old file or the new file, perhaps with a draft.
+"""Atomic and durable writes of files: a file is complete or missing, also after a power cut.
+
+The data goes into a draft in the same folder and reaches the disk, the draft takes the file's name, and the folder
+reaches the disk. A crash leaves the old file or the new file, perhaps with a draft.
 """
 
 from __future__ import annotations

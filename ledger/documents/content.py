@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
@@ -32,6 +32,23 @@ TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools", "conti
 
 _Constraint = Annotated[str, Meta(max_length=1 << 20)]  # characters; servers take fewer
 _NAMES = {Receipt: "receipt", Promise: "promise"}
+
+
+class SentCall(NamedTuple):
+    """A call of a tool in an assistant's turn, in the order of its JSON array; `arguments` is the sent text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class SentTool(NamedTuple):
+    """A tool of a conversation, in the order of its JSON array; `parameters` is the schema's text."""
+
+    name: str
+    description: str
+    parameters: str
+    strict: bool
 
 
 class Content(Part, frozen=True):
@@ -104,8 +121,8 @@ def _check(
         raise FormatError(path, f"with this salt, is not what the {committing} commits to")
 
 
-def sent_turn(role: str, content: str, calls: Sequence[tuple[str, str, str]] = (), call_id: str = "") -> Turn:
-    """`calls`, each (id, name, arguments), as a JSON array of arrays. Empty values are left out."""
+def sent_turn(role: str, content: str, calls: Sequence[SentCall] = (), call_id: str = "") -> Turn:
+    """A turn, with `calls` as a JSON array of arrays. Empty values are left out."""
     more = {"tool_calls": canonical([list(call) for call in calls]).decode() if calls else "", "tool_call_id": call_id}
     return {"role": role, "content": content} | {name: value for name, value in more.items() if value}
 
@@ -119,7 +136,7 @@ def sent_infill(prefix: str, suffix: str) -> list[Turn]:
     return [{"role": "prompt", "content": prefix, "suffix": suffix}]
 
 
-def sent_tools(tools: Sequence[tuple[str, str, str, bool]]) -> list[Turn]:
-    """The first turn, with the tools as (name, description, parameters, strict); none without tools."""
+def sent_tools(tools: Sequence[SentTool]) -> list[Turn]:
+    """The first turn, with the tools as a JSON array of arrays; none without tools."""
     written = canonical([list(tool) for tool in tools]).decode()
     return [{"role": "tools", "content": "", "tools": written}] if tools else []

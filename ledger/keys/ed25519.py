@@ -65,9 +65,11 @@ class PublicKey:
         return _key_id(self.raw)
 
     def verify(self, message: bytes, signature: bytes) -> None:
-        """Raises SignatureError unless `signature` is by this key over `message`.  Uses libsodium, which takes half of
-        OpenSSL's time and lets other threads run. It is stricter than RFC 8032 (keys and commitments of small order
-        never verify) and is used for all verification, because two libraries would disagree.
+        """Raises SignatureError unless `signature` is by this key over `message`.
+
+        Uses libsodium, which takes half of OpenSSL's time and lets other threads run. It is stricter than RFC 8032
+        (keys and commitments of small order never verify) and is used for all verification, because two libraries would
+        disagree.
         """
         try:
             if len(signature) != SIGNATURE_BYTES:

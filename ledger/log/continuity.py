@@ -1,6 +1,7 @@
-"""Continuity of a log: checks that refuse an old copy of its database, and the contract of the guard.  A restored
-backup is complete and well signed, so the database alone does not show its age. The guard keeps the newest tree head
-apart from it, and shows the age unless it was restored as well: it belongs on another disk or host.
+"""Continuity of a log: checks that refuse an old copy of its database, and the contract of the guard.
+
+A restored backup is complete and well signed, so the database alone does not show its age. The guard keeps the newest
+tree head apart from it, and shows the age unless it was restored as well: it belongs on another disk or host.
 """
 
 from __future__ import annotations

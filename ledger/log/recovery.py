@@ -35,7 +35,7 @@ def recover(
     key: Signer,
     trusted: TrustedKeys,
     origin: str,
-    guard: Guard | None = None,
+    guard: Guard,
     on_written: OnWritten = ignore_times,
 ) -> LogWriter:
     """A writer that continues the log. `origin` names the log in its checkpoints and must never change.
@@ -48,7 +48,7 @@ def recover(
     if key.role != "log":
         raise FormatError("role", f"checkpoints are signed by a key of role log, not {key.role}")
     size = store.size()
-    guarded = None if guard is None else guard.read(origin)
+    guarded = guard.read(origin)
     try:
         recorded = _recorded_head(store, (key.public, *trusted.keys("log")), origin)
     except SignatureError:  # an old backup, whose key has been replaced since
@@ -63,7 +63,7 @@ def recover(
     if signed is not None and tree_root(covered, TileHashes(store)) != signed.root:
         raise ChainError(covered - 1, "the tiles up to here do not have the root of the recorded checkpoint")
     head = Checkpoint(origin, size, state.frontier.root())
-    if guard is not None and guarded != head:
+    if guarded != head:
         guard.compare_and_swap(guarded, head)
     note = _sign(store, key, head) if recorded is None or covered < size else recorded[1]
     return LogWriter(store, key, state, TreeHead(head, note, state.halts), guard, on_written)

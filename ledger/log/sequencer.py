@@ -68,7 +68,7 @@ class Sequencer:
         trusted: TrustedKeys,
         origin: str,
         *,
-        guard: Guard | None = None,
+        guard: Guard,
         queue_size: int = 4096,
         batch_size: int = 256,
         clock: Callable[[], float] = time.monotonic,
@@ -201,8 +201,7 @@ class Sequencer:
         """Notice a missing file or a lost lock before the next entry comes."""
         try:
             self._store.check_held()
-            if self._guard is not None:
-                self._guard.check_held()
+            self._guard.check_held()
         except Exception as error:
             self._writer = None
             reported = _reported(error)

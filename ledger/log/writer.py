@@ -182,7 +182,7 @@ class LogWriter:
         key: Signer,
         state: LogState,
         head: TreeHead,
-        guard: Guard | None = None,
+        guard: Guard,
         on_written: OnWritten = ignore_times,
     ) -> None:
         self._store = store
@@ -220,8 +220,7 @@ class LogWriter:
         state = LogState(self._frontier(leaves), edge, plan.halts)
         checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
         read_back = time.perf_counter()
-        if self._guard is not None:
-            self._guard.compare_and_swap(self._head.checkpoint, checkpoint)
+        self._guard.compare_and_swap(self._head.checkpoint, checkpoint)
         guarded = time.perf_counter()
         # From here on a database without these entries is refused, so no signed head can be taken back.
         note = sign_checkpoint(checkpoint, self._key)

@@ -26,10 +26,11 @@ WARNINGS = frozenset((DATED_AHEAD,))
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two checkpoints that a log has signed, by rising size, as signed notes.  Two of one size prove a fork. If the
-    sizes differ, `shown_root` is the newer tree's root over the older checkpoint's entries, and `proof` (RFC 6962
-    section 2.1.2) leads from it to the newer root: with another root in the older note, that is a proof too. Both are
-    empty if the log showed no such proof.
+    """Two checkpoints that a log has signed, by rising size, as signed notes.
+
+    Two of one size prove a fork. If the sizes differ, `shown_root` is the newer tree's root over the older checkpoint's
+    entries, and `proof` (RFC 6962 section 2.1.2) leads from it to the newer root: with another root in the older note,
+    that is a proof too. Both are empty if the log showed no such proof.
     """
 
     older: bytes

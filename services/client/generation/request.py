@@ -312,16 +312,18 @@ class Request:
     @property
     def sent(self) -> str | list[dict[str, str]] | None:
         """The prompt's text, or the conversation as receipts commit to it; None for token ids."""
-        from ledger.documents.content import continued_turns, sent_infill, sent_tools, sent_turn
+        from ledger.documents.content import SentCall, SentTool, continued_turns, sent_infill, sent_tools, sent_turn
 
         if self.messages is None:
             return sent_infill(self.prompt or "", self.suffix) if self.suffix else self.prompt
         tools = self.tool_set.given if self.tool_set else ()
         turns = (
-            sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.calls], each.tool_call_id)
+            sent_turn(
+                each.role, each.content, [SentCall(c.id, c.name, c.arguments) for c in each.calls], each.tool_call_id
+            )
             for each in self.turns
         )
-        told = sent_tools([(each.name, each.description, each.schema, each.strict) for each in tools])
+        told = sent_tools([SentTool(each.name, each.description, each.schema, each.strict) for each in tools])
         sent = [*told, *turns]
         return continued_turns(sent) if self.continue_final_message and self.turns else sent
 

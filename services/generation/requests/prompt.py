@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
-from ledger.documents.content import Turn, continued_turns, sent_infill, sent_tools, sent_turn
+from ledger.documents.content import SentCall, SentTool, Turn, continued_turns, sent_infill, sent_tools, sent_turn
 from ledger.encoding.canonical import canonical
 from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.conversation import MarkupInText
@@ -145,9 +145,11 @@ def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
 
 def sent_turns(messages: pb.ChatMessages) -> list[Turn]:
     """The messages in the form that receipts commit to."""
-    tools = [(tool.name, tool.description, tool.parameters, tool.strict) for tool in messages.tools]
+    tools = [SentTool(tool.name, tool.description, tool.parameters, tool.strict) for tool in messages.tools]
     turns = (
-        sent_turn(each.role, each.content, [(c.id, c.name, c.arguments) for c in each.tool_calls], each.tool_call_id)
+        sent_turn(
+            each.role, each.content, [SentCall(c.id, c.name, c.arguments) for c in each.tool_calls], each.tool_call_id
+        )
         for each in messages.messages
     )
     sent = [*sent_tools(tools), *turns]

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from ledger.bundle.receipt_file import ReceiptFile, Turns
-from ledger.documents.content import check_sent, sent_tools, sent_turn
+from ledger.documents.content import SentCall, SentTool, check_sent, sent_tools, sent_turn
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.canonical import canonical
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
@@ -22,9 +22,9 @@ from tests.unit.ledger.builders import KEYS, receipt_id, verdict
 from tests.unit.ledger.builders import signed as signed_entry
 
 TURNS: Turns = (
-    *sent_tools([("get_weather", "Weather.", '{"type": "object"}', True)]),
+    *sent_tools([SentTool("get_weather", "Weather.", '{"type": "object"}', True)]),
     sent_turn("system", 'Say "no" \\ or\tless \u2028 \x7f'),
-    sent_turn("assistant", "", [("call_1", "get_weather", '{"city": "Bern"}')]),
+    sent_turn("assistant", "", [SentCall("call_1", "get_weather", '{"city": "Bern"}')]),
     sent_turn("tool", "Rain.", call_id="call_1"),
     sent_turn("user", "Why? \U0001f642 \u00e9 \u0000 <b>"),
 )

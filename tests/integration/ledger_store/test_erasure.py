@@ -36,11 +36,11 @@ from tests.unit.ledger.builders import (
     signed,
     signed_receipt,
 )
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 
 
 def append(store: EntryStore, *envelopes: bytes) -> Sequencer:
-    sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
+    sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())
     for number, envelope in enumerate(envelopes):
         sequencer.append(envelope, content(number) if number < 2 else None).result(timeout=60)
     return sequencer
@@ -254,7 +254,7 @@ def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
         assert [store.content(0), store.content(1)] == [content(0), None if erased else content(1)]
         assert any(key in path.read_bytes() for path in folder.rglob("*") if path.is_file()) != erased
         assert in_files(folder, sealed[1]) != erased
-        with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as again:
+        with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as again:
             again.append(signed_receipt(2)).result(timeout=60)
         assert verify_log(store.entries(0, 10), store.latest_checkpoint(), TRUSTED).ok
         store.close()

@@ -46,6 +46,7 @@ from tests.unit.ledger.builders import (
     signed_receipt,
     verdict,
 )
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 TABLES = ("leaves", "receipts", "verdicts", "contents", "erasures", "tiles", "checkpoints")
 
@@ -234,7 +235,7 @@ def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_pa
     path, document = tmp_path / "ledger.db", receipt(1)
     data = sign_document(document, STRANGER).to_bytes()
     with closing(SqlEntryStore.open(path)) as store:
-        writer = recover(store, KEYS["log"], TRUSTED, ORIGIN)
+        writer = recover(store, KEYS["log"], TRUSTED, ORIGIN, MemoryGuard())
         writer.write([Admitted(data, hashlib.sha256(data).digest(), document, None)])
     assert check(path, Depth.STRUCTURE).ok
     assert places(check(path, Depth.DEEP)) == [("leaves", 0)]
@@ -245,7 +246,7 @@ def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -
         kept = connection.execute("SELECT * FROM contents WHERE receipt_index = 7").fetchone()
     with (
         closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as running,
     ):
         running.append(signed(erasure(7, 7))).result()
     assert check(path, Depth.DEEP).ok
@@ -259,7 +260,7 @@ def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -
 def test_a_lost_or_changed_row_of_an_erasure_is_found(path: Path, tmp_path: Path) -> None:
     with (
         closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as running,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as running,
     ):
         running.append(signed(erasure(7, 7))).result()
         running.append(signed(retention(30))).result()
@@ -369,7 +370,7 @@ def test_every_byte_that_is_changed_anywhere_is_found(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     with (
         closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as sequencer,
     ):
         sequencer.append(signed_receipt(0), content(0)).result()
         sequencer.append(signed(verdict(0, 0))).result()

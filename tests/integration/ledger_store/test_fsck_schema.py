@@ -16,12 +16,13 @@ from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 
 def fill(target: Path | str, folder: Path) -> None:
     with (
         closing(SqlEntryStore.open(target, folder / "content-keys/keys.sqlite3")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as sequencer,
     ):
         sequencer.append(signed_receipt(0), content(0)).result()
 

@@ -14,6 +14,7 @@ from ledger.log.store import entries_from
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 DATABASES = ("ledger.db", "guard.db", "keys.db")
 PATIENCE = 60
@@ -114,7 +115,7 @@ def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
 ) -> None:
     with ExitStack() as stack:
         store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
-        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=1000.0)
+        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard(), probe_seconds=1000.0)
         stack.callback(running.close)
         for times in range(1, 3):
             kill_lock(postgres_url)
@@ -129,7 +130,7 @@ def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
 def test_a_lock_that_was_lost_is_taken_again_while_nobody_sends_entries(postgres_url: str) -> None:
     with ExitStack() as stack:
         store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
-        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=0.01)
+        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard(), probe_seconds=0.01)
         stack.callback(running.close)
         kill_lock(postgres_url)
         while not store.lock_losses:
@@ -141,7 +142,7 @@ def test_a_lock_that_was_lost_is_taken_again_while_nobody_sends_entries(postgres
 def test_a_writer_whose_lock_another_has_by_now_stops_even_if_idle(postgres_url: str) -> None:
     with ExitStack() as stack:
         store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
-        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, probe_seconds=1000.0)
+        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard(), probe_seconds=1000.0)
         stack.callback(running.close)
         kill_lock(postgres_url)
         with closing(SqlEntryStore.open(postgres_url)):

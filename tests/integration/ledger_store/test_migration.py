@@ -35,6 +35,7 @@ from services.cli.main import app
 from tests import documented
 from tests.examples import VECTORS
 from tests.unit.ledger.builders import KEYS, ORIGIN, content, signed_receipt
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 ROOT = VECTORS.parents[1]
 KILLED = """
@@ -136,7 +137,7 @@ def test_a_ledger_of_an_earlier_version_is_read_migrated_and_gone_on_with(releas
     with closing(SqlInspection.open(released.target, released.keys)) as inspection:
         assert fsck(inspection, released.trusted, Depth.DEEP).findings == ()
     with closing(SqlEntryStore.open(released.target, released.keys)) as store:
-        running = Sequencer(store, KEYS["log"], released.trusted, ORIGIN)
+        running = Sequencer(store, KEYS["log"], released.trusted, ORIGIN, guard=MemoryGuard())
         assert running.append(signed_receipt(90), content(90)).result().index == len(before)
         running.close()
     with closing(SqlInspection.open(released.target, released.keys)) as inspection:

@@ -27,6 +27,7 @@ from tests.unit.ledger.builders import (
     signed,
     verdict,
 )
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 PAGE = (ROOT / "docs/auditing.md").read_text("utf-8")
 ACCEPTANCE, UNJUDGED, ERASED = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
@@ -51,7 +52,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         target = str(request.getfixturevalue("postgres_url"))
     with ExitStack() as stack:
         store = stack.enter_context(closing(SqlEntryStore.open(target, tmp_path / "keys.db")))
-        running = stack.enter_context(closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)))
+        running = stack.enter_context(closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())))
         for index, document in enumerate(LOG):
             running.append(signed(document), content(index) if index < 2 else None).result()
         yield target

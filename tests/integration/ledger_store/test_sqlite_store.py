@@ -22,6 +22,7 @@ from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from tests.integration.ledger_store.test_fsck import tamper
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def _sequencer(store: SqlEntryStore) -> Sequencer:
-    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
+    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())
 
 
 def append(path: Path, numbers: range) -> list[int]:

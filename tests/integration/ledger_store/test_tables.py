@@ -18,6 +18,7 @@ from ledger.sql.schema import REVISION
 from ledger.sql.store import SqlEntryStore
 from tests.postgres import running_cluster, url_of
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, retention, signed, signed_receipt
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 REWRITES = (
     "UPDATE leaves SET kind = kind",
@@ -30,7 +31,7 @@ REWRITES = (
 def fill(target: Path | str, keys: Path | None = None) -> None:
     with (
         closing(SqlEntryStore.open(target, keys)) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)) as sequencer,
+        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as sequencer,
     ):
         for number in range(2):
             sequencer.append(signed_receipt(number)).result()

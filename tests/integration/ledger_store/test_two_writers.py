@@ -26,6 +26,7 @@ from tests.forked import Forked
 from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, open_store
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FAULTS
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -50,7 +51,7 @@ def lose_the_lock(target: Path | str) -> None:
 
 
 def sequencer(store: SqlEntryStore, guard: SqlGuard | None = None) -> Sequencer:
-    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)
+    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard or MemoryGuard())
 
 
 def test_a_second_writer_is_refused_and_told_who_writes(target: Path | str) -> None:

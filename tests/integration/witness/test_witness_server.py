@@ -43,7 +43,7 @@ from tests.access import trust_log
 from tests.mutations import replace
 from tests.serving import serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 from tests.unit.ledger.witness.test_witness import LOG, Log
 
 
@@ -163,7 +163,7 @@ class Deployment:
 
     def __init__(self, folder: Path) -> None:
         self.store = MemoryEntryStore()
-        self.sequencer = Sequencer(self.store, KEYS["log"], TRUSTED, ORIGIN)
+        self.sequencer = Sequencer(self.store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())
         self.reader = LedgerReader(self.store, self.sequencer.board)
         self.witnesses = {name: RunningWitness(name, folder / name) for name in ("a", "b")}
         absent = VerifierKey("c.example/w", SigningKey.generate("witness").public, COSIGNATURE)

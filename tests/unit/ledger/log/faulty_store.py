@@ -13,6 +13,7 @@ from ledger.log.store import Batch, EntryStore
 from ledger.log.writer import Appended
 from ledger.tree.checkpoint import Checkpoint
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
+from tests.unit.ledger.log.memory_store import MemoryGuard
 
 BEFORE_COMMIT = "before commit"
 AFTER_COMMIT = "after commit"
@@ -103,7 +104,7 @@ class Gate:
 
 
 def open_sequencer(store: object, **options: Any) -> Sequencer:
-    return Sequencer(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN, **options)
+    return Sequencer(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN, **({"guard": MemoryGuard()} | options))
 
 
 def check_whole_log(store: EntryStore) -> None:

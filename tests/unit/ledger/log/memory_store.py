@@ -1,7 +1,7 @@
 """An EntryStore and a Guard in memory, under the contract suites of those on SQLite. For tests that need no disk.
 
 store = MemoryEntryStore()
-sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN)
+sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())
 """
 
 import threading

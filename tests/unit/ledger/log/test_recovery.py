@@ -32,7 +32,7 @@ from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 
 
 def reopen(store: object, guard: MemoryGuard | None = None) -> LogWriter:
-    return recover(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN, guard)
+    return recover(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN, guard or MemoryGuard())
 
 
 def filled(count: int) -> MemoryEntryStore:
@@ -76,7 +76,7 @@ def test_entries_that_no_checkpoint_covers_are_checked_and_signed() -> None:
 def test_entries_that_no_checkpoint_covers_are_not_signed_for_a_stranger() -> None:
     trusting = TrustedKeys.of(*KEYS.values(), STRANGER)
     intruder = MemoryEntryStore()
-    writer = recover(cast(EntryStore, intruder), KEYS["log"], trusting, ORIGIN)
+    writer = recover(cast(EntryStore, intruder), KEYS["log"], trusting, ORIGIN, MemoryGuard())
     document = receipt(3)
     for data in [*(signed_receipt(number) for number in range(3)), sign_document(document, STRANGER).to_bytes()]:
         writer.write([admit(data, None, trusting)])
@@ -150,15 +150,17 @@ def test_tiles_that_are_not_those_of_the_checkpoint_are_refused() -> None:
 def test_a_checkpoint_of_another_key_or_log_is_refused() -> None:
     store = filled(2)
     with pytest.raises(FormatError, match=r"other\.example"):
-        recover(cast(EntryStore, store), KEYS["log"], TRUSTED, "other.example/log")
+        recover(cast(EntryStore, store), KEYS["log"], TRUSTED, "other.example/log", MemoryGuard())
     other = seeded_key(b"\x01" * 32, "log")
     with pytest.raises(SignatureError):
-        recover(cast(EntryStore, store), other, TrustedKeys.of(other), ORIGIN)
-    assert recover(cast(EntryStore, store), other, TRUSTED, ORIGIN).head.size == 2  # a rotated key, the old one trusted
+        recover(cast(EntryStore, store), other, TrustedKeys.of(other), ORIGIN, MemoryGuard())
+    assert (
+        recover(cast(EntryStore, store), other, TRUSTED, ORIGIN, MemoryGuard()).head.size == 2
+    )  # a rotated key, the old one trusted
     with pytest.raises(FormatError):
-        recover(cast(EntryStore, store), KEYS["receipts"], TRUSTED, ORIGIN)
+        recover(cast(EntryStore, store), KEYS["receipts"], TRUSTED, ORIGIN, MemoryGuard())
     with pytest.raises(FormatError, match="origin"):
-        recover(cast(EntryStore, store), KEYS["log"], TRUSTED, "two words")
+        recover(cast(EntryStore, store), KEYS["log"], TRUSTED, "two words", MemoryGuard())
 
 
 def test_a_checkpoint_over_another_tree_is_refused() -> None:

@@ -45,7 +45,7 @@ from tests.unit.ledger.builders import (
     verdict,
 )
 from tests.unit.ledger.log.faulty_store import FaultyStore, Gate, check_whole_log, hold, open_sequencer
-from tests.unit.ledger.log.memory_store import MemoryEntryStore
+from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 
 LOG_KEYS = (KEYS["log"].public,)
 
@@ -258,7 +258,7 @@ def test_a_verdict_compares_no_more_tokens_than_the_output_has(
 
 
 def test_of_two_erasures_in_one_batch_one_is_taken(store: MemoryEntryStore) -> None:
-    writer = recover(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN)
+    writer = recover(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN, MemoryGuard())
     writer.write([admit(signed_receipt(0), None, TRUSTED)])
     documents = (erasure(0, 0), erasure(0, 0, reason="again"), erasure(0, 0))
     answers = writer.write([admit(signed(document), None, TRUSTED) for document in documents])
@@ -323,7 +323,13 @@ def test_a_receipt_whose_key_is_trusted_no_longer_when_it_is_written_is_refused(
             return current
 
     current = TrustedKeys(keys)
-    sequencer = Sequencer(cast(EntryStore, FaultyStore(store, gate)), KEYS["log"], TrustedKeys(Directory(keys)), ORIGIN)
+    sequencer = Sequencer(
+        cast(EntryStore, FaultyStore(store, gate)),
+        KEYS["log"],
+        TrustedKeys(Directory(keys)),
+        ORIGIN,
+        guard=MemoryGuard(),
+    )
     before = hold(sequencer, gate)
     waiting = [sequencer.append(signed_receipt(1), content(1)), sequencer.append(signed(key_entry("auditor")))]
     current = TrustedKeys(keys | {"receipts": (STRANGER.public,)})

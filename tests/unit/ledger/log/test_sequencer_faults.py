@@ -202,7 +202,7 @@ class MoodySigner:
 
 def test_a_signing_device_that_comes_back_finds_the_entries_that_waited_for_it() -> None:
     signer, store = MoodySigner(), MemoryEntryStore()
-    sequencer = Sequencer(store, signer, TRUSTED, ORIGIN)
+    sequencer = Sequencer(store, signer, TRUSTED, ORIGIN, guard=MemoryGuard())
     try:
         assert sequencer.append(signed(receipt(0))).result().index == 0
         signer.away = True

@@ -25,7 +25,6 @@ from docs.heads import PAGE as HEADS
 from docs.heads import page as heads_page
 from docs.outputs import up
 from services.cli.main import app
-from services.generation.target.model_path import FolderKind
 from services.http.completions import ChatFields, TextFields
 from services.http.fields import only
 from services.http.response_fields import ResponseFields
@@ -62,8 +61,7 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
 @pytest.fixture
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that the pages name need not be here."""
-    monkeypatch.setattr("services.generation.target.model_path._is_model", lambda path: True)
-    monkeypatch.setattr(FolderKind, "check", lambda kind, folder: folder)
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
     monkeypatch.setattr(TomlTable, "read", lambda *arguments: TomlTable(None, "", {}))
 
 

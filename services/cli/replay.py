@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,18 +64,7 @@ def replay(
     if keys is not None:
         open_document(read.envelope, keys)
     with steps("hashing the base", quiet=json) as step:
-        plan = engine.plan(model)
-        other = None if any_storage else _of_another_base(receipt, model)
-        if other is not None:
-            finding = other
-        else:
-            step("loading and probing the base")
-            loaded = _loaded(plan if receipt.engine is None else plan.for_reference(), any_storage=any_storage)
-            step(f"computing {counted(receipt.output.tokens, 'token')} again")
-            if receipt.engine is None:
-                finding = _judged(loaded, receipt, read, decode=decode)
-            else:
-                finding = _referred(loaded, receipt, read, any_storage=any_storage)
+        finding = _finding(engine.plan(model), receipt, read, step, any_storage=any_storage, decode=decode)
         computed = finding.outcome not in (UNREPLAYABLE, UNCHECKED) and not any_storage
         step("reading the texts")
         texts = compared_texts(receipt, read.content, read.sent, read.text, model) if computed else None
@@ -91,6 +80,27 @@ def replay(
     answer(json, document, _replay_view)
     differs = finding.outcome in ACCUSATIONS or finding.tampered or (texts is not None and texts.same is False)
     raise typer.Exit(exits.VERIFICATION_FAILED if differs else exits.OK if finding.passed else exits.FAILED)
+
+
+def _finding(
+    plan: EnginePlan,
+    receipt: Receipt,
+    read: ReceiptFile,
+    step: Callable[[str], None],
+    *,
+    any_storage: bool,
+    decode: bool,
+) -> Finding:
+    """The finding on a receipt by the base in `plan`. Raises UsageError, Failed."""
+    other = None if any_storage else _of_another_base(receipt, plan.model)
+    if other is not None:
+        return other
+    step("loading and probing the base")
+    loaded = _loaded(plan if receipt.engine is None else plan.for_reference(), any_storage=any_storage)
+    step(f"computing {counted(receipt.output.tokens, 'token')} again")
+    if receipt.engine is None:
+        return _judged(loaded, receipt, read, decode=decode)
+    return _referred(loaded, receipt, read, any_storage=any_storage)
 
 
 def _of_another_base(receipt: Receipt, model: Path) -> Finding | None:

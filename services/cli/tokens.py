@@ -138,7 +138,7 @@ def revoke(
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
-    """Revoke credentials from the next call on; 'anybody' names that of callers without a token."""
+    """Revoke credentials from the next call on; 'anybody' names the credential of callers without a token."""
     file = principals or data_dir / "principals.json"
     if not file.exists():
         raise exits.NotFound(f"there is no {file}, and so no credential")

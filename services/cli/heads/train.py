@@ -89,7 +89,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class SizeOptions:
-    """Sizes of the head, if not those of the base."""
+    """Sizes of the head, by default the base's."""
 
     feature_layers: Annotated[str | None, Option(help="Layers whose features the head reads. Default: 2,n/2,n-3.")] = (
         None

@@ -125,7 +125,7 @@ class LedgerFiles:
 
     @property
     def generation(self) -> Path:
-        """The state of the service that signs receipts: the folder around its `keys`, or that of a stack."""
+        """The state of the service that signs receipts: the folder around its `keys`, or a stack's folder."""
         own = self.key_file is not None and self.key_file.parent.name == "keys"
         return self.key_file.parent.parent if self.key_file and own else self.data_dir / "generation"
 

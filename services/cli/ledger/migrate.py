@@ -22,7 +22,7 @@ def migrate(
     backup: Annotated[
         Path | None,
         Option(
-            metavar="FILE", help="Where an SQLite file is copied first. Default: beside it, with its revision's number."
+            metavar="FILE", help="Copy of an SQLite file, made first. Default: next to it, with its revision's number."
         ),
     ] = None,
     backed_up: Annotated[

@@ -112,8 +112,8 @@ def monitor(
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The findings after a poll at `size` entries. `new` are those that the webhook has not had. `away` is why the log
-    could not be read, `undelivered` why the webhook did not take a finding.
+    """The findings after a poll at `size` entries. `new` are findings that the webhook has not had. `away` is why the
+    log could not be read, `undelivered` why the webhook did not take a finding.
     """
 
     size: int

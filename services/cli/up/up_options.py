@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Port = Annotated[int, Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 
 _PAGE_PORT, _HTTP_PORT = 50056, 50057
-_KNOWN = "auto"  # as a head: the public one that is known for the model
+_KNOWN = "auto"  # as a head: the known public head of the model
 
 
 _SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")
@@ -225,7 +225,7 @@ class ServedOptions:
         return replace(self, head=None if self.head is None else [folder(head) for head in self.head])
 
     def public_head(self) -> KnownHead | None:
-        """The public head that `--head auto` would take, if no head is named and there is none beside the model."""
+        """The public head that `--head auto` would take, if no head is named and there is none next to the model."""
         from services.cli.foreign_heads import heads_known_for
 
         if self.head or default_head_for(self.model) is not None:

@@ -1,4 +1,4 @@
-"""A ledger service opens no log that is older than what others have seen of it, and none whose guard is gone."""
+"""A ledger service opens no log that is older than a checkpoint that others have seen, and none without its guard."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Contents erased over the wire, by an operator, a tenant or a policy: what is gone, what holds, what it costs."""
+"""Contents erased over the wire, by an operator, a tenant or a policy: its effect, its limits and its cost."""
 
 import asyncio
 import sqlite3
@@ -179,7 +179,7 @@ def test_the_five_hundredth_erasure_reads_no_more_than_the_tenth(
         list(append_many(operator, ((signed(erasure(number, number)), None) for number in range(9))))
 
         def erase(number: int) -> list[tuple[int, int]]:
-            """The costs of the erasure of receipt `number`, of reading that, and of an append of somebody else's."""
+            """The costs of the erasure of receipt `number`, of reading that, and of another caller's append."""
             return [
                 steps.of(lambda: tenant.erase_own(receipt_id(number))),
                 steps.of(lambda: anybody.receipt(receipt_id(number))),
@@ -197,7 +197,7 @@ def test_the_five_hundredth_erasure_reads_no_more_than_the_tenth(
 
 @dataclass
 class Kept:
-    """A served ledger, whose clock stands `days` after the first receipt."""
+    """A served ledger, whose clock is `days` after the first receipt."""
 
     ledger: LedgerClient
     auditor: LedgerClient

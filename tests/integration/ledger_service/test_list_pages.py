@@ -1,4 +1,4 @@
-"""ListReceipts over the wire: every filter, paging, and what a page proves."""
+"""ListReceipts over the wire: every filter, paging, and the proofs of pages."""
 
 import itertools
 from datetime import timedelta

@@ -75,7 +75,7 @@ def lying(settings: LedgerSettings) -> Iterator[tuple[Liar, LedgerClient]]:
 
 @pytest.fixture
 def liar_and_client(settings: LedgerSettings) -> Iterator[tuple[Liar, LedgerClient]]:
-    """Entries 0 to 3 and 5 are receipts of acme, 4 is a key, 6 a receipt of somebody else."""
+    """Entries 0 to 3 and 5 are receipts of acme, 4 is a key, 6 a receipt of another tenant."""
     with lying(settings) as (liar, client):
         others = [signed(key_entry("auditor")), signed_receipt(5), signed(receipt(6, tenant="other"))]
         for envelope in [*(signed_receipt(number) for number in range(4)), *others]:

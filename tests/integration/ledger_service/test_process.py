@@ -38,9 +38,9 @@ def _ledger(data: Path, *flags: str) -> Iterator[tuple[Forked, LedgerClient]]:
 
 def _refusal(data: Path, *flags: str) -> tuple[int, str]:
     with _started(data, *flags) as process:
-        _, said = process.communicate(PATIENCE)
-        assert "Traceback" not in said
-        return process.wait() or 0, said
+        _, errors = process.communicate(PATIENCE)
+        assert "Traceback" not in errors
+        return process.wait() or 0, errors
 
 
 def test_a_first_start_makes_a_private_key_and_publishes_its_public_half(tmp_path: Path) -> None:

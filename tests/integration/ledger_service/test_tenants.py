@@ -64,7 +64,9 @@ SIZE = 10
 
 @dataclass(frozen=True)
 class Log:
-    """Clients of one log: of the tenants, of a reader of all of it, of an auditor, and of whoever is on the machine."""
+    """Clients of one log: of the tenants, of a reader of all of it, of an auditor, and of any process on the
+    machine.
+    """
 
     acme: LedgerClient
     other: LedgerClient

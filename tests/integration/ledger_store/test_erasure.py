@@ -154,7 +154,7 @@ def test_a_restored_copy_of_the_whole_database_does_not_bring_back_what_was_eras
 
 
 class Failing(SqlContentKeys):
-    """Keys whose store fails where a test says so."""
+    """Keys whose store fails on a test's command."""
 
     fails = False
 
@@ -191,7 +191,7 @@ def test_a_key_that_outlived_its_erasure_is_destroyed_before_the_next_write_or_a
 
 
 class Beside:
-    """In place of the thread that destroys keys: it is done at once, or when somebody waits for it."""
+    """In place of the thread that destroys keys: it is done immediately, or when the result is awaited."""
 
     def __init__(self, *, at_once: bool) -> None:
         self._at_once = at_once

@@ -231,7 +231,7 @@ def test_what_was_changed_is_found_and_the_row_named(
 
 
 def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_path: Path) -> None:
-    """Chain, tiles, rows and checkpoint were made by somebody who has the log's key, and no other."""
+    """Chain, tiles, rows and checkpoint were made by an attacker with the log's key alone."""
     path, document = tmp_path / "ledger.db", receipt(1)
     data = sign_document(document, STRANGER).to_bytes()
     with closing(SqlEntryStore.open(path)) as store:

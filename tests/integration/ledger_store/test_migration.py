@@ -59,7 +59,7 @@ RELEASES = sorted((VECTORS / "releases").glob("*.tar.gz"))
 
 
 class Released:
-    """What a version left on a disk: its ledger on one of the two databases, and everything beside it."""
+    """The files of a version: its ledger on one of the two databases, and everything beside it."""
 
     def __init__(self, folder: Path, target: Path | str, keys: Path) -> None:
         self.folder = folder
@@ -297,7 +297,7 @@ def test_a_bundle_of_an_earlier_version_verifies(path: Path, tmp_path: Path) -> 
     with opened_bundle(tmp_path / "bundle.tar.gz") as bundle:
         report = verify_bundle(bundle, Trust(TrustedKeys.load(tmp_path / "trusted")))
     failed = {check.number for check in report.checks if check.passed is False}
-    assert failed <= {9, 10, 14}  # what the log says of its operator and auditor, as it did then
+    assert failed <= {9, 10, 14}  # statements of the log about its operator and auditor, as they were then
     assert sum(report.kinds.values()) == len(json.loads((tmp_path / "expected.json").read_bytes())["kinds"])
 
 

@@ -110,7 +110,7 @@ FILL = text(
 )
 
 
-@pytest.mark.usefixtures("postgres_cluster")  # which skips where there is no PostgreSQL
+@pytest.mark.usefixtures("postgres_cluster")  # which skips if there is no PostgreSQL
 def test_a_full_disk_loses_nothing_and_is_over_once_there_is_room(tmp_path: Path) -> None:
     with running_cluster(within=("prlimit", f"--fsize={SEGMENT}")) as folder:
         url = url_of(folder, "postgres")
@@ -135,7 +135,7 @@ def test_a_full_disk_loses_nothing_and_is_over_once_there_is_room(tmp_path: Path
 
 @contextmanager
 def without_room(url: str) -> Iterator[None]:
-    """Rows of a transaction that has failed for want of room stay where they are, until somebody cleans up."""
+    """Rows of a transaction that has failed for want of room stay until an operator cleans up."""
     database = create_engine(url, isolation_level="AUTOCOMMIT")
     with database.connect() as connection:
         with pytest.raises(InternalError, match="File too large"):

@@ -96,7 +96,7 @@ def test_a_writer_gives_its_lock_up_as_it_closes(postgres_url: str, monkeypatch:
 
 
 def test_of_a_writer_that_was_killed_the_lock_is_waited_for(postgres_url: str) -> None:
-    """The server goes on holding it until it has noticed: here, once somebody waits."""
+    """The server holds it until it has noticed: here, once a session waits."""
     engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
 
     def notice() -> None:
@@ -260,7 +260,7 @@ def test_a_process_killed_at_any_step_of_a_write_loses_nothing(database: str, gu
 
 
 def live(database: str, guard: Path, life: int, lines: int) -> list[Acknowledged]:
-    """What a process acknowledges until it is killed after so many lines, while four callers append."""
+    """The answers of a process until it is killed after so many lines, while four callers append."""
     with start(database, guard, life * MOST_APPENDS) as writer:
         acknowledged = [parse(writer.stdout.readline()) for _ in range(lines)]
         writer.kill()

@@ -123,7 +123,7 @@ def engine_profile(**changes: Any) -> EngineProfile:
 
 
 def foreign_receipt(number: int = 0, **changes: Any) -> Receipt:
-    """A receipt of what that server's engine has computed, which says nothing of its drafts."""
+    """A receipt of that server's engine, which states nothing about its drafts."""
     ours, profile = receipt(number), engine_profile()
     block = SpecDecode("engine", "auto", None, None, None, reported_by="engine")
     output = replace(ours.output, stream_digest=token_digest(content(number).output_token_ids), min_margin=None)
@@ -132,7 +132,7 @@ def foreign_receipt(number: int = 0, **changes: Any) -> Receipt:
 
 
 def verdict(receipt_index: int, number: int, outcome: str = "EXACT", **changes: Any) -> Verdict:
-    """A verdict on `receipt(number)`, which stands at `receipt_index`."""
+    """A verdict on `receipt(number)`, at `receipt_index`."""
     fields: dict[str, Any] = {
         "receipt_id": receipt_id(number),
         "receipt_index": receipt_index,
@@ -156,7 +156,7 @@ def resume(halt_index: int, scope: Scope = SCOPE) -> Resume:
 
 
 def erasure(receipt_index: int, number: int, **changes: Any) -> Erasure:
-    """An erasure of the content of `receipt(number)`, which stands at `receipt_index`."""
+    """An erasure of the content of `receipt(number)`, at `receipt_index`."""
     fields: dict[str, Any] = {
         "receipt_id": receipt_id(number),
         "receipt_index": receipt_index,
@@ -248,7 +248,7 @@ def signed(document: Document) -> bytes:
 
 
 def of_a_later_version(key: Signer = KEYS["receipts"], kind: str = "kolm.weather.v1") -> bytes:
-    """The DSSE bytes of a document of a kind that nobody here knows; it names a tenant."""
+    """The DSSE bytes of a document of an unknown kind; it names a tenant."""
     payload = canonical({"type": kind, "tenant": "other", "rain": 3})
     return sign(payload, f"application/vnd.{kind}+json", key).to_bytes()
 

@@ -1,4 +1,4 @@
-"""What `ledger` may import, and the one way in which it writes files."""
+"""The imports of `ledger`, and its one way of writing files."""
 
 import ast
 import os
@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of the disk, in order: what reached it, and which file took a name."""
+    """The requests to the disk, in order: writes of data and of names."""
     found: list[str] = []
     fsync, replace, link = os.fsync, os.replace, os.link
 

@@ -59,7 +59,7 @@ LOGS_ALONE = Trust(TRUSTED)  # a COSE Receipt has no cosignatures
 
 @dataclass(frozen=True)
 class Signed:
-    """A file, another of its kind, and what believing a file gives; it raises LedgerError for what does not hold."""
+    """A file, another of its kind, and the result of verifying a file, which raises LedgerError for an invalid one."""
 
     data: bytes
     other: bytes
@@ -134,8 +134,8 @@ def test_a_changed_file_says_what_it_said_or_nothing(name: str) -> None:
 
 
 def judged(files: dict[str, bytes], folder: Path) -> Any:
-    """What a bundle is believed to say; None where it does not hold. A manifest may claim a part of what is there, of
-    which nobody can say what is owed.
+    """The verified contents of a bundle; None if it is invalid. A manifest may claim a part of the entries, whose owed
+    replays are unknown.
     """
     write_folder((BundleFile(path, data) for path, data in files.items()), folder)
     report = verify_bundle(BundleFolder(folder), TRUST)
@@ -147,10 +147,10 @@ def judged(files: dict[str, bytes], folder: Path) -> Any:
 
 
 def check_told(transcript: Transcript) -> None:
-    """Nothing that was not said; of an answer that was interrupted a beginning."""
-    said = {turn.receipt_id: (SAID.messages(place), turn.answer) for place, turn in enumerate(SAID.turns)}
+    """Only turns of the conversation; of an interrupted answer a beginning."""
+    turns = {turn.receipt_id: (SAID.messages(place), turn.answer) for place, turn in enumerate(SAID.turns)}
     for place, turn in enumerate(transcript.turns):
-        messages, answer = said[turn.receipt_id]
+        messages, answer = turns[turn.receipt_id]
         assert transcript.messages(place) == messages
         assert turn.answer == answer or (turn.interrupted and answer.startswith(turn.answer))
 
@@ -180,7 +180,7 @@ def test_a_monitor_takes_no_changed_entry_and_no_changed_checkpoint() -> None:
 
 
 def followed(entries: Sequence[bytes], note: bytes) -> int | None:
-    """How far a new monitor follows; None where it tells that something is wrong."""
+    """The number of entries that a new monitor follows; None if it reports a fault."""
     log, monitor = ListedLog(entries), Monitor(ListedMemory(), TRUSTED, Limits())
     log.overlay = {"checkpoint": note}
     now = START + timedelta(seconds=500)  # the newest entry's time

@@ -1,4 +1,4 @@
-"""Receipts that are checked in a process of their own, and what becomes of them when it ends."""
+"""Receipts that are checked in a separate process, also when it ends."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""One stream of entries, with a ledger that answers when the test says so."""
+"""One stream of entries, with a ledger that answers on the test's command."""
 
 import asyncio
 import weakref
@@ -180,7 +180,7 @@ def test_a_failure_nobody_foresaw_is_raised_and_ends_no_stream_as_if_all_were_we
 
 
 async def entered(window: Window, entries: int, size: int) -> bool:
-    """Whether there is room at once; where there is not, the wait is given up."""
+    """Whether there is room now; otherwise the wait is cancelled."""
     waiting = asyncio.ensure_future(window.enter(entries, size))
     await asyncio.sleep(0)
     return waiting.done() or waiting.cancel() is False

@@ -1,4 +1,4 @@
-"""FutureBridge of another thread, brought to the event loop; what callers are told of a database that fails."""
+"""FutureBridge of another thread, brought to the event loop; the errors of callers when a database fails."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        thread.join()  # the event loop stands still meanwhile, so that all of it is one round
+        thread.join()  # the event loop waits meanwhile, so that all of it is one round
         assert await asyncio.gather(*waiting[1:]) == list(range(1, 100))
         with pytest.raises(ValueError, match="no"):
             await waiting[0]

@@ -1,4 +1,4 @@
-"""Receipts for what was halted are found by index, epoch and time."""
+"""Receipts in halted scopes are found by index, epoch and time."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_a_resume_that_is_dated_early_hides_nothing_that_the_auditor_has_lived_t
     early = Resume(SCOPE, 0, "repaired", at(HALTED))
     second = replace(witness, issued_at=at(RESUMED)) if isinstance(witness, Halt) else witness
     kept_back = served(RESUMED - 301, 0)
-    assert breaches(halt(), early, kept_back) == []  # nobody says that it is early
+    assert breaches(halt(), early, kept_back) == []  # no clock shows that it is early
     (found,) = breaches(halt(), second, early, kept_back)
     assert (found.halt_index, found.knew) == (0, False)
 

@@ -1,4 +1,4 @@
-"""A time to come does not count, in any document: it puts off no replay, hides no halt and accuses nobody."""
+"""A time to come does not count, in any document: it delays no replay, hides no halt and accuses no one."""
 
 from datetime import timedelta
 
@@ -156,7 +156,7 @@ def test_every_kind_is_named_whichever_member_is_ahead(kind: str, path: str) -> 
     read = clock()
     moment = read.read(7, dated(document, path, bound + timedelta(milliseconds=1)))
     assert (read.ahead.count, read.ahead.first, read.ahead.newest) == (1, (7,), 7)
-    if path != "receipt_id":  # the receipt's own date stands
+    if path != "receipt_id":  # the receipt's own date counts
         assert moment == Moment(at(NOW), ahead=True)
 
 

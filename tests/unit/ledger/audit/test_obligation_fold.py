@@ -1,4 +1,4 @@
-"""Obligations follow from the log alone, nobody knows them before the draw, and a broken promise shows."""
+"""Obligations follow from the log alone, cannot be known before the draw, and a broken promise is found."""
 
 import hashlib
 from datetime import timedelta
@@ -25,7 +25,7 @@ AUDITOR = KEYS["auditor"]
 
 
 class Log:
-    """Entries that somebody appends, with draws over what is there."""
+    """Appended entries, with draws over them."""
 
     def __init__(self) -> None:
         self.entries: list[bytes] = []
@@ -60,7 +60,7 @@ def log_with(rate: float, count: int, within_seconds: int = 3600) -> Log:
 
 
 def recomputed(log: Log) -> dict[int, int]:
-    """Receipts that are sampled with the entry of their draw, as somebody works it out with nothing but the log."""
+    """Receipts that are sampled with the entry of their draw, computed from the log alone."""
     rate, decided, found = 0.0, 0, {}
     rates: dict[int, float] = {}
     for index, data in enumerate(log.entries):

@@ -1,4 +1,4 @@
-"""A verifier that goes on from what it verified before: the same verdict as from the first entry, or a refusal."""
+"""A verifier that continues from a state: the same verdict as from the first entry, or a refusal."""
 
 import json
 import sqlite3

@@ -60,17 +60,16 @@ def test_by_a_successor_s_key_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("due", "now", "state", "said"),
+    ("due", "now", "state"),
     [
-        (1199, 1100, "BROKEN", "proof of omission"),  # the witnesses' clock counts, not only the verifier's
-        (1201, 1202, "OVERDUE", "the log has stopped"),
-        (1201, 1200, "OPEN", ""),
+        (1199, 1100, "BROKEN"),  # the witnesses' clock counts, not only the verifier's
+        (1201, 1202, "OVERDUE"),
+        (1201, 1200, "OPEN"),
     ],
 )
-def test_a_receipt_that_was_left_out(tmp_path: Path, due: float, now: float, state: str, said: str) -> None:
+def test_a_receipt_that_was_left_out(tmp_path: Path, due: float, now: float, state: str) -> None:
     report = judged(GOOD, tmp_path, holding(promised(7, due), now=now))
-    assert found(report) == (16 if said else 0, [state])
-    assert said in str(report.problem)
+    assert found(report) == (0 if state == "OPEN" else 16, [state])
 
 
 def test_without_witnesses_the_log_s_own_dates_prove_an_omission(tmp_path: Path) -> None:

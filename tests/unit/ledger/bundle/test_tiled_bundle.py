@@ -1,4 +1,4 @@
-"""A log that is verified where its tiles lie, by one process and by several: the verdict of its bundle."""
+"""A log that is verified in its tiles, by one process and by several: the verdict of its bundle."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -58,7 +58,7 @@ def test_a_log_in_tiles_is_verified_as_a_whole_and_goes_on_where_it_ended(tmp_pa
     assert (report.ok, dict(report.kinds), report.verified_before) == (True, {"receipt": 700}, 0), report.problem
     in_tiles(folder)
     for number in (0, 1):
-        (folder / f"tile/entries/{number:03d}").unlink()  # ends before what was verified: nobody reads it
+        (folder / f"tile/entries/{number:03d}").unlink()  # ends before the unverified entries, so it is not read
     report = judged(folder, state)
     assert (report.ok, dict(report.kinds), report.verified_before) == (True, {"receipt": SIZE}, 700), report.problem
     assert failed(judged(folder)) == 1  # from the first entry on, they are missing

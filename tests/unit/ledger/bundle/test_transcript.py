@@ -1,4 +1,4 @@
-"""A conversation in a bundle: its format, and what holding it against the receipts finds."""
+"""A conversation in a bundle: its format, and its comparison with the receipts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_bytes_and_values_are_one() -> None:
 
 def test_a_prompt_is_what_was_remembered() -> None:
     told = [("system", "be brief"), ("user", "two?"), ("assistant", "answer 1"), ("user", "three?")]
-    assert SAID.messages(2) == [{"role": role, "content": said} for role, said in told]
+    assert SAID.messages(2) == [{"role": role, "content": text} for role, text in told]
     assert Transcript(None, SAID.turns).messages(0) == [{"role": "user", "content": "one?"}]
 
 
@@ -98,7 +98,7 @@ def test_a_conversation_that_is_the_one_of_the_receipts_passes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "finding"),
     [
         (changed(1, question="two!"), "turn 2: the receipt is about another prompt"),
         (changed(0, answer="answer 9"), "turn 1: the receipt is about another answer"),
@@ -109,9 +109,9 @@ def test_a_conversation_that_is_the_one_of_the_receipts_passes(tmp_path: Path) -
         (changed(2, answer="answer 2!", interrupted=True), "turn 3: the receipt is about another answer"),
     ],
 )
-def test_what_was_changed_is_named(data: bytes, said: str, tmp_path: Path) -> None:
+def test_what_was_changed_is_named(data: bytes, finding: str, tmp_path: Path) -> None:
     passed, detail = checked(data, tmp_path)
-    assert (passed, detail.startswith(said)) == (False, True), detail
+    assert (passed, detail.startswith(finding)) == (False, True), detail
 
 
 def test_an_interrupted_answer_is_a_beginning(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_a_stop_string_is_not_part_of_the_answer(tmp_path: Path) -> None:
             return f"answer {output_token_ids[0] - 40}"
 
     files = exported(log_of({2: stopped}))
-    said = Transcript(SAID.system, (replace(SAID.turns[0], answer="answer"),)).to_bytes()
-    assert checked(said, tmp_path / "cut", TwoTokens(), files)[0] is True
+    cut = Transcript(SAID.system, (replace(SAID.turns[0], answer="answer"),)).to_bytes()
+    assert checked(cut, tmp_path / "cut", TwoTokens(), files)[0] is True
     whole = Transcript(SAID.system, SAID.turns[:1]).to_bytes()
     assert checked(whole, tmp_path / "whole", TwoTokens(), files)[0] is False
 

@@ -78,7 +78,7 @@ def judged(files: dict[str, bytes], folder: Path, trust: Trust = TRUST) -> Bundl
 
 
 def failed(report: BundleReport) -> int:
-    """The number of the first check that failed, 0 where none did."""
+    """The number of the first check that failed, 0 if none did."""
     return next((check.number for check in report.checks if check.passed is False), 0)
 
 
@@ -165,7 +165,7 @@ def test_a_kind_of_a_later_version_is_carried_and_counted(tmp_path: Path) -> Non
     assert (failed(report), report.kinds["unknown"]) == (0, 1)
     report = judged(exported(log, start=0, end=0, indexes=(9,)), tmp_path / "chosen")
     assert failed(report) == 0
-    assert "unknown" not in report.kinds  # nobody can tell whether it is about others
+    assert "unknown" not in report.kinds  # it may be about others
     log = log_of({10: Envelope.from_bytes(of_a_later_version(STRANGER))})
     assert failed(judged(exported(log), tmp_path / "stranger")) == 7
 
@@ -185,7 +185,7 @@ def test_speedups_that_nobody_can_have_measured_are_counted_and_fail_nothing(tmp
 
 
 def test_an_exact_verdict_on_a_receipt_elsewhere_is_none_on_those_that_are_here(tmp_path: Path) -> None:
-    report = judged(chosen_by_a_liar([3, 4], log_of()), tmp_path / "another")  # 4 judges 2, and 5 what stands at 3
+    report = judged(chosen_by_a_liar([3, 4], log_of()), tmp_path / "another")  # 4 judges 2, and 5 judges 3
     assert (report.ok, dict(report.outcomes)) == (True, {})
     report = judged(chosen_by_a_liar([3, 4, 5], log_of()), tmp_path / "both")
     assert (report.ok, dict(report.outcomes)) == (True, {"DEVIATION": 1})
@@ -355,7 +355,7 @@ JUNK_FILES = st.sampled_from(sorted(GOOD))
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=JUNK_FILES, where=st.integers(0, 10**6), cut=st.integers(0, 3), junk=st.binary(max_size=4))
-@example(path="trees.jsonl", where=331, cut=1, junk=b"")  # a cosignature of an older checkpoint by nobody now
+@example(path="trees.jsonl", where=331, cut=1, junk=b"")  # a cosignature of an older checkpoint by no known witness
 def test_no_change_of_any_byte_escapes_the_report(
     path: str, where: int, cut: int, junk: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -363,10 +363,10 @@ def test_no_change_of_any_byte_escapes_the_report(
     place = where % (len(data) + 1)
     changed = data[:place] + junk + data[place + cut :]
     report = judged(GOOD | {path: changed}, tmp_path_factory.mktemp("bundle") / "b")
-    claims = path.startswith("keys/") or path == "policy"  # of the exporter, believed by nobody
-    said = path == "bundle.json" and report.ok and BundleManifest.from_bytes(changed).entries == len(DOCUMENTS)
+    claims = path.startswith("keys/") or path == "policy"  # claims of the exporter, which are not believed
+    counted = path == "bundle.json" and report.ok and BundleManifest.from_bytes(changed).entries == len(DOCUMENTS)
     lines = path == "trees.jsonl" and report.ok and trees_of(changed) == trees_of(data)
-    assert report.ok == (changed == data) or claims or said or lines
+    assert report.ok == (changed == data) or claims or counted or lines
 
 
 def test_a_receipt_that_is_dated_ahead_does_not_put_off_its_replay(tmp_path: Path) -> None:

@@ -508,7 +508,7 @@ _SEEN = ReferencePass(BASE, 0.1, 2.5, 3)
         ("DEVIATION", {"verification": "again", "replayed_by": "engine"}, None),
         ("CONSISTENT", {"verification": "reference", "replayed_by": "auditor", "reference": _SEEN}, None),
         ("INCONSISTENT", {"verification": "reference", "replayed_by": "auditor", "reference": _SEEN}, None),
-        ("UNCHECKED", {"reason": "nobody has the weights"}, None),
+        ("UNCHECKED", {"reason": "the weights are missing"}, None),
         ("UNCHECKED", {}, "reason"),
         ("EXACT", {"verification": "again", "replayed_by": "engine"}, "outcome"),
         ("EXACT", {"verification": "reference", "replayed_by": "auditor", "reference": _SEEN}, "outcome"),

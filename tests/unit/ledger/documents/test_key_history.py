@@ -64,7 +64,7 @@ def test_a_rotation_needs_the_new_key_and_the_old_one_or_an_operator() -> None:
     assert rotated(history, 3, rotation(NEW, OLD, by=OPERATOR)).rotations
     entry = KeyEntry("receipts", NEW.public, at(0), replaces=OLD.key_id)
     only_old = Envelope.from_document(
-        sign_document(entry, OLD).to_document()  # the new key has proved nothing: perhaps nobody holds it
+        sign_document(entry, OLD).to_document()  # the new key has signed nothing: its private half may not exist
     )
     for envelope in (
         only_old,

@@ -91,7 +91,7 @@ def test_a_file_name_that_is_more_than_a_name_is_refused(name: str) -> None:
     with pytest.raises(FormatError) as caught:
         DraftHeadManifest.from_bytes(changed("weights.files.0.name", name))
     assert caught.value.field == "weights.files[0].name"
-    assert "regex" not in caught.value.problem  # people are told the form in words
+    assert "regex" not in caught.value.problem  # the message describes the form
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_published_keys_are_trusted_for_their_own_role_only(tmp_path: Path) -> N
 
 def test_a_role_pub_file_of_openssl_is_loaded_and_other_files_are_not(tmp_path: Path) -> None:
     (tmp_path / "operator.pub").write_bytes(KEYS["operator"].public.to_pem())
-    (tmp_path / "operators.pub").write_bytes(b"of somebody else")
+    (tmp_path / "operators.pub").write_bytes(b"of another user")
     (tmp_path / "log.pem").write_bytes(b"private")
     assert TrustedKeys.load(tmp_path).by_role == TrustedKeys.of(KEYS["operator"]).by_role
     (tmp_path / "auditor-2.pub").write_bytes(b"junk")

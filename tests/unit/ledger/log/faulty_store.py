@@ -28,7 +28,7 @@ FAULTS = (BEFORE_COMMIT, AFTER_COMMIT, READ_BACK, BEFORE_GUARD, AFTER_GUARD, BEF
 
 
 class FaultyStore:
-    """Calls `strike` at each step of a write; what `strike` raises is what the database says."""
+    """Calls `strike` at each step of a write; the database raises the errors of `strike`."""
 
     def __init__(self, inner: EntryStore, strike: Callable[[str], None]) -> None:
         self._inner = inner
@@ -113,7 +113,7 @@ def check_whole_log(store: EntryStore) -> None:
 
 
 def hold(sequencer: Sequencer, gate: Gate) -> Future[Appended]:
-    """Append one receipt and return once the writer stands at the closed gate with it."""
+    """Append one receipt and return once the writer waits with it at the closed gate."""
     while gate.reached.acquire(blocking=False):  # commits of before
         pass
     gate.open.clear()

@@ -1,4 +1,4 @@
-"""Sealed contents: what opens them, and what does not."""
+"""Sealed contents open with their key and receipt id alone."""
 
 import pytest
 

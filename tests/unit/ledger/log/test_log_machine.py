@@ -1,4 +1,4 @@
-"""A ledger under anything that can happen to it, against the O(n) tree of RFC 6962 and a list of what was promised."""
+"""A ledger under anything that can happen to it, against the O(n) tree of RFC 6962 and a list of the answers."""
 
 from concurrent.futures import Future
 from contextlib import suppress

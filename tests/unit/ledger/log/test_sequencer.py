@@ -1,4 +1,4 @@
-"""Appends: their answers, and what is refused; a reader sees what is signed and nothing else."""
+"""Appends: their answers and refusals; a reader sees signed entries alone."""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -237,7 +237,7 @@ def test_a_verdict_is_of_the_strength_that_its_receipt_allows(
         ("DEVIATION", 3, 3, "deviation.position"),
         ("EXACT", 2, None, None),
         ("UNREPLAYABLE", 0, None, None),
-        ("DEVIATION", 3, 2, None),  # the replay went on where the output had ended
+        ("DEVIATION", 3, 2, None),  # the replay continued after the end of the output
     ],
 )
 def test_a_verdict_compares_no_more_tokens_than_the_output_has(

@@ -115,7 +115,7 @@ def test_a_full_disk_is_told_once_and_over_once_a_probe_succeeds(
     full.clear()
     assert probed.wait(timeout=60)
     sequencer.close()
-    assert sequencer.takes_entries  # without anybody's entry
+    assert sequencer.takes_entries  # without an entry
     assert [(line.levelname, line.exc_info) for line in caplog.records] == [("ERROR", None), ("WARNING", None)]
 
 

@@ -29,7 +29,7 @@ from tests.unit.ledger.builders import KEYS, ORIGIN, START, TRUSTED, policy, rec
 
 
 class ListedLog:
-    """TileFiles over entries that somebody appends. `overlay` has files that say something else."""
+    """TileFiles over appended entries. `overlay` has files with other bytes."""
 
     def __init__(self, entries: Iterable[bytes] = ()) -> None:
         self.entries = list(entries)
@@ -71,7 +71,7 @@ class ListedMemory:
 
     receipt_ids: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, JudgedOutput] = field(default_factory=dict)
-    said: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    judged: dict[tuple[int, str, str], int] = field(default_factory=dict)
     outcomes: dict[int, str] = field(default_factory=dict)
     policies: list[tuple[int, Retention]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
@@ -104,9 +104,9 @@ class ListedMemory:
 
     def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
         """By outcome alone, of kolm's own engine."""
-        self.said.setdefault((verdict.receipt_index, auditor, verdict.outcome), index)
+        self.judged.setdefault((verdict.receipt_index, auditor, verdict.outcome), index)
         opposite = {EXACT: DEVIATION, DEVIATION: EXACT}.get(verdict.outcome, "")
-        return self.said.get((verdict.receipt_index, auditor, opposite))
+        return self.judged.get((verdict.receipt_index, auditor, opposite))
 
     def outcome_at(self, index: int) -> str | None:
         return self.outcomes.get(index)
@@ -155,14 +155,14 @@ NOW = START + timedelta(seconds=500)
 def told(
     log: ListedLog, memory: MonitorMemory, now: datetime = NOW, *promised: Promised, **limits: object
 ) -> list[str]:
-    """The kinds of the findings of a monitor that has just started on what is remembered."""
+    """The kinds of the findings of a monitor that has just started with a memory."""
     monitor = Monitor(memory, TRUSTED, Limits(**limits))  # type: ignore[arg-type]
     monitor.poll(log, now)
     return [finding.kind for finding in monitor.findings(promised, now)]
 
 
 def owed(count: int = 3, rate: float = 1.0) -> ListedLog:
-    """A log whose receipts stand at the entries 1, 2, …"""
+    """A log with receipts at the entries 1, 2, …"""
     log = ListedLog()
     log.append(policy(rate, 600), *(receipt(number) for number in range(count)))
     return log

@@ -1,4 +1,4 @@
-"""A monitor tells of forks, rollbacks and logs that stand still, reads what is new alone, and keeps what it saw."""
+"""A monitor reports forks, rollbacks and logs that do not grow, reads new entries alone, and keeps its memory."""
 
 import json
 from datetime import timedelta
@@ -147,7 +147,7 @@ def test_with_witnesses_the_age_is_by_their_word(memory: MonitorMemory) -> None:
     log = WitnessedLog()
     log.append(policy(1.0, 600), receipt(0))
     hour = timedelta(hours=1)
-    assert told(log, memory, START, max_age=hour, policy=policy_file) == [kinds.STALE]  # nobody vouches
+    assert told(log, memory, START, max_age=hour, policy=policy_file) == [kinds.STALE]  # no witness vouches
     log.cosigned_at = int((START + hour).timestamp()) - 3600 + 500
     assert told(log, memory, START + hour, max_age=hour, policy=policy_file) == []
     assert told(log, memory, START + hour * 3, max_age=hour, policy=policy_file) == [kinds.STALE]

@@ -1,4 +1,4 @@
-"""A monitor tells of entries that may not stand where they do, and of what is owed and not there."""
+"""A monitor reports entries that are not allowed at their index, and missing verdicts and receipts."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -115,7 +115,7 @@ def test_an_output_that_is_not_of_the_weights_is_told_and_no_resume_ends_it(memo
     seen = {"verification": "reference", "replayed_by": "auditor"}
     log.append(verdict(2, 0, "CONSISTENT", **seen, reference=ReferencePass(BASE, 0.0, 0.5, 1)))
     assert told(log, memory) == []
-    log.append(verdict(2, 0, "CONSISTENT", **seen, reference=ReferencePass(BASE, 0.0, 1.5, 1)))  # beyond what was said
+    log.append(verdict(2, 0, "CONSISTENT", **seen, reference=ReferencePass(BASE, 0.0, 1.5, 1)))  # beyond the thresholds
     assert told(log, memory) == [kinds.INCONSISTENT]
     log.append(verdict(2, 0, "INCONSISTENT", **seen, reference=ReferencePass(BASE, 0.5, 1.5, 1)))
     assert told(log, memory) == [kinds.INCONSISTENT]

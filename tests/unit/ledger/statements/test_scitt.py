@@ -1,4 +1,4 @@
-"""COSE Receipts: what is signed, and what is refused."""
+"""COSE Receipts: their signatures, and refusals."""
 
 from contextlib import suppress
 

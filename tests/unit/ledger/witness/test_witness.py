@@ -1,4 +1,4 @@
-"""C2SP tlog-witness: what a witness cosigns and what it refuses."""
+"""C2SP tlog-witness: a witness's cosignatures and refusals."""
 
 import contextlib
 import threading
@@ -78,7 +78,7 @@ def witness(memory: Memory) -> Witness:
 
 
 def cosigned(log: Log, size: int, answer: bytes) -> int:
-    """When the witness says that it saw this checkpoint."""
+    """The time of the witness's cosignature of this checkpoint."""
     return cosigners(Note.from_bytes(log.checkpoint(size) + answer), [VKEY])[VKEY]
 
 
@@ -124,7 +124,7 @@ def test_a_request_from_another_size_is_told_the_right_one() -> None:
 def test_a_fork_is_refused_and_both_checkpoints_are_kept_as_proof() -> None:
     log, other, memory = Log(), Log(salt=b"other"), Memory()
     witness(memory).add_checkpoint(log.request(0, 8))
-    for old in (8, 3, 0):  # two signatures are proof, wherever the request says that it starts
+    for old in (8, 3, 0):  # two signatures are proof, whatever old size the request has
         with pytest.raises(Forked):
             witness(memory).add_checkpoint(other.request(old, 8))
     assert memory.accused == [Accusation(other.checkpoint(8), log.checkpoint(8))] * 3

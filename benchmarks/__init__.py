@@ -1,1 +1,1 @@
-"""kolm beside its peers: one run, interleaved, medians of ratios. `python -m benchmarks --help`."""
+"""kolm compared with its peers: one run, interleaved, medians of ratios. `python -m benchmarks --help`."""

@@ -52,7 +52,7 @@ class Contender(Protocol):
     name: str
 
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
-        """Generate for all prompts at once; None if it cannot take as many."""
+        """Generate for all prompts together; None if it cannot take as many."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Families beside llama.cpp: one request's tokens a second, of the same GGUF files, with the same threads.
+"""Families compared with llama.cpp: one request's tokens a second, of the same GGUF files, with the same threads.
 
 SmolLM2 and random 4-bit weights in the shapes of public models whose weights no package contains, or the given files.
 `python -m benchmarks.families SHAPE STORAGE FOLDER` writes such a file, in q4_0 or q8_0.

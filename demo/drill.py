@@ -69,7 +69,7 @@ class Drill:
         self._step("Services of its own start, with an auditor that replays every receipt")
         bring_up(self._services, self._supervisor)
         good = self._text("An answer with drafts", *_ASK)
-        self._step("From now on the server's arithmetic is wrong: a row depends on the rows beside it")
+        self._step("From now on the server's arithmetic is wrong: a row depends on the other rows of its pass")
         self._fault.touch()
         bad = self._text("The same request", *_ASK)
         _expect(bad != good, "the answer is another one")

@@ -1,7 +1,7 @@
 """The main job, end to end: `python -m demo.run`, which is `make demo`.
 
 Starts the services on loopback with SQLite, answers real prompts of six kinds with speculation off and on,
-replays all of it, verifies the ledger, shows one receipt, and leaves nothing running and nothing behind.
+replays all of it, verifies the ledger, shows one receipt, and leaves no process and no file.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The ledger behind the pages: `client` reads it without proofs, `proving` with proofs.
+    """The ledger of the pages: `client` reads it without proofs, `proving` with proofs.
 
     `origin` is the configured name of the log, if any; `policy` names the witnesses, if there are any.
     """

@@ -71,7 +71,7 @@ class ApiError(Exception):
 
     @property
     def kolm(self) -> dict[str, Any]:
-        """The member `kolm` beside `error`."""
+        """The member `kolm`, next to `error`."""
         return {"receipts": [{"receipt_id": each} for each in self.receipt_ids]}
 
     def body(self, path: str = "") -> dict[str, Any]:

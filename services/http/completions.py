@@ -58,7 +58,7 @@ def call_json(call: ToolCall) -> dict[str, Any]:
 
 
 def message_json(content: str, calls: Sequence[ToolCall], thoughts: str = "") -> dict[str, Any]:
-    """An assistant's message; beside calls an empty content is null. Thoughts have vLLM's and llama-server's name."""
+    """An assistant's message; with calls an empty content is null. Thoughts have vLLM's and llama-server's name."""
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if thoughts:
         message["reasoning_content"] = thoughts

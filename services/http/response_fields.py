@@ -166,7 +166,9 @@ class ResponseFields(CommonFields):
 
     @property
     def logprobs(self) -> int | None:
-        """The number of other tokens with log-probabilities beside each one's own; None for no log-probabilities."""
+        """The number of other tokens whose log-probabilities are given with each one's own; None for no
+        log-probabilities.
+        """
         return self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None
 
     def turns(self) -> list[Placed]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -40,9 +41,11 @@ async def main(settings: RegistrySettings) -> None:
     registry = CollectorRegistry()
     # Threads wait for the bucket most of the time; with one for each core, other calls would wait too.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "registry"))
-    with opened_servicer(settings) as (servicer, publishing, uploads):
-        mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
-        keeping = asyncio.gather(keep_finishing(publishing), keep_forgetting(uploads, settings.upload_days))
+    with opened_servicer(settings) as opened:
+        mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(opened.servicer, server))
+        keeping = asyncio.gather(
+            keep_finishing(opened.publishing), keep_forgetting(opened.uploads, settings.upload_days)
+        )
         try:
             await serve("registry", [mount], settings, registry=registry)
         finally:
@@ -51,8 +54,17 @@ async def main(settings: RegistrySettings) -> None:
                 await keeping
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A servicer, and the parts of it that have work of their own in the background."""
+
+    servicer: RegistryServicer
+    publishing: Publishing
+    uploads: Uploads
+
+
 @contextmanager
-def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServicer, Publishing, Uploads]]:
+def opened_servicer(settings: RegistrySettings) -> Iterator[Opened]:
     """A servicer over the catalogue and the blobs of `settings`. Raises CannotStart."""
     try:
         blobs = BlobStore.open(settings.blobs_location)
@@ -66,7 +78,7 @@ def opened_servicer(settings: RegistrySettings) -> Iterator[tuple[RegistryServic
         raise CannotStart(f"cannot open the registry in {settings.data_dir}: {reason(error)}") from error
     with closing(catalogue), LedgerClient.connect(settings.ledger) as ledger:
         publishing = Publishing(catalogue, blobs, LedgerLog(ledger, trusted), trusted)
-        yield RegistryServicer(publishing, catalogue, blobs, uploads), publishing, uploads
+        yield Opened(RegistryServicer(publishing, catalogue, blobs, uploads), publishing, uploads)
 
 
 async def keep_finishing(publishing: Publishing) -> None:

@@ -21,7 +21,7 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class InProcessServer:
-    """Handlers behind the interceptor of a server."""
+    """Handlers within the interceptor of a server."""
 
     def __init__(self, interceptor: CallInterceptor) -> None:
         self._interceptor = interceptor
@@ -151,7 +151,7 @@ class _Call:
             await context.answers.put(grpc.aio.EOF)
 
     async def read(self) -> Any:
-        """The next message of a stream, grpc.aio.EOF behind the last. Raises AioRpcError."""
+        """The next message of a stream, grpc.aio.EOF after the last. Raises AioRpcError."""
         context = self._context
         if context.status is None or not context.answers.empty():
             answer = await context.answers.get()

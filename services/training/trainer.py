@@ -241,7 +241,7 @@ def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) 
 def export(
     folder: Path, head: HeadModule | BlockModule, target_ids: Tensor, dtype: torch.dtype, facts: dict[str, Any]
 ) -> None:
-    """Write the head in kolm's layout, and `facts` beside it. Each file is replaced whole."""
+    """Write the head in kolm's layout, and `facts` in the same folder. Each file is replaced whole."""
     tensors = {name: _part(tensor.detach().to("cpu", dtype)) for name, tensor in drafted_tensors(head).items()}
     offsets = _part(target_ids.cpu() - torch.arange(len(target_ids)))
     folder.parent.mkdir(parents=True, exist_ok=True)

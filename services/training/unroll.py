@@ -315,7 +315,7 @@ class _Attention:
     starts: Tensor  # [b, a] entry of each start
     _keys: Tensor = field(init=False)  # [b, kv, head_dim, n]
     _values: Tensor = field(init=False)  # [b, kv, n, head_dim]
-    _hidden: Tensor = field(init=False)  # [b, 1, 1, a, n] float: -inf for entries behind a start
+    _hidden: Tensor = field(init=False)  # [b, 1, 1, a, n] float: -inf for entries after a start
     _step_keys: list[Tensor] = field(default_factory=list)  # each [b, kv, 1, a, head_dim]
     _step_values: list[Tensor] = field(default_factory=list)
 

@@ -36,7 +36,7 @@ class HttpAnswer:
 
 
 def get(url: str, seconds: float, most: int) -> HttpAnswer:
-    """The first `most` bytes behind a URL; gzip is unpacked. Raises OSError for all that goes wrong on the way.
+    """The first `most` bytes of a URL; gzip is unpacked. Raises OSError for all that goes wrong on the way.
 
     `seconds` are for the whole call: name, connection, TLS, request, headers and body; then TimeoutError, an OSError.
     """

@@ -51,7 +51,7 @@ def registry(deployment: Deployment, tmp_path: Path) -> Iterator[str]:
     settings = RegistrySettings(
         data_dir=tmp_path / "registry", ledger=deployment.address, trusted_keys=tmp_path / "trusted"
     )
-    with opened_servicer(settings) as (servicer, *_):
-        mounted = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
+    with opened_servicer(settings) as opened:
+        mounted = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(opened.servicer, server))
         with serving(mounted) as served:
             yield served.address

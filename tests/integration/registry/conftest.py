@@ -33,9 +33,9 @@ def serve(tmp_path: Path, deployment: Deployment) -> Serve:
     @contextmanager
     def served(**changes: Any) -> Iterator[Served]:
         values = {"data_dir": tmp_path / "registry", "ledger": deployment.address, "trusted_keys": tmp_path / "trusted"}
-        with opened_servicer(RegistrySettings(**(values | changes))) as (servicer, publishing, _):
-            publishing.finish_proposals()
-            mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(servicer, server))
+        with opened_servicer(RegistrySettings(**(values | changes))) as opened:
+            opened.publishing.finish_proposals()
+            mount = Mount(SERVICE, lambda server: add_RegistryServiceServicer_to_server(opened.servicer, server))
             with serving(mount) as running:
                 yield running
 

@@ -213,8 +213,8 @@ def test_without_the_ledger_nothing_is_published_until_it_is_back(
         assert caught.value.reason == "LEDGER_UNAVAILABLE"
         assert list(registry.heads()) == []
     away = RegistrySettings(data_dir=tmp_path / "registry", ledger="127.0.0.1:1", trusted_keys=tmp_path / "trusted")
-    with opened_servicer(away) as (_, publishing, _):
-        assert [publishing.finish_proposals() for _ in range(3)] == [False] * 3
+    with opened_servicer(away) as opened:
+        assert [opened.publishing.finish_proposals() for _ in range(3)] == [False] * 3
     waits = [record for record in caplog.records if record.name == "services.registry.publishing"]
     assert len(waits) == 1
     with serve() as served, RegistryClient.connect(served.address, wait=60) as registry:

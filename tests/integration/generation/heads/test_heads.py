@@ -72,8 +72,10 @@ async def shelf(deployment: Deployment, tmp_path: Path) -> AsyncIterator[Shelf]:
     PUBLISHER.publish(deployment.trusted)
     directory = tmp_path / "registry"
     settings = RegistrySettings(data_dir=directory, ledger=deployment.ledger_address, trusted_keys=deployment.trusted)
-    with opened_servicer(settings) as (servicer, *_):
-        mount = Mount("kolm.registry.v1.RegistryService", lambda s: add_RegistryServiceServicer_to_server(servicer, s))
+    with opened_servicer(settings) as opened:
+        mount = Mount(
+            "kolm.registry.v1.RegistryService", lambda s: add_RegistryServiceServicer_to_server(opened.servicer, s)
+        )
         server = await start_server([mount], "127.0.0.1:0", access=everybody())
         with RegistryClient.connect(server.address) as client:
             yield Shelf(server.address, directory, client)

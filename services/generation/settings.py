@@ -78,9 +78,7 @@ class GenerationSettings(RpcServerSettings):
         "name@sha256:DIGITS or cidv1:sha256:… in the registry, or a folder (with a slash), for development. Default: "
         "the registry's newest for the base.",
     )
-    own_head: bool = Field(
-        True, description="Draft with the MTP block inside of the model's own files, if there is one."
-    )
+    own_head: bool = Field(True, description="Draft with the MTP block inside the model's own files, if there is one.")
     own_head_tokens: int = Field(
         32_768,
         ge=0,

@@ -1,4 +1,4 @@
-"""Makes tests/vectors/mtp by speculators 0.9.0: what MTPDraftModel computes with random blocks inside of tiny models.
+"""Makes tests/vectors/mtp by speculators 0.9.0: what MTPDraftModel computes with random blocks inside tiny models.
 
     python -m tests.vectors.make_mtp
 

@@ -191,9 +191,7 @@ class ServedOptions:
         list[Path] | None,
         Option(metavar="DIR", help="Datastore for the method rest, for all tenants; may be repeated."),
     ] = None
-    own_head: Annotated[bool, Option(help="Draft with the MTP block inside of the model's files, if it has one.")] = (
-        True
-    )
+    own_head: Annotated[bool, Option(help="Draft with the MTP block inside the model's files, if it has one.")] = True
     auto_discover: Annotated[
         bool, Option(help="Use the head, adapters and datastore next to the model if none is named.")
     ] = True

@@ -265,7 +265,7 @@ def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHead
 
 
 def load_own(model: Path, config: TargetConfig, draft_tokens: Int64 | None) -> LoadedHeads:
-    """The MTP block inside of the model's files, if there is one (`read_block`). A block that cannot be read is
+    """The MTP block inside the model's files, if there is one (`read_block`). A block that cannot be read is
     refused, and the server serves on without it.
     """
     try:
@@ -274,7 +274,7 @@ def load_own(model: Path, config: TargetConfig, draft_tokens: Int64 | None) -> L
         return LoadedHeads(refused=tuple(_refusal(OWN, error)))
     if block is None:
         return LoadedHeads()
-    _log.info("drafting with the MTP block inside of %s, over %d tokens: %s", model, len(block.target_ids), block.cid)
+    _log.info("drafting with the MTP block inside %s, over %d tokens: %s", model, len(block.target_ids), block.cid)
     return LoadedHeads((LoadedHead(ServedHead(block.cid, model, kind=block.kind), block),))
 
 

@@ -10,7 +10,7 @@ NORM = "model.norm.weight"
 CONVOLUTION = "conv.conv"
 """The weights [hidden size, taps] of a layer's short convolution."""
 OWN_HEAD = "mtp."
-"""The prefix of the tensors of a block that predicts further tokens, inside of a checkpoint (MTP)."""
+"""The prefix of the tensors of a block that predicts further tokens, inside a checkpoint (MTP)."""
 DELTA, MAMBA = "linear_attn", "mamba"
 """Modules of layers that fold their inputs into a state: by the gated delta rule, and by Mamba-2."""
 

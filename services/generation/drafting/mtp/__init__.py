@@ -1,1 +1,1 @@
-"""Multi-token prediction (MTP): the block inside of a checkpoint, which predicts the token after the next, drafts."""
+"""Multi-token prediction (MTP): the block inside a checkpoint, which predicts the token after the next, drafts."""

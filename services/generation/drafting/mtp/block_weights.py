@@ -1,7 +1,7 @@
-"""An MTP block in memory, and how it is read from the files of the model that it comes with.
+"""An MTP block in memory, read from the files of its model.
 
-Tensors are those of Qwen3-Next, Qwen3.5 and later, dense and with experts, as vLLM (qwen3_5_mtp), llama.cpp (nextn) and
-speculators (MTPDraftModel) read them.
+Tensors are as in Qwen3-Next, Qwen3.5 and later, dense and with experts, and as vLLM (qwen3_5_mtp), llama.cpp (nextn)
+and speculators (MTPDraftModel) read them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from services.generation.target.weights import Weights, open_weights, output_nam
 JOINT, LAST_NORM = f"{OWN_HEAD}fc.weight", f"{OWN_HEAD}norm.weight"
 EMBEDDING_NORM, HIDDEN_NORM = (f"{OWN_HEAD}pre_fc_norm_{of}.weight" for of in ("embedding", "hidden"))
 OWN_EMBEDDING, OWN_OUTPUT = f"{OWN_HEAD}embed_tokens.weight", f"{OWN_HEAD}lm_head.weight"
-"""Tensors of a block that does not share those of its base."""
+"""An embedding and an output matrix that a block has in place of its base's."""
 
 _LAYER = f"{OWN_HEAD}layers.0."
 _SHOWN = 4  # names in a message
@@ -66,8 +66,8 @@ class MtpBlock:
 
 
 def layer_alike(base: TargetConfig) -> int:
-    """The number of a layer of the base that the block's layer is like: one that attends, with experts if there are
-    such layers. Raises HeadForAnotherBase if none attends.
+    """The number of a layer of the base with the block's kinds of parts: attention, and experts if any layer with
+    attention has them. Raises HeadForAnotherBase if no layer has attention.
     """
     attending = [number for number in range(base.layers) if not (base.rule and base.rule.layers[number])]
     with_experts = [number for number in attending if base.experts and base.experts.layers[number]]
@@ -89,8 +89,8 @@ def block_shapes(base: TargetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None) -> MtpBlock | None:
-    """The block inside of the model at `path`, or beside a GGUF file (`sidecar_of`); None if there is none, or if
-    blocks of the model's family are not read.
+    """The block inside the model at `path`, or in the sidecar of a GGUF file (`sidecar_of`); None if there is none, or
+    if blocks of the model's family are not read.
 
     `draft_tokens` [n]: ids, ascending, that the block drafts; the rows of the output matrix for them are gathered. With
     None it drafts all tokens. A sidecar with a smaller output matrix has tokens of its own.
@@ -127,7 +127,7 @@ def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None
 
 @dataclass(frozen=True, slots=True)
 class _OwnFiles:
-    """Tensors of a block; `tokens` are those of the rows of its own output matrix, if these are not all."""
+    """Tensors of a block. `tokens`: of the rows of its output matrix, if it has fewer rows than the vocabulary."""
 
     tensors: dict[str, StoredTensor]
     tokens: Int64 | None = None
@@ -197,7 +197,7 @@ def _check(own: Mapping[str, StoredTensor], base: TargetConfig, output_rows: int
     unknown = sorted(own.keys() - shapes.keys())
     if missing or unknown:
         raise HeadWeightsInvalid(
-            f"the MTP block inside of the model: missing {_listing(missing)}; unknown {_listing(unknown)}; supported: "
+            f"the MTP block inside the model: missing {_listing(missing)}; unknown {_listing(unknown)}; supported: "
             "one block of the model's own layers; download the model again, or leave the block out: --no-own-head"
         )
     for name, tensor in own.items():

@@ -76,7 +76,7 @@ def vocabulary_of(target_ids: Int64, vocab_size: int) -> Vocabulary:
 class EntryPass:
     """Computes entries of a head over a cache of its own (`blocks`).
 
-    Used by one thread. Rows are those of `target.rows.Rows`, their tokens the following ones.
+    Used by one thread. The tokens of its `target.rows.Rows` are those at the positions after the entries'.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class EntryPass:
         return HeadOutput(np.concatenate(states), np.concatenate(logits))
 
     def _run(self, program: Int64, rows: Rows) -> HeadOutput:
-        """Compute entries and store their keys and values, in place of what was in their slots.
+        """Compute entries and overwrite the keys and values in their slots.
 
         Raises:
             ValueError: a row's position is past a context and a draft.
@@ -136,7 +136,7 @@ class EntryPass:
 
 
 class KeptEmbeddings:
-    """Embeddings that were read lately: in a packed matrix one token's lie among those of many others."""
+    """A cache of embeddings. In a packed matrix the embedding of one token is spread among many others."""
 
     def __init__(self, embed: Embed, size: int) -> None:
         self._embed = embed
@@ -153,7 +153,7 @@ class KeptEmbeddings:
 
 @relaxed
 def _copy_kept(tokens: Int64, kept: Int64, rows: Float32, out: Float32) -> Int64:
-    """Copy the rows of those that are kept; returns which are not."""
+    """Copy the rows of kept tokens; returns the places of the other tokens."""
     missing, count = np.empty(len(tokens), np.int64), 0
     for i in range(len(tokens)):
         place = tokens[i] % len(kept)

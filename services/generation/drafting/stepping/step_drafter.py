@@ -39,7 +39,7 @@ class StepDrafter(HeadDrafter):
         self._pass.read(entries.build(), draft.features()[:count])
 
     def expand(self, drafts: Sequence[HeadDraft]) -> None:
-        """The entries of committed tokens, then those of the frontiers of all trees, until none has one."""
+        """Compute the entries of committed tokens, then level by level those of all trees, until no tree grows."""
         if not all(draft.waiting for draft in drafts):
             raise ValueError("a draft has no feature to begin with")
         most = max(MOST_ROWS // max(draft.shape.width for draft in drafts), 1)  # whose levels fit into a pass
@@ -65,5 +65,5 @@ class StepDrafter(HeadDrafter):
 
 
 def cache_blocks(target: Target) -> int:
-    """Blocks of a head's own cache beside the target's."""
+    """The size of a head's cache, in blocks: of the target's cache, and those of drafts."""
     return target.blocks.total + SPARE_BLOCKS

@@ -239,16 +239,18 @@ def test_a_halt_of_another_base_halts_nothing_here() -> None:
 
 
 BLOCK = replace(SECOND, kind="block")
+INSIDE = ServedHead("cidv1:sha256:" + "ee56" * 16, Path("model"), kind="mtp")
 
 
-def test_a_named_head_s_method_is_its_kind() -> None:
-    now = replace(EVERYTHING, heads=HeadState((FIRST, BLOCK)))
-    for method in ("auto", "block"):
-        named = decide(SpeculationRequest(method=method, eagle_head=BLOCK.cid), 0.0, now)
-        assert (named.requested_method, named.method, named.head_cid) == ("block", "block", BLOCK.cid)
-        assert named.drafters == (f"block/{BLOCK.cid}",)
+@pytest.mark.parametrize("head", [BLOCK, INSIDE], ids=["block", "mtp"])
+def test_a_named_head_s_method_is_its_kind(head: ServedHead) -> None:
+    now = replace(EVERYTHING, heads=HeadState((FIRST, BLOCK, INSIDE)))
+    for method in ("auto", head.kind):
+        named = decide(SpeculationRequest(method=method, eagle_head=head.cid), 0.0, now)
+        assert (named.requested_method, named.method, named.head_cid) == (head.kind, head.kind, head.cid)
+        assert named.drafters == (f"{head.kind}/{head.cid}",)
     with pytest.raises(FailedPrecondition) as refused:
-        decide(SpeculationRequest(method="eagle3", eagle_head=BLOCK.cid), 0.0, now)
+        decide(SpeculationRequest(method="eagle3", eagle_head=head.cid), 0.0, now)
     assert refused.value.reason == "HEAD_OF_ANOTHER_METHOD"
 
 
@@ -261,6 +263,16 @@ def test_heads_of_both_kinds_draft_and_nobody_misses_a_kind_that_there_is_none_o
     with pytest.raises(FailedPrecondition) as refused:
         decide(SpeculationRequest(method="eagle3"), 0.0, only)
     assert refused.value.metadata["missing"] == "no_head"
+
+
+def test_the_block_inside_the_model_drafts_after_heads_and_alone_and_can_be_halted() -> None:
+    assert decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=HeadState((INSIDE, FIRST)))).drafters[:2] == (
+        FIRST.drafter, INSIDE.drafter,
+    )  # fmt: skip
+    alone = replace(EVERYTHING, heads=HeadState((INSIDE,)))
+    assert outcome(SpeculationRequest(), alone) == ("mtp", None)
+    halted = replace(alone, halted=halts("mtp", head_cid=INSIDE.cid))
+    assert outcome(SpeculationRequest(), halted) == ("rest", "halted")
 
 
 HEAD = cid(b"head")

@@ -1020,7 +1020,7 @@ class GetModelInfoResponse(_message.Message):
 
     @_builtins.property
     def heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___Head]:
-        """The draft heads that are loaded, the preferred one first; the block inside of the model's own files (mtp) is last."""
+        """The draft heads that are loaded, the preferred one first; the block inside the model's own files (mtp) is last."""
 
     @_builtins.property
     def draft_methods(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftMethod]:

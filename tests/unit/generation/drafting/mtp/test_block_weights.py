@@ -1,4 +1,4 @@
-"""What is read of the block inside of a checkpoint, and what is refused."""
+"""Blocks of checkpoints are found under every prefix, named by their digests, and refused if they are not whole."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""MTP blocks of GGUF files: inside of the model's, and in a file beside it."""
+"""MTP blocks in a model's GGUF file, and in a sidecar."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def test_a_missing_last_norm_is_that_of_the_model(tmp_path: Path) -> None:
 
 
 def apart(folder: Path, model: Path, sidecar: Path, tokens: list[int] | None = None) -> None:
-    """The model without its block, and the block with embeddings and output; `tokens` are those of a smaller output."""
+    """Write a model without its block, and the block with embeddings and output; `tokens`: of a smaller output."""
 
     def without(tensors: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.startswith("blk.2.")]:

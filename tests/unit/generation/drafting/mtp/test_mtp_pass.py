@@ -25,7 +25,7 @@ def block_of(folder: Path, target: CpuTarget, tokens: range | None = None) -> Mt
 
 
 def features_of(target: CpuTarget, tokens: list[int], pieces: int = 1) -> Float32:
-    """The stream behind the last layer, of every token."""
+    """The stream after the last layer, of every token."""
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
     found, at = [], 0

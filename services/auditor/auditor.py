@@ -164,7 +164,7 @@ class Auditor:
             if index not in given_up:
                 return self._backlog.receipt(index)
             if index not in self._named:
-                _log.error("entry %d stays unexamined: every attempt to replay it failed", index)
+                _log.error("giving up entry %d: every attempt to replay it failed", index)
                 self._named.add(index)
         return None
 
@@ -299,7 +299,7 @@ class Auditor:
     def _halt_scope(self, scope: Scope, verdict_index: int, reason: str) -> int:
         index = self._appender.halt(scope, verdict_index, reason)
         self._backlog.halted(index, scope)
-        _log.error("halted %s on %s, entry %d: %s", scope.method, scope.base_cid, index, reason)
+        _log.error("halting %s on %s, entry %d: %s", scope.method, scope.base_cid, index, reason)
         return index
 
 

@@ -291,7 +291,7 @@ def _failed(request: Request, error: Exception) -> Response:
         return answer
     assert isinstance(error, ApiError)
     if error.status >= 500:
-        _log.error("cannot answer: %s", error.message)
+        _log.error("failing to answer: %s", error.message)
     return error.response(request.url.path)
 
 

@@ -58,7 +58,7 @@ export async function entryIsThis(work) {
   const bytes = fromBase64(need(evidence.entry, "the entry"));
   const entry = readJson(bytes);
   const listed = readJson(fromBase64(evidence.envelope));
-  if (entry.index !== shown.index) throw new Error(`the entry says it is number ${entry.index}, not ${shown.index}`);
+  if (entry.index !== shown.index) throw new Error(`the entry has number ${entry.index}, not ${shown.index}`);
   if (JSON.stringify(entry.envelope) !== JSON.stringify(listed)) {
     throw new Error("the entry in the log holds another envelope than the one shown here");
   }
@@ -144,7 +144,7 @@ const FINDINGS = {
 };
 
 export async function verdictsAreSigned({ evidence, shown }) {
-  if (evidence.verdicts.length === 0) throw new Skipped("Nobody has replayed this request so far.");
+  if (evidence.verdicts.length === 0) throw new Skipped("This request has not been replayed so far.");
   const keys = evidence.trusted.keys.auditor.map(fromBase64);
   const lines = [];
   for (const { index, envelope } of evidence.verdicts) {

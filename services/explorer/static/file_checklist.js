@@ -68,8 +68,8 @@ async function verdictsOfTheLog(work) {
   const verdicts = await work.verdictsOf(need(work.shown, "the receipt").receiptId);
   if (verdicts === null) throw new Skipped("The ledger behind this explorer does not know this receipt.");
   for (const { index, envelope } of verdicts) {
-    const said = readJson(fromBase64(readJson(fromBase64(envelope)).payload));
-    work.shown.verdicts.set(index, said.outcome);
+    const verdict = readJson(fromBase64(readJson(fromBase64(envelope)).payload));
+    work.shown.verdicts.set(index, verdict.outcome);
   }
   return verdictsAreSigned({ evidence: { ...work.evidence, verdicts }, shown: work.shown });
 }

@@ -4,12 +4,12 @@ import { check, STEPS } from "./checklist.js";
 import { begin, conclude, reporter } from "./panel.js";
 
 const SUMMARIES = {
-  ok: "Your browser has checked it: this receipt is signed and stands in the log.",
+  ok: "Your browser has checked it: this receipt is signed and in the log.",
   bad: "This receipt does not hold.",
   cannot: "This receipt could not be checked in full.",
 };
 
-const DEVIATES = "What it says did not come out again: an auditor found a deviation, below.";
+const DEVIATES = "Its output did not come out again: an auditor found a deviation, below.";
 
 const panel = document.getElementById("check");
 function what(selector, key) {

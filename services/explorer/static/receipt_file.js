@@ -12,9 +12,9 @@ const SUMMARIES = {
   bad: "This file does not hold.",
   cannot: "This file could not be checked in full.",
 };
-const DEVIATES = " What it says did not come out again: an auditor found a deviation.";
+const DEVIATES = " Its output did not come out again: an auditor found a deviation.";
 
-const said = document.getElementById("said");
+const contents = document.getElementById("contents");
 const fields = document.getElementById("fields");
 
 function turnText({ role, content, tool_calls, tools }) {
@@ -42,12 +42,12 @@ function show({ file, opened }) {
     row.append(text("dt", name.replaceAll("_", " ")), text("dd", lines));
     fields.append(row);
   }
-  said.hidden = false;
+  contents.hidden = false;
 }
 
 async function run(dropped) {
   begin();
-  said.hidden = true;
+  contents.hidden = true;
   if (dropped.size > LARGEST) throw new Error("it is larger than any receipt file");
   const work = { text: await dropped.text(), trusted: await asked("/trusted.json"), verdictsOf };
   const state = await check(work, reporter(FILE_STEPS), FILE_STEPS);

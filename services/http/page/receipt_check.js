@@ -15,8 +15,8 @@ export function readReceipt(text) {
 // `turns` were sent, `answer` came back, `keys` (base64) sign receipts, some of them within `scopes`. Throws an Error that says what does not hold,
 // and CannotCheck where this browser or this front lacks what the check needs.
 export async function checkReceipt({ file, envelope, document }, turns, answer, keys, scopes) {
-  const said = JSON.stringify((file.sent ?? []).map(({ role, content }) => [role, content]));
-  if (said !== JSON.stringify(turns.map(({ role, content }) => [role, content]))) {
+  const sent = JSON.stringify((file.sent ?? []).map(({ role, content }) => [role, content]));
+  if (sent !== JSON.stringify(turns.map(({ role, content }) => [role, content]))) {
     throw new Error("its file holds another conversation");
   }
   if (file.text !== answer) throw new Error("its file holds another answer");

@@ -21,9 +21,9 @@ export async function* chat(body, key, signal) {
     const events = open.split("\n\n");
     open = events.pop();
     for (const event of events) {
-      const said = event.slice("data: ".length);
-      if (said === "[DONE]") return;
-      const value = JSON.parse(said);
+      const data = event.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const value = JSON.parse(data);
       if (value.error) throw new Refused(value.error.message);
       yield value;
     }

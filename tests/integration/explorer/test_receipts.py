@@ -48,7 +48,7 @@ def test_the_browser_checks_a_receipt_step_by_step(browser: Browser, site: Site)
         assert concluded(page) == "ok"
         assert states(page) == ["ok"] * 6 + ["skipped"] * 2
         expect(page.get_by_role("status")).to_have_text(
-            "Your browser has checked it: this receipt is signed and stands in the log."
+            "Your browser has checked it: this receipt is signed and in the log."
         )
         assert "kolm.example/ledger, 74 entries" in page.locator("#check-steps").inner_text()
 

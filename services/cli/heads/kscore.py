@@ -30,6 +30,9 @@ from services.client.registry import RegistryClient
 from services.generation.target.errors import TargetError
 from services.generation.target.model_path import HEAD_FOLDER
 
+_INSIDE = "mtp"
+"""The name of the block inside the model."""
+
 if TYPE_CHECKING:
     from services.generation.drafting.heads import DraftHead
     from services.generation.target.cpu import CpuTarget
@@ -37,7 +40,12 @@ if TYPE_CHECKING:
 
 
 def kscore(
-    head: Annotated[str, Argument(help="A folder with a head, or a reference that is fetched and checked.")],
+    head: Annotated[
+        str,
+        Argument(
+            help="A folder with a head, a reference that is fetched and checked, or mtp: the block inside the model."
+        ),
+    ],
     prompts: Annotated[list[Path], Option(metavar="FILE", help="JSON lines with prompt or messages.")],
     adapters: Annotated[
         list[Path] | None,
@@ -63,8 +71,11 @@ def kscore(
     if "/" in head:
         expect_folder("HEAD", Path(head), HEAD_FOLDER)
 
+    if head == _INSIDE and record:
+        raise UsageError("--record: the block inside a model is in no registry, which keeps scores", "add --no-record")
+
     keys, adapted = paths.trusted, _adapters_in(adapters or [])
-    folder = local_folder(head, keys, registry, ledger, paths.data_dir / "heads")
+    folder = None if head == _INSIDE else local_folder(head, keys, registry, ledger, paths.data_dir / "heads")
     on = _loaded(folder, model, adapted, files, limit, max_tokens)
     if record:
         us = Publisher.load(paths.key("publisher", key), keys, passphrase_file=key_passphrase_file)
@@ -115,11 +126,13 @@ class Loaded:
 
 
 def _loaded(
-    folder: Path, model: Path, adapters: Mapping[str, Path], files: tuple[Path, ...], limit: int, max_tokens: int
+    folder: Path | None, model: Path, adapters: Mapping[str, Path], files: tuple[Path, ...], limit: int, max_tokens: int
 ) -> Loaded:
-    """Load the target, the head and the prompts, `limit` of each file. Raises UsageError."""
+    """Load the target, the head and the prompts, `limit` of each file; without a folder, the head inside the model.
+
+    Raises UsageError.
+    """
     from services.generation.drafting.heads import HeadError
-    from services.generation.drafting.methods import load_head
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.cpu import load_target
     from services.generation.target.probe import measure_profile
@@ -129,7 +142,7 @@ def _loaded(
     with stderr_console().status("loading and probing the base"):
         try:
             target = load_target(model, adapters=adapters)
-            head, manifest = load_head(folder, target.config), _manifest(folder, target.base_cid)
+            head, head_cid = _inside(model, target) if folder is None else _in_folder(folder, target)
             tokenizer, longest = Tokenizer(model), target.config.context_length - max_tokens
             read = [prompt for path in files for prompt in read_prompts([path], tokenizer, longest)[:limit]]
         except PromptsInvalid as error:
@@ -137,7 +150,24 @@ def _loaded(
         except (TargetError, HeadError, HeadFolderInvalid, OSError) as error:
             raise UsageError(str(error)) from error
         prompts = tuple(prompt.tokens for prompt in read)
-        return Loaded(target, head, manifest.cid, measure_profile(target).cid, prompts, max_tokens)
+        return Loaded(target, head, head_cid, measure_profile(target).cid, prompts, max_tokens)
+
+
+def _in_folder(folder: Path, target: CpuTarget) -> tuple[DraftHead, str]:
+    """A head and its identifier. Raises HeadError, HeadFolderInvalid."""
+    from services.generation.drafting.methods import load_head
+
+    return load_head(folder, target.config), _manifest(folder, target.base_cid).cid
+
+
+def _inside(model: Path, target: CpuTarget) -> tuple[DraftHead, str]:
+    """The MTP block inside a model, which drafts all tokens, and its identifier. Raises HeadError, UsageError."""
+    from services.generation.drafting.mtp.block_weights import read_block
+
+    block = read_block(model, target.config)
+    if block is None:
+        raise UsageError(f"{model}: the model has no MTP block inside", "name a folder or a reference")
+    return block, block.cid
 
 
 def _measured(on: Loaded) -> list[Scored]:

@@ -11,10 +11,12 @@ from ledger.documents.draft_head import KScore
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
+from services.generation.drafting.mtp.block_weights import read_block
 from services.generation.target.adapters import adapter_cid
 from services.generation.target.config.config import read_config
 from tests import cli
 from tests.fakes.heads import head_config, write_kolm, write_speculators
+from tests.fakes.mtp_models import make_mtp_model
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import changed_weights, make_tiny_adapter, tensors, tiny_head
 from tests.fakes.tiny_model import make_tiny_model
@@ -266,6 +268,20 @@ def test_scores_are_signed_put_on_record_and_shown(
     assert {score["adapter_cid"]: score["status"] for score in shown["kscores"]} == dict.fromkeys(
         cids, "NEEDS_RETRAINING"
     )
+
+
+def test_the_block_inside_a_model_is_measured_and_not_put_on_record(
+    kscoring: Kolm, files: Path, tmp_path: Path
+) -> None:
+    model = make_mtp_model(tmp_path / "model")
+    flags = ("--model", str(model), *measuring(files))
+    code, scores, err = kscoring("heads", "kscore", "mtp", "--no-record", *flags)
+    assert code == 0, err
+    block = read_block(model, read_config(model))
+    assert block is not None
+    assert [(each["manifest_cid"], each["ledger_index"], each["k"]) for each in scores] == [(block.cid, None, 4)]
+    assert kscoring("heads", "kscore", "mtp", *flags)[0] == 2
+    assert kscoring("heads", "kscore", "mtp", "--no-record", *measuring(files))[0] == 2  # of a model without a block
 
 
 def test_an_adapter_for_another_base_is_refused(kscoring: Kolm, files: Path, tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ ORIGIN_FILE = "origin.json"
 
 _LARGEST_TEXT = 1024 * 1024
 
+FileProgress = Callable[[NamedFile, int], None]
+"""Takes a file and the number of its bytes that have arrived."""
+
 
 class _Sizes(Members, frozen=True):
     hidden_size: Positive
@@ -123,10 +126,6 @@ def _named(path: Path) -> NamedFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return NamedFile(path.name, path.stat().st_size, f"sha256:{digest}")
-
-
-FileProgress = Callable[[NamedFile, int], None]
-"""Takes a file and the number of its bytes that have arrived."""
 
 
 def find_head(

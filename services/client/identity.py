@@ -25,6 +25,8 @@ TOKEN, TOKEN_FILE, DATA_DIR = "KOLM_TOKEN", "KOLM_TOKEN_FILE", "KOLM_DATA_DIR"
 _DATA_DIR = ".kolm"
 _OWNERS = Path("tokens", "owner")
 
+Metadata = tuple[tuple[str, str], ...]
+
 
 class TlsFilesInvalid(OSError):
     """PEM files are missing, unreadable, or do not belong together."""
@@ -85,9 +87,6 @@ def invalid_files(error: OSError, files: tuple[Path, ...]) -> TlsFilesInvalid:
     why = getattr(error, "reason", None) or error.strerror or error
     names = ", ".join(map(str, files))
     return TlsFilesInvalid(f"cannot use {names}: {why}; expected PEM, and the key that belongs to the certificate")
-
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 def credentials(target: str, token: str | None) -> Metadata:

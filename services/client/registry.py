@@ -31,6 +31,9 @@ _CHUNK_BYTES = 1024 * 1024
 _ATTEMPTS = 6  # in a row without a byte transferred
 _PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
 
+Progress = Callable[[int], None]
+"""Takes the number of bytes of a file that have been transferred so far, by all attempts."""
+
 
 @dataclass(frozen=True)
 class SignedWord(Generic[_Kind]):
@@ -104,10 +107,6 @@ def missing(message: pb.MissingBlob) -> MissingBlob:
 def blob(digest: str, size: int) -> heads_pb2.Blob:
     """`digest` is `sha256:<hex>`."""
     return heads_pb2.Blob(digest=bytes.fromhex(digest.removeprefix("sha256:")), size=size)
-
-
-Progress = Callable[[int], None]
-"""Takes the number of bytes of a file that have been transferred so far, by all attempts."""
 
 
 def upload(

@@ -38,6 +38,8 @@ from services.generation.target.model_path import HEAD_FOLDER
 if TYPE_CHECKING:
     pass
 
+_Source = tuple[NamedFile, Callable[[], IO[bytes]]]
+
 
 def push(
     folder: Annotated[
@@ -224,9 +226,6 @@ def _check_fits(head: Description) -> None:
             f"the head {head.folder} is not for the base {head.model} (--model): {error}",
             "name the base that it was trained on",
         ) from error
-
-
-_Source = tuple[NamedFile, Callable[[], IO[bytes]]]
 
 
 def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:

@@ -54,6 +54,8 @@ _PAGE = 512
 
 _DEFIED = "entry {index} was served in a scope that entry {halt_index} had halted"
 
+Seen = Callable[[bytes], None]
+
 
 def verify(
     database: options.Database = None,
@@ -174,9 +176,6 @@ def head(
     signature = "by a trusted key of the log" if checked else f"not checked: no trusted keys in {paths.trusted}"
     rows = (("origin", checkpoint.origin), ("entries", str(checkpoint.size)), ("root", checkpoint.root.hex()))
     answer(json, document, lambda _: facts(*rows, ("signature", (MARKS[checked or None], f" {signature}"))))
-
-
-Seen = Callable[[bytes], None]
 
 
 def check_log(

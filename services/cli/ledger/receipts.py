@@ -26,6 +26,8 @@ from services.client.ledger.log import ReceiptEntry
 if TYPE_CHECKING:
     from services.client.ledger.promised import Promised
 
+Rows = list[tuple[str, Line]]
+
 
 @dataclass(frozen=True, slots=True)
 class Filters:
@@ -239,9 +241,6 @@ def _receipt_view(shown: dict[str, Any]) -> View:
     problem = shown["proof"]["problem"]
     grid = facts(*((Styled(name, "dim"), value) for name, value in rows))
     return [title, grid, *([] if problem is None else [Styled(problem, "bold red")])]
-
-
-Rows = list[tuple[str, Line]]
 
 
 def _request(document: dict[str, Any]) -> Rows:

@@ -28,7 +28,8 @@ from services.generation.target.program.buffers import Buffers, Cache, ReusedMem
 from services.generation.target.program.kernel_probe import blocks_to_probe, probe_kernels
 from services.generation.target.program.layer import load_layer
 from services.generation.target.program.matrices import matrix_of, vector
-from services.generation.target.program.program import EmbeddingTable, LayerInputsTable, ModelWeights, Product, Program
+from services.generation.target.program.products import EmbeddingTable, Product
+from services.generation.target.program.program import LayerInputsTable, ModelWeights, Program
 from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.states import StateBook

@@ -35,7 +35,7 @@ from services.generation.target.program.buffers import Buffers, Cache, ReusedMem
 from services.generation.target.program.layer import Layer, load_layer
 from services.generation.target.program.matrices import Matrix, matrix_of, vector
 from services.generation.target.program.operations import NOWHERE, Operations
-from services.generation.target.program.program import EmbeddingTable, Product
+from services.generation.target.program.products import EmbeddingTable, Product
 from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
 from services.generation.target.target import Target

@@ -27,7 +27,7 @@ from services.generation.target.program.buffers import Buffers, Cache
 from services.generation.target.program.layer import Layer, load_layer
 from services.generation.target.program.matrices import Matrix, matrix_of, vector
 from services.generation.target.program.operations import Operations
-from services.generation.target.program.program import EmbeddingTable
+from services.generation.target.program.products import EmbeddingTable
 
 _CACHED = "float32"  # type of keys and values
 

@@ -1,6 +1,6 @@
 """A conversation in a bundle, `transcript.json`: questions and answers, each with its receipt.
 
-It is a claim, like every file of a bundle. Receipts commit to token ids, so the comparison with texts needs the
+Its texts are a claim of the bundle's maker. Receipts commit to token ids, so the comparison with texts needs the
 tokenizer of the model, which the verifier provides (`TextReader`).
 """
 
@@ -32,8 +32,8 @@ Receipts = Mapping[str, tuple[Receipt, Content | None]]
 
 
 class Turn(Part, frozen=True):
-    """A question and its answer, cut short if it was `interrupted`. `remembered` earlier turns were part of the
-    prompt.
+    """A question and its answer, which is cut short if `interrupted`. `remembered` is the number of earlier turns in
+    the prompt.
     """
 
     question: _Words
@@ -67,21 +67,21 @@ class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
 
 
 def another_tokenizer(receipt: Receipt, reader: TextReader) -> str | None:
-    """A message if the receipt names another tokenizer than the reader's, None otherwise."""
+    """A predicate for 'the prompt …' if the receipt names another tokenizer than the reader's, None otherwise."""
     if receipt.tokenizer_cid == reader.tokenizer_cid:
         return None
     return f"was read by the tokenizer {receipt.tokenizer_cid}, yours is {reader.tokenizer_cid}"
 
 
 def is_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextReader) -> bool:
-    """Whether the receipt's prompt is the messages that were sent."""
+    """Whether the tokens of the receipt's prompt are those of `sent`, laid out by the reader."""
     return tuple(reader.prompt(sent)) == content.prompt_token_ids
 
 
 def is_answer(
     receipt: Receipt, content: Content, answer: str, reader: TextReader, *, interrupted: bool = False
 ) -> bool:
-    """Whether the answer is the text of the output, or its beginning if it was `interrupted`, without a stop string."""
+    """Whether the answer is the output's text before its stop string, or a beginning of the text if `interrupted`."""
     stop = receipt.output.stop_reason
     by_token = receipt.output.finish_reason == "stop" and not isinstance(stop, str)  # the last token, which has no text
     ids = content.output_token_ids[:-1] if by_token else content.output_token_ids
@@ -92,7 +92,7 @@ def is_answer(
 
 
 def receipts_in(bundle: BundleFiles, receipt_ids: Collection[str]) -> Receipts:
-    """The named receipts that the bundle holds. Raises LedgerError for malformed files."""
+    """The receipts of a bundle that have one of these ids. Raises LedgerError for malformed files."""
     found = {}
     for path in bundle.paths():
         if path.startswith("entries/"):
@@ -107,8 +107,8 @@ def receipts_in(bundle: BundleFiles, receipt_ids: Collection[str]) -> Receipts:
 
 
 def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextReader | None) -> str:
-    """Compare every turn with its receipt and content, which have been checked; returns the finding in words. Raises
-    ProofError for a difference, NothingToCheck without a reader or without all content, and the errors of the reader.
+    """Compare every turn with its receipt and content, which were checked before; return the result in words. Raises
+    ProofError for a difference, NothingToCheck if content or the reader is missing, and the errors of the reader.
     """
     without_content = 0
     for at, turn in enumerate(transcript.turns):
@@ -121,7 +121,7 @@ def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextRea
             _check_turn(transcript, at, receipt, content, reader)
     count = len(transcript.turns)
     if without_content:
-        raise NothingToCheck(f"{count} turns; the bundle lacks the content of {without_content} to compare them with")
+        raise NothingToCheck(f"the bundle lacks the content of {without_content} of {count} turns")
     if reader is None:
         raise NothingToCheck(f"{count} turns have their receipts; to compare the texts, name the model with --model")
     return f"{count} turns: every prompt is the conversation before it, every answer the output"
@@ -130,7 +130,7 @@ def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextRea
 def _check_turn(transcript: Transcript, at: int, receipt: Receipt, content: Content, reader: TextReader) -> None:
     turn, name = transcript.turns[at], f"turn {at + 1}"
     if (problem := another_tokenizer(receipt, reader)) is not None:
-        raise ProofError(f"{name}: {problem}")
+        raise ProofError(f"{name}: the prompt {problem}")
     if not is_prompt(content, transcript.messages(at), reader):
         raise ProofError(f"{name}: the receipt is about another prompt than the conversation up to here")
     if not is_answer(receipt, content, turn.answer, reader, interrupted=turn.interrupted):

@@ -1,4 +1,4 @@
-"""The checks of a bundle's entries that need one file alone: most of the work."""
+"""The checks of a bundle that need only one file of entries. They are most of the work; processes share the files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import TILE_WIDTH, full_tile_hash
 
 CANONICAL, SIGNED, CONTENT = 5, 7, 11
-"""Numbers of `verification.CHECKS`."""
+"""Numbers of checks, from 1, in `verification.CHECKS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """The results of one file of entries and its file of content. `contents` counts the compared contents. `subtree` is
-    the hash of the entries, if they are exactly a complete subtree of the log.
+    """The results of one file of entries and its file of content. `contents` counts the compared contents. `problem` is
+    the number of a failed check and a message. `subtree` is the hash of the entries, if they are exactly a complete
+    subtree of the log.
     """
 
     entries: tuple[CheckedEntry, ...]
@@ -35,8 +36,8 @@ class CheckedFile:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The job of checking one file, sent to another process. Entries below `known` were verified before. Receipts are
-    returned `whole` if promises are compared with them.
+    """The job of checking one file, sent to another process. Entries at indices below `known` were verified before and
+    are only hashed, unless content is checked. Receipts are returned `whole` if promises are compared with them.
     """
 
     bundle: BundleFiles
@@ -48,7 +49,9 @@ class FileCheck:
 
 
 def check_file(job: FileCheck) -> CheckedFile:
-    """Check the entries of one file: form, order within the file, signatures, content. Never raises for their bytes."""
+    """Check the entries of one file: form, order within the file, signatures, content. Raises StoreError if it cannot
+    read the bundle, and nothing for malformed bytes.
+    """
     bundle = job.bundle
     try:
         lines = split_lines(bundle.read(f"entries/{job.name}.jsonl"), f"entries/{job.name}.jsonl")
@@ -90,13 +93,13 @@ def _known_entry(index: int, data: bytes) -> CheckedEntry:
 
 
 def _named(entry: CheckedEntry, place: str) -> CheckedEntry:
-    """The message of a malformed entry: without an index, its line identifies it."""
+    """The entry; if it is malformed and so has no index, the message names its file and line."""
     return entry if entry.malformed is None else replace(entry, malformed=f"{place}: {entry.malformed}")
 
 
 def key_history(history: KeyHistory, lines: Iterable[bytes], start: int = 0) -> KeyHistory:
-    """The history after the key entries from `start` on among some lines, by rising index. An invalid key entry is
-    ignored here; the check of every entry reports it.
+    """The history with the key entries among `lines` whose index is at least `start`; lines are in order of index. An
+    invalid key entry is ignored here; the check of every entry reports it.
     """
     for data in lines:
         try:
@@ -114,7 +117,7 @@ def read_contents(bundle: BundleFiles, name: str) -> dict[int, Content]:
     read = [ContentLine.from_bytes(line) for line in split_lines(bundle.read(path), path)]
     contents = {line.index: line.content for line in read}
     if len(contents) != len(read):
-        raise FormatError(path, "names an index twice")
+        raise FormatError(path, "has an index twice")
     return contents
 
 

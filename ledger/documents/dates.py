@@ -1,4 +1,4 @@
-"""The times in documents, found by their types, and the bound by which they may be ahead of a clock."""
+"""The times in documents, found by their types, and how far they may be ahead of the ledger's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ledger.encoding.text_forms import moved, parse_timestamp, time_of, timestam
 from ledger.errors import ClockAhead
 
 MOST_SKEW_SECONDS = 300
-"""The largest difference of two clocks; beyond it, one of them counts as wrong."""
+"""The largest accepted difference between two clocks; if it is larger, one of them is wrong."""
 
 
 def times_of(document: Document) -> Iterator[tuple[str, str]]:
@@ -28,7 +28,7 @@ def times_of(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def date_of(document: Document) -> str:
-    """The time at which a document was made: the latest in it. Empty for an unknown kind."""
+    """The time at which a document was made: the latest among its members. Empty for an unknown kind."""
     times = () if isinstance(document, UnknownDocument) else _times(document, type(document), "")
     return max((time for _, time in times), default="")
 
@@ -40,7 +40,7 @@ def ahead_of(document: Document, not_after: str) -> tuple[str, str] | None:
 
 
 def check_not_ahead(document: Document, now: str) -> None:
-    """Raises ClockAhead for a document with a time more than MOST_SKEW_SECONDS after `now`, which is the ledger's."""
+    """Raises ClockAhead for a document with a time more than MOST_SKEW_SECONDS after `now`, the ledger's time."""
     found = ahead_of(document, moved(now, MOST_SKEW_SECONDS))
     if found is not None:
         field, time = found

@@ -1,4 +1,7 @@
-"""Checkpoints: the signed heads of the tree, as C2SP tlog-checkpoint notes (origin, size, root; no extension lines)."""
+"""Checkpoints: signed heads of the Merkle tree, as C2SP tlog-checkpoint notes of origin, size and root.
+
+This log has no extension lines.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Checkpoint:
 
     @classmethod
     def from_text(cls, text: str) -> Checkpoint:
-        """Read a note text ("Note text" section). Raises FormatError, also for extension lines: this log has none."""
+        """Read a note's text (tlog-checkpoint, "Note text"). Raises FormatError, also for extension lines."""
         lines = text.split("\n")
         if len(lines) != 4 or lines[3]:
             raise FormatError("checkpoint", "expected exactly three lines: origin, size, root")
@@ -48,7 +51,7 @@ class Checkpoint:
 
 
 def sign_checkpoint(checkpoint: Checkpoint, key: Signer) -> bytes:
-    """The signed note; its key name is the origin ("Signatures" section). The same checkpoint gives the same bytes."""
+    """The signed note; its key name is the origin ("Signatures" there). Equal checkpoints give equal bytes."""
     return sign_note(checkpoint.to_text(), checkpoint.origin, key).to_bytes()
 
 

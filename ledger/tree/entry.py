@@ -1,8 +1,7 @@
-"""The entry of the log: its bytes (format 2), and the running hash over a log.
+"""An entry of the log: its bytes (format 2), and the running hash over a log.
 
-Entry bytes are the canonical JSON of `{"envelope", "index"}`. The Merkle tree over them proves their order and is the
-only proof structure. The running hash proves nothing more: it serves fsck, the comparison of two copies, and readers
-who only have SQL.
+Entry bytes are the canonical JSON of `{"envelope", "index"}`. All proofs are of the Merkle tree over them. The running
+hash is in no proof: fsck, comparisons of two copies, and readers with SQL alone use it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 
 MAX_ENTRY_BYTES = 65_535
-"""C2SP tlog-tiles entry bundles prefix each entry with its length as a u16."""
+"""The largest entry: a tlog-tiles entry bundle (C2SP) has the length of each entry as a u16."""
 
 MAX_ENVELOPE_BYTES = MAX_ENTRY_BYTES - 256
 """The largest envelope. The 256 bytes have room for the rest of the entry: member names and index."""
@@ -43,10 +42,10 @@ class Entry(Part, frozen=True):
 
 
 def entry_bytes(index: int, envelope: bytes) -> bytes:
-    """`Entry.to_bytes` from the canonical bytes of the envelope, which are a part of the entry's bytes."""
+    """`Entry.to_bytes` from the canonical bytes of the envelope. Raises FormatError if they are too many."""
     data = b'{"envelope":%b,"index":%d}' % (envelope, index)
     if len(data) > MAX_ENTRY_BYTES:
-        raise FormatError("envelope", f"makes an entry of {len(data)} bytes, at most {MAX_ENTRY_BYTES} fit")
+        raise FormatError("envelope", f"makes an entry of {len(data)} bytes, at most {MAX_ENTRY_BYTES} are allowed")
     return data
 
 

@@ -113,7 +113,7 @@ def _convert(name: HubName, pulled: PulledHead, kept: Path, model: Path, layers:
         origin = {"repository": name.repo, "revision": pulled.commit} | digests
         write_durably(folder / ORIGIN_FILE, json.dumps(origin, indent=1).encode())
     read = ", ".join(map(str, written.feature_layers))
-    remark(f"{name}: {written.origin}'s layout, written in kolm's: it reads the features of layers {read}")
+    remark(f"{name}: converted from {written.origin}'s layout to kolm's: it reads the features of layers {read}")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""One training run: the head before its first step, optimisers, steps, and checkpoints that continue bit for bit.
+"""One training run: the initial head, optimisers, steps, and checkpoints from which it continues bit for bit.
 
-Matrices learn by Muon (Jordan et al. 2024), the rest by AdamW.
+Muon (Jordan et al. 2024) updates matrices, except those over a vocabulary; AdamW updates all other parameters.
 """
 
 from __future__ import annotations
@@ -60,17 +60,20 @@ _Module = TypeVar("_Module", HeadModule, BlockModule)
 _UNSURE = 0.03
 
 _STORED = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64"}
-"""Safetensors' dtypes."""
+"""Names of dtypes in safetensors files."""
 
 _BFLOAT16 = ("avx512bf16", "amx-bf16", "bf16")
-"""Instructions for products in bfloat16, by LLVM's names: of x86-64, and of AArch64."""
+"""LLVM's names of instructions for products in bfloat16: two of x86-64, one of AArch64."""
 
 
 class Muon(torch.optim.Optimizer):
-    """torch's Muon, to the bit in bfloat16. That knows bfloat16 only, a slow type on many CPUs."""
+    """Muon in a chosen dtype. In bfloat16 it equals torch's bit for bit.
+
+    torch's has no other dtype, and bfloat16 is slow on many CPUs.
+    """
 
     def __init__(self, matrices: Iterable[nn.Parameter], rate: float, dtype: torch.dtype) -> None:
-        """`dtype` of the orthogonalisation."""
+        """`rate` is the learning rate, `dtype` that of the orthogonalisation."""
         super().__init__(matrices, {"lr": rate})
         self._dtype = dtype
 
@@ -90,7 +93,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """About the nearest matrix whose singular values are 1, by Newton and Schulz's iteration."""
+    """An approximation of the nearest matrix whose singular values are all 1, by the Newton-Schulz iteration."""
     tall = matrix.shape[0] > matrix.shape[1]
     wide = matrix.T if tall else matrix
     wide = wide / wide.norm().clamp(min=_LEAST_NORM)
@@ -111,7 +114,7 @@ def rate_factor(fraction: float, decay_from: float = _DECAY_FROM) -> float:
 
 
 class Optimiser:
-    """Both under one schedule."""
+    """Muon and AdamW, under one schedule of learning rates."""
 
     def __init__(
         self,
@@ -121,7 +124,9 @@ class Optimiser:
         vocabulary: tuple[str, ...] = ("lm_head", "markov_head", "confidence_head"),
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        """`vocabulary`: beginnings of names of matrices over one, or of a single row. `dtype` of Muon's products."""
+        """AdamW also updates matrices over a vocabulary or with one row; their names begin with those in `vocabulary`.
+        `dtype` is that of Muon's products.
+        """
         named = list(model.named_parameters())
         matrices = [p for name, p in named if p.ndim == 2 and not name.startswith(vocabulary)]
         others = [p for name, p in named if p.ndim != 2 or name.startswith(vocabulary)]
@@ -166,7 +171,9 @@ def coverage(answers: Iterable[Answer], target_ids: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Tensors that a head shares with its base: embeddings [vocab_size, hidden], final norm [hidden], output matrix."""
+    """Tensors that a head takes from its base: embeddings [vocab_size, hidden], final norm [hidden] with its offset and
+    the logit scale multiplied in, output matrix [vocab_size, hidden].
+    """
 
     embeddings: Tensor
     norm: Tensor
@@ -201,7 +208,9 @@ def _drawn(kind: Callable[[Any, Tensor], _Module], config: HeadConfig | BlockCon
 
 
 def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) -> HeadModule:
-    """Random matrices; output matrix and norm are the base's, and the layer adds nothing to its input at first."""
+    """A head before training: random matrices, the base's output matrix and norm, and a layer that adds nothing to its
+    input yet.
+    """
     head = _drawn(HeadModule, config, ends, seed)
     with torch.no_grad():
         head.lm_head.weight.copy_(ends.head[target_ids])
@@ -212,8 +221,10 @@ def fresh_head(config: HeadConfig, ends: Ends, target_ids: Tensor, seed: int) ->
 
 
 def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) -> BlockModule:
-    """A block head, like `fresh_head`'s without the token before. A small norm: mask rows know nothing yet, and at the
-    base's own scale they would be sure of it, at 150 nats a token.
+    """A block head before training, initialised as in `fresh_head`; its Markov and confidence terms are zero.
+
+    The norm is small, so that the logits of mask tokens are: they carry no information yet, and confident wrong logits
+    at the base's own scale cost 150 nats a token.
     """
     head = _drawn(BlockModule, config, ends, seed)
     with torch.no_grad():
@@ -226,9 +237,9 @@ def fresh_block(config: BlockConfig, ends: Ends, target_ids: Tensor, seed: int) 
 
 
 def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) -> HeadModule:
-    """A head that was trained before, for this base or a former version of it, over another draft vocabulary.
+    """A trained head, for this base or a former version of it, with `target_ids` as its new draft vocabulary.
 
-    Tokens that it could not draft until now start with the base's own rows of the output matrix.
+    Tokens that are new in it start with the base's rows of the output matrix.
     """
     head = HeadModule(config, ends.embeddings)
     rows = ends.head.clone()
@@ -241,7 +252,7 @@ def known_head(known: Head, config: HeadConfig, ends: Ends, target_ids: Tensor) 
 def export(
     folder: Path, head: HeadModule | BlockModule, target_ids: Tensor, dtype: torch.dtype, facts: dict[str, Any]
 ) -> None:
-    """Write the head in kolm's layout, and `facts` in the same folder. Each file is replaced whole."""
+    """Write the head in kolm's layout, and `facts` in the same folder. Each file is replaced atomically."""
     tensors = {name: _part(tensor.detach().to("cpu", dtype)) for name, tensor in drafted_tensors(head).items()}
     offsets = _part(target_ids.cpu() - torch.arange(len(target_ids)))
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +273,7 @@ def export(
 
 
 def _part(tensor: Tensor) -> Part:
-    """The tensor as a file of weights has it."""
+    """The tensor as a part of a safetensors file."""
     flat = tensor.contiguous().reshape(-1)
     return Part(_STORED[tensor.dtype], tuple(tensor.shape), lambda: flat.view(torch.uint8).numpy())
 
@@ -283,14 +294,14 @@ def training_device(wanted: str | None) -> torch.device:
 
 def faster_precision(wanted: str | None) -> Precision:
     """The precision in which a device (as `training_device` takes it) multiplies faster. A CPU without instructions for
-    bfloat16 takes about five times as long in it.
+    bfloat16 takes about five times as long with bfloat16.
     """
     has = llvm.get_host_cpu_features()
     return "bfloat16" if _kind(wanted) == "cuda" or any(has.get(each) for each in _BFLOAT16) else "float32"
 
 
 class Trainer:
-    """A head under training. Everything that decides the next step is in `state()`."""
+    """A head in training. `state()` contains everything that the next step depends on, besides the arguments."""
 
     def __init__(
         self,
@@ -305,7 +316,7 @@ class Trainer:
     ) -> None:
         learn_rounded(head)
         self.head = head
-        self.steps = self.starts = 0  # optimiser steps, and starts of drafts that were learned from in them
+        self.steps = self.starts = 0  # optimiser steps, and places in answers at which their drafts began
         self._target_ids = teacher.target_ids
         self._teacher = teacher.to(device)
         self._passes = Passes(answers, plan.starts_per_pass, plan.seed)
@@ -316,11 +327,11 @@ class Trainer:
 
     @property
     def fraction(self) -> float:
-        """How much of the budget is used, 1.0 or more when the run is over."""
+        """The used share of the budget; the run ends at 1.0 or more."""
         return self._budget.fraction(self.steps, self.seconds)
 
     def step(self) -> StepReport:
-        """One optimiser step over some passes: the mean over their starts, each draft step by itself."""
+        """Take one optimiser step over some passes. The loss of each draft step is the mean over all their starts."""
         passes = self._passes.of_step(self.steps, self._plan.passes_per_step)
         starts = self._starts(passes)
         weights = self._plan.decay ** torch.arange(self._plan.steps_unrolled) / starts.clamp(min=1)
@@ -333,7 +344,7 @@ class Trainer:
         return _report(sums.cpu(), starts)
 
     def _learn(self, numbers: list[int], weights: Tensor) -> Tensor:
-        """Gradients of one pass, each draft step weighted; returns its sums, [losses, right guesses] x [steps]."""
+        """Add the gradients of one pass, draft steps weighted; return sums of losses and correct guesses [2, steps]."""
         device, half = self._device, self._plan.precision == "bfloat16"
         window = window_of([self._answers[n] for n in numbers], self._recordings.of(numbers))
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half), parametrize.cached():
@@ -346,7 +357,7 @@ class Trainer:
         return torch.stack([sums.losses, sums.right])
 
     def _starts(self, passes: list[list[int]]) -> Tensor:
-        """[steps] how many starts of an optimiser step have a token to foresee at each draft step."""
+        """[steps] number of starts in these passes that have a token to predict at each draft step."""
         lengths = torch.tensor([len(self._answers[number].output) for numbers in passes for number in numbers])
         return torch.stack([(lengths - step).clamp(min=0).sum() for step in range(1, self._plan.steps_unrolled + 1)])
 
@@ -367,8 +378,8 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Raises OutputInvalid if the state is of another draft vocabulary, so that rows of the output matrix would
-        belong to other tokens, or of another version of kolm.
+        """Continue from a state. Raises OutputInvalid if its draft vocabulary is another (rows of the output matrix are
+        of other tokens), or if it is of another version of kolm.
         """
         if state["head"].keys() != self.head.state_dict().keys():
             raise OutputInvalid("the checkpoint is of another version of kolm; use another folder, or remove it")
@@ -381,7 +392,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, those before the checkpoint that it continues included."""
+        """Seconds of training, including the time before the checkpoint that the run continued from."""
         return self._seconds_before + self._clock() - self._started
 
 

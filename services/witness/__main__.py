@@ -19,7 +19,7 @@ from services.witness.settings import WitnessSettings
 
 
 async def main(settings: WitnessSettings) -> None:
-    """Open, serve until a signal. Raises CannotStart."""
+    """Open the witness and serve until a signal. Raises CannotStart."""
     try:
         key = open_signer(settings.witness_key, "witness", settings.key_passphrase_file, create=True)
         own = VerifierKey(settings.name, key.public, COSIGNATURE)
@@ -34,7 +34,7 @@ async def main(settings: WitnessSettings) -> None:
 
 
 def _logs(settings: WitnessSettings) -> tuple[VerifierKey, ...]:
-    """Raises CannotStart if there is no log to watch, FormatError, OSError."""
+    """The keys of the logs to watch. Raises CannotStart if the file has none, FormatError, OSError."""
     lines = (line.strip() for line in settings.logs.read_text(encoding="utf-8").splitlines())
     logs = tuple(VerifierKey.from_text(line) for line in lines if line and not line.startswith("#"))
     if not logs:

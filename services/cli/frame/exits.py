@@ -18,19 +18,19 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 def brought_by(extra: str) -> str:
-    """The command that installs an extra. No name of a package index: the wheels are not published."""
-    index = " --extra-index-url https://download.pytorch.org/whl/cpu" if extra == "training" else ""  # else CUDA's
+    """How to install an extra: from the checkout or from a built wheel, as no package index has kolm's wheels."""
+    index = " --extra-index-url https://download.pytorch.org/whl/cpu" if extra == "training" else ""  # not CUDA's build
     root = Path(__file__).resolve().parents[3]
     if (root / "constraints.txt").exists() and (root / "pyproject.toml").exists():
-        return f"this brings it: pip install{index} -c {root}/constraints.txt -e '{root}[{extra}]'"
+        return f"install it: pip install{index} -c {root}/constraints.txt -e '{root}[{extra}]'"
     return (
-        f"the full wheel with its extra {extra} brings it: `make wheels` in a checkout, then "
+        f"install the full wheel with its extra {extra}: `make wheels` in a checkout, then "
         f"pip install{index} 'dist/kolm_serve-….whl[{extra}]'"
     )
 
 
 class CommandError(Exception):
-    """`message` is one line about the problem; `hint`, if there is one, names a remedy."""
+    """An error that ends a command. `message` is one line about the problem, `hint` a remedy if there is one."""
 
     exit_code = FAILED
 

@@ -46,7 +46,7 @@ def push(
         Path,
         Argument(
             help="A head: a folder with config.json and model.safetensors, or hf:OWNER/REPOSITORY[@REVISION] of a hub. "
-            "SafeAILab's, SpecForge's and speculators' layouts are written in kolm's."
+            "Layouts of SafeAILab, SpecForge and speculators are converted to kolm's."
         ),
     ],
     name: Annotated[str, Option(help="The name to publish it under.")],
@@ -65,7 +65,7 @@ def push(
     key_passphrase_file: options.KeyPassphrase = None,
     json: options.Json = False,
 ) -> None:
-    """Publish a head: upload the missing files, sign, put it on record. If interrupted, run it again to continue."""
+    """Publish a head: sign it, upload missing files, record it in the log. If interrupted, run it again to continue."""
     if publisher is not None:
         expect_name("--publisher", publisher)
     notes = _annotations(annotate or [])
@@ -82,7 +82,7 @@ def push(
     verb = "published" if pushed.created else "was published already:"
     answer(json, document, lambda head: [f"{verb} {name}, entry {index}", head["head_cid"]])
     if pushed.created and not json:
-        remark(f"generation services load heads at their start: restart them, perhaps with --head {name}")
+        remark(f"generation services load heads at their start: restart them, with --head {name} if they had --head")
 
 
 def withdraw(
@@ -119,7 +119,7 @@ def _annotations(words: list[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A publication: a folder in kolm's layout, the base it was trained on, and annotations."""
+    """A head to publish: its folder in kolm's layout, the base that it was trained on, its name, and annotations."""
 
     folder: Path
     model: Path
@@ -130,7 +130,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """`created` is False if the head had the name already; `sent` are the files that were uploaded."""
+    """The result of a push. `created` is False if the head had the name already; `sent` are the uploaded files."""
 
     head: Head
     created: bool
@@ -139,14 +139,14 @@ class Pushed:
 
 @contextmanager
 def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Iterator[Path]:
-    """The folder of a head in kolm's layout: the given one, or a temporary one. Raises UsageError."""
+    """A folder with the head in kolm's layout: `folder`, or a temporary conversion of it. Raises UsageError."""
     from services.generation.drafting.block import block_checkpoint
     from services.generation.drafting.eagle3 import checkpoint
 
     try:
         config = parse_json((folder / CONFIG_FILE).read_bytes(), CONFIG_FILE)
     except FormatError:
-        config = None  # the full read refuses it
+        config = None  # `_describe_head` refuses it
     if not isinstance(config, dict) or config.get("layout") in (checkpoint.LAYOUT, block_checkpoint.LAYOUT):
         if feature_layers is not None:
             raise UsageError(f"--feature-layers: {folder} is in kolm's layout, which names them", "leave the flag out")
@@ -156,12 +156,12 @@ def in_own_layout(folder: Path, model: Path, feature_layers: tuple[int, ...] | N
     with tempfile.TemporaryDirectory() as scratch:
         written = convert(folder, Path(scratch) / "head", model, feature_layers)
         layers = ", ".join(map(str, written.feature_layers))
-        remark(f"{written.origin}'s layout, written in kolm's: it reads the features of layers {layers}")
+        remark(f"converted from {written.origin}'s layout to kolm's: it reads the features of layers {layers}")
         yield Path(scratch) / "head"
 
 
 def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushed:
-    """Raises UsageError, KolmError."""
+    """Sign a head's publication, upload the missing files and record it in the log. Raises UsageError, KolmError."""
     base = _describe_base(head.model)
     with steps("checking the head with its base"):
         manifest = _describe_head(head, base.cid)
@@ -212,7 +212,7 @@ def _describe_head(head: Description, base_cid: str) -> DraftHeadManifest:
 
 
 def _check_fits(head: Description) -> None:
-    """Load the head as generation does. Raises UsageError, which names head and base."""
+    """Load the head as the generation service does. Raises UsageError, which names head and base."""
     from services.generation.drafting.heads import HeadError
     from services.generation.drafting.methods import load_head
     from services.generation.target.config.config import read_config
@@ -229,7 +229,7 @@ def _check_fits(head: Description) -> None:
 
 
 def _sources(manifest: DraftHeadManifest, folder: Path, base: BaseManifest, model: Path) -> list[_Source]:
-    """The blobs of a publication: the head's files, the base's manifest, the base's config.json."""
+    """The files to upload for a publication: the head's files, the base's manifest, the base's config.json."""
     from services.generation.target.identity import model_config
 
     described = base.to_bytes()
@@ -250,15 +250,15 @@ def _send(registry: RegistryClient, sources: list[_Source]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """A publisher's key; `public` is the file with its public half."""
+    """The key of a publisher or an operator; `public` is the file with its public half."""
 
     key: Signer
     public: Path
 
     @classmethod
     def load(cls, path: Path, trusted: Path, role: str = "publisher", passphrase_file: Path | None = None) -> Publisher:
-        """The key at `path`, created if it is missing; its public half goes to the trusted keys of this machine, or, if
-        there is no such directory, next to the key. Raises KeyFileError.
+        """The key at `path`, created if it is missing. Its public half is written into `trusted`; without this folder,
+        next to the key or, for a key in a device, into the current folder. Raises KeyFileError.
         """
         is_new = not (is_device(path) or path.exists())
         key = open_signer(path, role, passphrase_file, create=True)
@@ -270,7 +270,7 @@ class Publisher:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Turns the refusal of an unknown key into UsageError, with a hint how to have the key trusted."""
+        """Turn the refusal of an unknown key into UsageError, with a hint on how to have the key trusted."""
         try:
             yield
         except InvalidArgument as error:

@@ -1,6 +1,6 @@
-"""Names of models on a hub: `hf:owner/repo[@REVISION][:FILE or quantisation]`, and ten short names.
+"""Names of models on a hub: `hf:OWNER/REPOSITORY[@REVISION][:FILE or :QUANTISATION]`, and short names.
 
-Imports next to nothing.
+The command line imports this module at its start, so it imports little.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SHORT: Mapping[str, str] = {
     "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
     "smollm3:3b": "ggml-org/SmolLM3-3B-GGUF",
 }
-"""Repositories of huggingface.co by Ollama's short names. Qwen, HuggingFaceTB and ggml-org publish the models or
-llama.cpp; Meta publishes no GGUF files of Llama, bartowski's are the most used.
+"""Repositories on huggingface.co by short names in Ollama's form. Qwen and HuggingFaceTB trained their models, ggml-org
+develops llama.cpp. Meta publishes no GGUF files of Llama; bartowski's are the most used.
 """
 
 MAIN = "main"
@@ -39,15 +39,15 @@ _EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0")
 _FOUR_BITS = ("Q4_K_M", "MXFP4", "Q4_K_S", "IQ4_NL", "Q4_1", "Q4_0")
 _UNROUNDED = ("BF16", "F16", "F32")
 _COMFORT = 8
-"""A file of more than four bits is chosen if it takes at most this part of the memory: it is closer to the trained
-weights, but slower to read for every token."""
+"""A file of five to eight bits comes before one of four bits if the memory is at least this many times its size: it is
+closer to the trained weights, but slower to read for every token."""
 _COPIES, _CACHE = 2, 1 << 30
-"""`kolm up` loads the weights in two processes, server and auditor, which also need a cache of a gibibyte."""
+"""Copies of the weights under `kolm up` (server and auditor are two processes), and bytes of their caches together."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model in a repository. `wanted` is a GGUF file, or a quantisation such as Q4_K_M, or empty: see `choose`."""
+    """A model in a repository. `wanted` is a GGUF file, a quantisation such as Q4_K_M, or empty: see `choose`."""
 
     repo: str
     revision: str = MAIN
@@ -55,7 +55,7 @@ class HubName:
 
     @classmethod
     def of(cls, named: str) -> HubName | None:
-        """A hub's name, or None for any other string. Raises ModelNotFound for a malformed name after `hf:`."""
+        """Parse a short name or `hf:…`. None for any other string; raises ModelNotFound for a malformed `hf:…`."""
         if (repo := SHORT.get(named)) is not None:
             return cls(repo)
         if not named.startswith("hf:"):
@@ -70,14 +70,14 @@ class HubName:
 
 
 def quantisation(file: str) -> str:
-    """The quantisation in a GGUF file's name, in capitals, or nothing."""
+    """The quantisation in a GGUF file's name, in capitals; empty if the name has none."""
     part = PartName.of(file)
     found = _QUANTISATION.search(f"{part.stem}.gguf" if part else file)
     return found[1].upper() if found else ""
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a name belongs to a GGUF model or its first part. A projector for images is no model."""
+    """Whether a file name is that of a GGUF model or its first part. A projector for images (mmproj) is not a model."""
     part = PartName.of(name)
     return name.lower().endswith(".gguf") and (part is None or part.number == 1) and "mmproj" not in name.lower()
 
@@ -89,10 +89,11 @@ def files_of(file: str) -> list[str]:
 
 
 def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str | None:
-    """The file of a repository that `name` means, or its first part. None if it is the whole folder and no GGUF file.
+    """The GGUF file of a repository that `name` means, or its first part. None if it has safetensors and no GGUF file.
 
-    If the name wants no file: the best of eight to five bits that is much smaller than `memory`, else the best of four
-    bits that fits; with memory None there has to be just one. Raises ModelNotFound if no file is meant or fits.
+    If `name.wanted` is empty, the first of: the only file, the best of eight to five bits that is much smaller than
+    `memory`, the best of four bits that fits, the best of eight to five bits or unrounded that fits. Raises
+    ModelNotFound if no file is meant or fits, or if there are several and `memory` is None.
     """
     wholes = {file: files_of(file) for file in sizes if is_model_file(file)}
     files = {file: sum(sizes[part] for part in parts) for file, parts in wholes.items() if sizes.keys() >= {*parts}}
@@ -118,7 +119,7 @@ def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str |
         if found := next((among[kind] for kind in kinds if kind in among), None):
             return found
     known = {*_EIGHT_BITS, *_FOUR_BITS, *_UNROUNDED}.intersection(by_kind)
-    why = f"none fits {memory / 1e9:.1f} GB of memory twice, with a cache" if known else "none has a known storage"
+    why = f"no file fits twice into {memory / 1e9:.1f} GB of memory" if known else "no file has a known quantisation"
     raise ModelNotFound(f"{name}: {why}; {_shown(sizes)}")
 
 
@@ -128,8 +129,8 @@ def _shown(sizes: Mapping[str, int]) -> str:
 
 
 def same_name(repo: str, name: str) -> bool:
-    """Whether `name` means the model of a repository, or of a path: its owner, letter case, blanks and underscores for
-    hyphens, and GGUF at the end make no difference.
+    """Whether `name` means the model of a repository or a path. It ignores the owner, letter case, GGUF at the end, and
+    blanks or underscores for hyphens.
     """
     return _plain(repo) == _plain(name)
 
@@ -140,7 +141,9 @@ def _plain(name: str) -> str:
 
 
 def memory_at_hand() -> int | None:
-    """Bytes that can be allocated without swapping, on the machine and in its control group; None if unknown."""
+    """Bytes that the machine and the control group can allocate without swapping; all memory if the machine does not
+    report them, None if that is unknown too.
+    """
     found = []
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -132,7 +132,7 @@ def test_a_stop_string_is_not_part_of_the_answer(tmp_path: Path) -> None:
     assert checked(whole, tmp_path / "whole", TwoTokens(), files)[0] is False
 
 
-def test_another_tokenizer_says_so(tmp_path: Path) -> None:
+def test_another_tokenizer_is_named(tmp_path: Path) -> None:
     other = Reader()
     other.tokenizer_cid = cid(b"another")
     passed, detail = checked(SAID.to_bytes(), tmp_path, other)

@@ -1,4 +1,7 @@
-"""A folder of services, by the lines of docs/operations.md: copied, moved, with new keys; an old copy is refused."""
+"""The commands of docs/operations.md, "Without containers": a folder is copied, moved and given new keys.
+
+An old copy of its log is refused.
+"""
 
 import shutil
 import subprocess
@@ -15,7 +18,7 @@ SERVE = "kolm serve ledger --data-dir .kolm --principals .kolm/principals.json"
 
 
 def chapter() -> list[str]:
-    """The lines of "Without containers" that a person types."""
+    """The commands of the chapter "Without containers", which a person types."""
     page = (ROOT / "docs/operations.md").read_text("utf-8")
     start = page.index("## Without containers")
     lines = page[start : page.index("\n## ", start)].splitlines()
@@ -36,7 +39,7 @@ def test_a_folder_is_copied_moved_and_given_new_keys_as_written(
         assert "2 entries" in shell.run(verify)
         append(shell.kolm, 2)
     subprocess.run(pack, shell=True, check=True)
-    Path(".kolm").rename("left behind")
+    Path(".kolm").rename("former")
     subprocess.run(unpack, shell=True, check=True)
     assert "nothing wrong" in shell.run(check)
     for line in rotations:

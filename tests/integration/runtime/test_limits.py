@@ -1,4 +1,4 @@
-"""Limits on callers, and each RPC for each role."""
+"""Limits on callers, and the roles that may call each RPC."""
 
 import importlib
 import pkgutil
@@ -42,7 +42,7 @@ def _channel(served: Served, **options: int) -> grpc.Channel:
     return grpc.insecure_channel(served.address, options=[("grpc.use_local_subchannel_pool", 1), *named])
 
 
-def test_a_call_too_many_is_told_to_come_back(served: Served) -> None:
+def test_a_call_above_the_limit_is_refused_with_a_time_to_retry(served: Served) -> None:
     request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="endless"))
     with ExitStack() as stack:
         channels = [stack.enter_context(_channel(served)) for _ in range(2)]
@@ -60,7 +60,7 @@ ENHANCE_YOUR_CALM = 11
 
 
 def pinged(address: str, count: int) -> list[int]:
-    """Types of the frames that answer pings on a connection without calls; each ping waits for its answer."""
+    """Types of the frames that answer `count` pings on a connection without calls; each ping waits for its answer."""
     host, _, port = address.rpartition(":")
     answers: list[int] = []
     with socket.create_connection((host, int(port)), PATIENCE) as connection, connection.makefile("rb") as frames:
@@ -93,7 +93,7 @@ def test_pings_without_calls_are_answered_unless_they_are_too_fast(monkeypatch: 
     [(290_000, {}, None), (310_000, {}, ResourceExhausted), (290_000, {"default_compression_algorithm": 2}, KolmError)],
     ids=["largest", "too large", "compressed"],
 )
-def test_messages_are_bounded_and_come_as_they_are(
+def test_messages_above_the_limit_and_compressed_messages_are_refused(
     served: Served, size: int, options: dict[str, int], expected: type[KolmError] | None
 ) -> None:
     with _channel(served, **options) as channel:
@@ -105,8 +105,8 @@ def test_messages_are_bounded_and_come_as_they_are(
                 stub.Generate(pb.GenerateRequest(prompt="x" * size))
 
 
-def test_a_large_request_of_two_bytes_a_part_is_refused_before_anything_looks_at_its_parts(served: Served) -> None:
-    """Each of them would take a thousand times as much when it is answered."""
+def test_a_large_request_with_too_many_parts_is_refused(served: Served) -> None:
+    """Answering a request of parts with two bytes each would take a thousand times its size in memory."""
     many = pb.ChatMessages(messages=[pb.Message()] * 40_000)
     deep = pb.ChatMessages(messages=[pb.Message(tool_calls=[pb.ToolCall()] * 40_000)])
     texts, biases = SamplingParams(stop=[""] * 40_000), SamplingParams(logit_bias=dict.fromkeys(range(17_000), 1.0))
@@ -123,7 +123,7 @@ def test_a_large_request_of_two_bytes_a_part_is_refused_before_anything_looks_at
         assert stub.Generate(pb.GenerateRequest(messages=few)).choices
 
 
-def test_what_anybody_may_ask_is_short(served: Served) -> None:
+def test_a_request_without_a_credential_has_to_be_short(served: Served) -> None:
     with _channel(served) as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         with pytest.raises(InvalidArgument) as caught, decoded_errors():
@@ -131,7 +131,7 @@ def test_what_anybody_may_ask_is_short(served: Served) -> None:
         assert caught.value.reason == "REQUEST_TOO_LARGE"
 
 
-def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is_not_waited_for() -> None:
+def test_a_unary_call_without_a_request_is_refused_and_one_with_a_late_request_ends() -> None:
     ended = threading.Event()
     hasty = Limits(reading_seconds=0.2)
 
@@ -149,7 +149,7 @@ def test_a_unary_call_without_a_request_is_refused_and_one_that_holds_it_back_is
         assert caught.value.reason == "REQUEST_TOO_SLOW"
 
 
-def test_an_old_connection_ends_its_calls_and_takes_no_more() -> None:
+def test_an_old_connection_finishes_its_calls_and_the_client_opens_another() -> None:
     request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="endless"))
     left, seen = threading.Event(), list[grpc.ChannelConnectivity]()
 
@@ -176,7 +176,7 @@ MODULES = {
 }
 SERVICES = {s.full_name: s for module in MODULES.values() for s in module.DESCRIPTOR.services_by_name.values()}
 RPCS = {f"/{service.full_name}/{rpc.name}": rpc for service in SERVICES.values() for rpc in service.methods}
-PASSED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OK)  # telemetry is there on every server
+PASSED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OK)  # every server has telemetry
 REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
@@ -219,20 +219,20 @@ def code_of(channel: grpc.Channel, path: str, token: str | None) -> grpc.StatusC
     """The status of a call with an empty message."""
     metadata = None if token is None else (("authorization", f"Bearer {token}"),)
     try:
-        # Streams, as far as the wire is concerned, so that one way to call does for every RPC.
+        # On the wire a unary call is a stream of one message, so this calls RPCs of every kind.
         list(channel.stream_stream(path)(iter([b""]), metadata=metadata, timeout=60))
     except grpc.RpcError as error:
         return error.code()  # type: ignore[no-any-return, attr-defined]
     return grpc.StatusCode.OK
 
 
-def test_every_rpc_stands_in_the_table_and_nothing_else_does() -> None:
+def test_the_permissions_have_every_rpc_and_no_other() -> None:
     ours = {path for path in PERMISSIONS if path.startswith("/kolm.")}
     assert ours == set(RPCS)
 
 
 @pytest.mark.parametrize("path", RPCS)
-def test_each_rpc_takes_the_roles_of_its_line_and_refuses_every_other(
+def test_each_rpc_accepts_the_roles_in_its_permissions_and_refuses_all_others(
     channel: grpc.Channel, tokens: dict[Role, str], path: str
 ) -> None:
     needed = PERMISSIONS[path]
@@ -240,13 +240,13 @@ def test_each_rpc_takes_the_roles_of_its_line_and_refuses_every_other(
         allowed = needed is None or role in needed
         expected = PASSED if allowed else (grpc.StatusCode.PERMISSION_DENIED,)
         assert code_of(channel, path, token) in expected, role
-    nobody = PASSED if needed is None else (grpc.StatusCode.UNAUTHENTICATED,)
-    assert code_of(channel, path, None) in nobody
+    anonymous = PASSED if needed is None else (grpc.StatusCode.UNAUTHENTICATED,)
+    assert code_of(channel, path, None) in anonymous
     if needed is not None:
         assert code_of(channel, path, "kolm_a-guess") == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_old_role_means_nothing(channel: grpc.Channel) -> None:
+def test_a_role_in_the_metadata_grants_nothing(channel: grpc.Channel) -> None:
     for role in ("auditor", "operator", "publisher"):
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary("/kolm.ledger.v1.LedgerService/EraseContent")(b"", metadata=(("kolm-role", role),))

@@ -104,12 +104,12 @@ def readme(results: Results) -> str:
         ("requests failed", "with drafts", "llama.cpp", _failed(callers), _failed(peers), ""),
     ]
     shown = [(what, f"{mine} {name}", f"{its} {other}", ratio) for what, name, other, mine, its, ratio in rows]
-    replay = f"A replay of 128 tokens takes {figures['replay']['ratio']:.2f} of the time of plain decoding."
+    replay = f"Replaying 128 tokens takes {figures['replay']['ratio']:.2f} times as long as plain decoding of them."
     return "\n".join(
         [
             _conditions(record),
             "",
-            *_table(("", "kolm", "beside", "ratio"), shown),
+            *_table(("", "kolm", "compared with", "ratio"), shown),
             "",
             f"{replay} {_others(results, record.machine)}",
         ]
@@ -122,7 +122,8 @@ def _conditions(record: Measurement) -> str:
         f"{_machine(machine)}, {machine.cores} cores; {_model(record)}; commit `{record.commit}`, {record.date[:10]};"
         f" head `{(subject.head_digest or '')[7:19]}`; {(subject.questions or '').split()[0]} questions, at most"
         f" {subject.max_tokens} tokens an answer; llama.cpp {record.figures['peer']['version']} in the same run, same"
-        " file and cores. `make bench-readme` measures it."
+        " file and cores. Whole requests include the prompt, and their ratio is a mean over kinds of questions; rows of"
+        " callers compare `kolm up` without audits with llama-server. `make bench-readme` measures it."
     )
 
 
@@ -137,8 +138,9 @@ def _others(results: Results, machine: Machine) -> str:
         return ""
     low, high = min(gains, key=lambda each: each[0]), max(gains, key=lambda each: each[0])
     return (
-        f"On other machines `auto` is {low[0]:.2f} ({_machine(low[1])}) to {high[0]:.2f} ({_machine(high[1])}) times as"
-        " fast as plain decoding, greedy ([docs/benchmarks.md](docs/benchmarks.md))."
+        f"On other machines kolm with drafts is {low[0]:.2f} ({_machine(low[1])}) to"
+        f" {high[0]:.2f} ({_machine(high[1])}) times as fast as plain decoding, greedy"
+        " ([docs/benchmarks.md](docs/benchmarks.md))."
     )
 
 

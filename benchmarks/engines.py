@@ -67,7 +67,7 @@ class KolmEngine:
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.measured(time_passes(self.target), time_keys(self.target), time_seen(self.target))
-        self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter(self.cost)}
+        self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter()}
         if head is not None:
             loaded = load_head(head, self.target.config)
             kind = {"eagle3": Eagle3Drafter, "block": BlockDrafter}[loaded.kind]

@@ -60,7 +60,7 @@ def _warm_up_copies() -> None:
 
     cost = PassCost(rows=(1, 2), seconds=(1.0, 1.5))
     Budget.of(1, cost.of_drafts(1, drafting=1, sequences=1, prefill_rows=0, keys=0))
-    LookaheadDrafter(cost)
+    LookaheadDrafter()
     SuffixDrafter()
 
 
@@ -86,7 +86,7 @@ def _warm_up_trees() -> None:
     from services.generation.drafting.acceptance import Acceptance
     from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary
     from services.generation.drafting.draft_tree.draft_tree import DraftModelState, DraftTree
-    from services.generation.drafting.draft_tree.nodes import Costs
+    from services.generation.engine.economics import Costs
     from services.generation.engine.request import EngineRequest, SamplingParams
 
     ids, request = np.arange(2), EngineRequest("", (0,), SamplingParams())

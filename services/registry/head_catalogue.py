@@ -83,7 +83,7 @@ documents = Table(
 
 _TABLES_LOCK = 7306001
 _NAMES_LOCK = 7306003
-"""The first key of the locks of `lock_name`."""
+"""The first key of the locks of `_lock_name`."""
 
 _ABOUT_HEAD = exists().where(documents.c.head_cid == heads.c.head_cid)
 _ON_RECORD = _ABOUT_HEAD.where(documents.c.ledger_index.is_not(None))
@@ -172,7 +172,7 @@ class HeadFilter:
     withdrawn: bool = False
 
 
-def lock_name(connection: Connection, name: str) -> None:
+def _lock_name(connection: Connection, name: str) -> None:
     """Lock this name, in lower case, for other publishers until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
@@ -365,7 +365,7 @@ def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
     if document.kind != PUBLICATION:
         return None
     folded = document.key.lower()  # names are ASCII
-    lock_name(connection, folded)
+    _lock_name(connection, folded)
     for same in (documents.c.key == document.key, func.lower(documents.c.key) == folded):
         named = select(documents).where(documents.c.kind == PUBLICATION, same)
         if (row := connection.execute(named.order_by(documents.c.id).limit(1)).first()) is not None:

@@ -29,7 +29,7 @@ _MOST_BLOBS = 1000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def head_message(head: CataloguedHead) -> heads_pb2.Head:
+def _head_message(head: CataloguedHead) -> heads_pb2.Head:
     """A head with its confirmed documents."""
     withdrawal = head.withdrawal
     return heads_pb2.Head(
@@ -65,14 +65,14 @@ class RegistryServicer(RegistryServiceServicer):
 
     async def PublishHead(self, request: pb.PublishHeadRequest, context: Context) -> pb.PublishHeadResponse:
         head, created = await asyncio.to_thread(self._publishing.publish, request.manifest, request.envelope)
-        return pb.PublishHeadResponse(head=head_message(head), created=created)
+        return pb.PublishHeadResponse(head=_head_message(head), created=created)
 
     async def GetHead(self, request: pb.GetHeadRequest, context: Context) -> pb.GetHeadResponse:
         _check_cid("head_cid", request.head_cid)
         head = await asyncio.to_thread(self._catalogue.head, request.head_cid)
         if head is None:
             raise NotFound("head", request.head_cid, "it was not published here")
-        return pb.GetHeadResponse(head=head_message(head))
+        return pb.GetHeadResponse(head=_head_message(head))
 
     async def ListHeads(self, request: pb.ListHeadsRequest, context: Context) -> pb.ListHeadsResponse:
         return await asyncio.to_thread(self._list, request)
@@ -82,15 +82,15 @@ class RegistryServicer(RegistryServiceServicer):
         if base_cid is not None:
             _check_cid("base_cid", base_cid)
         head = await asyncio.to_thread(resolve, self._catalogue, request.reference, base_cid, request.include_withdrawn)
-        return pb.ResolveHeadResponse(head=head_message(head))
+        return pb.ResolveHeadResponse(head=_head_message(head))
 
     async def WithdrawHead(self, request: pb.WithdrawHeadRequest, context: Context) -> pb.WithdrawHeadResponse:
         head = await asyncio.to_thread(self._publishing.withdraw, request.envelope)
-        return pb.WithdrawHeadResponse(head=head_message(head))
+        return pb.WithdrawHeadResponse(head=_head_message(head))
 
     async def RecordKScore(self, request: pb.RecordKScoreRequest, context: Context) -> pb.RecordKScoreResponse:
         head = await asyncio.to_thread(self._publishing.record_kscore, request.envelope)
-        return pb.RecordKScoreResponse(head=head_message(head))
+        return pb.RecordKScoreResponse(head=_head_message(head))
 
     async def FindMissingBlobs(
         self, request: pb.FindMissingBlobsRequest, context: Context
@@ -139,7 +139,7 @@ class RegistryServicer(RegistryServiceServicer):
         found = self._catalogue.heads(narrow, after=min(start, 2**63 - 1) - 1, limit=size + 1)
         page = found[:size]
         token = page_token("heads", filters, page[-1].position + 1) if len(found) > size else ""
-        return pb.ListHeadsResponse(heads=map(head_message, page), next_page_token=token)
+        return pb.ListHeadsResponse(heads=map(_head_message, page), next_page_token=token)
 
     def _missing(self, digests: list[str], request: pb.FindMissingBlobsRequest) -> list[pb.MissingBlob]:
         owner = caller().name

@@ -250,7 +250,7 @@ class _Call:
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            failure = without_frames(as_kolm_error(self._method, error))
+            failure = without_frames(_as_kolm_error(self._method, error))
             code = failure.code
         finally:
             seconds = time.perf_counter() - started
@@ -264,7 +264,7 @@ class _Call:
             await _abort(context, failure, request_id)
 
 
-def as_kolm_error(method: str, error: Exception) -> KolmError:
+def _as_kolm_error(method: str, error: Exception) -> KolmError:
     """The error for the caller of `/package.Service/Method`; other exceptions go into the log."""
     if isinstance(error, KolmError):
         return error

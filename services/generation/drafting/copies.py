@@ -1,4 +1,4 @@
-"""Copies: what followed the end of a text where it occurred before, in the text itself or in another."""
+"""Copies: text that followed earlier occurrences of a text's end, in the text itself or in another."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class OwnText:
         return self._tokens[max(0, self._count - most) : self._count].copy()
 
     def copies(self, most: int, depth: int = REACH) -> Copies:
-        """Copies of what followed the text's end earlier in the text. A repetition is expected to go on."""
+        """Copies of the text that followed earlier occurrences of its end. A repetition is expected to go on."""
         text = self._tokens[: self._count]
         places, lengths = _places(text, text, 1, most, len(text))
         return Copies(OWN, _read(text, places, depth), lengths)
 
 
 def copies_from(text: Int64, source: int, end: Int64, shortest: int, most: int, depth: int = REACH) -> Copies:
-    """Copies of what followed the last `shortest` or more tokens of `end` in another text."""
+    """Copies of the text that followed the last `shortest` or more tokens of `end` in another text."""
     places, lengths = _places(text, end, shortest, most, len(text))
     return Copies(source, _read(text, places, depth), lengths)
 
@@ -98,7 +98,7 @@ def _places(text: Int64, end: Int64, shortest: int, most: int, near: int) -> tup
 
 @relaxed
 def _read(text: Int64, places: Int64, depth: int) -> Int64:
-    """The tokens after each place, [places, depth]. Where the text ends, the tokens after the place are repeated."""
+    """The tokens after each place, [places, depth]. At the end of the text the tokens after the place are repeated."""
     tokens = np.full((len(places), depth), END, np.int64)
     for row in range(len(places)):
         period = len(text) - places[row]

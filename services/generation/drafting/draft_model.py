@@ -15,12 +15,12 @@ import numpy as np
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary
 from services.generation.drafting.draft_tree.draft_tree import DraftModelState, DraftTree, expand
-from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.string_level import DEEPEST, StringLevelDrafter
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import ONE_NODE, Budget, Draft, Drafter, DraftRequest
+from services.generation.engine.economics import DraftCost
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
@@ -76,13 +76,13 @@ class ModelDraft(Draft):
 class DraftModelDrafter(Drafter):
     """`Drafter` by a model with the target's tokenizer, in a cache of its own. Used by the engine's thread.
 
-    Drafts are chains, a token of all sequences in one pass. Sequences share rates of acceptance, never text. Where the
+    Drafts are chains, a token of all sequences in one pass. Sequences share rates of acceptance, never text. If the
     draft model's context or cache ends, or its drafts do not pay, it steps aside.
     """
 
     def __init__(self, model: Target, vocab_size: int, step_cost: StepCost) -> None:
-        """`vocab_size` is the target's, `step_cost` that of the draft model's passes."""
-        self._model, self._step_cost = model, step_cost
+        """`vocab_size` of the target, `step_cost` of the draft model's passes."""
+        self._model, self.cost = model, DraftCost(StepCost(0.0, 0.0), step_cost)
         self._known = model.config.vocab_size
         ids = np.arange(min(vocab_size, self._known), dtype=np.int64)
         columns = np.full(vocab_size, -1, np.int64)
@@ -104,7 +104,7 @@ class DraftModelDrafter(Drafter):
         return [_draft(ask).tree.token_tree() for ask in asks]
 
     def _starts(self, ask: DraftRequest, together: int) -> bool:
-        """Whether the model begins a chain. It does not where drafts do not pay, where the cache is full, or where more
+        """Whether the model begins a chain. It does not if drafts do not pay, if the cache is full, or if more
         is left to read. The tree has the caller's prediction in any case.
         """
         draft, tokens, budget = _draft(ask), ask.tokens, ask.budget
@@ -115,8 +115,7 @@ class DraftModelDrafter(Drafter):
         tree.add(draft.prediction.copies(tokens), budget)
         if depth < 1:
             return False
-        if not tree.worth_expanding():
-            draft.state.acceptance.fade()
+        if not tree.worth_expanding() and (draft.state.request.prediction or not self.cost.refused()):
             return False
         try:
             self._model.blocks.extend(draft.table, len(tokens) + depth - 1)
@@ -125,7 +124,7 @@ class DraftModelDrafter(Drafter):
         return self._caught_up(draft, tokens)
 
     def _begin_tree(self, draft: ModelDraft, tokens: list[int], budget: Budget, depth: int, together: int) -> DraftTree:
-        costs = Costs(budget.cost_by_nodes, self._step_cost.fixed / together, self._step_cost.row)
+        costs = self.cost.of(budget.pass_cost, together)
         most = max(depth, budget.nodes if draft.state.request.prediction else 0)
         tree = DraftTree(tokens[-1], draft.state.acceptance, DraftShape(depth, 1, most), costs)
         draft.state.begin(tree, tokens)
@@ -170,7 +169,7 @@ class DraftModelDrafter(Drafter):
 
 
 def _tip(draft: ModelDraft) -> list[int]:
-    """The token that a chain goes on from; none where it has ended."""
+    """The token that a chain goes on from; none if it has ended."""
     tokens: list[int] = draft.tree.nodes["token"][draft.tree.frontier].tolist()
     return tokens
 

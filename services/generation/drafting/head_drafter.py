@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import OwnText
-from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape, Vocabulary
+from services.generation.drafting.draft_tree.candidates import DEPTH, HEAD_NOISE, DraftShape, Vocabulary
 from services.generation.drafting.draft_tree.draft_tree import DraftModelState, DraftTree
-from services.generation.drafting.draft_tree.nodes import Costs
 from services.generation.drafting.heads import DraftHead
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.timing import time_drafts
-from services.generation.engine.cost import DraftPace, PassCost
+from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Draft, Drafter, DraftRequest
+from services.generation.engine.economics import Costs, DraftCost
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
@@ -32,15 +31,13 @@ from services.generation.target.target import Target
 
 _FEW = 16  # features that are read together with the next draft
 _MOST_WAITING = 1 << 23  # bytes of features that wait for the head's next draft; it may never come
-_FAINT = 0.05  # probability from which the head is asked for a copy's
-_LOOK = 64  # drafts that do not seem to pay until one is made
 
 SPARE_BLOCKS = 128
 """Blocks of a head's cache beyond the target's: entries of drafts take up to two a sequence behind its tokens."""
 
 ARITHMETIC = "int8"
-"""The arithmetic of heads, whose weights are rounded to 4 bits then: a step reads a third of what it does in bfloat16.
-Chains of four bring 2.18 tokens a pass where 8 bits bring 2.29, and drafts with 4 bits are faster all the same.
+"""The arithmetic of heads, whose weights are rounded to 4 bits then: a step reads a third of the bytes of bfloat16.
+Chains of four bring 2.18 tokens a pass where 8 bits bring 2.29, and drafts with 4 bits are faster nevertheless.
 """
 
 
@@ -89,12 +86,12 @@ class HeadDraft(Draft):
             self._store_all_but_one()
 
     def settle(self) -> None:
-        """Read the waiting features, but for those that the next draft reads anyway."""
+        """Read the waiting features, unless they are few: the next draft reads them anyway."""
         if self.waiting > _FEW:
             self._store_all_but_one()
 
     def _store_all_but_one(self) -> None:
-        """The last feature waits: the next draft begins with it. Where the cache is full, all go on waiting."""
+        """The last feature waits: the next draft begins with it. If the cache is full, all go on waiting."""
         features = self.features()
         try:
             self._store(self, self.waiting - 1)
@@ -130,7 +127,7 @@ class HeadDraft(Draft):
 
 
 class HeadPasses(Protocol):
-    """The head's passes, as far as its drafter knows them."""
+    """The members of a head's passes that its drafter uses."""
 
     @property
     def blocks(self) -> BlockPool: ...
@@ -139,8 +136,8 @@ class HeadPasses(Protocol):
 
 
 class HeadDrafter(Drafter):
-    """`Drafter` by one head on one target. Used by the engine's thread. A kind of head says how it computes entries
-    and how it expands trees; it begins with a draft tree of copies in flight for each sequence.
+    """`Drafter` by one head on one target. Used by the engine's thread. A kind of head computes entries
+    and expands trees; it begins with a draft tree of copies in flight for each sequence.
     """
 
     width = "tree_width"
@@ -155,14 +152,11 @@ class HeadDrafter(Drafter):
         is drafted too. `depth` bounds drafts of any request.
         """
         self.feature_layers = head.config.feature_layers
-        shape = DraftShape.for_device(cost)
-        self._deepest = shape.depth if depth is None else depth
-        self.shape = replace(shape, depth=min(shape.depth, self._deepest))
+        self.shape = DraftShape(depth=min(DEPTH, DEPTH if depth is None else depth))
         self._passes, self._features = passes, len(self.feature_layers) * head.config.target_hidden_size
-        self._noise, self._guesses = noise, LookaheadShape.for_device(cost).guesses if copies else 0
+        self._noise, self._guesses = noise, LookaheadShape().guesses if copies else 0
         self._acceptance, self._ends = Acceptance(), target.config.eos_token_ids
-        self.draft_cost, self.step_cost = time_drafts(self._chains, self.expand, target, self.shape.depth)
-        self._pace, self._refused = DraftPace(), 0
+        self.cost = DraftCost(*time_drafts(self._chains, self.expand, target, self.shape.depth))
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         acceptance = self._acceptance.begin(request)
@@ -176,41 +170,33 @@ class HeadDrafter(Drafter):
         if drafting:
             started = time.perf_counter()
             self.expand(drafting)
-            self._took(time.perf_counter() - started, drafting)
+            steps = max(draft.tree.steps for draft in drafting if draft.tree is not None)
+            self.cost.took(time.perf_counter() - started, len(drafting), steps)
         return [tree.token_tree() for tree in trees]
-
-    def _took(self, seconds: float, drafts: Sequence[HeadDraft]) -> None:
-        once, step, count = self.draft_cost, self.step_cost, len(drafts)
-        steps = max(draft.tree.steps for draft in drafts if draft.tree is not None)
-        self._pace.took(seconds, once.fixed + count * once.row, steps * (step.fixed + count * step.row))
 
     def _begun(self, ask: DraftRequest, together: int) -> DraftTree:
         """A tree of copies, in flight."""
-        draft, budget, once, step, pace = _draft(ask), ask.budget, self.draft_cost, self.step_cost, self._pace
-        costs = Costs(
-            budget.cost_by_nodes, pace.step * step.fixed / together, pace.step * step.row,
-            pace.once * (once.fixed / together + once.row),
-        )  # fmt: skip
+        draft, budget = _draft(ask), ask.budget
+        costs = self.cost.of(budget.pass_cost, together)
         tree = DraftTree(ask.tokens[-1], draft.state.acceptance, draft.shape.within(budget), costs)
         tree.add(draft.prediction.copies(ask.tokens), budget)
         if self._guesses:
             draft.text.extend(ask.tokens)
-            copies = draft.text.copies(2 * self._guesses)
-            tree.add([copies], budget, least=min(_FAINT, budget.breakeven), most=self._guesses)
+            tree.add([draft.text.copies(2 * self._guesses)], budget, most=self._guesses)
         draft.state.begin(tree, ask.tokens)
         return tree
 
     def _should_expand(self, ask: DraftRequest, tree: DraftTree) -> bool:
         """Whether the head drafts: it has a feature to begin with and room in its cache, and is expected to gain more
-        than it costs. Seldom it drafts all the same, for nothing else tells that drafts have become cheaper.
+        than it costs. It seldom drafts nevertheless (`DraftCost.refused`), except beside a prediction, which its tokens
+        could cut.
 
-        Raises ValueError where features were left out.
+        Raises ValueError if features were left out.
         """
         draft, known = _draft(ask), len(ask.tokens) - 1
         if not tree.worth_expanding():
-            draft.state.acceptance.fade()
-            self._refused += 1
-            if self._refused % _LOOK or ask.budget.breakeven >= 1.0:
+            tries = ask.budget.breakeven < 1.0 and not draft.state.request.prediction
+            if not (tries and self.cost.refused()):
                 return False
         if not known:
             return False
@@ -224,7 +210,7 @@ class HeadDrafter(Drafter):
         return True
 
     def _bounded(self, shape: DraftShape) -> DraftShape:
-        """What the head can draft of a shape."""
+        """A shape within the bounds of the head."""
         return shape
 
     def entries(self, shape: DraftShape) -> int:

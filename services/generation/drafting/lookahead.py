@@ -1,8 +1,8 @@
 """Lookahead decoding: no second model; guesses come from a Jacobi window, the prompt and the output.
 
 After Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024). Unlike there,
-only guesses that pay for their rows are verified, and the window runs only where rows are nearly free or a request asks
-for it.
+only guesses that pay for their rows are verified, and the window runs only if it pays for its rows too or a request
+asks for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from services.generation.drafting.acceptance import WINDOW, Acceptance
 from services.generation.drafting.copies import Copies, OwnText
 from services.generation.drafting.method_spec import MethodSpec, Parameter
 from services.generation.drafting.text_draft import TextDraft
-from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Draft, Drafter, tried
+from services.generation.engine.economics import seconds_saved
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
@@ -79,29 +79,30 @@ class NgramPool:
         return [ngram[1:] for ngram in reversed(self._used) if ngram[0] == token]
 
 
-_NEARLY_FREE = 0.01  # of a pass, a row
+WINDOW_BRINGS = 0.1
+"""Tokens a pass that the window's n-grams bring beside the text's own, as measured on the demo's questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadShape:
-    """W, N and G of the paper: window columns, n-gram order, guesses verified at most."""
+    """W, N and G of the paper, with its defaults: window columns, n-gram order, guesses verified at most."""
 
-    window: int
-    ngram: int
-    guesses: int
+    window: int = 15
+    ngram: int = 5
+    guesses: int = 15
+    window_asked: bool = False  # the window runs whether or not it pays
 
     @classmethod
-    def for_device(cls, cost: PassCost) -> LookaheadShape:
-        """The cheaper a row is beside a whole pass, the wider; a window only where its rows cost next to nothing."""
-        share = cost.row_share
-        window = 15 if share < _NEARLY_FREE else 0
-        return cls(window, ngram=5 if share < 0.05 else 4, guesses=max(1, min(15, int(0.4 / share))))
+    def for_request(cls, request: EngineRequest) -> LookaheadShape:
+        asked, paper = request.parameters, cls()
+        return cls(
+            asked.get("window", paper.window), asked.get("ngram", paper.ngram), asked.get("guesses", paper.guesses),
+            "window" in asked,
+        )  # fmt: skip
 
-    def for_request(self, request: EngineRequest) -> LookaheadShape:
-        asked = request.parameters
-        return LookaheadShape(
-            asked.get("window", self.window), asked.get("ngram", self.ngram), asked.get("guesses", self.guesses)
-        )
+    @property
+    def window_rows(self) -> int:
+        return self.window * (self.ngram - 1)
 
 
 class LookaheadDrafter(Drafter):
@@ -109,12 +110,12 @@ class LookaheadDrafter(Drafter):
 
     negligible_cost = True
 
-    def __init__(self, cost: PassCost) -> None:
-        self.shape, self._acceptance = LookaheadShape.for_device(cost), Acceptance()
+    def __init__(self) -> None:
+        self._acceptance = Acceptance()
         tried(self.begin(EngineRequest("", (0, 0), SamplingParams())))
 
     def begin(self, request: EngineRequest) -> LookaheadDraft:
-        return LookaheadDraft(self.shape.for_request(request), request, self._acceptance)
+        return LookaheadDraft(LookaheadShape.for_request(request), request, self._acceptance)
 
 
 class LookaheadDraft(Draft):
@@ -139,12 +140,11 @@ class LookaheadDraft(Draft):
         return copies
 
     def _with_window(self, tree: TokenTree, tokens: list[int], budget: Budget) -> TokenTree:
-        shape = self.shape
-        rows = shape.window * (shape.ngram - 1)
+        shape, rows = self.shape, self.shape.window_rows
         self._window_nodes = 0
         if shape.window < 1 or shape.ngram < 3 or budget.depth < shape.window + shape.ngram - 2:
             return tree
-        if len(tree) + rows > budget.nodes:
+        if len(tree) + rows > budget.nodes or not (shape.window_asked or _window_pays(len(tree) - 1, rows, budget)):
             self._window = None
             return tree
         if self._window is None:
@@ -163,10 +163,16 @@ class LookaheadDraft(Draft):
                 self.pool.add(ngram)
 
 
+def _window_pays(nodes: int, rows: int, budget: Budget) -> bool:
+    """Whether a window of so many rows beside a tree is expected to save more than it costs."""
+    more = float(budget.pass_cost[nodes + rows] - budget.pass_cost[nodes])
+    return seconds_saved(WINDOW_BRINGS, more, float(budget.pass_cost[0])) > 0.0
+
+
 METHOD = MethodSpec(
     name="lookahead",
     meaning="n-grams of the request's own text and of a Jacobi window",
-    build=lambda parts: {"lookahead": LookaheadDrafter(parts.cost)},
+    build=lambda _: {"lookahead": LookaheadDrafter()},
     workloads=("many_adapters", "code"),
     parameters=(
         Parameter("window", 0, 32, "W: columns of the Jacobi window"),

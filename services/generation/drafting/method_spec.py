@@ -26,7 +26,7 @@ class DrafterInputs:
     cost: PassCost  # of the target's passes
     load: LoadTarget
     heads: Mapping[str, DraftHead] = field(default_factory=dict)  # of all kinds, by the names that engines know them by
-    datastores: Sequence[tuple[str | None, Path]] = ()  # by tenant; None is everybody
+    datastores: Sequence[tuple[str | None, Path]] = ()  # by tenant; None for all tenants
     draft_model: Path | None = None
 
 
@@ -47,13 +47,13 @@ class MethodSpec:
     name: str
     meaning: str
     build: Callable[[DrafterInputs], Mapping[str, Drafter]]
-    """Its drafters by the names that the engine knows: the method's, or "method/…" for each of several. Empty where the
-    server lacks what it needs. Seconds, on the calling thread. Raises TargetError, DatastoreError, HeadError.
+    """Its drafters by the names that the engine knows: the method's, or "method/…" for each of several. Empty if the
+    server lacks its parts. Seconds, on the calling thread. Raises TargetError, DatastoreError, HeadError.
     """
-    missing: str | None = None  # reason in receipts where nothing could be built; None for a method that needs nothing
+    missing: str | None = None  # reason in receipts if nothing could be built; None for a method that needs nothing
     flag: str = ""  # the server's flag that the method needs
-    workloads: tuple[str, ...] = ()  # declared ones that prefer it
-    depth: int | None = None  # in tokens, where a request names no k; None where drafts have no such bound
+    workloads: tuple[str, ...] = ()  # declared workloads that prefer it
+    depth: int | None = None  # in tokens, if a request names no k; None if drafts have no such bound
     parameters: tuple[Parameter, ...] = ()
     by_name_only: bool = False  # whether `auto` passes it over
     heads: HeadKind | None = None  # of the published heads that it drafts with, one drafter each

@@ -1,7 +1,7 @@
 """The table of methods. A new one is a file beside this and a line here.
 
-The order is that of preference: `auto` begins with the first that can run where a request declares no workload, and
-hands over in this order.
+The order is that of preference: `auto` begins with the first that can run if a request declares no workload, and hands
+over in this order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load_head(folder: Path, base: TargetConfig) -> DraftHead:
 
 
 def check_head(folder: Path, base: TargetConfig) -> None:
-    """What `load_head` says of a folder by its configuration and its tensors' names. Raises HeadError."""
+    """Check a folder for `load_head`, by its configuration and its tensors' names. Raises HeadError."""
     _kind_of(folder).check(folder, base)
 
 

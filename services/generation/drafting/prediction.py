@@ -1,6 +1,6 @@
-"""Predicted output: drafts are the text that the caller expects, from where the output has got to in it.
+"""Predicted output: drafts are the text that the caller expects, from the place that the output has reached.
 
-Where the output leaves the prediction and comes back to it, it was edited. The same edit is expected again: a name is
+If the output leaves the prediction and comes back to it, it was edited. The same edit is expected again: a name is
 mostly changed everywhere.
 """
 
@@ -17,9 +17,9 @@ from services.generation.drafting.acceptance import PREDICTED
 from services.generation.drafting.copies import END, LONGEST, REACH, Copies, places_after
 from services.generation.engine.request import EngineRequest
 
-_FIRST = 4  # tokens of a match that the beginning of an output counts as: it is likely to be that of the prediction
+_FIRST = 4  # tokens of a match that an output counts as at first: it is likely to begin as the prediction
 _BACK = 3  # tokens in common after which the output is taken to be back
-_PLACES = 4  # where it may be back, as long as that is not sure
+_PLACES = 4  # at which it may be back, as long as that is not sure
 _LONGEST_EDIT = 16  # tokens
 _MOST_EDITS = 8  # the newest are kept
 
@@ -57,8 +57,8 @@ class Prediction:
         self._diverged: list[int] = []  # emitted since the output left it
         self._partial_edit: list[int] = []  # emitted of an edit that is not complete
         self._edits: list[_Edit] = []  # the newest one first
-        self._ahead: deque[_Step] = deque()  # what is expected next
-        self._coming = self._steps(0)  # what is expected behind that
+        self._ahead: deque[_Step] = deque()  # the tokens expected next
+        self._coming = self._steps(0)  # the tokens expected behind those
 
     def copies(self, tokens: Sequence[int], depth: int = REACH) -> list[Copies]:
         """Copies that may follow `tokens` (prompt and output). `tokens` may only have grown since the last call."""
@@ -98,7 +98,7 @@ class Prediction:
         return places.tolist(), lengths.tolist()
 
     def _plan(self, depth: int) -> None:
-        """Look at least `depth` tokens ahead, as far as the text goes."""
+        """Look at least `depth` tokens ahead, or to the end of the text."""
         self._ahead.extend(islice(self._coming, max(0, depth - len(self._ahead))))
 
     def _steps(self, place: int) -> Iterator[_Step]:
@@ -137,14 +137,14 @@ class Prediction:
             step.done.score += 1
 
     def _unedited(self) -> None:
-        """The text was emitted as it stands where an edit was expected."""
+        """The text was emitted without an edit that was expected."""
         edit = self._edit_at(self._place)
         if edit is not None:
             edit.score -= 1
         self._go_to(self._place + len(self._partial_edit) + 1, self._matched + 1)
 
     def _resync(self, tokens: Sequence[int]) -> None:
-        """Look for the end of the output in the text. Where it is back, it has been edited until there."""
+        """Look for the end of the output in the text. If it is back, it has been edited until there."""
         places, lengths = self._matches(tokens, 1)
         if not places or lengths[0] < _BACK:
             return

@@ -29,7 +29,7 @@ _SHORTEST = 2  # tokens of a match there
 _NEAREST = 16  # passages
 _NEAR_TOKENS = 16_384  # of them at most
 _TOPIC = 256  # tokens at the end of a request that are its topic; after as many new ones it is looked up again
-_REACH = 16  # tokens of what is retrieved
+_REACH = 16  # tokens of a retrieved text
 _SURE = 16  # tokens of own text that match: a store or shorter matches add little then
 
 
@@ -39,7 +39,7 @@ class RestDrafter(Drafter):
     negligible_cost = True
 
     def __init__(self, stores: dict[str | None, list[Datastore]]) -> None:
-        """`stores` by tenant; those under None are for everybody, by the operator's word."""
+        """`stores` by tenant; a store under None serves all tenants, as the operator has configured."""
         self._stores = stores
         self._acceptance = Acceptance()
 
@@ -64,7 +64,7 @@ class Retrieval:
     def __init__(self, stores: list[Datastore], sampling: Samplings) -> None:
         self._stores, self._sampling = stores, sampling
         self._topic: _Topic | None = None
-        self._sure = False  # of what follows in the own text
+        self._sure = False  # that the own text goes on as before
 
     def look(self, text: OwnText) -> list[Copies]:
         """Copies from the own text and from the passages near the request."""

@@ -17,10 +17,10 @@ from services.generation.drafting.acceptance import RETOKENIZED, Acceptance, Req
 from services.generation.drafting.copies import Copies
 from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.nodes import Costs, best_depth
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import ONE_NODE, Budget, Draft, Drafter, DraftRequest
+from services.generation.engine.economics import Costs, DraftCost, Pass, best_depth
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
@@ -126,7 +126,7 @@ class StringLevelDraft(Draft):
     def begin_tree(self, tokens: list[int], budget: Budget, chain: list[int]) -> TokenTree:
         """A tree of the caller's prediction and of the draft model's tokens."""
         tree = DraftTree(
-            tokens[-1], self.acceptance, DraftShape(budget.depth, 0, budget.nodes), Costs(budget.cost_by_nodes), room=0
+            tokens[-1], self.acceptance, DraftShape(budget.depth, 0, budget.nodes), Costs(budget.pass_cost), room=0
         )
         tree.add(self.prediction.copies(tokens), budget)
         if chain:
@@ -167,7 +167,7 @@ class StringLevelDrafter(Drafter):
         """`tokenizer` and `ends`, tokens that end an output, are the target's; `own`: the draft model's tokenizer;
         `step`: the cost of its passes.
         """
-        self._model, self._step_cost = model, step
+        self._model, self.cost = model, DraftCost(StepCost(0.0, 0.0), step)
         self._tokenizer, self._own, self._ends = tokenizer, own, list(ends)[:1]
         self._acceptance = Acceptance()
         self.begin(EngineRequest("", (0,), SamplingParams())).begin_tree([0], ONE_NODE, [0])  # compiles
@@ -192,14 +192,13 @@ class StringLevelDrafter(Drafter):
     def _depth(self, ask: DraftRequest, together: int) -> int:
         """The number of tokens to draft with the largest expected gain; 0 without room, or with too many unread ids."""
         draft, budget = _draft(ask), ask.budget
-        rates, step = draft.acceptance.rates(), self._step_cost
+        rates, costs = draft.acceptance.rates(), self.cost.of(budget.pass_cost, together)
         depths = range(1, min(draft.depth, budget.depth, budget.nodes) + 1)
-        costs = Costs(budget.cost_by_nodes, step.fixed / together, step.row)
         chances = rates[[copy_kind(RETOKENIZED, depth, 0) for depth in depths]]
-        best = best_depth(chances, costs, 1.0, 1.0, costs.by_nodes[0])
-        if not best:
-            draft.acceptance.fade()
+        best = best_depth(chances, 1.0, Pass(0, 1.0, float(costs.pass_cost[0])), costs)
+        if not best and not (depths and self.cost.refused()):
             return 0
+        best = max(best, 1)
         draft.follow(ask.tokens)
         return best if self._ready(draft, best) else 0
 

@@ -28,7 +28,7 @@ _SHORTEST = 2  # tokens of a match in past outputs
 class Past:
     """The newest outputs of one tenant with one adapter, and how often copies have held for them.
 
-    Tenants share neither, so that not even the speed of one says anything about another. `add` and `forget` exclude
+    Tenants share neither, so that not even the speed of one depends on another. `add` and `forget` exclude
     each other; `text` may be read at any time.
     """
 
@@ -39,7 +39,7 @@ class Past:
         self._lock = Lock()
 
     def add(self, key: RequestKey, tokens: list[int]) -> None:
-        """Keep what a request emitted, its last tokens where it is too long."""
+        """Keep the tokens that a request emitted, the last ones of a long output."""
         with self._lock:
             self._outputs.append((key, np.array([*tokens[1 - MOST_TOKENS :], END], np.int64)))
             while sum(len(output) for _, output in self._outputs) > MOST_TOKENS:
@@ -111,6 +111,6 @@ class SuffixDraft(TextDraft):
 METHOD = MethodSpec(
     name="suffix",
     meaning="what followed the same words in the tenant's own past outputs",
-    by_name_only=True,  # it keeps text beyond a request: somebody has to ask for that
+    by_name_only=True,  # it keeps text beyond a request, which a caller has to ask for
     build=lambda _: {"suffix": SuffixDrafter()},
 )

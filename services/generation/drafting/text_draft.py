@@ -9,9 +9,10 @@ from services.generation.drafting.acceptance import Acceptance
 from services.generation.drafting.copies import Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.nodes import Bounds, Costs, Nodes
+from services.generation.drafting.draft_tree.nodes import Bounds, Nodes
 from services.generation.drafting.prediction import Prediction
 from services.generation.engine.drafter import Budget, Draft
+from services.generation.engine.economics import Costs
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32, Float64
@@ -44,7 +45,7 @@ class TextDraft(Draft):
     def propose(self, tokens: list[int], budget: Budget) -> TokenTree:
         self._text.extend(tokens)
         bounds, room = DraftShape(budget.depth, 0, budget.nodes), 0 if self._expand is None else _ROOM
-        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.cost_by_nodes), room=room)
+        self._tree = DraftTree(tokens[-1], self._acceptance, bounds, Costs(budget.pass_cost), room=room)
         self._tree.add(self._prediction.copies(tokens), budget)
         self._tree.add(self._look(self._text), budget, most=self._most)
         if self._expand is not None:

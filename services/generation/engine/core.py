@@ -10,8 +10,9 @@ from heapq import heappop, heappush
 from itertools import accumulate, count
 from weakref import ref
 
-from services.generation.engine.cost import PassCost, breakeven
+from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Drafter
+from services.generation.engine.economics import breakeven
 from services.generation.engine.events import Counts, Sink
 from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.engine.prefix_disk import PrefixDisk
@@ -59,7 +60,7 @@ class Work:
 class EngineSettings:
     """None of these can change a token; hypothesis tests vary them all."""
 
-    max_sequences: int = 32  # running at once
+    max_sequences: int = 32  # running at the same time
     max_waiting: int = 256  # of one tenant, queued beyond that
     max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
     prefill_rows: int = 256  # of them for prompts while other sequences are decoding
@@ -219,7 +220,8 @@ class EngineCore:
         `keys`: cached tokens of all sequences before the pass.
         """
         if any(work.tree is None for work in plan):
-            seconds = 0.0  # not timed
+            self._speculation.pace.skipped()
+            return
         plain, rows = self._cost.of(len(plan), keys, len(plan)), sum(work.rows for work in plan)
         self._speculation.pace.took(seconds, plain, self._cost.of(rows, keys, len(plan)) - plain)
 
@@ -277,20 +279,20 @@ class EngineCore:
         drafting = [s for s in roots if s in self._running and self._speculation.drafts_for(s, len(roots))]
         if not drafting or self._speculation.pace.due:
             return {}
-        shares = self._cost.of_drafts(
+        pass_cost = self._cost.of_drafts(
             rows_left // len(drafting), drafting=len(drafting), sequences=len(roots),
             prefill_rows=prefill_rows, keys=sum(sequence.cached for sequence in roots),
         )  # fmt: skip
-        shares = self._speculation.pace.of(shares)
-        least = breakeven(shares)
-        if least >= 1.0:  # not even a certain token would pay: to look for one costs time all the same
+        pass_cost = self._speculation.pace.of(pass_cost)
+        least = breakeven(pass_cost)
+        if least >= 1.0:  # not even a certain token would pay, and looking for one costs time
             return {}
         budgets = {}
         for sequence in drafting:
             depth = sequence.remaining - 1
             if sequence.request.k is not None:
                 depth = min(depth, sequence.request.k)
-            budgets[sequence] = Budget(depth, shares, least)
+            budgets[sequence] = Budget(depth, pass_cost, least)
         return budgets
 
     def _reserve(self, sequence: Sequence, rows: int, preempt: bool = True) -> bool:

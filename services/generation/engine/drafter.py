@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.generation.engine.cost import MARGIN, breakeven
+from services.generation.engine.economics import breakeven
 from services.generation.engine.request import EngineRequest, RequestKey
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32, Float64
@@ -19,21 +19,17 @@ class Budget:
     """The rows and depth that one sequence may spend in the next pass."""
 
     depth: int  # deepest draft node; deeper ones could not be emitted
-    cost_by_nodes: Float64  # [nodes + 1] seconds of the pass that this sequence accounts for with 0, 1, … draft nodes
+    pass_cost: Float64  # [nodes + 1] seconds of the pass that this sequence accounts for with 0, 1, … draft nodes
     breakeven: float  # chance of acceptance below which a node is not worth its row, however many there are
 
     @classmethod
-    def of(cls, depth: int, cost_by_nodes: Float64) -> Budget:
-        return cls(depth, cost_by_nodes, breakeven(cost_by_nodes))
+    def of(cls, depth: int, pass_cost: Float64) -> Budget:
+        return cls(depth, pass_cost, breakeven(pass_cost))
 
     @property
     def nodes(self) -> int:
         """Draft nodes at most, the root not counted."""
-        return len(self.cost_by_nodes) - 1
-
-    def seconds_of(self, nodes: int) -> float:
-        """The cost that `nodes` draft nodes add to this sequence's share of the pass."""
-        return float(self.cost_by_nodes[nodes] - self.cost_by_nodes[0]) / MARGIN
+        return len(self.pass_cost) - 1
 
 
 ONE_NODE = Budget(1, np.ones(2), 0.0)  # to try a drafter with
@@ -65,7 +61,7 @@ class Draft:
         """
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
-        """The pass is done: `tokens` now ends with what it emitted. Path and logits [nodes, vocab_size] belong to
+        """The pass is done: `tokens` now ends with the emitted ones. Path and logits [nodes, vocab_size] belong to
         `tree`, which this draft proposed, or to a bare root. After a sequence's last pass nothing is `read`.
         """
 
@@ -89,7 +85,7 @@ class Drafter(Protocol):
     """A method of speculation."""
 
     feature_layers: tuple[int, ...] = ()  # whose features its drafts read, see `Target.forward`
-    negligible_cost: bool = False  # it is asked even where a grammar already says what comes next
+    negligible_cost: bool = False  # it is asked even if a grammar already forces the next token
 
     def begin(self, request: EngineRequest) -> Draft:
         """Start on a sequence; called before its first pass."""

@@ -30,7 +30,7 @@ PARTS: tuple[Part, ...] = ("sampling", "copies", "trees")
 
 _GENERATION = Path(__file__).parents[1]
 _SAMPLING = ("engine/numba_cache.py", "engine/sampling/*.py")
-_DRAFTING = (*_SAMPLING, "drafting/**/*.py", "engine/cost.py", "target/blocks.py")
+_DRAFTING = (*_SAMPLING, "drafting/**/*.py", "engine/cost.py", "engine/economics.py", "target/blocks.py")
 _declared: list[Callable[..., Any]] = []  # functions of the modules that this process has imported
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _LOG_SECONDS = 2.0  # between two log lines

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
+from services.generation.engine.cost import MARGIN
 from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequest
+from services.generation.engine.economics import seconds_saved
 from services.generation.engine.grammar_guide import GrammarGuide
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sequence import Sequence
@@ -19,9 +21,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-_UNSEEN = 0.1
-"""Tokens that a draft costs beside its own time and its rows: walks of trees, and weights displaced from the caches."""
 
 
 @dataclass(slots=True)
@@ -138,7 +137,7 @@ class Speculation:
         budgets: Mapping[Sequence, Budget],
         trees: dict[Sequence, TokenTree],
     ) -> None:
-        """Ask for all at once; if that fails, one by one, so that only the sequence at fault loses its draft."""
+        """Ask for all together; if that fails, one by one, so that only the sequence at fault loses its draft."""
         try:
             self._ask(method, sequences, budgets, trees)
         except Exception:
@@ -147,7 +146,7 @@ class Speculation:
             if len(sequences) == 1:
                 self._failed(sequences[0], method)
                 return
-            log.exception("%s failed for %d sequences at once; trying each alone", method, len(sequences))
+            log.exception("drafting with %s failed for %d sequences: trying each alone", method, len(sequences))
             for sequence in sequences:
                 self._propose(method, [sequence], budgets, trees)
 
@@ -215,12 +214,10 @@ class Speculation:
         if drafts.turns.method is None:
             drafts.turns.passed(0.0)
         elif budget is not None and method == drafts.turns.method and self.pace.known:
-            plain = float(budget.cost_by_nodes[0])
-            gain = -seconds / plain
+            price, spent = float(budget.pass_cost[0]), MARGIN * seconds
             if len(tree) > 1:
-                took = self.pace.last * (plain + budget.seconds_of(len(tree) - 1))
-                gain += len(path) - took / plain - _UNSEEN
-            drafts.turns.passed(gain, once / plain)
+                spent += self.pace.last * float(budget.pass_cost[len(tree) - 1]) - price
+            drafts.turns.passed(seconds_saved(len(path) - 1, spent, price) / price, once / price)
 
     def method(self, sequence: Sequence) -> str:
         """The method whose draft the pass in flight verifies, if it verifies one."""

@@ -1,4 +1,4 @@
-"""The token tree, all that one pass computes for one sequence, and the walk along what the target itself says."""
+"""The token tree, the rows of one sequence in one pass, and the walk along the tokens that the target samples."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Draft trees: candidates, expanded by best cumulative probability, cut to what pays."""
+"""Draft trees: candidates, expanded by best cumulative probability, cut to the nodes that pay."""

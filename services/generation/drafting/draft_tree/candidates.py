@@ -14,21 +14,23 @@ from numpy.typing import NDArray
 from services.generation.drafting.draft_tree.nodes import (
     MOST_COPIED,
     NONE,
-    Costs,
     Growth,
     Level,
     Nodes,
     add_level,
     copies_below,
 )
-from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget
+from services.generation.engine.economics import Economics
 from services.generation.engine.numba_cache import relaxed
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.race import exp64, key_of, log_of_normal, value_of, word_of
 from services.generation.target.arrays import Float32, Float64, Int64
 
-_DEPTH = 16  # at most, where a request does not say k; the cost model ends most drafts long before
+DEPTH, WIDTH = 16, 4
+"""Bounds of a tree in tokens if a request names none: its depth, and the children of a node, of which as many are
+expanded at each depth. Costs end most trees long before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +40,9 @@ class DraftShape:
     Each expanded node gets `width` children, and `width` nodes are expanded at each depth: 1 is a chain.
     """
 
-    depth: int
-    width: int
-    tree_tokens: int  # draft tokens verified at most
-
-    @classmethod
-    def for_device(cls, cost: PassCost) -> DraftShape:
-        """The cheaper a row is beside a whole pass, the wider."""
-        share = cost.row_share
-        width = 2 if share > 0.03 else 4 if share > 0.01 else 8
-        # A row may cost nothing as far as could be measured; 60 tokens are the most.
-        return cls(depth=_DEPTH, width=width, tree_tokens=max(8, int(2.0 / max(share, 1 / 30))))
+    depth: int = DEPTH
+    width: int = WIDTH
+    tree_tokens: int = MOST_COPIED  # draft tokens verified at most
 
     def within(self, budget: Budget) -> DraftShape:
         return DraftShape(min(self.depth, budget.depth), self.width, min(self.tree_tokens, budget.nodes))
@@ -59,7 +53,7 @@ class DraftShape:
         return DraftShape(
             self.depth if request.k is None else request.k,
             asked.get(width, self.width),
-            asked.get("tree_tokens", MOST_COPIED if request.prediction else self.tree_tokens),
+            asked.get("tree_tokens", self.tree_tokens),
         )
 
 
@@ -117,7 +111,7 @@ and 42.7 % with this much (T = 0.7: 53.6, 51.8 and 55.1 %; 400 tokens of answers
 
 
 class Vocabulary(NamedTuple):
-    """The target's id of each of a model's tokens, and back: -1 where the model has none."""
+    """The target's id of each of a model's tokens, and back: -1 if the model has none."""
 
     target_ids: Int64
     draft_ids: Int64
@@ -135,31 +129,35 @@ MOST_ASKED = 4  # copies below a node that a model is asked about
 NO_CONFIDENCE: Float32 = np.empty(0, np.float32)
 
 
+class ModelOutput(NamedTuple):
+    """A model's output below the nodes of a frontier, and how tokens are drawn from it."""
+
+    logits: Float32  # [frontier, draft vocabulary]
+    confidence: Float32  # [frontier] in the first tokens, or `NO_CONFIDENCE`
+    vocabulary: Vocabulary
+    sampling: Samplings  # [1]
+
+
 @relaxed
 def grow(
-    nodes: Nodes, count: int, frontier: Int64, logits: Float32, vocabulary: Vocabulary, sampling: Samplings,
-    confidence: Float32, growth: Growth, costs: Costs, rates: Float64,
-) -> tuple[int, Int64]:  # fmt: skip
-    """Add a model's tokens below the frontier's nodes. logits [frontier, draft vocabulary], `confidence` [frontier] or
-    `NO_CONFIDENCE`. Returns the new number of nodes, and the next frontier.
-    """
-    level = candidates(nodes, count, frontier, logits, vocabulary, sampling[0], growth.width)
-    if len(confidence) and sampling[0].temperature == 0.0:
-        confide(level, confidence)
-    return add_level(nodes, count, frontier, level, growth, costs, rates)
+    nodes: Nodes, count: int, frontier: Int64, output: ModelOutput, growth: Growth, economics: Economics
+) -> tuple[int, Int64]:
+    """Add a model's tokens below the frontier's nodes. Returns the new number of nodes, and the next frontier."""
+    level = candidates(nodes, count, frontier, output, growth.width)
+    if len(output.confidence) and output.sampling[0].temperature == 0.0:
+        confide(level, output.confidence)
+    return add_level(nodes, count, frontier, level, growth, economics)
 
 
 @relaxed
-def candidates(
-    nodes: Nodes, count: int, frontier: Int64, logits: Float32, vocabulary: Vocabulary, sampling: Any, width: int
-) -> Level:
+def candidates(nodes: Nodes, count: int, frontier: Int64, output: ModelOutput, width: int) -> Level:
     """The `width` likeliest tokens below each node of the frontier and their shares, and the shares of copies there.
 
-    logits [frontier, draft vocabulary]. Where the temperature is above 0, logits / temperature gets the row's share of
+    At a temperature above 0, logits / temperature gets the row's share of
     the noise that the target's sampler will use there: likely winners come first. Tokens that top-k, top-p and min-p
     remove are out. A share is the token's part of the softmax over those scores.
     """
-    rows = len(frontier)
+    rows, logits, vocabulary, sampling = len(frontier), output.logits, output.vocabulary, output.sampling[0]
     level = Level(
         np.empty((rows, width), np.int64), np.empty((rows, width), np.float32),
         np.empty((rows, MOST_ASKED), np.int64), np.empty((rows, MOST_ASKED), np.float32),

@@ -14,13 +14,15 @@ from services.generation.drafting.draft_tree.candidates import (
     MOST_ASKED,
     NO_CONFIDENCE,
     DraftShape,
+    ModelOutput,
     Samplings,
     Vocabulary,
     grow,
     sampling_of,
 )
-from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Costs, Growth
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, NODE, NONE, Bounds, Growth
 from services.generation.engine.drafter import Budget
+from services.generation.engine.economics import Costs, Economics
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.sampling.processors import LogitsProcessors, end_ids
 from services.generation.engine.tree import TokenTree
@@ -38,9 +40,9 @@ class DraftTree:
         self, root: int, acceptance: RequestAcceptance, shape: DraftShape, costs: Costs, *, room: int | None = None
     ) -> None:
         """`room`: nodes beside copies; by default as many as a model may add."""
-        self.shape, self.costs = shape, costs
+        self.shape, self.economics = shape, Economics(costs, acceptance.rates())
         self.frontier: Int64 = np.zeros(1, np.int64)  # nodes whose children come next
-        self._acceptance, self._rates = acceptance, acceptance.rates()
+        self._acceptance = acceptance
         if room is None:
             room = (shape.width + MOST_ASKED) * (1 + max(0, shape.depth - 1) * shape.width)
         self._nodes, self._count = np.empty(1 + MOST_COPIED + room, NODE), 1
@@ -73,48 +75,47 @@ class DraftTree:
         for copies in sources:
             self._count, apart = compiled.add_copies(
                 self._nodes, self._count, copies.tokens, copies.lengths, copies.source,
-                Bounds(most, budget.depth, least), self._rates,
+                Bounds(most, budget.depth, least), self.economics.rates,
             )  # fmt: skip
             most -= apart
-        compiled.rank_copies(self._nodes, self._count, self._rates)
+        compiled.rank_copies(self._nodes, self._count, self.economics.rates)
 
     def add_by(self, source: Callable[[compiled.Nodes, int, Bounds, Float64], int], budget: Budget) -> None:
         """Let a source that is compiled add nodes within bounds: nodes [any], how many there are, bounds, rates [kinds]
         to how many there are then.
         """
         bounds = Bounds(len(self._nodes), budget.depth, budget.breakeven)
-        self._count = source(self._nodes, self._count, bounds, self._rates)
+        self._count = source(self._nodes, self._count, bounds, self.economics.rates)
 
     def worth_expanding(self) -> bool:
         """Whether a chain of a model's first choices is expected to gain more than it costs. A tree that already has
         the caller's prediction leaves less to gain.
         """
-        return compiled.pays(
-            self._nodes, self._count, self.shape.depth, self.shape.tree_tokens, self.costs, self._rates
-        )
+        shape = self.shape
+        return compiled.expected_chain(self._nodes, self._count, shape.depth, shape.tree_tokens, self.economics) > 0
 
     def expand(
         self, logits: Float32, vocabulary: Vocabulary, sampling: Samplings, confidence: Float32 = NO_CONFIDENCE
     ) -> None:
         """Add a model's tokens below the frontier's nodes, and go on to the next frontier. logits [frontier, draft
-        vocabulary] C-contiguous; `confidence` [frontier] in its first tokens, where it has its own.
+        vocabulary] C-contiguous; `confidence` [frontier] in its first tokens, if it has its own.
         """
         self.steps += 1
         growth = Growth(self.shape.width, self.shape.tree_tokens, self.steps, self.steps == self.shape.depth)
         self._count, self.frontier = grow(
-            self._nodes, self._count, self.frontier, logits, vocabulary, sampling, confidence, growth, self.costs,
-            self._rates,
+            self._nodes, self._count, self.frontier, ModelOutput(logits, confidence, vocabulary, sampling), growth,
+            self.economics,
         )  # fmt: skip
 
     def token_tree(self) -> TokenTree:
         """The nodes that pay for their rows."""
-        best, _, _ = compiled.chosen(self._nodes, self._count, self.shape.tree_tokens, self.steps, self.costs)
+        best = compiled.choose(self._nodes, self._count, self.shape.tree_tokens, self.steps, self.economics)
         order, parents = compiled.ordered(self._nodes, self._count, best)
         tokens, predicted = self._nodes["token"][order], self._nodes["copy"][order] == PREDICTED
         return TokenTree(tuple(tokens.tolist()), tuple(parents.tolist()), frozenset(predicted.nonzero()[0].tolist()))
 
     def judge(self, emitted: Sequence[int]) -> None:
-        """Compare all candidates, verified or not, with what was emitted after the root."""
+        """Compare all candidates, verified or not, with the tokens emitted after the root."""
         self._acceptance.record(*compiled.judged(self._nodes, self._count, np.array(emitted, np.int64)))
 
 

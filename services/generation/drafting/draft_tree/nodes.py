@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.generation.drafting.acceptance import PREDICTED, copy_kind, first_choice_kind, model_kind
+from services.generation.engine.economics import Economics, Pass, best_depth, best_pass, nodes_to_expand
 from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Bools, Float32, Float64, Int64
 
@@ -34,17 +35,6 @@ NODE = np.dtype(
 Nodes = NDArray[Any]  # of dtype NODE
 NONE = -1
 MOST_COPIED = 160  # nodes of copies
-
-
-class Costs(NamedTuple):
-    """Seconds: of a pass by draft nodes (`Budget.cost_by_nodes`), and of the model that drafts: once for a draft, and
-    for each of its steps, a level of the tree each.
-    """
-
-    by_nodes: Float64  # [nodes + 1]
-    step: float = 0.0  # of one step, this sequence's share
-    step_row: float = 0.0  # of one more row in it
-    draft: float = 0.0  # before the first step
 
 
 class Bounds(NamedTuple):
@@ -151,7 +141,7 @@ def copies_below(nodes: Nodes, count: int, frontier: Int64, asked: Int64) -> Non
 
 @relaxed
 def add_level(
-    nodes: Nodes, count: int, frontier: Int64, level: Level, growth: Growth, costs: Costs, rates: Float64
+    nodes: Nodes, count: int, frontier: Int64, level: Level, growth: Growth, economics: Economics
 ) -> tuple[int, Int64]:
     """Add a model's tokens below the frontier's nodes. Returns the new number of nodes, and the next frontier."""
     width = level.tokens.shape[1]
@@ -172,70 +162,41 @@ def add_level(
             if share >= 0.0:
                 this.rank = place
                 this.model_kind = model_kind(1 if this.copy != NONE else 0, share, this.depth)
-                this.given = rates[this.model_kind]
+                this.given = economics.rates[this.model_kind]
     for node in range(1, count):
         nodes[node].chance = nodes[nodes[node].parent].chance * nodes[node].given
-    return count, _next_frontier(nodes, count, newest[: 0 if growth.ends else found], growth, costs, rates)
+    return count, _next_frontier(nodes, count, newest[: 0 if growth.ends else found], growth, economics)
 
 
 @relaxed
-def _next_frontier(nodes: Nodes, count: int, newest: Int64, growth: Growth, costs: Costs, rates: Float64) -> Int64:
-    """The likeliest of the newest nodes. Each has to pay for its row of the model, and all together for its step."""
+def _next_frontier(nodes: Nodes, count: int, newest: Int64, growth: Growth, economics: Economics) -> Int64:
+    """The likeliest of the newest nodes, as many as pay for a further step of the model."""
     if len(newest) == 0:
         return newest
-    taken, emitted, seconds = chosen(nodes, count, growth.most, growth.steps, costs)
-    next_choice = rates[first_choice_kind(nodes[newest[0]].depth + 1)]
-    row = next_row(costs.by_nodes, len(taken))
-    best, gain, kept = likeliest(nodes, newest, growth.width), 0.0, 0
-    for node in best:
-        worth = nodes[node].chance * next_choice * seconds / emitted - costs.step_row - row
-        if worth > 0.0:
-            best[kept] = node
-            gain += worth
-            kept += 1
-    return best[: kept if gain > costs.step else 0]
+    before = worth(nodes, count, growth.most, growth.steps, economics)
+    first_choice = economics.rates[first_choice_kind(nodes[newest[0]].depth + 1)]
+    best = likeliest(nodes, newest, growth.width)
+    return best[: nodes_to_expand(_chances(nodes, best), first_choice, before, economics.costs)]
 
 
 @relaxed
-def pays(nodes: Nodes, count: int, depth: int, most: int, costs: Costs, rates: Float64) -> bool:
-    """Whether a chain of a model's first choices is expected to gain more than it costs. What the caller predicts
-    leaves it less to gain.
+def expected_chain(nodes: Nodes, count: int, depth: int, most: int, economics: Economics) -> int:
+    """The length of the chain of a model's first choices that saves most time, 0 if none saves any. A tree that has
+    the caller's prediction leaves it less to gain, and nothing while the prediction is accepted more often than first
+    choices: the model would score its tokens anew, and worse.
     """
-    chance, emitted, seconds = 1.0, 1.0, costs.by_nodes[0]
+    chance, before = 1.0, Pass(0, 1.0, economics.costs.pass_cost[0])
     for node in range(1, count):
         if nodes[node].copy == PREDICTED and nodes[node].parent == 0:
             chance -= nodes[node].chance
+    if 1.0 - chance > economics.rates[first_choice_kind(1)]:
+        return 0
     if chance < 1.0:
-        _, emitted, seconds = chosen(nodes, count, most, 0, costs)
-    firsts = np.empty(depth)
+        before = worth(nodes, count, most, 0, economics)
+    rates = np.empty(depth)
     for place in range(depth):
-        firsts[place] = rates[first_choice_kind(place + 1)]
-    return best_depth(firsts, costs, chance, emitted, seconds) > 0
-
-
-@relaxed
-def best_depth(rates: Float64, costs: Costs, chance: float, emitted: float, seconds: float) -> int:
-    """The tokens of the chain that gains most by what it costs, 0 where none gains. `rates` [tokens]: how often one
-    holds after those before. Without the chain a pass emits `emitted` tokens in `seconds`, and leaves it the `chance`.
-    """
-    best, most, held, gained = 0, 0.0, chance, 0.0
-    for depth in range(1, min(len(rates), len(costs.by_nodes) - 1) + 1):
-        held *= rates[depth - 1]
-        gained += held
-        more = costs.by_nodes[depth] - costs.by_nodes[0] + costs.draft + depth * (costs.step + costs.step_row)
-        worth = gained * seconds - emitted * more
-        if worth > most:
-            best, most = depth, worth
-    return best
-
-
-@relaxed
-def next_row(by_nodes: Float64, taken: int) -> float:
-    """The lowest average cost of a further row after `taken` draft rows; after the last row, the cost of that one."""
-    least, before = np.inf, min(taken, len(by_nodes) - 2)
-    for rows in range(before + 1, len(by_nodes)):
-        least = min(least, (by_nodes[rows] - by_nodes[before]) / (rows - before))
-    return least
+        rates[place] = economics.rates[first_choice_kind(place + 1)]
+    return best_depth(rates, chance, before, economics.costs)
 
 
 @relaxed
@@ -256,27 +217,31 @@ def likeliest(nodes: Nodes, among: Int64, most: int) -> Int64:
 
 
 @relaxed
-def chosen(nodes: Nodes, count: int, most: int, steps: int, costs: Costs) -> tuple[Int64, float, float]:
-    """The likeliest nodes, as many as bring the most tokens a second; the tokens that a pass over them emits; the
-    seconds of that pass.
+def _chances(nodes: Nodes, among: Int64) -> Float64:
+    chances = np.empty(len(among))
+    for place in range(len(among)):
+        chances[place] = nodes[among[place]].chance
+    return chances
 
-    Every number of nodes is tried: where the second row costs more than later ones, two may pay where one does not.
-    """
-    drafting = steps * costs.step + (costs.draft if steps else 0.0)
-    taken, emitted, seconds = 0, 1.0, costs.by_nodes[0] + drafting
-    best, expected = likeliest(nodes, np.arange(1, count), min(most, len(costs.by_nodes) - 1)), 1.0
-    for place in range(len(best)):
-        expected += nodes[best[place]].chance
-        together = costs.by_nodes[place + 1] + drafting
-        if expected * seconds > emitted * together:
-            taken, emitted, seconds = place + 1, expected, together
-    return best[:taken], emitted, seconds
+
+@relaxed
+def choose(nodes: Nodes, count: int, most: int, steps: int, economics: Economics) -> Int64:
+    """The nodes to verify: the likeliest, as many as bring the most tokens a second, at most `most`."""
+    best = likeliest(nodes, np.arange(1, count), most)
+    return best[: best_pass(_chances(nodes, best), steps, economics.costs).drafted]
+
+
+@relaxed
+def worth(nodes: Nodes, count: int, most: int, steps: int, economics: Economics) -> Pass:
+    """The pass over the nodes that `choose` returns."""
+    best = likeliest(nodes, np.arange(1, count), most)
+    return best_pass(_chances(nodes, best), steps, economics.costs)
 
 
 @relaxed
 def ordered(nodes: Nodes, count: int, best: Int64) -> tuple[Int64, Int64]:
     """The root and `best` in the order of a tree, and their parents' places in it. The path of first choices comes
-    first: its rows then lie in one run with those of the committed tokens.
+    first: its rows then lie in one run with the committed tokens' rows.
     """
     left, place = np.zeros(count, np.bool_), np.zeros(count, np.int64)
     for node in best:

@@ -28,7 +28,7 @@ from services.generation.target.files.gguf_file import GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.program.matrices import vector
-from services.generation.target.weights import Weights, open_weights, output_name
+from services.generation.target.weights import Weights, checked_weights, output_name
 
 JOINT, LAST_NORM = f"{OWN_HEAD}fc.weight", f"{OWN_HEAD}norm.weight"
 EMBEDDING_NORM, HIDDEN_NORM = (f"{OWN_HEAD}pre_fc_norm_{of}.weight" for of in ("embedding", "hidden"))
@@ -105,7 +105,7 @@ def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None
     files = _own_files(path)
     if not files.tensors:
         return None
-    weights, own = open_weights(path), files.tensors
+    weights, own = checked_weights(path, base), files.tensors
     if is_gguf(path) and LAST_NORM not in own:  # llama.cpp takes the base's there
         own[LAST_NORM] = weights.tensor(NORM)
     tokens = _checked_tokens(files.tokens, base)

@@ -152,7 +152,7 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
     class Alternating(turns.Turns):
         def passed(self, gain: float, once: float = 0.0) -> None:
             self._methods.reverse()
-            self._choose()
+            self._apply(self._choice())
 
     monkeypatch.setattr(turns, "Turns", Alternating)  # every pass hands over, though none takes what cheap rows say
     monkeypatch.setattr(Pace, "known", True)

@@ -22,7 +22,7 @@ from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.identity import base_manifest
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import checked_weights, open_weights
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.reference_model import ReferenceModel
 
@@ -112,7 +112,7 @@ def by_kolm(base: Path, asked: list[list[int]], tokenizer: Tokenizer) -> list[Ou
     sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     requests = [EngineRequest(str(n), tuple(prompt), sampling, method="lookahead") for n, prompt in enumerate(asked)]
     collected = run(
-        load_target(base, arithmetic="float32"), requests, drafters={"lookahead": LookaheadDrafter(CHEAP_ROWS)},
+        load_target(base, arithmetic="float32"), requests, drafters={"lookahead": LookaheadDrafter()},
         settings=EngineSettings(max_sequences=TOGETHER), decoder=tokenizer.stream,
     )  # fmt: skip
     return [collected.outcomes[request.key] for request in requests]

@@ -45,7 +45,7 @@ PROMPT = (1, 2, 3)
 
 def drafters_of(target: CpuTarget) -> dict[str, Drafter]:
     return {
-        "lookahead": LookaheadDrafter(CHEAP_ROWS), "rest": RestDrafter({}), "suffix": SuffixDrafter(),
+        "lookahead": LookaheadDrafter(), "rest": RestDrafter({}), "suffix": SuffixDrafter(),
         "eagle3": eagle3(target, CHEAP_ROWS, copies=True), "mtp": mtp(target, CHEAP_ROWS, copies=True),
         "draft": drafter_of(target),
     }  # fmt: skip

@@ -18,7 +18,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import budget as budget_of
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.unit.generation.engine.test_identity import alone, battery, check_unchanged, parameters
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
@@ -99,8 +99,8 @@ def test_a_window_of_two_columns_yields_trigrams_on_its_second_pass() -> None:
     assert window.rows == 4
 
 
-def draft_for(prompt: list[int], cost: PassCost = CHEAP, **options: int):  # type: ignore[no-untyped-def]
-    return LookaheadDrafter(cost).begin(
+def draft_for(prompt: list[int], **options: int):  # type: ignore[no-untyped-def]
+    return LookaheadDrafter().begin(
         EngineRequest("r", tuple(prompt), SamplingParams(), method="lookahead", parameters=options)
     )
 
@@ -193,7 +193,7 @@ def drafted(drafter: SuffixDrafter, asked: EngineRequest, tokens: Sequence[int] 
 @battery
 def test_no_past_changes_a_token(target: CpuTarget, cramped_target: CpuTarget, seed: int) -> None:
     rng = random.Random(seed)
-    drafters = {"suffix": SuffixDrafter(), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    drafters = {"suffix": SuffixDrafter(), "lookahead": LookaheadDrafter()}
     prompts = [tuple(rng.randrange(384) for _ in range(rng.choice((1, 3, 40, 65)))) for _ in range(2)]
     requests = []
     for number in range(5):

@@ -25,7 +25,7 @@ from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
 from tests.fakes.drafters import budget as budget_of
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import alone, check_unchanged, parameters, short_battery, signature
 
@@ -81,7 +81,7 @@ def test_no_draft_model_changes_a_token(
     rng = random.Random(seed)
     requests = requests_of(rng, rng.randrange(1, 6))
     expected = {request.key: alone(target, request) for request in requests}
-    drafters = {"draft": drafter_of(kin_target), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    drafters = {"draft": drafter_of(kin_target), "lookahead": LookaheadDrafter()}
     check_unchanged(rng.choice((target, cramped_target)), requests, expected, drafters, rng)
     assert kin_target.blocks.used == 0
 

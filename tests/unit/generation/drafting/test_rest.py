@@ -19,7 +19,7 @@ from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.drafters import budget as budget_of
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.unit.generation.engine.test_identity import alone, battery, check_unchanged, parameters
 
 BOLD = budget_of(nodes=64, depth=16, breakeven=0.001)
@@ -60,7 +60,7 @@ def test_no_store_changes_a_token(target: CpuTarget, model: Path, seed: int, tmp
         if document and rng.random() < 0.5:
             document[rng.randrange(len(document))] = rng.randrange(384)
     store = store_of([d for d in known if d] or [[1]], model, tmp_path_factory.mktemp("rest") / "store")  # type: ignore[attr-defined]
-    drafters = {"rest": RestDrafter({None: [store]}), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    drafters = {"rest": RestDrafter({None: [store]}), "lookahead": LookaheadDrafter()}
     check_unchanged(target, requests, expected, drafters, rng)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore, EngineSettings
+from services.generation.engine.cost import MARGIN
 from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.engine import EngineThread
 from services.generation.engine.events import Event, Finished, Outcome
@@ -50,7 +51,7 @@ LOGITS = np.random.default_rng(1).standard_normal(VOCAB).astype(np.float32)
 def sampled(method: str, count: int) -> Any:
     """The outcome of a target whose logits are always LOGITS."""
     target = TableTarget(np.tile(LOGITS, (VOCAB, 1)), context=2**15)
-    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS), "lying": LyingDrafter(0, VOCAB, bugs=0.0)}
+    drafters = {"lookahead": LookaheadDrafter(), "lying": LyingDrafter(0, VOCAB, bugs=0.0)}
     sampling = SamplingParams(temperature=1.0, seed=9, max_tokens=count)
     asked = EngineRequest("r", (0,), sampling, method=method, k=4, parameters={"window": 0})
     return outcome(target, asked, drafters=drafters)
@@ -198,7 +199,8 @@ def timed(*asked: EngineRequest, **options: Any) -> Any:
 def test_now_and_then_a_pass_has_no_draft_so_that_its_cost_is_known() -> None:
     metrics = timed(request(max_tokens=1 + 9 + 17, method="counting"))
     assert (metrics.target_passes, metrics.num_drafts) == (1 + 5 + 9, 4 + 8)
-    assert metrics.gains == (("counting", pytest.approx(0.9, abs=0.01)),)  # a token less a row, and what no clock sees
+    row = MARGIN * (CHEAP_ROWS.of(2) / CHEAP_ROWS.of(1) - 1.0)
+    assert metrics.gains == (("counting", pytest.approx(1.0 - row, abs=1e-4)),)
 
 
 def test_drafts_are_not_judged_before_a_pass_without_any() -> None:
@@ -236,7 +238,7 @@ def test_while_a_prompt_is_computed_beside_it_a_sequence_still_drafts() -> None:
 
 def test_off_stays_off_beside_a_sequence_of_the_same_name() -> None:
     settings, events = EngineSettings(), [Collected(), Collected()]
-    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    drafters = {"lookahead": LookaheadDrafter()}
     core = EngineCore(counting(), drafters, LetterDecoder, CHEAP_ROWS, settings, lambda: 0.0)
     for method, collected in zip(("lookahead", "off"), events, strict=True):
         core.add(request(max_tokens=300, method=method), collected.sink)

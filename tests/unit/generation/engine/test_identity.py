@@ -118,7 +118,7 @@ def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple
     else:  # whose layers have parts that no block has
         inside = eagle3(target, CHEAP_ROWS, seed=seed + 1, norm_output=True)
     return {
-        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "lookahead": LookaheadDrafter(),
         "mtp": InformedDrafter(inside, seed, truth, bugs=0.02 * (seed % 2)),
         "lying": LyingDrafter(seed, 384, truth),
         "eagle3": head,
@@ -278,7 +278,7 @@ def test_a_head_drafts_on_past_its_trained_length(target: CpuTarget, caplog: pyt
 def test_a_cancelled_neighbour_changes_nothing_and_keeps_what_it_had(target: CpuTarget) -> None:
     sampling = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=4)
     requests = [EngineRequest(name, (1, 2, 3, 4), sampling, method="lookahead") for name in ("stays", "goes")]
-    drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    drafters = {"lookahead": LookaheadDrafter()}
     collected = run(target, requests, drafters=drafters, cancellations={9: "goes"})
     expected = alone(target, requests[0])
     gone = collected.outcomes[requests[1].key]
@@ -294,7 +294,7 @@ def test_the_number_of_threads_changes_no_bit(model: Path) -> None:
     signatures = set()
     for threads in (1, 2, 3):
         target = load_target(model, cache_tokens=40 * 64, threads=threads)
-        drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+        drafters = {"lookahead": LookaheadDrafter()}
         signatures.add(signature(run(target, [request], drafters=drafters), request))
     assert len(signatures) == 1
 
@@ -319,7 +319,7 @@ def test_choices_of_one_request_differ_and_each_is_reproducible(target: CpuTarge
 @pytest.mark.parametrize("method", ["lookahead", "rest", *HEADS])
 def test_copies_that_run_far_change_no_bit(target: CpuTarget, method: str) -> None:
     drafters: dict[str, Drafter] = {
-        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "lookahead": LookaheadDrafter(),
         "rest": RestDrafter({}),
         **{name: head(target, CHEAP_ROWS, copies=True) for name, head in HEADS.items()},
     }

@@ -224,7 +224,7 @@ def check(seed: int) -> int:
     readers = [ReadingDrafter(target, seed, layers) for layers in ((1, 3), (2,))]
     drafters: dict[str, Drafter] = {
         "reading": readers[0], "other": readers[1], "lying": LyingDrafter(seed, VOCAB),
-        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "lookahead": LookaheadDrafter(),
     }  # fmt: skip
     schedule = EngineSettings(
         max_sequences=rng.choice((2, 8, 32)), max_rows=rng.choice((40, 64, 256)),

@@ -83,7 +83,7 @@ def test_no_method_and_no_schedule_changes_a_token_under_a_grammar(
     truth = {key: outcome.token_ids for key, outcome in expected.items()}
     drafters: dict[str, Drafter] = {
         "lying": LyingDrafter(seed, 384, truth),
-        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "lookahead": LookaheadDrafter(),
         "suffix": SuffixDrafter(),
         "rest": RestDrafter({}),
         "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
@@ -140,7 +140,7 @@ def test_calls_in_markup_run_to_their_end_and_are_those_of_off(target: CpuTarget
     truth = {request.key: expected.token_ids for request in requests}
     drafters: dict[str, Drafter] = {
         "lying": LyingDrafter(1, 384, truth),
-        "lookahead": LookaheadDrafter(CHEAP_ROWS),
+        "lookahead": LookaheadDrafter(),
         "suffix": SuffixDrafter(),
         "rest": RestDrafter({}),
         "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=1), 1, truth),
@@ -176,7 +176,7 @@ def test_a_forced_output_takes_few_passes_whoever_drafts(target: CpuTarget) -> N
     sampling = SamplingParams(max_tokens=80, structured_outputs=source)
     for method in ("off", "eagle3", "lookahead"):
         request = EngineRequest("r", (5, 9, 300), sampling, grammar=grammar(source), method=method)
-        drafters = {"eagle3": eagle3(target, CHEAP_ROWS), "lookahead": LookaheadDrafter(CHEAP_ROWS)}
+        drafters = {"eagle3": eagle3(target, CHEAP_ROWS), "lookahead": LookaheadDrafter()}
         outcome = outcome_of(target, request, drafters=drafters)
         assert signature(outcome) == signature(alone(target, request))
         assert outcome.metrics.target_passes <= (3 if method != "off" else len(outcome.token_ids))
@@ -187,7 +187,7 @@ def test_what_a_grammar_forces_while_no_method_has_its_turn_is_counted_as_a_draf
     source = StructuredOutputs("choice", json.dumps(["every receipt is signed"]))
     sampling = SamplingParams(max_tokens=80, structured_outputs=source)
     request = EngineRequest("r", (5, 9, 300), sampling, grammar=grammar(source), method="lookahead")
-    gains, drafters = Gains(), {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+    gains, drafters = Gains(), {"lookahead": LookaheadDrafter()}
     for _ in range(8):
         gains.begin(request, ("lookahead",)).passed(-1.0)
     assert gains.begin(request, ("lookahead",)).method is None

@@ -62,7 +62,7 @@ _FORM = ("norm_offset",)
     indirect=["directory"],
     scope="module",
 )
-def test_a_row_does_not_depend_on_the_rows_beside_it(directory: Path, cache_dtype: str) -> None:
+def test_a_row_does_not_depend_on_other_rows(directory: Path, cache_dtype: str) -> None:
     target = target_of(directory, cache_dtype=cache_dtype)
     alone = logits_of(target, [1] * len(TOKENS))
     for widths in ([len(TOKENS)], [3, 20, 1, 66], [64, 26]):
@@ -160,7 +160,7 @@ def test_a_model_type_stands_for_an_architecture_that_is_not_named(family: str, 
         read_config(directory)
 
 
-def test_what_an_architecture_would_take_is_said(tmp_path: Path) -> None:
+def test_the_missing_parts_of_an_architecture_are_named(tmp_path: Path) -> None:
     for named in ({"architectures": ["FalconH1ForCausalLM"]}, {"model_type": "glm4"}):
         (tmp_path / "config.json").write_text(json.dumps(named))
         with pytest.raises(TargetError):

@@ -275,7 +275,7 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("where", [".", "base"])
-def test_beside_a_model_and_in_its_folder(base: Path, where: str) -> None:
+def test_next_to_a_model_and_in_its_folder(base: Path, where: str) -> None:
     place = filled(base.parent / where)
     assert default_head_for(base) == (place / "head").resolve()
     assert default_store_for(base) == (place / "store").resolve()
@@ -301,7 +301,7 @@ def test_a_packaged_model_has_a_folder_among_the_imported_ones(
     assert default_adapters_for(base) == {"kind": place / "adapters" / "kind"}
 
 
-def test_nothing_beside_is_nothing_and_adapters_of_others_stay_out(base: Path) -> None:
+def test_no_files_next_to_a_model_are_fine_and_adapters_of_others_are_ignored(base: Path) -> None:
     for name, base_name in (("other", "somebody/else"), ("none", None), ("odd", ["base"])):
         adapter(base.parent / "adapters" / name, base_name)
     (base.parent / "adapters" / "broken").mkdir()

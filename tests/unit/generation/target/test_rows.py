@@ -188,7 +188,7 @@ def test_reading_features_changes_no_bit_of_the_logits(target: Target) -> None:
     assert target.forward(chunk(target, TOKENS), LAYERS).logits.tobytes() == without.logits.tobytes()
 
 
-def test_features_of_a_row_do_not_depend_on_the_rows_beside_it(target: Target) -> None:
+def test_features_of_a_row_do_not_depend_on_other_rows(target: Target) -> None:
     together = target.forward(chunk(target, TOKENS), LAYERS).features
     table: list[int] = []
     pieces = [target.forward(chunk(target, TOKENS[at : at + 7], at, table), LAYERS).features for at in range(0, 90, 7)]

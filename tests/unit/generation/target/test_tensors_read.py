@@ -54,7 +54,7 @@ def copied(directory: Path, to: Path) -> Path:
     return to
 
 
-def test_a_head_beside_a_configuration_that_ties_it_is_read_as_transformers_does(tied: Path, tmp_path: Path) -> None:
+def test_a_head_of_a_tied_configuration_is_read_as_in_transformers(tied: Path, tmp_path: Path) -> None:
     directory = other_head(copied(tied, tmp_path / "m"))
     assert output_name(open_weights(directory), read_config(directory)) == HEAD
     found = logits_of(target_of(directory))
@@ -261,7 +261,7 @@ def test_two_sets_of_weights_are_refused_naming_the_files(case: str, whole: Path
     assert [name for name in named if name not in str(refused.value)] == []
 
 
-def test_one_file_beside_shards_without_an_index_is_refused(whole: Path) -> None:
+def test_a_single_file_and_shards_without_an_index_are_refused(whole: Path) -> None:
     (whole / ONE).write_bytes((whole / FILE).read_bytes())
     for refuse in (lambda: open_weights(whole), lambda: base_cid(whole)):
         with pytest.raises(WeightsInvalid, match=re.escape(ONE)):

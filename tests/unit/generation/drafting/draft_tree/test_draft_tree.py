@@ -1,7 +1,6 @@
 """Draft trees: which nodes are expanded, kept and judged, on trees small enough to say so by hand."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from services.generation.drafting.acceptance import NEAR, OWN, RequestAcceptance
 from services.generation.drafting.copies import END, Copies, OwnText
 from services.generation.drafting.draft_tree.candidates import MOST_ASKED, DraftShape, Vocabulary, sampling_of
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Costs, Growth, Level, add_level, copies_below
+from services.generation.drafting.draft_tree.nodes import MOST_COPIED, Growth, Level, add_level, copies_below
+from services.generation.engine.economics import Costs
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.race import gumbel
 from services.generation.engine.tree import TokenTree
@@ -47,9 +47,7 @@ def expand(grown: DraftTree, said_: Level) -> None:
     """Let a model say just this below the frontier's nodes."""
     grown.steps += 1
     growth = Growth(grown.shape.width, grown.shape.tree_tokens, grown.steps, grown.steps == grown.shape.depth)
-    grown._count, grown.frontier = add_level(
-        grown._nodes, len(grown), grown.frontier, said_, growth, grown.costs, grown._rates
-    )
+    grown._count, grown.frontier = add_level(grown._nodes, len(grown), grown.frontier, said_, growth, grown.economics)
 
 
 def asked(grown: DraftTree) -> Int64:
@@ -164,14 +162,6 @@ def test_trees_keep_to_their_bounds_whatever_is_copied(
     assert len(set(zip(drafted.tokens, drafted.parents, strict=True))) == len(drafted)
     parents = drafted.parents
     assert sum(node not in parents for node in range(1, len(drafted))) <= guesses
-
-
-@pytest.mark.parametrize(("share", "width", "tokens"), [(0.0, 8, 60), (0.02, 4, 60), (0.05, 2, 40), (1.0, 2, 8)])
-def test_a_tree_is_wide_where_rows_are_cheap_also_where_they_cost_nothing(
-    share: float, width: int, tokens: int
-) -> None:
-    shape = DraftShape.for_device(SimpleNamespace(row_share=share))  # type: ignore[arg-type]
-    assert (shape.width, shape.tree_tokens) == (width, tokens)
 
 
 VOCABULARY, WIDTH, SEED, CHOICE, POSITION = 200, 3, 11, 2, 77

@@ -10,15 +10,24 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from services.generation.drafting.draft_tree.candidates import _REACH, DraftShape, Samplings, Vocabulary, candidates
+from services.generation.drafting.draft_tree.candidates import (
+    _REACH,
+    NO_CONFIDENCE,
+    DraftShape,
+    ModelOutput,
+    Samplings,
+    Vocabulary,
+    candidates,
+)
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.draft_tree.nodes import Costs, Level
+from services.generation.drafting.draft_tree.nodes import Level
 from services.generation.drafting.eagle3.checkpoint import Head, head_shapes
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import confirm_layers
 from services.generation.drafting.head_drafter import HeadDraft
-from services.generation.engine.cost import StepCost
+from services.generation.engine.cost import EXPLORE_EVERY, StepCost
 from services.generation.engine.drafter import Budget, DraftRequest
+from services.generation.engine.economics import Costs, DraftCost
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.tree import TokenTree
@@ -35,7 +44,7 @@ from tests.unit.generation.engine.test_identity import short_battery
 
 KeysAndValues = tuple[Float32, Float32]
 
-WIDE = budget_of(nodes=60, depth=8, breakeven=CHEAP_ROWS.row_share)
+WIDE = budget_of(nodes=60, depth=8, breakeven=0.001)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +168,9 @@ def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(
     """Also where some end earlier, and where a pass has no room for a level of all."""
     monkeypatch.setattr("services.generation.drafting.stepping.step_drafter.MOST_ROWS", rows)
     together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
-    together.step_cost = alone.step_cost = StepCost(1e-9, 1e-9)  # steps are shared, and shares of them cost less
+    together.cost = alone.cost = DraftCost(
+        StepCost(1e-9, 1e-9), StepCost(1e-9, 1e-9)
+    )  # steps are shared, and shares of them cost less
     first, second = ([Fed(drafter, k, tree_width=3, k=k) for k in range(2, 6)] for drafter in (together, alone))
     for sequence in (*first, *second):
         sequence.prompt()
@@ -201,8 +212,8 @@ def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(
     target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
-    drafter.step_cost = StepCost(0.3, 0.0)
-    monkeypatch.setattr(drafter._pace, "took", lambda *_: None)
+    drafter.cost = DraftCost(StepCost(0.0, 0.0), StepCost(0.3, 0.0))
+    monkeypatch.setattr(drafter.cost, "took", lambda *_: None)
 
     def drafts() -> int:
         sequence, drafted = Fed(drafter, 7), 0
@@ -221,7 +232,7 @@ def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(
 
 def test_drafts_that_were_timed_too_dear_at_the_start_are_found_out(target: CpuTarget) -> None:
     drafter = eagle3(target, CHEAP_ROWS)
-    drafter.draft_cost = StepCost(100.0, 0.0)
+    drafter.cost.once = StepCost(100.0, 0.0)
     looks = 0
     for _ in range(10):
         sequence = Fed(drafter, 7)
@@ -231,8 +242,8 @@ def test_drafts_that_were_timed_too_dear_at_the_start_are_found_out(target: CpuT
             looks += sequence.draft.tree is not None and sequence.draft.tree.steps > 0
             sequence.accept(TokenTree.root(sequence.tokens[-1]))
         sequence.draft.release()
-    assert 3 < looks < 10
-    assert drafter._pace.once < 0.2
+    assert looks == 400 // EXPLORE_EVERY
+    assert drafter.cost.pace.once < 0.2
 
 
 def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:
@@ -253,7 +264,8 @@ class Heard(DraftTree):
 
     def expand(self, logits: Float32, vocabulary: Vocabulary, sampling: Samplings, *_: object) -> None:
         width = self.shape.width
-        self.level = candidates(self.nodes, len(self), self.frontier, logits, vocabulary, sampling[0], width)
+        output = ModelOutput(logits, NO_CONFIDENCE, vocabulary, sampling)
+        self.level = candidates(self.nodes, len(self), self.frontier, output, width)
 
 
 def proposed_by_level(

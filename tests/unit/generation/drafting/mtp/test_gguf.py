@@ -1,18 +1,23 @@
 """MTP blocks in a model's GGUF file, and in a sidecar file next to it."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from services.generation.drafting.heads import HeadWeightsInvalid
+from services.generation.drafting.heads import HeadError, HeadWeightsInvalid
 from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
 from services.generation.drafting.mtp.mtp_pass import MtpPass
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.errors import TargetError
+from tests.examples import examples
 from tests.fakes.converted_gguf import convert
 from tests.fakes.mtp_models import MODELS, make_mtp_model
 from tests.fakes.tiny_model import target_of
@@ -108,3 +113,23 @@ def test_a_sidecar_without_a_block_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mtp-tiny.gguf").write_bytes(model.read_bytes())
     with pytest.raises(HeadWeightsInvalid):
         read(model)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A model, and the bytes of its sidecar."""
+    folder = tmp_path_factory.mktemp("pair")
+    write_apart(make_mtp_model(folder / "model"), folder / "tiny.gguf", folder / "mtp-tiny.gguf", DRAFTED)
+    return folder / "tiny.gguf", (folder / "mtp-tiny.gguf").read_bytes()
+
+
+@given(data=st.data())
+@settings(max_examples=examples(60), deadline=None)
+def test_bytes_of_a_sidecar_raise_nothing_but_what_is_documented(pair: tuple[Path, bytes], data: st.DataObject) -> None:
+    model, whole = pair
+    damaged = bytearray(whole)
+    for at in data.draw(st.lists(st.integers(0, 14_000) | st.integers(0, len(whole) - 1), min_size=1, max_size=5)):
+        damaged[at] = data.draw(st.integers(0, 255) | st.sampled_from([0, 1, 127, 128, 255]))
+    model.with_name("mtp-tiny.gguf").write_bytes(damaged)
+    with suppress(HeadError, TargetError):
+        read_block(model, read_config(model))

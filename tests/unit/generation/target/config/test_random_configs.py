@@ -192,7 +192,8 @@ def test_random_fields_of_a_gguf_file_are_read_or_refused(
         key = drawn.rng.choice((*own, *(f"{architecture}.{name}" for name in NAMES)))
         fields[key] = GgufField(drawn.field(), memoryview(b""))
     with suppress(TargetError):
-        changed = GgufFile(file.path, GgufHeader(GgufMetadata(file.path, fields), file.head.tensors), file.data)
+        header = GgufHeader(GgufMetadata(file.path, fields), file.head.tensors)
+        changed = GgufFile([file.path], header, [file.data])
         config = read_gguf(changed)
         served = bounded(config, None)
         cache_blocks(served, usual_cache(served, "int8"), tokens=None, size=None)

@@ -90,7 +90,7 @@ def test_a_file_with_other_tensors_is_refused(tmp_path: Path, fault: str) -> Non
     assert str(path) in str(refused.value)
 
 
-def test_a_type_that_is_not_supported_is_named_beside_those_that_are(tmp_path: Path) -> None:
+def test_an_unsupported_type_is_named_with_the_supported_ones(tmp_path: Path) -> None:
     path = make_tiny_gguf(tmp_path / "m.gguf", change_tensors=lambda t: t.update({Q: (10, np.zeros((256, 84), "u1"))}))
     with pytest.raises(WeightsInvalid, match=r"attn_q\.weight"):
         GgufFile.open(path)

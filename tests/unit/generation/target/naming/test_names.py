@@ -52,7 +52,7 @@ def test_more_memory_brings_more_bits_up_to_eight(memory: int, file: str) -> Non
     assert choose(SIZES, HubName("a/b"), memory * GB) == file
 
 
-def test_what_does_not_fit_is_said_with_its_sizes_but_a_wish_is_followed() -> None:
+def test_files_that_do_not_fit_are_listed_with_sizes_but_a_named_file_is_used() -> None:
     with pytest.raises(ModelNotFound):
         choose(SIZES, HubName("a/b"), 4 * GB)
     assert choose(SIZES, HubName("a/b", wanted="q8_0"), 4 * GB) == "m-Q8_0.gguf"

@@ -20,7 +20,7 @@ from services.generation.target.program.team import Team
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
 from tests.examples import grid
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.fakes.tiny_model import make_tiny_model
 
 CONTEXT = 128
@@ -106,7 +106,7 @@ def test_a_request_with_a_wide_window_stays_within_the_buffers(tmp_path: Path, g
     )  # fmt: skip
     outcomes = []
     for threads, request in ((1, replace(asked, method="off", parameters={})), (1, asked), (32, asked)):
-        drafters = {"lookahead": LookaheadDrafter(CHEAP_ROWS)}
+        drafters = {"lookahead": LookaheadDrafter()}
         outcomes.append(run(target_of(path, threads), [request], drafters=drafters).outcomes[request.key])
         assert guarded.overwritten == 0
     assert len({outcome.stream_digest for outcome in outcomes}) == 1

@@ -257,8 +257,9 @@ class Verdict(Document, tag="kolm.verdict.v1", frozen=True):
     documents lack them too.
 
     An output of another engine is never EXACT. `again` asks that `engine` once more with speculation off: SAME,
-    DEVIATION, or UNSTABLE if it then differs from itself. `reference` is a pass of kolm's own arithmetic over the
-    output, with its statistics in `reference`: CONSISTENT or INCONSISTENT with the weights. UNCHECKED has a reason.
+    DEVIATION, or UNSTABLE if it differs from itself or rounding explains the difference. `reference` is a pass of
+    kolm's own arithmetic over the output, with its statistics in `reference`: CONSISTENT or INCONSISTENT with the
+    weights. UNCHECKED has a reason.
     """
 
     SIGNERS: ClassVar = ("auditor",)

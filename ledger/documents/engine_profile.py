@@ -14,6 +14,10 @@ EngineVersion = Annotated[
 ]
 
 
+PREFIX_CACHE = "prefix_cache"
+"""The flag of profiles that turns the engine's prefix cache on."""
+
+
 class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     """A `kolm.engine_profile.v1` document, signed by a key of role `receipts`. Receipts of requests that the engine has
     served name the cid of its canonical bytes as their `profile_cid`.
@@ -22,6 +26,8 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     the digests of files, otherwise from the model's name alone. `flags` are the engine's flags that change numbers, by
     name. `batch_invariant`: whether the engine states that an answer does not depend on other requests of the batch;
     None if it states nothing. `speculation` describes its drafts, in the engine's words; None if it states nothing.
+    The flag `prefix_cache` is `true` if requests may reuse prefixes that others computed; then no difference proves
+    anything about speculation.
     """
 
     SIGNERS: ClassVar = ("receipts",)
@@ -42,3 +48,8 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     def name(self) -> str:
         """The name of the engine in receipts, such as `vllm/0.32.0`."""
         return f"{self.engine}/{self.version}"
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Whether requests may reuse prefixes that others computed."""
+        return self.flags.get(PREFIX_CACHE) == "true"

@@ -33,6 +33,7 @@ from ledger.documents.receipt import Receipt
 from ledger.encoding.stream_digest import token_digest
 from services.auditor.audit_error import CannotReplay, OutOfReach
 from services.auditor.examination import Compared, Finding, NotCompared
+from services.generation.remote.dialects import About
 
 HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, drift=12.0)
 """Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. `rarest`: a
@@ -49,8 +50,8 @@ Profiles = Callable[[str], EngineProfile | None]
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The served output compared with the plain engine's: the first position that differs (None: no difference), both
-    tokens (None: the output has ended) and the engine's log-probabilities of them (None: not reported). If the engine
-    gives two different answers, it is not `stable`, and a difference proves nothing about speculation.
+    tokens (None: the output has ended) and the engine's log-probabilities of them (None: not reported). `unstable`: the
+    reason why a difference proves nothing about speculation, such as two different answers of the plain engine.
     """
 
     position: int | None = None
@@ -58,7 +59,7 @@ class Comparison:
     plain: int | None = None
     served_logprob: float | None = None
     plain_logprob: float | None = None
-    stable: bool = True
+    unstable: str | None = None
 
 
 class Plain(Protocol):
@@ -66,12 +67,17 @@ class Plain(Protocol):
     away: then the receipt is examined later.
     """
 
-    def name(self) -> str:
-        """The engine and its version now, as receipts call it."""
+    @property
+    def engine(self) -> str:
+        """The engine's name, such as vllm."""
         ...
 
-    def held_against(self, receipt: Receipt, content: Content) -> Comparison:
-        """Send the same request again, and once more if the answer differs."""
+    def about(self) -> About:
+        """The engine's description of itself now."""
+        ...
+
+    def held_against(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Comparison:
+        """Send the same request again; if the answer differs, alone and beside copies of itself."""
         ...
 
 
@@ -121,18 +127,19 @@ class ForeignJudge:
         return tuple(sorted(found, key=lambda each: (each.outcome in ACCUSATIONS, each.outcome not in PASSES)))
 
     def _again(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Compared:
-        """The same request through the plain engine; a second time, if the first differs."""
+        """The same request through the plain engine, if that is the one of the profile."""
         plain = self._plain
         if plain is None:
             raise OutOfReach("this auditor has no --plain-url to ask")
-        if (name := plain.name()) != profile.name:
-            message = f"the receipt is of {profile.name}, the engine is {name} now"
-            raise (CannotReplay if name.partition("/")[0] == profile.engine else OutOfReach)(message)
-        found, served = plain.held_against(receipt, content), len(content.output_token_ids)
+        if plain.engine != profile.engine:
+            raise OutOfReach(f"the receipt is of {profile.name}, the engine is {plain.engine}")
+        if (other := _changed(profile, plain.about())) is not None:
+            raise CannotReplay(other)
+        found, served = plain.held_against(receipt, content, profile), len(content.output_token_ids)
         if found.position is None:
             return _asked(SAME, served)
-        if not found.stable:
-            reason = f"with speculation off, the engine differs from itself (here from position {found.position})"
+        if found.unstable is not None:
+            reason = f"{found.unstable} (here from position {found.position})"
             return _asked(UNSTABLE, found.position + 1, reason=reason)
         deviation = Deviation(
             found.position, found.plain, found.served,
@@ -157,6 +164,18 @@ class ForeignJudge:
         problem = thresholds.exceeded(found)
         outcome = CONSISTENT if problem is None else INCONSISTENT
         return Compared(outcome, len(content.output_token_ids), REFERENCE, reason=problem, reference=found)
+
+
+def _changed(profile: EngineProfile, now: About) -> str | None:
+    """The first fact in which an engine is not the one of the profile, as a reason; None if it is."""
+    if now.speculates:
+        return "the engine behind --plain-url speculates"
+    was = {"version": profile.version, "model": profile.model, **profile.flags}
+    found = {"version": now.version, "model": now.model, **{name.lower(): flag for name, flag in now.flags.items()}}
+    for name, value in found.items():
+        if was.get(name) != value:
+            return f"{name}: the receipt's profile has {was.get(name)}, the engine {value} now"
+    return None
 
 
 def _asked(outcome: str, tokens: int, deviation: Deviation | None = None, reason: str | None = None) -> Compared:

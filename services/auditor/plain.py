@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
 from ledger.documents.content import Content
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import Receipt
 from services.auditor.audit_error import CannotReplay, EngineAway
 from services.auditor.examination import OPEN_ENDED
@@ -17,11 +17,14 @@ from services.auditor.own_engine import request_of
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
 from services.generation.remote.again import PlainEngine
-from services.generation.remote.dialects import UpstreamError
+from services.generation.remote.dialects import About, UpstreamError
+from services.generation.remote.difference import COPIES, differ, first_difference, likely_at, may_be_rounding
 from services.generation.remote.upstream import UpstreamDown
 from services.runtime.setting_kind import key_in
 
 _T = TypeVar("_T")
+
+_UNSTEADY = "with speculation off, the engine differs from itself"
 
 
 class PlainUpstream:
@@ -29,44 +32,45 @@ class PlainUpstream:
 
     def __init__(self, engine: str, url: str, key_file: Path | None = None) -> None:
         """Raises ValueError for a key file without a usable key."""
+        self.engine = engine
         self._plain = PlainEngine(engine, url, None if key_file is None else key_in(key_file))
 
-    def name(self) -> str:
-        return _asked(self._plain.name)
+    def about(self) -> About:
+        return _asked(self._plain.about)
 
-    def held_against(self, receipt: Receipt, content: Content) -> Comparison:
+    def held_against(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Comparison:
         if receipt.adapter_cid is not None:
             raise CannotReplay("the auditor does not know the engine's name of the adapter")
-        request, served = request_of(receipt, content), content.output_token_ids
-        first = _asked(lambda: self._plain.again(request))
+        request = replace(request_of(receipt, content), reuse=profile.reuses_prefixes)
+        served, first = content.output_token_ids, _asked(lambda: self._plain.again(request))
         position = _difference(receipt, served, first)
         if position is None:
             return Comparison()
-        second = _asked(lambda: self._plain.again(request))
-        if (second.token_ids, second.finish_reason) != (first.token_ids, first.finish_reason):
-            return Comparison(position, stable=False)
-        ours, theirs = (ids[position] if position < len(ids) else None for ids in (served, first.token_ids))
+        if profile.reuses_prefixes:
+            return Comparison(position, unstable="the engine reuses prefixes, which may change its answers")
+        alone = _asked(lambda: self._plain.again(request))
+        if differ((first, alone, *_asked(lambda: self._plain.together(request, COPIES)))):
+            return Comparison(position, unstable=_UNSTEADY)
         likely = self._likely(request, position, first)
-        return Comparison(position, ours, theirs, likely.get(ours), likely.get(theirs))
+        if likely is None:
+            return Comparison(position, unstable=_UNSTEADY)
+        ours, theirs = (ids[position] if position < len(ids) else None for ids in (served, first.token_ids))
+        known, expected = (None if token is None else likely.get(token) for token in (ours, theirs))
+        reason = None if ours == theirs else may_be_rounding(profile, request.sampling, known, expected)
+        return Comparison(position, ours, theirs, known, expected, reason)
 
-    def _likely(self, request: EngineRequest, position: int, first: Outcome) -> dict[int | None, float]:
-        """The log-probabilities at a position that the engine reports. They decide nothing, since an engine may compute
-        otherwise if it is asked for them.
-        """
+    def _likely(self, request: EngineRequest, position: int, first: Outcome) -> dict[int, float] | None:
+        """The log-probabilities at a position that the engine reports. None if it gives another answer with them."""
         asked = replace(request, sampling=replace(request.sampling, logprobs=MAX_LOGPROBS))
         try:
-            found = _asked(lambda: self._plain.logprobs(asked))
+            return likely_at(_asked(lambda: self._plain.logprobs(asked)), position, first.token_ids)
         except CannotReplay:
             return {}
-        if [each.token_id for each in found[:position]] != list(first.token_ids[:position]) or len(found) <= position:
-            return {}
-        return {**dict(found[position].top), found[position].token_id: found[position].logprob}
 
 
 def _difference(receipt: Receipt, served: tuple[int, ...], again: Outcome) -> int | None:
     """The first position that differs; the last position if only the finish reasons differ."""
-    pairs = enumerate(zip_longest(served, again.token_ids))
-    place = next((position for position, (left, right) in pairs if left != right), None)
+    place = first_difference(served, again.token_ids)
     ended = receipt.output.finish_reason
     if place is None and ended not in OPEN_ENDED and ended != again.finish_reason:
         return len(served) - 1

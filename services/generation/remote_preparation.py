@@ -94,6 +94,7 @@ class ForeignEngine:
         self.identity: Identity
         self.tokenizer: TextCodec
         self.envelope: bytes
+        self._profile: EngineProfile
 
     async def prepare(self) -> None:
         """Wait until the upstreams answer. Raises CannotStart, with all connections closed."""
@@ -205,7 +206,7 @@ class ForeignEngine:
         if envelope is None:
             envelope = sign_document(document, self._key).to_bytes()
             write_durably(kept, envelope)
-        self.envelope = envelope
+        self.envelope, self._profile = envelope, document
         payload = Envelope.from_bytes(envelope).payload
         identity = self.identity
         identity.profile_cid, identity.profile = cid(payload), document.to_document()
@@ -226,7 +227,7 @@ class ForeignEngine:
             device=given.pop("device", None) or plain.device,
             parallelism=given.pop("parallelism", None) or plain.parallelism,
             batch_invariant=plain.batch_invariant if invariant is None else invariant == "true",
-            flags={name.lower(): value for name, value in {**plain.flags, **given}.items() if value},
+            flags={name.lower(): value for name, value in {**given, **plain.flags}.items() if value},
             speculation=speculation or (fast.speculation or "as it was started" if fast is not None else None),
             issued_at=timestamp(datetime.now(UTC)),
         )
@@ -281,7 +282,10 @@ class ForeignEngine:
             raise UpstreamError("--plain-url speculates now; answers cannot be compared with it")
         if found.model != self._abouts[method].model:
             raise UpstreamError(f"serves {found.model} now; restart this server to serve that")
-        return replace(found, speculation=found.speculation or self._abouts[method].speculation)
+        known = self._abouts[method]
+        if known.speculation is None and replace(found, speculation=None) == known:
+            return known  # llama-server names its speculation only after a request, and it was the same before
+        return replace(found, speculation=found.speculation or known.speculation)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[RemoteEngine]:
@@ -290,7 +294,7 @@ class ForeignEngine:
         engine = RemoteEngine(
             self._dialect, self._upstreams, self._abouts["off"].model, self.tokenizer, adapters=ids,
             most=self._settings.max_sequences + self._settings.max_waiting, confirmed=self.confirmed,
-            vocabulary=self.identity.vocab_size, ends=self._ends,
+            vocabulary=self.identity.vocab_size, ends=self._ends, reuse=self._profile.reuses_prefixes,
         )  # fmt: skip
         engine.broke_off = self.away
         watch = asyncio.create_task(self.follow())

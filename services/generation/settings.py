@@ -59,7 +59,8 @@ class GenerationSettings(RpcServerSettings):
     engine_flag: tuple[Annotated[str, Kind("NAME=VALUE", "name=value", "dtype=bfloat16")], ...] = Field(
         (),
         description="A flag of the other engine that changes numbers and that the engine does not report, for its "
-        "profile; may be repeated. device, parallelism, batch_invariant and speculation are members of the profile.",
+        "profile; may be repeated. device, parallelism, batch_invariant and speculation are members of the profile. "
+        "prefix_cache=true lets requests reuse cached prefixes; then no difference counts as a deviation.",
     )
     engine_silence_seconds: float = Field(
         120.0, gt=0, description="How long an upstream may be silent before its answer counts as broken off."

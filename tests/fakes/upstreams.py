@@ -21,8 +21,9 @@ class FakeUpstream:
 
     `fault` is how it fails: `hang` and `drop` after `after` tokens, and `idle` (events without a token), `comments`,
     `line` (one that never ends); `short` (ends without saying so), `text`, `ids` (has none), `prompt`, `many`, `busy`,
-    `loading`, `refuse`, `grammar` (refuses that), `garbage`; `unsteady` answers otherwise each time. `twist` makes of
-    each event what is sent. A stream of SGLang is refused in its first event, with a token that is none's.
+    `loading`, `refuse`, `grammar` (refuses that), `garbage`; `unsteady` answers otherwise each time, `cached` if it may
+    reuse a prefix, `crowded` beside other requests. `twist` makes of each event what is sent. A stream of SGLang is
+    refused in its first event, with a token that is none's.
     """
 
     kind: str
@@ -31,6 +32,8 @@ class FakeUpstream:
     version: str = "1.2.3"
     vocabulary_size: Any = None
     model: str = "house-model"
+    ftype: str = "Q8_0"
+    speculation: str | None = None  # as llama-server's slots name it
     taste: str = "plain"
     fault: str | None = None
     after: int = 2
@@ -42,7 +45,10 @@ class FakeUpstream:
     pace: float = 0.0  # seconds a token
     context: int = 256
     counts: bool = True  # tells of its speculation
+    gap: float | None = None  # nats from a token to the next best, if log-probabilities are asked for
     port: int = 0
+    open: int = 0  # requests
+    salts: set[str] = field(default_factory=set)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     closed_early: int = 0  # answers whose reader left
 
@@ -50,7 +56,12 @@ class FakeUpstream:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def tokens(self, prompt: Sequence[int], seed: int, most: int) -> list[int]:
+    def _best(self, told: list[Any], place: int) -> tuple[int, int]:
+        """The best token and the next best."""
+        drawn = int.from_bytes(hashlib.sha256(json.dumps(told).encode()).digest()[:4]) + (place == self.differs_at)
+        return self.vocabulary[drawn % len(self.vocabulary)], self.vocabulary[(drawn + 1) % len(self.vocabulary)]
+
+    def tokens(self, prompt: Sequence[int], seed: int, most: int, state: str = "") -> list[int]:
         """The whole output for a prompt."""
         made: list[int] = []
         many = most + 1 if self.fault == "many" else most
@@ -58,9 +69,18 @@ class FakeUpstream:
             if self.ends_after is not None and len(made) == self.ends_after:
                 return [*made, self.tokenizer.fast.get_vocab()["<|end|>"]]
             told = [self.taste, seed, *prompt, *made, len(self.bodies) if self.fault == "unsteady" else 0]
-            drawn = int.from_bytes(hashlib.sha256(json.dumps(told).encode()).digest()[:4])
-            made.append(self.vocabulary[(drawn + (len(made) == self.differs_at)) % len(self.vocabulary)])
+            made.append(self._best([*told, state] if state and len(made) == 1 else told, len(made))[0])
         return made
+
+    def _state(self, body: dict[str, Any]) -> str:
+        """The circumstances that change what this engine computes."""
+        salt = body.get("cache_salt", body.get("extra_key", "one for all" if body.get("cache_prompt") else None))
+        reused = salt in self.salts
+        if salt is not None:
+            self.salts.add(salt)
+        return {"cached": "reused" if reused else "", "crowded": "crowd" if self.open > 1 else ""}.get(
+            self.fault or "", ""
+        )
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(Dropped, ConnectionError, asyncio.IncompleteReadError):
@@ -81,7 +101,11 @@ class FakeUpstream:
                 await _send(writer, 400, json.dumps({"error": {"message": message}}), "application/json")
                 return
             self.bodies.append(body)
-            await self._complete(body, writer)
+            self.open += 1
+            try:
+                await self._complete(body, writer)
+            finally:
+                self.open -= 1
             return
         status, document = 200, self._about(path, body or {})
         if document is None:
@@ -110,10 +134,10 @@ class FakeUpstream:
             case "/metrics":
                 return f'vllm:cache_config_info{{block_size="16",engine="0"}} 1\n{spec}'
             case "/props":
-                return {"build_info": self.version, "model_alias": self.model, "model_ftype": "Q8_0",
+                return {"build_info": self.version, "model_alias": self.model, "model_ftype": self.ftype,
                         "default_generation_settings": {"n_ctx": 256}}  # fmt: skip
             case "/slots":
-                return [{"speculative": self.speculates}]
+                return [{"speculative": self.speculates, "params": {"speculative.types": self.speculation}}]
             case "/lora-adapters":
                 return []
             case "/server_info":
@@ -172,7 +196,8 @@ class FakeUpstream:
         prompt: list[int] = body["input_ids" if "input_ids" in body else "prompt"]
         most = sampling.get("max_new_tokens", sampling.get("n_predict", sampling.get("max_tokens")))
         seed = sampling.get("sampling_seed", sampling.get("seed"))
-        ids = self.tokens(prompt, seed, most)
+        await asyncio.sleep(0.02 if fault == "crowded" else 0.0)  # until all of them have come
+        ids = self.tokens(prompt, seed, most, self._state(body))
         ended = self.ends_after is not None and len(ids) == self.ends_after + 1
         decoder, so_far = self.tokenizer.stream(prompt), ""
         for place, token in enumerate(ids):
@@ -184,7 +209,10 @@ class FakeUpstream:
                 yield "no JSON"
             text = decoder.feed(token) if not (ended and place == len(ids) - 1) else ""
             so_far += "x" + text if self.fault == "text" else text
-            yield self._event(prompt, ids[: place + 1], text if self.fault != "text" else "x" + text, so_far)
+            event = self._event(prompt, ids[: place + 1], text if self.fault != "text" else "x" + text, so_far)
+            if self.gap is not None and (body.get("logprobs") or body.get("n_probs") or body.get("return_logprob")):
+                self._tell(event, [self.taste, seed, *prompt, *ids[:place], 0], ids[: place + 1])
+            yield event
             await asyncio.sleep(self.pace)
         if self.fault != "short":
             for event in self._last(ids, so_far, "stop" if ended else "length"):
@@ -227,6 +255,23 @@ class FakeUpstream:
         ours = {} if self.fault == "ids" else {"output_ids": list(ids)}
         return {"text": so_far, "meta_info": {"completion_tokens": len(ids), "finish_reason": None}, **ours}
 
+    def _tell(self, event: dict[str, Any], told: list[Any], ids: Sequence[int]) -> None:
+        """Add log-probabilities of the last token and of the next best one."""
+        best, second = self._best(told, -2)
+        known = {best: -0.5, second: -0.5 - (self.gap or 0.0)}
+        token = ids[-1]
+        match self.kind:
+            case "vllm":
+                event["choices"][0]["logprobs"] = {
+                    "tokens": [f"token_id:{token}"], "token_logprobs": [known.get(token, -9.0)],
+                    "top_logprobs": [{f"token_id:{each}": value for each, value in known.items()}],
+                }  # fmt: skip
+            case "llama-server":
+                top = [{"id": each, "logprob": value} for each, value in known.items()]
+                event["completion_probabilities"] = [
+                    {"id": token, "logprob": known.get(token, -9.0), "top_logprobs": top}
+                ]
+
     def _last(self, ids: Sequence[int], text: str, reason: str) -> list[dict[str, Any]]:
         accepted = len(ids) // 2 if self.speculates else 0
         proposed = accepted + 1 if self.speculates else 0
@@ -266,10 +311,14 @@ def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:
         return events[-1]
     if "choices" not in events[-1]:
         ids = [token for event in events for token in event["tokens"]]
-        return events[-1] | {"content": "".join(event["content"] for event in events), "tokens": ids}
+        probabilities = [each for event in events for each in event.get("completion_probabilities", ())]
+        whole = {"content": "".join(event["content"] for event in events), "tokens": ids}
+        return events[-1] | whole | ({"completion_probabilities": probabilities} if probabilities else {})
     choices = [event["choices"][0] for event in events if event["choices"]]
     ids, text = [token for each in choices for token in each["token_ids"]], "".join(each["text"] for each in choices)
-    return events[-1] | {"choices": [{**choices[-1], "text": text, "token_ids": ids}]}
+    parts = [each["logprobs"] for each in choices if each.get("logprobs")]
+    told = {name: [value for part in parts for value in part[name]] for name in (parts[0] if parts else ())}
+    return events[-1] | {"choices": [{**choices[-1], "text": text, "token_ids": ids, "logprobs": told or None}]}
 
 
 async def _send(writer: asyncio.StreamWriter, status: int, text: str, kind: str) -> None:

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from ledger.documents.audit import UNCHECKED, UNSTABLE
+from ledger.documents.audit import UNCHECKED
+from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.halt import scopes_of
+from services.generation.api.confirmation import off_outcome, unproven
 from services.generation.api.generation_metrics import GenerationMetrics, log_request
 from services.generation.engine.backend import Backend
 from services.generation.engine.engine import Ticket
@@ -244,13 +246,11 @@ class Generation:
         run.post(Completed(choice, outcome, receipt, index, checked.identical, checked.speedup))
 
     async def _checked(self, run: Run, choice: int, outcome: Outcome, ticket: Ticket) -> Checked:
-        """The result of verification before signing.
-
-        On another engine, a difference counts as a deviation only if a second plain answer equals the first.
-        """
+        """The result of verification before signing."""
         if not run.resolved.verify_inline or run.cancelled or outcome.finish_reason not in ("stop", "length"):
             return NOT_CHECKED
-        first = await self._replay(run, choice)
+        request = run.resolved.engine_request(run.engine_id, choice, off=True)  # the run's id, to be cancelled with it
+        first = await off_outcome(self._engine, request)
         if isinstance(first, str):
             return self._unanswered(run, f"{UNCHECKED}: {first}")
         off, off_ticket = first
@@ -258,29 +258,16 @@ class Generation:
             alone = ticket.alone and off_ticket.alone
             return Checked(True, replayed(off.metrics.decode_seconds, outcome.metrics) if alone else None)
         if run.resolved.engine is not None:
-            second = await self._replay(run, choice)
-            if isinstance(second, str):
-                differs = "it differs with speculation off, which could not be confirmed"
-                return self._unanswered(run, f"{UNCHECKED}: {differs}: {second}")
-            if _stream(second[0]) != _stream(off):
-                return self._unanswered(run, f"{UNSTABLE}: the engine gives two results without speculation")
+            profile = EngineProfile.from_document(self._identity.profile)
+            why = await unproven(self._engine, run.resolved, request, outcome, off, profile)
+            if why is not None:
+                return self._unanswered(run, why)
         await self._deviated(run.resolved, outcome)
         return Checked(False)
 
     def _unanswered(self, run: Run, why: str) -> Checked:
         _log.warning("verifying request %s failed: %s", run.resolved.request_id, why)
         return Checked(unverified=None if run.resolved.engine is None else why[:2048])
-
-    async def _replay(self, run: Run, choice: int) -> tuple[Outcome, Ticket] | str:
-        """The same choice with speculation off, or the reason why it did not finish."""
-        request = run.resolved.engine_request(
-            run.engine_id, choice, off=True
-        )  # with the run's id, so that it is cancelled with the run
-        try:
-            off, ticket = await self._engine.complete(request)
-        except EngineError as error:
-            return str(error)
-        return (off, ticket) if off.finish_reason in ("stop", "length") else off.error or off.finish_reason
 
     async def _deviated(self, resolved: Resolved, outcome: Outcome) -> None:
         decision, moved = resolved.decision, outcome.metrics.passes_by_method

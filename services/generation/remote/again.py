@@ -27,48 +27,39 @@ class PlainEngine:
         """`silence_seconds` without a byte end a request; no answer is streamed."""
         self._dialect, self._url, self._key, self._silence = DIALECTS[engine], url, key, silence_seconds
 
-    def name(self) -> str:
-        """The engine's name in receipts, such as vllm/0.32.0."""
-        return f"{self._dialect.name}/{self._about().version}"
-
-    def model(self) -> str:
-        """The engine's own name of its model."""
-        return self._about().model
+    def about(self) -> About:
+        """The engine's description of itself."""
+        return self._asked(lambda upstream: upstream.about())
 
     def again(self, request: EngineRequest, adapter: str | None = None) -> Outcome:
-        """The outcome without speculation, text and counts left empty. `adapter`: the engine's name of the adapter."""
-        answer = self._answer(request, adapter)
-        if answer.finish is None:
-            raise UpstreamError("ended an answer in the middle")
-        return replace(
-            EMPTY_OUTCOME,
-            token_ids=tuple(answer.ids),
-            finish_reason=answer.finish,
-            stop_reason=stop_of(answer, request),
-            stream_digest=token_digest(answer.ids),
-        )
+        """The outcome without speculation, text and counts left empty. `adapter`: the engine's name of the adapter.
+        `request.reuse`: whether the engine may reuse cached prefixes, as when it served the answer.
+        """
+        return _outcome(self._asked(lambda upstream: self._sent(upstream, request, adapter)), request)
+
+    def together(self, request: EngineRequest, copies: int, adapter: str | None = None) -> tuple[Outcome, ...]:
+        """The outcomes of `copies` of the request, computed beside each other."""
+
+        async def ask(upstream: Upstream) -> tuple[Outcome, ...]:
+            asked = (self._sent(upstream, request, adapter) for _ in range(copies))
+            return tuple(_outcome(answer, request) for answer in await asyncio.gather(*asked))
+
+        return self._asked(ask)
 
     def logprobs(self, request: EngineRequest, adapter: str | None = None) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities at each position of `again`, request.sampling.logprobs of them."""
-        return tuple(self._answer(request, adapter).logprobs)
+        return tuple(self._asked(lambda upstream: self._sent(upstream, request, adapter)).logprobs)
 
     def close(self) -> None:
         """Does nothing: no connection is open between calls."""
 
-    def _about(self) -> About:
-        return self._asked(lambda upstream: upstream.about())
-
-    def _answer(self, request: EngineRequest, adapter: str | None) -> Answer:
-        request = replace(request, method="off", next_methods=(), k=None, reuse=False)
+    async def _sent(self, upstream: Upstream, request: EngineRequest, adapter: str | None) -> Answer:
+        request = replace(request, method="off", next_methods=(), k=None)
         checked(self._dialect, request)
-
-        async def ask(upstream: Upstream) -> Answer:
-            answer, model = Answer(), (await upstream.about()).model
-            body = self._dialect.body(request, model, adapter, stream=False)
-            await upstream.answer(body, numbers_of(request), lambda event: self._dialect.read(event, answer))
-            return answer
-
-        return self._asked(ask)
+        answer, model = Answer(), (await upstream.about()).model
+        body = self._dialect.body(request, model, adapter, stream=False)
+        await upstream.answer(body, numbers_of(request), lambda event: self._dialect.read(event, answer))
+        return answer
 
     def _asked(self, ask: Callable[[Upstream], Awaitable[_T]]) -> _T:
         async def connected() -> _T:
@@ -82,3 +73,16 @@ class PlainEngine:
                 await upstream.close()
 
         return asyncio.run(connected())
+
+
+def _outcome(answer: Answer, request: EngineRequest) -> Outcome:
+    """Raises UpstreamError for an answer without an end."""
+    if answer.finish is None:
+        raise UpstreamError("ended an answer in the middle")
+    return replace(
+        EMPTY_OUTCOME,
+        token_ids=tuple(answer.ids),
+        finish_reason=answer.finish,
+        stop_reason=stop_of(answer, request),
+        stream_digest=token_digest(answer.ids),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -143,9 +144,12 @@ def seed_of(request: EngineRequest, bits: int) -> int:
 
 
 def _salt(request: EngineRequest) -> str:
-    """The salt of cached prefixes: one for each tenant, or its own for a request that may not reuse prefixes."""
-    whose = request.tenant or "default" if request.reuse else f"{request.request_id}/{request.choice}"
-    return hashlib.sha256(whose.encode()).hexdigest()  # vLLM refuses salts with some signs, and long ones
+    """The salt of cached prefixes: one for each tenant, or if the request may not reuse prefixes, one for each call, so
+    that not even the same request sent again finds its own.
+    """
+    if not request.reuse:
+        return secrets.token_hex(32)
+    return hashlib.sha256((request.tenant or "default").encode()).hexdigest()  # vLLM refuses some signs and long salts
 
 
 def finish_of(word: object) -> FinishReason:

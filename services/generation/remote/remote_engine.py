@@ -117,6 +117,7 @@ class RemoteEngine:
         most: int,
         vocabulary: int,
         ends: frozenset[int],
+        reuse: bool,
         confirmed: Callable[[str], Awaitable[str]],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -129,12 +130,13 @@ class RemoteEngine:
             most: open sequences at the same time.
             vocabulary: all ids are below it.
             ends: ids with which the model ends an output; empty if unknown.
+            reuse: whether requests may reuse prefixes that others computed.
             confirmed: returns the profile of a method's upstream, refreshed if the upstream was unreachable; raises
                 UpstreamDown, UpstreamError.
         """
         self._dialect, self._upstreams, self.model, self._text = dialect, upstreams, model, text
         self._adapters, self._most, self._confirmed, self._clock = adapters, most, confirmed, clock
-        self._vocabulary, self._ends = vocabulary, ends
+        self._vocabulary, self._ends, self._reuse = vocabulary, ends, reuse
         self._open: dict[_Sequence, asyncio.Task[None]] = {}
         self._totals = Counts()
         self.broke_off: Callable[[str], None] = lambda method: None  # called if an upstream is down or broke off
@@ -153,6 +155,7 @@ class RemoteEngine:
         return Load(begun, len(self._open) - begun, 0, 1, 0, 0)
 
     async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
+        requests = [replace(request, reuse=self._reuse) for request in requests]
         for request in requests:
             checked(self._dialect, request)
             self._body(request, stream=True)  # refuses an unsupported request

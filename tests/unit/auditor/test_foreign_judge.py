@@ -22,6 +22,7 @@ from services.auditor.own_engine import OwnEngine
 from services.auditor.reference import drawn_by_llama_server, scored
 from services.auditor.settings import AuditorSettings
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.remote.dialects import About
 from services.generation.verification import Verifier
 from tests.unit.ledger.builders import BASE, content, engine_profile, foreign_receipt
 
@@ -35,12 +36,13 @@ class FakePlain:
     """A plain engine with this answer."""
 
     found: Comparison = Comparison()  # noqa: RUF009 - a frozen value
-    engine: str = "vllm/0.32.0"
+    engine: str = "vllm"
+    version: str = "0.32.0"
 
-    def name(self) -> str:
-        return self.engine
+    def about(self) -> About:
+        return About(self.version, engine_profile().model, 4096)
 
-    def held_against(self, receipt: Receipt, content: Content) -> Comparison:
+    def held_against(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Comparison:
         return self.found
 
 
@@ -88,7 +90,7 @@ def test_speculation_that_changes_a_token_is_a_deviation_at_the_first_one_with_b
 
 
 def test_an_engine_that_differs_from_itself_is_unstable_and_accuses_no_speculation() -> None:
-    (found,) = judged(FakePlain(Comparison(1, stable=False)))
+    (found,) = judged(FakePlain(Comparison(1, unstable="it differs")))
     assert (found.outcome, found.deviation, found.passed) == ("UNSTABLE", None, False)
 
 
@@ -118,7 +120,7 @@ def test_what_nobody_can_check_is_unchecked_with_its_reasons() -> None:
 
 
 def test_an_engine_that_was_updated_cannot_be_asked_about_what_it_was() -> None:
-    (found,) = judged(FakePlain(engine="vllm/0.33.0"))
+    (found,) = judged(FakePlain(version="0.33.0"))
     assert found.outcome == "UNCHECKED"
 
 
@@ -281,16 +283,16 @@ def test_passes_along_another_engine_keep_more_than_a_byte_of_each_key_and_value
 
 def test_a_receipt_is_out_of_reach_of_an_auditor_without_its_engine_and_its_weights() -> None:
     other = changed(HONEST, base_cid=cid(b"other weights"))
-    for findings in (judged(), judged(None, other), judged(FakePlain(engine="sglang/1.0"), other)):
+    for findings in (judged(), judged(None, other), judged(FakePlain(engine="sglang"), other)):
         assert [(each.outcome, each.out_of_reach) for each in findings] == [("UNCHECKED", True)]
 
 
 def test_a_receipt_that_its_own_engine_cannot_be_asked_about_is_in_reach() -> None:
     class Refusing(FakePlain):
-        def held_against(self, receipt: Receipt, content: Content) -> Comparison:
+        def held_against(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Comparison:
             raise CannotReplay("it refuses the request")
 
-    for plain in (Refusing(), FakePlain(engine="vllm/0.33.0")):
+    for plain in (Refusing(), FakePlain(version="0.33.0")):
         (found,) = judged(plain)
         assert (found.outcome, found.out_of_reach) == ("UNCHECKED", False)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from benchmarks.upstream import Upstream
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.remote.again import PlainEngine
+from services.generation.remote.difference import differ
 from services.generation.remote.upstream import UpstreamDown
 from tests.fakes.upstreams import FakeUpstream, listening
 
@@ -34,9 +36,26 @@ async def test_it_gives_the_tokens_and_the_end_that_a_server_before_it_gives(pla
 
 
 async def test_it_says_what_it_is_as_receipts_do(plain: FakeUpstream) -> None:
+    about = await asyncio.to_thread(PlainEngine(plain.kind, plain.url).about)
+    assert (about.version, about.model) == ("1.2-of-today", plain.model)
+
+
+async def test_nothing_of_a_prefix_is_reused_unless_the_request_allows_it(plain: FakeUpstream) -> None:
+    plain.fault = "cached"
+    engine, found = PlainEngine(plain.kind, plain.url), []
+    for reuse in (False, False, True, True):
+        found.append((await asyncio.to_thread(engine.again, replace(REQUEST, reuse=reuse))).token_ids)
+    assert [each == found[0] for each in found] == [True, True, True, False]
+
+
+async def test_copies_are_computed_beside_each_other(plain: FakeUpstream) -> None:
+    plain.fault = "crowded"
     engine = PlainEngine(plain.kind, plain.url)
-    assert await asyncio.to_thread(engine.name) == f"{plain.kind}/1.2-of-today"
-    assert await asyncio.to_thread(engine.model) == plain.model
+    alone, beside = (
+        await asyncio.to_thread(engine.again, REQUEST), await asyncio.to_thread(engine.together, REQUEST, 4)
+    )  # fmt: skip
+    assert len(beside) == 4
+    assert differ((alone, *beside))
 
 
 async def test_an_engine_that_is_not_ready_says_nothing(plain: FakeUpstream) -> None:

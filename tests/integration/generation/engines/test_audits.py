@@ -5,6 +5,9 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
+
+import pytest
 
 from ledger.documents.halt import Resume, Scope
 from ledger.encoding.text_forms import timestamp
@@ -87,6 +90,61 @@ async def test_an_engine_that_differs_from_itself_halts_nothing(engines: Engines
     engines.plain.fault = "unsteady"
     (found,) = await audited(engines)
     assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
+
+
+async def outcome_of_a_difference(engines: Engines, gap: float | None, **settings: Any) -> tuple[str, int | None]:
+    stub = await engines.start(**settings)
+    engines.plain.gap, engines.fast.differs_at = gap, 3
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(1)
+    (found,) = await audited(engines)
+    return found.finding.outcome, found.halt_index
+
+
+@pytest.mark.parametrize(("gap", "flags", "outcome"), [
+    (0.2, (), "UNSTABLE"), (2.0, (), "DEVIATION"), (0.2, ("batch_invariant=true",), "DEVIATION"),
+    (2.0, ("prefix_cache=true",), "UNSTABLE"),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["vllm", "llama-server"])
+async def test_what_rounding_or_a_prefix_cache_may_explain_accuses_no_speculation(
+    engines: Engines, kind: str, gap: float, flags: tuple[str, ...], outcome: str
+) -> None:
+    found, halt = await outcome_of_a_difference(engines, gap, kind=kind, engine_flag=flags)
+    assert (found, halt is not None) == (outcome, outcome == "DEVIATION")
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server"])
+async def test_an_engine_whose_answers_depend_on_its_load_is_unstable(engines: Engines, kind: str) -> None:
+    stub = await engines.start(kind)
+    engines.fast.differs_at, engines.plain.fault = 3, "crowded"
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(1)
+    (found,) = await audited(engines)
+    assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server"])
+async def test_an_engine_whose_prefix_cache_changes_answers_is_served_and_checked_without_it(
+    engines: Engines, kind: str
+) -> None:
+    stub = await engines.start(kind)
+    engines.plain.fault = engines.fast.fault = "cached"
+    for _ in range(2):
+        await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(2)
+    assert outcomes(await audited(engines)) == {"SAME": 2}
+
+
+@pytest.mark.parametrize("change", [{"model": "another"}, {"ftype": "Q4_0"}, {"speculates": True}])
+async def test_a_plain_upstream_that_has_become_another_is_not_asked(engines: Engines, change: dict[str, Any]) -> None:
+    stub = await engines.start("llama-server")
+    engines.fast.differs_at = 3
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(1)
+    for name, value in change.items():
+        setattr(engines.plain, name, value)
+    (found,) = await audited(engines)
+    assert found.finding.outcome == "UNCHECKED"
 
 
 async def test_tokens_that_the_weights_would_not_give_are_inconsistent_whatever_both_upstreams_say(

@@ -180,6 +180,28 @@ async def test_an_engine_that_disagrees_with_itself_is_not_halted(engines: Engin
     assert (first.spec_decode.unverified or "").startswith("UNSTABLE")
 
 
+@pytest.mark.parametrize(("gap", "halted"), [(0.2, False), (2.0, True)])
+async def test_a_near_tie_is_no_deviation(engines: Engines, gap: float, halted: bool) -> None:
+    stub = await engines.start()
+    engines.plain.gap, engines.fast.differs_at = gap, 3
+    call = stub.Generate(asking(max_tokens=5, verify=INLINE))
+    if halted:
+        assert (await failure(call)).reason == "SPEC_DECODE_DEVIATION"
+        return
+    await call
+    (receipt,) = await engines.deployment.receipts(1)
+    assert (receipt.spec_decode.unverified or "").startswith("UNSTABLE")
+
+
+async def test_an_answer_without_speculation_never_deviates(engines: Engines) -> None:
+    stub = await engines.start()
+    engines.plain.fault = "unsteady"
+    await stub.Generate(asking(max_tokens=5, method="off", verify=INLINE))
+    (receipt,) = await engines.deployment.receipts(1)
+    assert receipt.spec_decode.verified_identical_to_off is None
+    assert (receipt.spec_decode.unverified or "").startswith("UNSTABLE")
+
+
 @pytest.mark.parametrize("differs_at", [None, 3])
 async def test_what_the_plain_upstream_could_not_confirm_is_unchecked_with_its_reason(
     engines: Engines, differs_at: int | None

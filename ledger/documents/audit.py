@@ -191,8 +191,8 @@ class Deviation(Part, frozen=True):
 
 
 class Drift(Part, frozen=True):
-    """Cumulative sums over the outputs of one engine profile up to this output, which reveal what single outputs do
-    not: they start at 0, take a step with each output, and never fall below 0 (CUSUM, E. S. Page, 1954).
+    """Cumulative sums over the outputs of another engine up to this output, which reveal what single outputs do not:
+    they start at 0, take a step with each output, and never fall below 0 (CUSUM, E. S. Page, 1954).
 
     The exponential of an honest output's step has an expectation of 1 at most, so that on average a sum goes beyond h
     after exp(h) honest outputs at the earliest. `margin` sums margins, `rarer` and `likelier` sum `surprise` up and
@@ -233,7 +233,8 @@ class ReferencePass(Part, frozen=True):
     deviations, positive for rarer tokens; `rarest` is the largest negative log-probability of a token in nats.
     `missed`, of a llama-server: the mean over tokens (SHORT at least) of the distance, as a probability, between the
     number drawn from the request's seed and the numbers that give the token; None if it is not checked. `drift` has the
-    sums over the profile's outputs that this auditor has checked; None if it does not sum.
+    sums over the outputs that this auditor has checked, of all profiles of one base that one key signed: another
+    version or flag does not restart them. None if it does not sum.
     """
 
     base_cid: Cid

@@ -27,7 +27,7 @@ from services.auditor.audit_error import BrokenLog
 _log = logging.getLogger(__name__)
 
 
-_VERSION = 2
+_VERSION = 3
 """Increased when entries are folded in another way."""
 
 
@@ -71,7 +71,8 @@ class Backlog:
         self.profiles: dict[str, EngineProfile] = {}
         """Profiles of other engines than kolm's in the log, by their identifiers."""
         self.drifts: dict[str, Drift] = {}
-        """The sums over the outputs of each profile in its newest verdict; none after INCONSISTENT."""
+        """The sums in the newest verdict on outputs of each base and key; none after INCONSISTENT."""
+        self._summed: dict[str, str] = {}  # by profile: the base and the key, under which its outputs are summed
 
     def to_document(self, origin: str) -> dict[str, Any]:
         """The fold as JSON, to go on from at the next start, with the name of the log."""
@@ -88,7 +89,7 @@ class Backlog:
             "picked": sorted(self._picked),
             "deviations": [[index, verdict.to_document()] for index, verdict in self._deviations.items()],
             "halts": [[index, scope.to_document()] for index, scope in self._halts],
-            "profiles": [profile.to_document() for profile in self.profiles.values()],
+            "profiles": [[self._summed[name], each.to_document()] for name, each in self.profiles.items()],
             "drifts": {cid: drift.to_document() for cid, drift in self.drifts.items()},
         }
 
@@ -108,10 +109,14 @@ class Backlog:
         backlog._picked = set(document["picked"])
         backlog._deviations = {index: Verdict.from_document(verdict) for index, verdict in document["deviations"]}
         backlog._halts = [(index, Scope.from_document(scope)) for index, scope in document["halts"]]
-        profiles = map(EngineProfile.from_document, document["profiles"])
-        backlog.profiles = {cid(profile.to_bytes()): profile for profile in profiles}
+        for summed, profile in document["profiles"]:
+            backlog._add_profile(EngineProfile.from_document(profile), summed)
         backlog.drifts = {name: Drift.from_document(drift) for name, drift in document["drifts"].items()}
         return backlog
+
+    def drift(self, profile_cid: str) -> Drift | None:
+        """The sums that outputs of a profile add to; None if there are none yet."""
+        return self.drifts.get(self._summed.get(profile_cid, profile_cid))
 
     @property
     def position(self) -> int:
@@ -212,19 +217,24 @@ class Backlog:
                 self._forget_unless_listed(document.receipt_index)
                 if document.outcome == DEVIATION:
                     self._deviations[entry.index] = document
+                summed = self._summed.get(document.profile_cid, document.profile_cid)
                 if document.outcome == INCONSISTENT:
-                    self.drifts.pop(document.profile_cid, None)
+                    self.drifts.pop(summed, None)
                 elif document.reference is not None and document.reference.drift is not None:
-                    self.drifts[document.profile_cid] = document.reference.drift
+                    self.drifts[summed] = document.reference.drift
             case Erasure() if document.receipt_index in self._receipts:
                 erased = f"the content was erased by entry {entry.index}: {document.reason}"
                 self._receipts[document.receipt_index] = replace(self._receipts[document.receipt_index], erased=erased)
             case Expiry():
                 self._expire(entry.index, document)
             case EngineProfile():
-                self.profiles[cid(entry.envelope.payload)] = document
+                self._add_profile(document, f"{document.base_cid} {entry.envelope.signatures[0].key_id}")
             case Halt():
                 self._halts.append((entry.index, document.scope))
+
+    def _add_profile(self, profile: EngineProfile, summed: str) -> None:
+        name = cid(profile.to_bytes())
+        self.profiles[name], self._summed[name] = profile, summed
 
     def _expire(self, index: int, expiry: Expiry) -> None:
         erased = f"the content was erased by entry {index}, by the retention policy of entry {expiry.retention_index}"

@@ -94,7 +94,7 @@ class ForeignJudge:
         *,
         of_engines: bool = True,
     ) -> None:
-        """`drifts`: the sums over all outputs of a profile so far, by its identifier. `of_engines`: whether the auditor
+        """`drifts`: the sums that outputs of a profile add to, by its identifier. `of_engines`: whether the auditor
         was set up for another engine; if not, it checks only receipts that name its weights.
         """
         self._profiles, self._plain, self._reference, self._thresholds = profiles, plain, reference, thresholds

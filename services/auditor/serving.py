@@ -160,7 +160,7 @@ def _foreign(settings: AuditorSettings, backlog: Backlog, reference: Reference |
         return (backlog.policy and backlog.policy.reference) or settings.thresholds
 
     return ForeignJudge(
-        backlog.profiles.get, settings.plain, reference, thresholds, backlog.drifts.get,
+        backlog.profiles.get, settings.plain, reference, thresholds, backlog.drift,
         of_engines=settings.audits_another_engine,
     )  # fmt: skip
 

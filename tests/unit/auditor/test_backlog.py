@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from ledger.documents.audit import Drift, ReferencePass, Verdict
 from ledger.documents.halt import Scope
 from ledger.documents.signed_document import Document, sign_document
+from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
@@ -24,6 +25,7 @@ from tests.unit.ledger.builders import (
     SCOPE,
     TRUSTED,
     draw,
+    engine_profile,
     expiry,
     fold_obligations,
     halt,
@@ -261,6 +263,20 @@ def test_a_fold_of_another_log_or_under_other_keys_is_not_gone_on_from() -> None
     more = SigningKey.generate("auditor")
     keys = TrustedKeys({**trust().by_role, "auditor": (*trust().keys("auditor"), more.public)})
     assert Backlog.from_document(kept, "example.org/log", keys) is None
+
+
+def test_another_profile_of_one_base_adds_to_the_same_sums() -> None:
+    sums = Drift(1.5, 0.0, 0.0)
+    seen = ReferencePass(BASE, 0.1, 2.5, 3, drift=sums)
+    first, second = engine_profile(), engine_profile(version="0.33.0")
+    how = {"verification": "reference", "replayed_by": "auditor", "reference": seen}
+    one = replace(verdict(0, 0, "CONSISTENT", **how), profile_cid=cid(first.to_bytes()))
+    elsewhere = engine_profile(base_cid=cid(b"another base"))
+    log = entries(first, second, elsewhere, receipt(0), one)
+    restored = Backlog.from_document(json.loads(json.dumps(folded(log).to_document("log"))), "log", trust())
+    for backlog in (folded(log), restored):
+        assert backlog is not None
+        assert [backlog.drift(cid(each.to_bytes())) for each in (first, second, elsewhere)] == [sums, sums, None]
 
 
 def test_what_outputs_show_together_is_what_the_newest_verdict_of_their_profile_says() -> None:

@@ -321,6 +321,21 @@ async def test_a_new_version_is_a_new_profile_in_the_log_and_no_deviation(engine
     assert [profiles[each.profile_cid].version for each in (before, after)] == ["1.2.3", "1.3.0"]
 
 
+async def test_a_speculation_that_the_engine_names_late_is_no_other_profile(engines: Engines) -> None:
+    stub = await engines.start("llama-server")
+    await stub.Generate(asking(max_tokens=3))
+    engines.fast.speculation, engines.fast.fault, engines.fast.after = (
+        "ngram-map-k",
+        "drop",
+        0,
+    )  # so that it is looked at
+    await stub.Generate(asking(max_tokens=3, request_id="broken"))
+    engines.fast.fault = None
+    await stub.Generate(asking(max_tokens=3))
+    receipts = await engines.deployment.receipts(3)
+    assert len({each.profile_cid for each in receipts}) == 1
+
+
 async def said_and_signed(engines: Engines, **members: Any) -> tuple[list[pb.GenerateStreamResponse], Receipt]:
     """The answer of one request, and its receipt, which is of exactly that."""
     name = f"request {len(engines.fast.bodies)}"

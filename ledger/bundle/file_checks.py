@@ -74,6 +74,8 @@ def check_file(job: FileCheck) -> CheckedFile:
     subtree = _subtree(first, entries)
     try:
         contents = _check_contents(read_contents(bundle, job.name), entries) if job.with_content else 0
+    except StoreError:  # nor are the contents
+        raise
     except LedgerError as error:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
     return CheckedFile(entries if job.whole else tuple(map(for_the_walk, entries)), contents, subtree=subtree)

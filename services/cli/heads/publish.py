@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, Annotated
 
 from typer import Argument, Option
 
@@ -34,9 +34,6 @@ from services.client.head_folder import CONFIG_FILE, TRAINING_FILE, HeadFolderIn
 from services.client.registry import Head, RegistryClient, upload
 from services.generation.target.errors import TargetError
 from services.generation.target.model_path import HEAD_FOLDER
-
-if TYPE_CHECKING:
-    pass
 
 _Source = tuple[NamedFile, Callable[[], IO[bytes]]]
 

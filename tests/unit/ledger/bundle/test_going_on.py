@@ -52,6 +52,19 @@ def verified(size: int, tmp_path: Path) -> Path:
     return state
 
 
+@pytest.mark.parametrize("part", ["entries/", "content/"])
+def test_a_disk_that_fails_is_no_fault_of_the_bundle(part: str, tmp_path: Path) -> None:
+    class Failing(BundleFolder):
+        def read(self, path: str) -> bytes:
+            if path.startswith(part):
+                raise StoreError("input/output error")
+            return super().read(path)
+
+    written(plain(log_of(), with_content=True), tmp_path / "bundle")
+    with pytest.raises(StoreError):
+        verify_bundle(Failing(tmp_path / "bundle"), TRUST)
+
+
 @pytest.mark.parametrize("size", range(4, SIZE + 1))
 def test_what_is_said_of_a_log_is_the_same_from_any_entry_on(size: int, tmp_path: Path) -> None:
     afresh = replace(judged(plain(log_of()), tmp_path / "whole"), checks=(), manifest=None, verified_before=0)

@@ -192,7 +192,13 @@ class Pace:
         self.last = 1.0
 
     def took(self, seconds: float, plain: float, more: float) -> None:
-        """Learn from a pass of `seconds`, for which the model expects `plain` without drafts and `more` for them."""
+        """Learn from a pass of `seconds`, for which the model expects `plain` without drafts and `more` for them.
+
+        A pass of 0 seconds was not timed: k-scores are measured with a constant clock, and draft in every pass.
+        """
+        if seconds <= 0.0:
+            self.skipped()
+            return
         x, took = more / plain, seconds / plain
         expected = self.usual * (1.0 + (self.onset + self.draft_factor * x if more else 0.0))
         took = min(max(took, 1.0 / RANGE), OUTLIER * expected)

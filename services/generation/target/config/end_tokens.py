@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ _END_TOKENS = frozenset(
     | {"<|return|>", "<|call|>"}  # gpt-oss
     | {"<eos>", "<turn|>", "<|tool_response>"}  # Gemma 4
 )
+_INDEX = re.compile(r"[0-9]{1,9}")
 _Document = TypeVar("_Document")
 
 
@@ -34,8 +36,13 @@ class _Added(msgspec.Struct):
     content: str
 
 
+class _Model(msgspec.Struct):
+    vocab: Any = None
+
+
 class _Tokenizer(msgspec.Struct):
     added_tokens: list[_Added] = []
+    model: msgspec.Raw = msgspec.Raw(b"{}")  # large, and seldom needed
 
 
 class _TokenizerConfig(msgspec.Struct):
@@ -43,25 +50,53 @@ class _TokenizerConfig(msgspec.Struct):
     added_tokens_decoder: dict[str, Any] = {}
 
 
+class _SpecialTokens(msgspec.Struct):
+    eos_token: Any = None
+
+
 def ends_of_tokenizer(directory: Path) -> set[int]:
     """End ids of a directory's tokenizer: its own EOS, and added tokens with well-known names.
 
-    Raises ConfigInvalid for a malformed tokenizer.json or tokenizer_config.json.
+    Older folders name the EOS in special_tokens_map.json alone. It may be a token of the vocabulary that is not added.
+    Raises ConfigInvalid for a malformed tokenizer.json, tokenizer_config.json or special_tokens_map.json.
     """
-    config = _read(directory / "tokenizer_config.json", _TokenizerConfig)
-    added = {token.content: token.id for token in _read(directory / "tokenizer.json", _Tokenizer).added_tokens}
+    config, place = _read(directory / "tokenizer_config.json", _TokenizerConfig), directory / "tokenizer.json"
+    tokenizer = _read(place, _Tokenizer)
+    added = {token.content: token.id for token in tokenizer.added_tokens}
     for index, token in config.added_tokens_decoder.items():
-        if index.isdecimal() and isinstance(token, dict) and isinstance(token.get("content"), str):
+        if _INDEX.fullmatch(index) and isinstance(token, dict) and isinstance(token.get("content"), str):
             added.setdefault(token["content"], int(index))
-    name = config.eos_token.get("content") if isinstance(config.eos_token, dict) else config.eos_token
-    own = {added[name]} if isinstance(name, str) and name in added else set()
-    return own | ends_by_name(added)
+    name = _text(config.eos_token) or _text(_read(directory / "special_tokens_map.json", _SpecialTokens).eos_token)
+    if name is None:
+        return ends_by_name(added)
+    own = added[name] if name in added else _in_vocabulary(_decoded(place, tokenizer.model, _Model).vocab, name)
+    return ends_by_name(added) | ({own} if isinstance(own, int) else set())
+
+
+def _text(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _in_vocabulary(vocabulary: Any, name: str) -> Any:
+    """The id of a token in a vocabulary of ids by text, or in Unigram's list of texts and scores."""
+    if isinstance(vocabulary, dict):
+        return vocabulary.get(name)
+    pieces = vocabulary if isinstance(vocabulary, list) else []
+    return next((index for index, piece in enumerate(pieces) if isinstance(piece, list) and piece[:1] == [name]), None)
 
 
 def _read(path: Path, kind: type[_Document]) -> _Document:
     if not path.exists():
         return kind()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
+        return _decoded(path, path.read_bytes(), kind)
+    except OSError as error:
+        raise ConfigInvalid(f"{path}: {error}") from error
+
+
+def _decoded(path: Path, data: bytes | msgspec.Raw, kind: type[_Document]) -> _Document:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigInvalid(f"{path}: {error}") from error

@@ -52,11 +52,47 @@ def test_ends_of_the_tokenizer_join_those_of_the_configuration(
     assert ends(tmp_path, generation, added, **tokenizer) == expected
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"added_tokens": 1, "added_tokens_decoder": 1}', b"\xff"])
-def test_a_tokenizer_that_is_not_in_form_is_refused_by_its_file(tmp_path: Path, name: str, content: bytes) -> None:
+@pytest.mark.parametrize("vocab", [{"<stop>": 9}, [["a", 0.0]] * 9 + [["<stop>", 0.0]]])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_an_eos_joins_that_only_the_vocabulary_has_whichever_file_names_it(
+    tmp_path: Path, name: str, vocab: Any
+) -> None:
+    model = make_tiny_model(tmp_path, layers=1, eos_token_id=5)
+    (model / "generation_config.json").unlink(missing_ok=True)
+    (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    (model / "tokenizer_config.json").write_text("{}")
+    (model / name).write_text(json.dumps({"eos_token": "<stop>"}))
+    assert read_config(model).eos_token_ids == (5, 9)
+
+
+@pytest.mark.parametrize("index", ["9" * 5000, "\u00b2", "-1", "384"])
+def test_an_added_token_of_an_index_outside_of_the_vocabulary_ends_nothing(tmp_path: Path, index: str) -> None:
+    assert ends(tmp_path, 2, added_tokens_decoder={index: {"content": "<|im_end|>"}}) == (2,)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 100_000, b"\xff"])
+def test_a_file_that_is_not_in_form_is_refused_by_its_name(tmp_path: Path, name: str, content: bytes) -> None:
     model = make_tiny_model(tmp_path, layers=1)
+    (model / "tokenizer_config.json").unlink()
     (model / name).write_bytes(content)
+    with pytest.raises(ConfigInvalid, match=name):
+        read_config(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", {"added_tokens": 1}),
+        ("tokenizer.json", {"model": 1}),
+        ("tokenizer_config.json", {"added_tokens_decoder": 1}),
+    ],
+)
+def test_a_mistyped_member_of_a_tokenizer_is_refused_by_its_file(tmp_path: Path, name: str, content: Any) -> None:
+    model = make_tiny_model(tmp_path, layers=1)
+    (model / name).write_text(json.dumps({"eos_token": "<stop>"} | content))
+    if name == "tokenizer.json":
+        (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<stop>"}))
     with pytest.raises(ConfigInvalid, match=name):
         read_config(model)
 

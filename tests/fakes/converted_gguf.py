@@ -383,7 +383,7 @@ def _granite_hybrid(config: Any) -> dict[str, Any]:
 
 def _lfm2(config: Any) -> dict[str, Any]:
     return {
-        "feed_forward_length": inner_size(config),
+        "feed_forward_length": inner_size(config, "config.json"),
         "attention.head_count_kv": [
             config.num_key_value_heads if k == "full_attention" else 0 for k in config.layer_types
         ],

@@ -210,7 +210,7 @@ def _target_config(
         architecture=family.name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=members.inner_size(config),
+        intermediate_size=members.inner_size(config, place),
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=members.first_layer(config).num_key_value_heads,

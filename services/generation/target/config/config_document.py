@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +50,7 @@ def read_json_object(path: Path, folder: str, missing: type[Exception], invalid:
 
 def check_size(value: object, name: str, place: str) -> None:
     """Raise ConfigInvalid unless `value` is a size in range. `name` is the member, optionally followed by its layer."""
-    kind = name.partition(" ")[0]
+    kind = re.split("[ ,]", name)[0]
     if not fits(kind, value):
         raise ConfigInvalid(f"{place}: {name} is {value!r:.80}; expected {expected(kind)}")
 
@@ -79,8 +81,8 @@ def layer_types(config: PreTrainedConfig, place: str) -> list[str]:
 
 def positive(config: PreTrainedConfig, name: str, place: str) -> float:
     value = getattr(config, name, None)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigInvalid(f"{place}: {name} is {value!r}; expected a number above 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise ConfigInvalid(f"{place}: {name} is {value!r:.80}; expected a finite number above 0")
     return float(value)
 
 
@@ -237,8 +239,8 @@ def temperature(config: PreTrainedConfig, family: Family, place: str) -> Tempera
         return None
     scale, floor = rope["llama_4_scaling_beta"], rope.get("original_max_position_embeddings", 0)
     check_size(floor, "original_max_position_embeddings", place)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
-        raise ConfigInvalid(f"{place}: llama_4_scaling_beta is {scale!r}; expected a number above 0")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= sys.float_info.max:
+        raise ConfigInvalid(f"{place}: llama_4_scaling_beta is {scale!r:.80}; expected a number above 0")
     return Temperature(floor, float(scale), ahead=0)
 
 
@@ -349,15 +351,19 @@ def inner_field(config: PreTrainedConfig) -> str:
     return "intermediate_size" if known else "moe_intermediate_size"
 
 
-def inner_size(config: PreTrainedConfig) -> int:
+def inner_size(config: PreTrainedConfig, place: str) -> int:
     """The size of MLPs. LFM2 derives it from another number."""
     dense = own(config, "shared_intermediate_size", getattr(config, inner_field(config)))
     size = int(own(config, "intermediate_size_mlp", dense))
     if not own(config, "block_auto_adjust_ff_dim", False):
         return size
-    whole = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * size / 3))
+    factor = positive(config, "block_ffn_dim_multiplier", place) if config.block_ffn_dim_multiplier else 1.0
+    check_size(config.block_multiple_of, "block_multiple_of", place)
+    whole = min(factor * int(2 * size / 3), 2 * LARGEST["intermediate_size"])  # finite, and refused if it is so large
     multiple = int(config.block_multiple_of)
-    return -(-whole // multiple) * multiple
+    size = -(-int(whole) // multiple) * multiple
+    check_size(size, "intermediate_size, of block_ffn_dim_multiplier and block_multiple_of,", place)
+    return size
 
 
 def convolutions(config: PreTrainedConfig, place: str) -> tuple[int, ...]:

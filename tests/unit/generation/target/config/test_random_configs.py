@@ -34,7 +34,7 @@ from tests.fakes.tiny_model import make_tiny_model
 
 MODELS = (
     "llama", "gpt_oss", "llama4", "gemma4, shared keys and inputs of layers", "granite_hybrid, experts", "lfm2_moe",
-    "qwen3_5", "exaone4", "phi3, longrope beyond", "mistral3", "gemma3",
+    "qwen3_5", "exaone4", "phi3, longrope beyond", "mistral3", "gemma3", "lfm2, wide taps, a size that follows",
 )  # fmt: skip
 WRAPPED = ("mistral3", "gemma3")
 ROPE = (
@@ -45,8 +45,9 @@ ROPE = (
 STRAY = (
     "rope_scaling", "layer_types", "sliding_window", "use_sliding_window", "per_layer_config", "moe_layers",
     "mlp_only_layers", "decoder_sparse_step", "num_dense_layers", "no_rope_layers", "shared_intermediate_size",
-    "intermediate_size_mlp", "block_auto_adjust_ff_dim", "block_multiple_of", "time_step_limit", "num_experts",
-    "num_local_experts", "norm_topk_prob", "enable_moe_block", "quantization_config",
+    "intermediate_size_mlp", "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier",
+    "time_step_limit", "num_experts", "num_local_experts", "norm_topk_prob", "enable_moe_block",
+    "quantization_config",
 )  # fmt: skip
 WORDS = (
     "", "x", "default", "linear", "yarn", "longrope", "llama3", "dynamic", "proportional", "su", "full_attention",

@@ -4,7 +4,7 @@ arithmetic along the output. Each check has a finding of its own, and none of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from ledger.encoding.stream_digest import token_digest
 from services.auditor.audit_error import CannotReplay, OutOfReach
 from services.auditor.examination import Compared, Finding, NotCompared
 from services.generation.remote.dialects import About
+from services.generation.remote.ending import unended
 
 HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, drift=12.0)
 """Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. `rarest`: a
@@ -92,13 +93,15 @@ class ForeignJudge:
         thresholds: Callable[[], ReferenceThresholds] = lambda: HONEST,
         drifts: Callable[[str], Drift | None] = lambda _: None,
         *,
+        ends: Callable[[], Collection[int]] = tuple,
         of_engines: bool = True,
     ) -> None:
-        """`drifts`: the sums that outputs of a profile add to, by its identifier. `of_engines`: whether the auditor
+        """`drifts`: the sums that outputs of a profile add to, by its identifier. `ends`: the ids with which the
+        reference's model ends outputs. `of_engines`: whether the auditor
         was set up for another engine; if not, it checks only receipts that name its weights.
         """
         self._profiles, self._plain, self._reference, self._thresholds = profiles, plain, reference, thresholds
-        self._drifts, self._of_engines = drifts, of_engines
+        self._drifts, self._ends, self._of_engines = drifts, ends, of_engines
 
     def judge(self, receipt: Receipt, content: Content) -> tuple[Finding, ...]:
         """The findings on a signed receipt with the content that it commits to: one for each possible check, the worst
@@ -161,9 +164,15 @@ class ForeignJudge:
         if thresholds.drift is not None:
             before = self._drifts(receipt.profile_cid) or Drift()
             found = replace(found, drift=before.after(found, len(content.output_token_ids)))
-        problem = thresholds.exceeded(found)
+        problem = thresholds.exceeded(found) or _unended(receipt, content, self._ends())
         outcome = CONSISTENT if problem is None else INCONSISTENT
         return Compared(outcome, len(content.output_token_ids), REFERENCE, reason=problem, reference=found)
+
+
+def _unended(receipt: Receipt, content: Content, ends: Collection[int]) -> str | None:
+    """The reason why an output cannot have ended as the receipt states; None if it can."""
+    output = receipt.output
+    return unended(output.finish_reason, output.stop_reason, content.output_token_ids, receipt.sampling, ends)
 
 
 def _changed(profile: EngineProfile, now: About) -> str | None:

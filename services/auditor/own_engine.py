@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import cast
 
 from msgspec import structs
@@ -88,6 +89,11 @@ class OwnEngine:
             outcome.text if receipt.tokenizer_cid == self._verifier.target.tokenizer_cid else None,
             outcome.stop_reason,
         )
+
+    @property
+    def ends(self) -> Collection[int]:
+        """The ids with which the model ends outputs."""
+        return self._verifier.target.config.eos_token_ids
 
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
         """The statistics of another engine's output by these weights. Raises CannotReplay, Interrupted."""

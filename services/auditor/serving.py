@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ from services.auditor.audit_error import AuditError, EngineFailed, FolderError, 
 from services.auditor.auditor import Auditor, Examined, origin_of
 from services.auditor.backlog import Backlog
 from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayed
-from services.auditor.foreign_judge import ForeignJudge, Reference
+from services.auditor.foreign_judge import ForeignJudge
 from services.auditor.held_folder import HeldFolder
 from services.client.errors import (
     Cancelled,
@@ -97,7 +97,7 @@ def connected(
     ):
         appender = Appender(ledger, key, lambda: datetime.now(UTC))
         backlog = kept_backlog(folder, ledger, trust, spot_checks)
-        foreign = _foreign(settings, backlog, None if engine.plan is None else engine.refer)
+        foreign = _foreign(settings, backlog, engine)
         examiner = Examiner(trust, _content_reader(ledger), engine, settings.decode_share, foreign=foreign)
         terms = _terms(settings) if announces else None
         announcement = Announcement(backlog, appender, folder, terms, settings.draw_seconds)
@@ -154,14 +154,20 @@ class LoadedWhenAsked:
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
         return self._engine.refer(receipt, content)
 
+    def ends(self) -> Collection[int]:
+        """The ids with which the model ends outputs."""
+        return self._engine.ends
 
-def _foreign(settings: AuditorSettings, backlog: Backlog, reference: Reference | None) -> ForeignJudge:
+
+def _foreign(settings: AuditorSettings, backlog: Backlog, engine: LoadedWhenAsked) -> ForeignJudge:
+    reference = None if engine.plan is None else engine.refer
+
     def thresholds() -> ReferenceThresholds:
         return (backlog.policy and backlog.policy.reference) or settings.thresholds
 
     return ForeignJudge(
         backlog.profiles.get, settings.plain, reference, thresholds, backlog.drift,
-        of_engines=settings.audits_another_engine,
+        ends=engine.ends, of_engines=settings.audits_another_engine,
     )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 900.0  # time for a large model to load
 _RETRY_SECONDS = 1.0
 _LOOK_SECONDS = 10.0  # poll interval of the upstreams' descriptions
+_SPARE = 8  # tokens of a context that requests leave free: engines end or refuse answers a few tokens before its end
 _ANY_TOKEN = 2**31  # the vocabulary's size if the engine does not report it
 
 SPECULATION = MethodSpec(
@@ -191,7 +192,7 @@ class ForeignEngine:
             profile={},
             probe_passed=False,
             vocab_size=plain.vocab_size or known,
-            context_length=min(plain.context_length, self._settings.context_length or plain.context_length),
+            context_length=max(1, min(plain.context_length - _SPARE, self._settings.context_length or _ANY_TOKEN)),
             drafters=(),
             adapters=tuple(adapters),
             chat_template=context,

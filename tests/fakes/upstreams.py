@@ -21,9 +21,10 @@ class FakeUpstream:
 
     `fault` is how it fails: `hang` and `drop` after `after` tokens, and `idle` (events without a token), `comments`,
     `line` (one that never ends); `short` (ends without saying so), `text`, `ids` (has none), `prompt`, `many`, `busy`,
-    `loading`, `refuse`, `grammar` (refuses that), `garbage`; `unsteady` answers otherwise each time, `cached` if it may
-    reuse a prefix, `crowded` beside other requests. `twist` makes of each event what is sent. A stream of SGLang is
-    refused in its first event, with a token that is none's.
+    `loading`, `refuse`, `grammar` (refuses that), `garbage`; `cut` and `stopped` end after two tokens without a
+    reason; `unsteady` answers otherwise each time, `cached` if it may reuse a prefix, `crowded` beside other requests.
+    `twist` makes of each event what is sent. A stream of SGLang is refused in its first event, with a token that is
+    none's.
     """
 
     kind: str
@@ -199,6 +200,8 @@ class FakeUpstream:
         await asyncio.sleep(0.02 if fault == "crowded" else 0.0)  # until all of them have come
         ids = self.tokens(prompt, seed, most, self._state(body))
         ended = self.ends_after is not None and len(ids) == self.ends_after + 1
+        if self.fault in ("cut", "stopped"):
+            ids = ids[:2]
         decoder, so_far = self.tokenizer.stream(prompt), ""
         for place, token in enumerate(ids):
             if place == self.after:
@@ -215,7 +218,7 @@ class FakeUpstream:
             yield event
             await asyncio.sleep(self.pace)
         if self.fault != "short":
-            for event in self._last(ids, so_far, "stop" if ended else "length"):
+            for event in self._last(ids, so_far, "stop" if ended or self.fault == "stopped" else "length"):
                 yield event
 
     async def _fail(self, fault: str | None) -> None:

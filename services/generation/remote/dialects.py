@@ -17,6 +17,8 @@ Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
 """The JSON or, for other types, the text at a path: a GET, or with a body a POST. Raises UpstreamError, OSError."""
 _SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
 """The samplers with temperature before min_p and top_p, as in other engines; llama.cpp's default has it last."""
+_LARGEST = 3.4e38  # of a float32
+_ROUNDING = 1e-3  # nats by which sums of probabilities may exceed 1
 _NOT_LLAMA = {
     "min_tokens": "leave it out", "stop_token_ids": "name the text of that token in stop",
     "regex": "write it as a grammar (GBNF)",
@@ -185,11 +187,23 @@ def count_in(value: object) -> int:
 
 
 def logprob_in(token: object, logprob: object) -> tuple[int, float]:
-    """A token id and its log-probability, finite as all numbers of JSON. Raises UpstreamError for other types."""
+    """A token id and its log-probability, at most 0 and finite as a float32. Raises UpstreamError for other values."""
     (known,) = ids_in([token])
-    if type(logprob) not in (int, float):
-        raise UpstreamError(f"gave {str(logprob)[:80]} for a log-probability; expected a number")
-    return known, float(logprob)  # type: ignore[arg-type]  # checked in the line before
+    if type(logprob) not in (int, float) or not -_LARGEST < logprob <= _ROUNDING:  # type: ignore[operator]
+        raise UpstreamError(f"gave {str(logprob)[:80]} for a log-probability; expected a number of 0 or less")
+    return known, min(0.0, float(logprob))  # type: ignore[arg-type]  # checked in the line before
+
+
+def checked_logprobs(answer: Answer, start: int, *, whole: bool) -> None:
+    """Raises UpstreamError unless the log-probabilities from `start` on are those of the ids, and if the answer is
+    `whole`, as many. llama-server leaves out the last ones of an answer that a stop string has ended.
+    """
+    given, ids = answer.logprobs, answer.ids
+    if len(given) > len(ids) or (whole and len(given) < len(ids)):
+        raise UpstreamError(f"gave {len(given)} log-probabilities for {len(ids)} tokens")
+    pairs = zip(given[start:], ids[start:], strict=False)
+    if wrong := next((each for each, token in pairs if each.token_id != token), None):
+        raise UpstreamError(f"gave a log-probability of token {wrong.token_id}, which is not in its place")
 
 
 @dataclass(frozen=True, slots=True)

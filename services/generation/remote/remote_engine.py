@@ -26,7 +26,16 @@ from services.generation.engine.events import (
 )
 from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped
 from services.generation.engine.text.tokenizer import TextCodec
-from services.generation.remote.dialects import Answer, Dialect, UpstreamError, checked, numbers_of, stop_of
+from services.generation.remote.dialects import (
+    Answer,
+    Dialect,
+    UpstreamError,
+    checked,
+    checked_logprobs,
+    numbers_of,
+    stop_of,
+)
+from services.generation.remote.ending import unended
 from services.generation.remote.spelling import Spelling, missing
 from services.generation.remote.upstream import Upstream, UpstreamDown
 
@@ -77,6 +86,8 @@ class _Sequence:
             return
         ids, text = answer.ids[self.released :], answer.text[self.released_text :]
         if ids or text:
+            if self.request.sampling.logprobs is not None:
+                checked_logprobs(answer, self.released, whole=False)
             if self.spelling is not None:
                 self.spelling.feed(ids, text)
             self.first_token, self.last_token = self.first_token or now, now
@@ -285,7 +296,7 @@ class RemoteEngine:
             raise UpstreamDown(f"{upstream.url} ended an answer in the middle")
         if sequence.answer.counted not in (None, len(sequence.answer.ids)):
             await self._asked_whole(sequence, upstream)
-        await self._checked_text(sequence)
+        await self._checked_end(sequence)
 
     async def _asked_whole(self, sequence: _Sequence, upstream: Upstream) -> None:
         """Fetch ids that the stream left out, by the same request without a stream. Raises UpstreamError."""
@@ -299,11 +310,16 @@ class RemoteEngine:
             raise UpstreamError("left token ids out of its stream, and gives another answer without a stream")
         sequence.arrived(self._clock())
 
-    async def _checked_text(self, sequence: _Sequence) -> None:
-        """Raises UpstreamError unless the ids spell the text."""
+    async def _checked_end(self, sequence: _Sequence) -> None:
+        """Raises UpstreamError unless the ids spell the text and give the end."""
         answer = sequence.answer
         answer.stop_reason = stop_of(answer, sequence.request)
         stop = answer.stop_reason if isinstance(answer.stop_reason, str) else None
+        problem = unended(answer.finish or "", stop, answer.ids, sequence.request.sampling, self._ends)
+        if problem is not None:
+            raise UpstreamError(problem)
+        if sequence.request.sampling.logprobs is not None:
+            checked_logprobs(answer, 0, whole=stop is None)
         by_token = answer.finish == "stop" and stop is None and self._ends_outputs(answer.ids, sequence.request)
         if sequence.spelling is not None:
             lacking = sequence.spelling.end(stop, by_token=by_token)

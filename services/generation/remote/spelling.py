@@ -22,8 +22,8 @@ class Decoder(Protocol):
 class Spelling:
     """Compares the text of ids with the text of an engine; one may be ahead of the other.
 
-    Decoders show bytes that are not UTF-8 as different numbers of U+FFFD: after the first of them the two are compared
-    without them, at the end.
+    Decoders show bytes that are not UTF-8 as different numbers of U+FFFD: from the first of them on the two are
+    compared without them, and their places at the end.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -39,11 +39,12 @@ class Spelling:
         self._spelled += pieces
         self._text += text
         self._ahead, self._behind = self._ahead + "".join(pieces), self._behind + text
+        self._unclear = self._unclear or _UNKNOWN in self._ahead or _UNKNOWN in self._behind
+        if self._unclear:
+            self._ahead, self._behind = _clear(self._ahead), _clear(self._behind)
         common = min(len(self._ahead), len(self._behind))
-        if not self._unclear and self._ahead[:common] != self._behind[:common]:
-            self._unclear = _UNKNOWN in self._ahead or _UNKNOWN in self._behind
-            if not self._unclear:
-                raise _parted(self._ahead[:common], self._behind[:common])
+        if self._ahead[:common] != self._behind[:common]:
+            raise _parted(self._ahead[:common], self._behind[:common])
         self._ahead, self._behind = self._ahead[common:], self._behind[common:]
 
     def end(self, stop: str | None, *, by_token: bool) -> str:
@@ -60,14 +61,32 @@ class Spelling:
 
 def missing(spelled: str, text: str, stop: str | None) -> str:
     """See `Spelling.end`. Raises UpstreamError if the text is not that of the ids."""
-    if stop is not None:
-        if _clear(spelled).startswith(_clear(text + stop)):
-            return ""
-    elif spelled.startswith(text) and not _clear(spelled[len(text) :]):
-        return spelled[len(text) :]
-    elif _clear(spelled) == _clear(text):
-        return ""
+    rest = _after(spelled, text + (stop or ""))
+    if rest is not None and (stop is not None or not _clear(rest)):
+        return rest if stop is None and spelled.startswith(text) else ""
     raise _parted(spelled, text + (stop or ""))
+
+
+def _after(spelled: str, text: str) -> str | None:
+    """The part of a spelled text after `text`, in which each U+FFFD of it may be missing or repeated; None if it does
+    not begin so.
+    """
+    if spelled.startswith(text):
+        return spelled[len(text) :]
+    at = 0
+    for place, sign in enumerate(text):
+        if sign == _UNKNOWN:
+            if spelled[at : at + 1] == _UNKNOWN:
+                at += 1
+            elif spelled[at - 1 : at] != _UNKNOWN or text[place - 1 : place] != _UNKNOWN:
+                return None
+            continue
+        while spelled[at : at + 1] == _UNKNOWN:
+            at += 1
+        if spelled[at : at + 1] != sign:
+            return None
+        at += 1
+    return spelled[at:]
 
 
 def _clear(text: str) -> str:

@@ -118,12 +118,17 @@ def on_a_terminal(words: list[str], own: dict[str, str]) -> str:
     return written.decode()
 
 
-def foreign(folder: Path, **changes: Any) -> Path:
-    """A file with a receipt of another engine's answer."""
+def foreign(folder: Path, finish: str = "stop", **changes: Any) -> Path:
+    """A file with a receipt of another engine's answer, which its last token ended."""
     document, path = signed(**changes), folder / f"{len(list(folder.iterdir()))}.json"
+    end = CONTENT.output_token_ids[-1]
+    output = replace(
+        document.output, stream_digest=token_digest(CONTENT.output_token_ids), min_margin=None, finish_reason=finish,
+        stop_reason=end if finish == "stop" else None,
+    )  # fmt: skip
     document = replace(
-        document, engine="vllm/0.32.0", spec_decode=foreign_receipt().spec_decode,
-        output=replace(document.output, stream_digest=token_digest(CONTENT.output_token_ids), min_margin=None),
+        document, engine="vllm/0.32.0", spec_decode=foreign_receipt().spec_decode, output=output,
+        sampling=replace(document.sampling, stop_token_ids=(end,)),
     )  # fmt: skip
     key = SigningKey.load_or_create(folder / "keys/receipts.pem", "receipts")
     told = Receipt(sign_document(document, key).to_bytes(), document.receipt_id, None, False, CONTENT, TEXT)
@@ -142,6 +147,8 @@ def test_a_replay_of_another_engine_s_receipt_is_a_pass_along_its_output(tmp_pat
     assert (done.code, "UNCHECKED" in done.out, base_cid(model) in done.out) == (1, True, True)
     taken = kolm("replay", other, "--model", model, "--any-storage", "--json", *nowhere).document
     assert (taken["outcome"], base_cid(model) in taken["reason"]) == ("CONSISTENT", True)
+    done = kolm("replay", foreign(tmp_path, "length", **known), "--model", model, *nowhere)  # of fewer than max_tokens
+    assert (done.code, "INCONSISTENT" in done.out) == (3, True)
     cold = foreign(tmp_path, **known, sampling=replace(receipt(0).sampling, temperature=0.0))
     done = kolm("replay", cold, "--model", model, *nowhere)
     assert (done.code, "INCONSISTENT" in done.out) == (3, True)

@@ -111,6 +111,23 @@ def test_a_sampled_token_may_be_further_behind_what_is_left_than_one_of_temperat
     assert outcomes(judged(None, changed(HONEST, largest=largest, rarest=rarest))) == [outcome]
 
 
+@pytest.mark.parametrize(("finish", "most", "end", "outcome"), [
+    ("length", len(SERVED), None, "CONSISTENT"), ("length", len(SERVED) + 1, None, "INCONSISTENT"),
+    ("stop", 99, SERVED[-1], "CONSISTENT"), ("stop", 99, SERVED[-1] + 1, "INCONSISTENT"),
+    ("cancelled", 99, None, "CONSISTENT"),
+])  # fmt: skip
+def test_an_output_without_an_end_is_inconsistent(finish: str, most: int, end: int | None, outcome: str) -> None:
+    profile, whole = engine_profile(), foreign_receipt()
+    known = {cid(profile.to_bytes()): profile}
+    receipt = foreign_receipt(
+        profile_cid=next(iter(known)), output=changed(whole.output, finish_reason=finish),
+        sampling=changed(whole.sampling, max_tokens=most),
+    )  # fmt: skip
+    ends = () if end is None else (end,)
+    judge = ForeignJudge(known.get, None, lambda *_: HONEST, ends=lambda: ends)
+    assert outcomes(judge.judge(receipt, content())) == [outcome]
+
+
 def test_what_nobody_can_check_is_unchecked_with_its_reasons() -> None:
     (found,) = judged()
     assert found.outcome == "UNCHECKED"

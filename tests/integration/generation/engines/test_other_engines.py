@@ -266,7 +266,7 @@ async def test_a_broken_answer_ends_with_an_error_and_a_receipt_of_what_was_retu
     engines: Engines, kind: str
 ) -> None:
     await engines.start(kind)
-    for fault in ("drop", "short", "text", "ids", "many", "garbage"):
+    for fault in ("drop", "short", "text", "ids", "many", "garbage", "cut", "stopped"):
         engines.fast.fault = fault
         _, receipt = await said_and_signed(engines, max_tokens=5)
         assert (receipt.output.finish_reason, receipt.spec_decode.tokens_proposed) == ("error", None), fault
@@ -458,6 +458,29 @@ async def test_a_log_probability_that_is_no_number_ends_the_answer(engines: Engi
     for logprob in ("NaN", "1e999", "null", '"x"', "Infinity"):
         _, receipt = await said_and_signed(engines, max_tokens=5, logprobs=1)
         assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 0), logprob
+
+
+@pytest.mark.parametrize("lie", [
+    {"logprob": 3.5}, {"logprob": -1e308}, {"id": 5}, None,
+])  # fmt: skip
+async def test_log_probabilities_that_are_not_those_of_the_tokens_end_the_answer(
+    engines: Engines, lie: dict[str, Any] | None
+) -> None:
+    await engines.start("llama-server")
+    engines.fast.gap = 0.5
+    _, receipt = await said_and_signed(engines, max_tokens=5, logprobs=2)
+    assert receipt.output.finish_reason == "length"
+
+    def twist(event: dict[str, Any]) -> dict[str, Any]:
+        told = event.get("completion_probabilities", [])
+        return event | {"completion_probabilities": [each | lie for each in told] if lie else told * 2}
+
+    engines.fast.twist = twist
+    _, receipt = await said_and_signed(engines, max_tokens=5, logprobs=2)
+    assert receipt.output.finish_reason == "error"
+    engines.fast.twist = lambda event: {name: value for name, value in event.items() if "probab" not in name}
+    _, receipt = await said_and_signed(engines, max_tokens=5, logprobs=2)
+    assert receipt.output.finish_reason == "error"
 
 
 @pytest.mark.parametrize("kind", KINDS)

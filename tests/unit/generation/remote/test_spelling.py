@@ -1,0 +1,43 @@
+"""The comparison of an engine's text with its token ids, where bytes are no characters."""
+
+import pytest
+
+from services.generation.remote.dialects import UpstreamError
+from services.generation.remote.spelling import Spelling, missing
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+
+
+class Pieces:
+    """A decoder whose token ids are places in a list of texts."""
+
+    def __init__(self, *pieces: str) -> None:
+        self.pieces = pieces
+
+    def feed(self, token: int) -> str:
+        return self.pieces[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(("spelled", "text", "lacking"), [
+    ("a?b", "a?b", ""), ("a?b", "a??b", ""), ("a??b", "a?b", ""), ("a?b", "ab", ""), ("ab?", "ab", "?"),
+    ("ab??", "ab?", "?"),
+])  # fmt: skip
+def test_the_number_of_unknown_characters_in_one_place_is_the_decoders(spelled: str, text: str, lacking: str) -> None:
+    found = missing(spelled.replace("?", UNKNOWN), text.replace("?", UNKNOWN), None)
+    assert found == lacking.replace("?", UNKNOWN)
+
+
+@pytest.mark.parametrize(("spelled", "text"), [("ab", "a?b"), ("a?b", "a?b?"), ("a?b", "?ab"), ("ab", "ab?")])
+def test_an_unknown_character_that_the_ids_do_not_give_is_refused(spelled: str, text: str) -> None:
+    with pytest.raises(UpstreamError):
+        missing(spelled.replace("?", UNKNOWN), text.replace("?", UNKNOWN), None)
+
+
+def test_other_words_after_an_unknown_character_are_refused_when_they_arrive() -> None:
+    spelling = Spelling(Pieces("a", UNKNOWN, "words", "end"))
+    spelling.feed([0, 1], "a" + UNKNOWN * 2)
+    with pytest.raises(UpstreamError):
+        spelling.feed([2], "other")

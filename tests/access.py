@@ -87,7 +87,7 @@ class Certificates:
         self.ca.write_bytes(self.authority.pair().certificate)
 
     def server(self, name: str = "server", *, mutual: bool = False) -> ServerTls:
-        """A server's files; written again, by renaming, where they are there."""
+        """A server's files; existing files are replaced by renaming."""
         return ServerTls(*self._written(name, HOSTS), self.ca if mutual else None)
 
     def client(self, name: str = "client") -> ClientTls:

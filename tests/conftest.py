@@ -25,25 +25,25 @@ from tests.softhsm import Token, new_token
 # a busy machine it is waited for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# No token of a developer's own: whoever shows one in a test says so.
+# No token of a developer's own: a test that needs one passes it.
 os.environ["KOLM_TOKEN"] = ""
 os.environ.pop("KOLM_TOKEN_FILE", None)
 
-# Servers without principals leave the token of their start for the user's clients: here for those of this run alone.
+# Servers without principals leave a token for the user's clients at their start: here for this run's clients alone.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="kolm-test-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # Commands without --data-dir: not the folder of a `kolm up` that runs in this checkout.
 os.environ["KOLM_DATA_DIR"] = os.path.join(os.environ["XDG_STATE_HOME"], "data")
 
-# Auditors wait for servers that load: here for those of this worker alone, whatever runs beside it from this checkout.
+# Auditors wait for servers that load: here for servers of this worker alone, whatever else runs from this checkout.
 os.environ["KOLM_LOADING"] = os.path.join(os.environ["XDG_STATE_HOME"], "loading")
 
-# A shell starts what runs in the background with SIGINT ignored, and what tests start would inherit that.
+# A shell starts background jobs with SIGINT ignored, and processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Examples are drawn anew in each run; a failure prints what draws it again. The Makefile names profiles.
+# Each run draws new examples; a failure prints the code that draws its example again. The Makefile names profiles.
 for profile, count in (("kolm", 25), ("fast", 8), ("long", LONG)):
     settings.register_profile(profile, deadline=None, max_examples=count, derandomize=False, print_blob=True)
 settings.load_profile("kolm")
@@ -104,7 +104,7 @@ def own_model(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The published model; skips where its package is not installed."""
+    """The published model; skips if its package is not installed."""
     from services.generation.target.errors import ModelNotFound
     from services.generation.target.model_path import model_path
 
@@ -116,7 +116,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def postgres_cluster() -> Iterator[Path]:
-    """A PostgreSQL for this session; skips where the machine has none, unless `tests.postgres.REQUIRED` is set."""
+    """A PostgreSQL for this session; skips if the machine has none, unless `tests.postgres.REQUIRED` is set."""
     try:
         with running_cluster() as folder:
             yield folder
@@ -144,7 +144,7 @@ def postgres_url(postgres_cluster: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """An S3 server for this session; skips where there is none, unless `tests.object_storage.REQUIRED` is set."""
+    """An S3 server for this session; skips if the machine has none, unless `tests.object_storage.REQUIRED` is set."""
     try:
         with object_storage.running_s3() as endpoint:
             yield endpoint

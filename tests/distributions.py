@@ -32,7 +32,7 @@ def declared(*extras: str) -> list[Requirement]:
 
 
 def closure(wanted: Iterable[Requirement]) -> dict[str, Distribution | None]:
-    """Everything that an installer would add for `wanted`, by canonical name; None for what is not installed here."""
+    """Everything that an installer would add for `wanted`, by canonical name; None for a package not installed."""
     found: dict[str, Distribution | None] = {}
     left, known = list(wanted), set[tuple[str, frozenset[str]]]()
     while left:

@@ -1,4 +1,4 @@
-"""The `kolm` commands of the documentation, in the order in which tests run them as they stand.
+"""The `kolm` commands of the documentation, in the order in which tests run them, unchanged.
 
 `tests/unit/docs/test_pages.py` parses every one and holds these tables against the pages.
 """
@@ -119,7 +119,7 @@ BY_HAND = (
     "kolm serve registry --data-dir .kolm/registry --trusted-keys .kolm/trusted "
     "--blobs 's3://heads/kolm?endpoint=http://127.0.0.1:9000'",
 )
-"""Services that are started one by one; those that are asked by others stay."""
+"""Services that are started one by one; services that others call stay."""
 
 LEDGERS = (
     "kolm serve ledger --data-dir /var/lib/kolm/ledger",

@@ -1,4 +1,4 @@
-"""How many random examples and which points of a grid a test takes, and where the golden files are."""
+"""How many random examples and which points of a grid a test takes, and the folder of the golden files."""
 
 from collections.abc import Sequence
 from itertools import product

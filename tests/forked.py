@@ -1,4 +1,4 @@
-"""Processes that are forks of one that has imported what most of them need, which takes each seconds of CPU."""
+"""Processes forked from a process with the common imports, which take seconds of CPU in each new process."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -76,7 +76,7 @@ class Forked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Killed where it still runs."""
+        """Kill the process if it still runs."""
         self.kill()
         self.wait()
         self._close()
@@ -89,10 +89,10 @@ class Forked:
 
 
 def ran(module: str, *arguments: str, **options: Any) -> tuple[int, str]:
-    """The exit code of a process that ends by itself, and what it said on stderr; `options` are those of `Forked`."""
+    """Exit code and stderr of a process that ends by itself; `options` go to `Forked`."""
     with Forked(module, *arguments, **options) as process:
-        _, said = process.communicate(_PATIENCE)
-        return process.wait(), said
+        _, errors = process.communicate(_PATIENCE)
+        return process.wait(), errors
 
 
 def _text(pipe: Connection) -> IO[str]:

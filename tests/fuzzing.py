@@ -19,11 +19,11 @@ EVERYWHERE: list[ServiceDescriptor] = [
     health_pb2.DESCRIPTOR.services_by_name["Health"],
     reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
 ]
-"""What every gRPC server answers beside its own services."""
+"""The services of every gRPC server in addition to its own."""
 
 _BUGS = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
 _CALLS = 20
-_STREAM_SECONDS = 0.3  # a stream may go on for ever
+_STREAM_SECONDS = 0.3  # a stream may have no end
 
 _F = FieldDescriptor
 _EDGES = (0, 1, -1, 2, 7, 1000, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1, -(2**63), 2**64 - 1)
@@ -85,8 +85,8 @@ def flood(
 ) -> None:
     """Twenty calls of every RPC, of these services and of EVERYWHERE; of a quarter the messages are cut short.
 
-    A call ends after `seconds`, one whose answer is a stream after 0.3. Raises AssertionError where an answer is a bug,
-    or where the server has more services.
+    A call ends after `seconds`, a stream after 0.3. Raises AssertionError if an answer is a bug or the server has
+    more services.
     """
     random = Random(1)
     flooded = (*services, *EVERYWHERE)

@@ -51,7 +51,7 @@ def mutants(data: bytes, other: bytes, count: int, seed: int = 1) -> Iterator[by
 
 
 def _changed(value: Any, other: Any, random: Random) -> Any:
-    """The same kind of value, changed somewhere. `other` is what stands in its place in another file, or None."""
+    """The same kind of value with one change. `other` is the value at its place in another file, or None."""
     if type(other) is not type(value):
         other = None
     if other is not None and other != value and random.random() < 0.06:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 REQUIRED = "KOLM_TESTS_NEED_S3"
-"""Set where a missing S3 server is a failure and not a reason to skip (continuous integration)."""
+"""Set if a missing S3 server is a failure and not a reason to skip (continuous integration)."""
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "no secret"}
 """Credentials in a client's environment; the server takes any."""

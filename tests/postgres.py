@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 REQUIRED = "KOLM_TESTS_NEED_POSTGRES"
-"""Set where a missing PostgreSQL is a failure and not a reason to skip (continuous integration)."""
+"""Set if a missing PostgreSQL is a failure and not a reason to skip (continuous integration)."""
 
 _OWNER = "kolm"
 
@@ -29,8 +29,8 @@ def running_cluster(
 ) -> Iterator[Path]:
     """The folder whose socket answers, as superuser `kolm`. Raises PostgresMissing.
 
-    A `durable` one waits for the disk at each commit, as any but a test's has to. With `listen` it also answers there,
-    to everybody of `network` (CIDR). `within` is what its command begins with.
+    A `durable` cluster waits for the disk at each commit, as in production. With `listen` it also answers there, to
+    all of `network` (CIDR). Its command begins with `within`.
     """
     binaries, user = _binaries(), _user()
     folder = Path(tempfile.mkdtemp(prefix="kolm-postgres-"))
@@ -66,7 +66,7 @@ def _binaries() -> Path:
 
 
 def _user() -> str | None:
-    """Whom root starts the server as; None where we are not root."""
+    """The user as whom root starts the server; None if we are not root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -76,7 +76,7 @@ def _user() -> str | None:
 def _run(user: str | None, *command: str, within: Sequence[str] = ()) -> None:
     # By runuser, not by subprocess's own `user`: that one forks in a way that runs gRPC's fork handlers, which abort.
     prefix = () if user is None else ("runuser", "-u", user, "--")
-    # To a file, not a pipe: the server inherits it and would keep a pipe open for ever.
+    # To a file, not a pipe: the server inherits it and would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         done = subprocess.run(
             [*within, *prefix, *command], cwd="/", stdout=output, stderr=subprocess.STDOUT, check=False

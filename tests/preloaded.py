@@ -1,4 +1,4 @@
-"""What most forks need, as services have it: without torch."""
+"""Imports that most forks need, without torch, as services have them."""
 
 # ruff: noqa: E402, F401 - imported to be there, and transformers after torch is spared
 import gc

@@ -50,7 +50,7 @@ def serving(
 ) -> Iterator[Served]:
     """Serve `mounts` on a free port while inside; then drain and stop, as `lifecycle.serve` does.
 
-    Without `access`, everybody may do everything.
+    Without `access`, every caller may do everything.
     """
     started: Future[Served] = Future()
     finish = threading.Event()
@@ -95,7 +95,7 @@ _BELOW_EPHEMERAL = range(20_000, 32_768)  # Linux hands out 32768 and more, for 
 
 
 def known_port() -> int:
-    """A free port of 127.0.0.1 that nobody gets who does not ask for it, so that a server may come back to it."""
+    """A free port of 127.0.0.1 outside the ephemeral range, so that a server may come back to it."""
     while True:
         port = random.SystemRandom().choice(_BELOW_EPHEMERAL)
         with socket.socket() as probe:

@@ -36,8 +36,8 @@ class Token:
 
 
 def new_token(folder: Path) -> Token:
-    """Skips the test where SoftHSM is not installed, unless it is required. The library reads its configuration once
-    a process: everything that uses it shares one token.
+    """Skip the test if SoftHSM is not installed, unless it is required. The library reads its configuration once a
+    process: all its users share one token.
     """
     if not MODULE.exists():
         if os.environ.get(REQUIRED):

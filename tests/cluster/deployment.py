@@ -29,7 +29,7 @@ SERVERS = ("north", "south")
 
 
 class Deployment:
-    """Two generation servers, `north` and `south`, and what they have answered so far."""
+    """Two generation servers, `north` and `south`, and their answers so far."""
 
     def __init__(self, network: Network, folder: Path, database: str, model: Path) -> None:
         self.network = network
@@ -116,8 +116,8 @@ class Deployment:
         return Kolm(Addresses(*places), self._folder, show_token=True)
 
     def is_whole(self) -> None:
-        """Every receipt that a caller got is in the log once and at the index that the caller was told, and nothing
-        else is; and the log has only grown since it was looked at last.
+        """Every receipt that a caller got is in the log once and at the index that the caller got, and nothing
+        else is; and the log has only grown since the last look.
         """
         until(lambda: not any(self.waiting(host) for host in SERVERS))
         logged = self.logged()

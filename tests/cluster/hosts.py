@@ -109,7 +109,7 @@ def network(folder: Path, *names: str) -> Iterator[Network]:
 
 
 def _make(space: str) -> None:
-    """An empty namespace. Skips where there can be none."""
+    """Make an empty namespace, or skip if the machine allows none."""
     try:
         _ip("netns", "add", space)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -119,7 +119,7 @@ def _make(space: str) -> None:
 
 
 def _connect(hub: str, name: str, place: tuple[str, str], number: int, network: str) -> None:
-    """A cable from the hub, where its end has the host's name, to an interface in the host's namespace."""
+    """Connect the hub's end, named after the host, to an interface in the host's namespace."""
     space, interface = place
     _ip("-n", hub, "link", "add", name, "type", "veth", "peer", "name", "cable", "address", address(number))
     _ip("-n", hub, "link", "set", "cable", "netns", space, "name", interface)
@@ -154,8 +154,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What happens to frames that no cut stops: a share `loss` is lost, the rest takes `delay[0]` to `delay[1]`
-    seconds, so that they overtake each other.
+    """Loss and delay of the frames that no cut stops: a share `loss` is lost, the rest takes `delay[0]` to
+    `delay[1]` seconds, so that frames overtake each other.
     """
 
     cuts: tuple[Cut, ...] = ()
@@ -188,7 +188,7 @@ class Wire:
         self._names = {bytes.fromhex(address(number).replace(":", "")): name for name, number in hosts.items()}
         self._weather = Weather()
         self._random = random.Random(7)
-        self._late: list[tuple[float, int, str, bytes]] = []  # due, order, to whom, what
+        self._late: list[tuple[float, int, str, bytes]] = []  # due time, order, destination, frame
         self._count = 0
 
     def run(self) -> None:

@@ -22,7 +22,7 @@ _VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
 def defaulted(value: object) -> str:
-    """The value where no variable is set."""
+    """The value if no variable is set."""
     return _VARIABLE.sub(r"\1", str(value)).replace("$$", "$")
 
 
@@ -34,7 +34,7 @@ def service_of(container: dict[str, Any]) -> str:
 
 
 def expect_hardened(container: dict[str, Any]) -> None:
-    """No rights but those that the file gives, bounded, reachable from this machine alone, its secrets in files."""
+    """Only the rights that the file gives, bounded, reachable from this machine alone, secrets in files."""
     service, host, config = SERVICES[service_of(container)], container["HostConfig"], container["Config"]
     added = set(service.get("cap_add", ()))
     assert (host["ReadonlyRootfs"], host["Privileged"], host["CapDrop"]) == (True, False, ["ALL"])
@@ -98,7 +98,7 @@ _PINNED = re.compile(r"\$\{(\w+_IMAGE):-([^@}]+)@sha256:[0-9a-f]{64}\}")
 
 
 def compose_command() -> list[str]:
-    """`docker compose`, or the older `docker-compose`; empty where there is neither, or no engine."""
+    """`docker compose`, or the older `docker-compose`; empty if neither or no engine is installed."""
     if shutil.which("docker") is None or _run(["docker", "info"]).returncode != 0:
         return []
     if _run(["docker", "compose", "version"]).returncode == 0:
@@ -121,10 +121,10 @@ def _stand_ins() -> dict[str, str]:
 
 
 class Stack:
-    """One project of containers. Every method raises AssertionError with what was said where a command fails."""
+    """One project of containers. Every method raises AssertionError with a failed command's output."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
-        """`folder` keeps the trusted keys of the caller; what the pages say to type is typed beside it."""
+        """`folder` keeps the caller's trusted keys; the pages' commands run in its parent."""
         self.folder = folder
         self._command = [*command, "--file", str(ROOT / "docker-compose.yml"), "--project-name", PROJECT]
         self._environment = {

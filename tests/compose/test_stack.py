@@ -71,8 +71,8 @@ def take_trusted_keys(stack: Stack) -> None:
 
 def generate(stack: Stack, prompt: str) -> str:
     """The id of the receipt."""
-    said = json.loads(stack.kolm("generate", "--chat", prompt, "--max-tokens", "12", "--json"))
-    return str(said["receipt"]["receipt_id"])
+    output = json.loads(stack.kolm("generate", "--chat", prompt, "--max-tokens", "12", "--json"))
+    return str(output["receipt"]["receipt_id"])
 
 
 def receipts(stack: Stack) -> list[str]:
@@ -112,9 +112,9 @@ def test_containers_are_what_the_file_says_and_start_in_its_order(stack: Stack) 
 
 def test_a_process_in_a_container_can_do_nothing_but_its_work_and_has_no_torch_without_need(stack: Stack) -> None:
     for service in (*OURS, "monitor"):
-        said = dict(json.loads(stack.inside(stack.inspect(service)[0], "python", "-c", RIGHTS)))
-        assert said.pop("torch") == (service in ("generation", "auditor")), service
-        assert said == {"uid": 10001, "capabilities": 0, "privileges": 1, "root": "EROFS", "trusted": "EROFS"}, service
+        shown = dict(json.loads(stack.inside(stack.inspect(service)[0], "python", "-c", RIGHTS)))
+        assert shown.pop("torch") == (service in ("generation", "auditor")), service
+        assert shown == {"uid": 10001, "capabilities": 0, "privileges": 1, "root": "EROFS", "trusted": "EROFS"}, service
 
 
 def test_what_is_generated_is_audited_by_an_engine_of_the_auditor_s_own_and_verifies(stack: Stack) -> None:
@@ -126,13 +126,13 @@ def test_what_is_generated_is_audited_by_an_engine_of_the_auditor_s_own_and_veri
 
 
 def test_a_monitor_follows_the_log(stack: Stack) -> None:
-    made = generate(stack, "Is somebody watching?")
+    made = generate(stack, "Is a monitor watching?")
     wait(lambda: made in receipts(stack), lambda: f"{made} is not in the ledger")
     size = json.loads(stack.kolm("ledger", "head", "--json"))["size"]
 
     def followed() -> bool:
-        said = stack.compose("logs", "--no-color", "monitor").splitlines()
-        checked = [int(line.split()[-6]) for line in said if line.endswith("entries checked, nothing is wrong")]
+        output = stack.compose("logs", "--no-color", "monitor").splitlines()
+        checked = [int(line.split()[-6]) for line in output if line.endswith("entries checked, nothing is wrong")]
         return max(checked, default=0) >= int(size)
 
     wait(followed, lambda: stack.compose("logs", "--no-color", "monitor"))

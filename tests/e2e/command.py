@@ -31,7 +31,7 @@ class Kolm:
     """Runs commands against the services of one machine, in this process: one of their own imports for a second."""
 
     def __init__(self, addresses: Addresses, data_dir: Path, *, show_token: bool = False) -> None:
-        """`show_token`: to services on other machines, which the command shows a token only if told."""
+        """`show_token`: to services on other machines, to which the command shows a token only with this."""
         self.addresses = addresses
         self.token_file = token_file(data_dir, OWNER)
         given = {name: address for name, address in asdict(addresses).items() if address and name in _ASKED}
@@ -64,7 +64,7 @@ class Kolm:
 
 
 def local_services(data_dir: Path, model: Path, **changes: Any) -> LocalServices:
-    """Services on free ports, whose products take one thread; nothing is audited unless `changes` say so."""
+    """Services on free ports, whose products take one thread; nothing is audited unless `changes` set a rate."""
     environment = {"OMP_NUM_THREADS": "1", **changes.pop("environment", {})}
     free = dict.fromkeys(("generation_port", "ledger_port", "auditor_port", "registry_port"), 0)
     return LocalServices(data_dir, model, **{**free, "audit_rate": 0.0, "environment": environment, **changes})

@@ -1,11 +1,11 @@
-"""A generation service whose operator lies: `python -m tests.e2e.lying [flags]`.
+"""A generation service of a dishonest operator: `python -m tests.e2e.lying [flags]`.
 
 A lie is active while a file of its name is in the folder named by KOLM_TEST_LIES:
 
     silent  receipts are dropped, also promised ones
     late    receipts wait until the file is removed
     random  receipts commit to random bytes, and the log gets no content with them
-    words   the model is given other words before those that were sent; receipts commit to both, each as it is
+    words   the model is given other words before the words that were sent; receipts commit to both, each as it is
 """
 
 # ruff: noqa: E402 - what is served goes without torch, as in services/generation/__main__.py
@@ -55,7 +55,7 @@ async def put(self: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequ
 async def put_later(
     outbox: Outbox, receipt_id: str, request: ledger_pb2.AppendEntryRequest, seconds: float
 ) -> None:  # fmt: skip
-    while is_told("late"):  # noqa: ASYNC110 - told by another process
+    while is_told("late"):  # noqa: ASYNC110 - another process sets the lie
         await asyncio.sleep(0.05)
     await honest_put(outbox, receipt_id, request, seconds)
 

@@ -92,7 +92,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told
         kolm = Kolm(Addresses(generation, ledger, NOWHERE), data)
 
         def ask(lie: str, *flags: str) -> Any:
-            """A request, answered while a lie is told."""
+            """A request, answered while a lie is active."""
             (lies / lie).touch()
             return kolm("generate", "The ledger keeps", "--max-tokens=8", *flags)
 
@@ -154,7 +154,7 @@ def append(address: str, document: Any, key: SigningKey, data: Path) -> None:
 def test_an_operator_that_never_logs_breaks_the_promise_that_its_customer_holds(told: Told) -> None:
     assert told.kolm.json("receipts", "promised", told.file("silent"), code=3)["state"] == "BROKEN"
     assert told.promised("log.tar.gz", "silent") == [3, "BROKEN"]
-    unknown = told.verified("log.tar.gz", "--max-unreplayable=9", code=0)  # nobody else sees anything
+    unknown = told.verified("log.tar.gz", "--max-unreplayable=9", code=0)  # no other party sees anything
     assert unknown["kinds"]["receipt"] == 4
 
 
@@ -216,7 +216,7 @@ def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_wa
     assert told.kolm("receipts", "list", "--prove", seen).returncode == 0
     refused = told.forked("receipts", "list", "--prove", seen)
     assert refused.returncode == 3, refused.stdout
-    assert told.verified("fork.tar.gz", code=0)["ok"]  # it agrees with itself, and with whoever kept nothing
+    assert told.verified("fork.tar.gz", code=0)["ok"]  # it agrees with itself, and with a reader who kept nothing
     assert not told.verified("fork.tar.gz", f"--checkpoint={told.file('seen')}", code=3)["ok"]
 
 

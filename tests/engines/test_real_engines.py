@@ -1,5 +1,5 @@
-"""Real engines behind the generation service. Opt-in: `make test-engines`, which says where they are in
-KOLM_TEST_ENGINES, a line each: engine, plain URL, speculating URL, weights.
+"""Real engines behind the generation service. Opt-in: `make test-engines`, with KOLM_TEST_ENGINES,
+a line an engine: engine, plain URL, speculating URL, weights.
 """
 
 import json
@@ -87,7 +87,7 @@ async def test_answers_are_the_text_of_their_ids_and_have_receipts(
 async def test_what_speculation_did_is_known_before_signing(
     deployment: Deployment, pair: Pair, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Equal, different, or an engine that disagrees with itself: all three happen, and each is said."""
+    """Equal, different, or an engine that disagrees with itself: all three happen, and the test prints each."""
     stub = await started(deployment, pair)
     found: list[str] = []
     for text in TEXTS:

@@ -37,7 +37,7 @@ def convert(
     kind_of_experts: GGMLQuantizationType | None = None, change_metadata: Change = lambda metadata: None,
     change_tensors: Change = lambda tensors: None,
 ) -> Path:  # fmt: skip
-    """Write `path`, with matrices in one storage as far as their rows are whole blocks of it; returns it."""
+    """Write `path`, with matrices in one storage if their rows are whole blocks of it; return `path`."""
     config = AutoConfig.from_pretrained(directory)
     config.allow_global_per_layer_attribute_access = True  # of Gemma 4: what layers with a window have
     kind = json.loads((directory / "config.json").read_bytes())["model_type"]
@@ -77,7 +77,7 @@ _NEXTN = {
 
 
 def _behind(tensors: dict[str, Float32], layers: int) -> dict[str, Float32]:
-    """Tensors with those of an MTP block as of one more layer, its experts each by itself."""
+    """Tensors with an MTP block's as one more layer, each expert by itself."""
     found: dict[str, Float32] = {}
     for name, values in tensors.items():
         own = name.removeprefix("mtp.")

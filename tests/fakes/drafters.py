@@ -1,4 +1,4 @@
-"""Drafters for tests: one lies, one knows the answer, one breaks. All implement the production Protocol."""
+"""Drafters for tests: one drafts wrong tokens, one the answer, one breaks. All implement the production Protocol."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class DrippingServer:
 
 @contextmanager
 def dripping(begin: bytes = HEADERS, drop: bytes = b"a") -> Iterator[DrippingServer]:
-    """`begin` at once, then `drop` many times a second until the caller leaves; no drop is silence."""
+    """A server that sends `begin`, then `drop` many times a second until the caller leaves; no drop is silence."""
     served, over, lock = DrippingServer(), threading.Event(), threading.Lock()
 
     class Handler(socketserver.BaseRequestHandler):

@@ -34,7 +34,7 @@ def make_mtp_model(folder: Path, name: str = "qwen3_5", *, prefix: str = "mtp.",
 
 
 def add_block(folder: Path, block: dict[str, torch.Tensor], prefix: str = "mtp.") -> None:
-    """Write a block's tensors, named as after `mtp.`, beside those of the model."""
+    """Add a block's tensors, named as after `mtp.`, to the model's file."""
     tensors = load_file(folder / "model.safetensors") | {f"{prefix}{name}": tensor for name, tensor in block.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 

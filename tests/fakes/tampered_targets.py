@@ -121,8 +121,8 @@ class BreakingTarget(WrappedTarget):
 
 
 class ScriptedTarget(WrappedTarget):
-    """Computes its model, and then says `script` behind a prompt of `prompt` tokens, whatever came out; behind a longer
-    prompt the script's last token.
+    """Computes its model, and returns `script` after a prompt of `prompt` tokens whatever the result; after a longer
+    prompt, the script's last token.
     """
 
     script: Sequence[int] = ()

@@ -255,7 +255,7 @@ def as_published(directory: Path, quantised: Path, widened: Path) -> None:
 
 
 def _apart(rows: Bytes) -> tuple[Bytes, Bytes]:
-    """Exponents, and values of which neighbours share a byte; in GGUF those that lie half a block apart do."""
+    """Exponents, and values of which neighbours share a byte; in GGUF values half a block apart do."""
     each = rows.reshape(*rows.shape[:-1], -1, 17)
     values = np.concatenate([each[..., 1:] & 15, each[..., 1:] >> 4], axis=-1)
     return np.ascontiguousarray(each[..., 0]), values[..., 0::2] | values[..., 1::2] << 4

@@ -1,4 +1,4 @@
-"""A GGUF file with random weights, written by the `gguf` package, small enough to make anew in every test."""
+"""A GGUF file with random weights, written by the `gguf` package, small enough to make in every test."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -98,8 +98,8 @@ def make_tiny_gguf(
 ) -> Path:
     """Write a llama, qwen2 or qwen3 whose matrices are stored as `storage`, its vectors as float32; return `path`.
 
-    Four query heads, two key heads; tokenizer and chat template are the tiny model's. `hidden` is a multiple of what a
-    block of `storage` holds. `part_tensors` above 0 splits the model into parts of so many tensors, beside `path`, and
+    Four query heads, two key heads; tokenizer and chat template are the tiny model's. `hidden` is a multiple of the
+    block size of `storage`. `part_tensors` above 0 splits the model into parts of so many tensors, beside `path`, and
     the first part's path is returned.
     """
     shape = _Shape(architecture, layers, hidden, vocab, tied)

@@ -1,4 +1,4 @@
-"""A transformers model directory with random weights, small enough to make anew in every test session."""
+"""A transformers model directory with random weights, small enough to make in every test session."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +51,7 @@ def make_tiny_model(
     """Write config.json, model.safetensors, a byte-level tokenizer and a chat template; returns `directory`.
 
     `vocab` is at least 260 (bytes and special tokens). `config` overrides members of the transformers configuration.
-    The same arguments give the same weights. They are drawn wide (0.1) so that greedy output is not one token for ever.
+    The same arguments give the same weights. They are drawn wide (0.1) so that greedy output is not one repeated token.
     """
     tokenizer = tiny_tokenizer(vocab)
     members = {

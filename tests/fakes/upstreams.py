@@ -20,8 +20,8 @@ class FakeUpstream:
     """The next token is a digest of those before it, of the seed and of `taste`: fakes of one taste agree.
 
     `fault` is how it fails: `hang` and `drop` after `after` tokens, and `idle` (events without a token), `comments`,
-    `line` (one that never ends); `short` (ends without saying so), `text`, `ids` (has none), `prompt`, `many`, `busy`,
-    `loading`, `refuse`, `grammar` (refuses that), `garbage`; `cut` and `stopped` end after two tokens without a
+    `line` (a line without an end); `short` (ends without a last event), `text`, `ids` (has none), `prompt`, `many`,
+    `busy`, `loading`, `refuse`, `grammar` (refuses that), `garbage`; `cut` and `stopped` end after two tokens without a
     reason; `unsteady` answers otherwise each time, `cached` if it may reuse a prefix, `crowded` beside other requests.
     `twist` makes of each event what is sent. A stream of SGLang is refused in its first event, with a token that is
     none's.
@@ -45,7 +45,7 @@ class FakeUpstream:
     twist: Callable[[dict[str, Any]], Any] = lambda event: event
     pace: float = 0.0  # seconds a token
     context: int = 256
-    counts: bool = True  # tells of its speculation
+    counts: bool = True  # reports its speculation
     gap: float | None = None  # nats from a token to the next best, if log-probabilities are asked for
     port: int = 0
     open: int = 0  # requests
@@ -186,8 +186,8 @@ class FakeUpstream:
                 if isinstance(event, bytes):
                     await _chunk(writer, event.decode())
                     continue
-                told = event if isinstance(event, str) else self.twist(event)
-                await _chunk(writer, f"data: {told if isinstance(told, str) else json.dumps(told)}\n\n")
+                sent = event if isinstance(event, str) else self.twist(event)
+                await _chunk(writer, f"data: {sent if isinstance(sent, str) else json.dumps(sent)}\n\n")
             await _chunk(writer, "data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         await writer.drain()
@@ -297,7 +297,7 @@ class FakeUpstream:
 
 
 def _refused_late(fault: str, message: str) -> dict[str, Any]:
-    """SGLang's first event for what it refuses, as 0.5.23 gave it."""
+    """SGLang's first event for a refused request, as 0.5.23 sends it."""
     if fault == "refuse":
         return {"error": {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}}
     reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}

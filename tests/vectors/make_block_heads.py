@@ -1,4 +1,4 @@
-"""Makes tests/vectors/block_heads by speculators 0.9.0: heads as it saves them, and what it computes with them.
+"""Makes tests/vectors/block_heads by speculators 0.9.0: heads as it saves them, and its outputs.
 
     python -m tests.vectors.make_block_heads
 

@@ -1,8 +1,8 @@
-"""Makes `bundles/`: one bundle that is in order, and what exporters, operators and insiders would make of it.
+"""Makes `bundles/`: one bundle that is in order, and forgeries by exporters, operators and insiders.
 
     python -m tests.vectors.make_bundles
 
-Keys, times and ids are fixed. `<name>.tar.gz` is the bundle, `expected.json` says which check fails and why.
+Keys, times and ids are fixed. `<name>.tar.gz` is the bundle, `expected.json` has the check that fails and why.
 """
 
 import json
@@ -107,7 +107,7 @@ CONTENTS = {2: 0, 3: 1, 7: 2}
 
 
 class ListedLog:
-    """A BundleSource over entries that nobody has checked."""
+    """A BundleSource over unchecked entries."""
 
     def __init__(self, entries: Sequence[bytes]) -> None:
         self.all = entries
@@ -140,7 +140,7 @@ def write_folder(files: Iterable[BundleFile], folder: Path) -> None:
 
 
 def log_of(changes: dict[int, Document | Envelope] | None = None, drop: int = 0) -> ListedLog:
-    """The log, with some documents replaced by somebody who holds every key."""
+    """The log, with some documents replaced by an insider who holds every key."""
     documents = [(changes or {}).get(index, document) for index, document in enumerate(DOCUMENTS)]
     kept = documents[: len(documents) - drop]
     return ListedLog(chain(one if isinstance(one, Envelope) else Envelope.from_bytes(signed(one)) for one in kept))
@@ -174,7 +174,7 @@ def exported(log: ListedLog, **changes: object) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Made:
-    """A bundle's files, and what verification must say: `check` 0 is "all is well"."""
+    """A bundle's files, and the expected verification: `check` 0 is "all is well"."""
 
     files: dict[str, bytes] = field(repr=False)
     check: int = 0
@@ -202,7 +202,7 @@ def bundles() -> dict[str, Made]:
         return exported(log_of(changes, drop))
 
     def left_out(index: int) -> dict[str, bytes]:
-        """Everything but one entry, with a proof that holds, by an exporter who says that nothing is missing."""
+        """Everything but one entry, with a proof that holds, by an exporter who claims that nothing is missing."""
         some = tuple(place for place in range(size) if place != index)
         files = exported(log, start=0, end=0, indexes=some, with_content=False)
         manifest = BundleManifest.from_bytes(files["bundle.json"])

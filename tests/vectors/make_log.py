@@ -1,4 +1,4 @@
-"""Makes `log/` and `tampered/`: one small log, and what an attacker or an insider with keys would make of it.
+"""Makes `log/` and `tampered/`: one small log, and forgeries by an attacker or an insider with keys.
 
     python -m tests.vectors.make_log
 
@@ -69,7 +69,7 @@ DOCUMENTS: tuple[Document, ...] = (
 
 @dataclass(frozen=True)
 class Log:
-    """Entry bytes, the checkpoint over them, and what verification must say: `check` 0 is "all is well"."""
+    """Entry bytes, the checkpoint over them, and the expected verification: `check` 0 is "all is well"."""
 
     entries: tuple[bytes, ...]
     checkpoint: bytes
@@ -96,7 +96,7 @@ def good_log() -> Log:
 
 
 def insider(changes: dict[int, Document | Envelope], drop: int = 0) -> tuple[bytes, ...]:
-    """The log with some documents replaced by somebody who holds every key and rebuilds the whole chain."""
+    """The log with some documents replaced by an insider who holds every key and rebuilds the whole chain."""
     documents = [changes.get(index, document) for index, document in enumerate(DOCUMENTS)]
     return chain(
         document if isinstance(document, Envelope) else Envelope.from_bytes(signed(document))
@@ -186,7 +186,7 @@ def tampered() -> dict[str, Log]:
 
 
 def _claim(document: Document, **members: Any) -> Envelope:
-    """The document with other members, signed by the key of its role, whatever its own rules say."""
+    """The document with other members, signed by the key of its role, against its own rules."""
     role = "receipts" if kind_of(document) == "receipt" else "auditor"
     claimed = {
         name: value

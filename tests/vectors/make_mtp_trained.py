@@ -43,7 +43,7 @@ def texts(generator: torch.Generator, count: int, length: int) -> torch.Tensor:
 
 
 def make() -> None:
-    """Train the model, then its block, and write both with what is expected of them."""
+    """Train the model, then its block, and write both with the expected results."""
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
     torch.manual_seed(1)

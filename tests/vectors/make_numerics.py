@@ -1,4 +1,4 @@
-"""Makes `numerics/`: inputs and the bits that `docs/numerics.md` says come out, by the reference.
+"""Makes `numerics/`: inputs and the output bits that `docs/numerics.md` requires, by the reference.
 
     python -m tests.vectors.make_numerics
 
@@ -50,7 +50,7 @@ def stored(random: np.random.Generator, storage: str, outputs: int, inputs: int)
 
 
 def short(values: np.ndarray) -> np.ndarray:
-    """Cut to what bfloat16 holds."""
+    """Cut to bfloat16."""
     return (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
 
 

@@ -43,8 +43,8 @@ def sent_content(number: int) -> SentContent:
 
 
 class Replays:
-    """An engine that decodes every receipt of the builders faithfully, except those told to lie or fail. It does not
-    have the bases `elsewhere`.
+    """An engine that decodes every receipt of the builders faithfully, except the ones set to lie or fail. It does
+    not have the bases `elsewhere`.
     """
 
     ways = ("decode",)

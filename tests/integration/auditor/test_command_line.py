@@ -18,7 +18,7 @@ from tests.unit.ledger.builders import KEYS, receipt_id, resume
 
 
 class Kolm:
-    """The command with the addresses of a deployment; exit code and what --json printed."""
+    """The command with the addresses of a deployment; exit code and the output of --json."""
 
     def __init__(self, deployment: Deployment, data_dir: Path | None = None) -> None:
         data_dir = data_dir or deployment.trusted.parent
@@ -128,7 +128,7 @@ def test_a_mistyped_data_directory_gets_no_operator(tmp_path: Path) -> None:
 
 
 def _files(folder: Path) -> set[Path]:
-    """All members but those that the ledger changes meanwhile."""
+    """All files except the ledger's databases, which change meanwhile."""
     return {path for path in folder.rglob("*") if "sqlite3" not in path.name}
 
 
@@ -152,7 +152,7 @@ def _both_sign(deployment: Deployment, kolm: Kolm, keys: Sequence[Path], file: P
     (deployment.trusted / "operator.threshold").write_text("2")
     own = deployment.trusted.parent / "own.pem"
     assert kolm("halts", "resume", str(index), "--sign-into", str(file), "--key", str(own))[0] == 0
-    assert len(list(deployment.trusted.glob("operator-*.pub"))) == 2  # signing makes nobody an operator
+    assert len(list(deployment.trusted.glob("operator-*.pub"))) == 2  # signing makes no key an operator's
     file.unlink()
     assert "does not exist" in kolm.text("halts", "resume", "--sign-into", str(file), "--key", str(keys[0]))
     signed = kolm("halts", "resume", str(index), "--sign-into", str(file), "--reason=replaced", "--key", str(keys[0]))

@@ -61,7 +61,7 @@ def test_shortly_before_its_time_is_up_it_is_unreplayable_and_not_late(deploymen
     assert auditor.backlog.waiting() == ()
 
 
-def test_a_spot_check_that_was_promised_to_nobody_is_left_for_good(deployment: Deployment) -> None:
+def test_a_spot_check_without_a_promise_is_left_for_good(deployment: Deployment) -> None:
     index = receive(deployment, 0, base_cid=ANOTHER)
     auditor = deployment.auditor(spot_checks=1.0, replayer=elsewhere())
     assert list(auditor.run_pass()) == []

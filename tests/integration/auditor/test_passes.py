@@ -234,7 +234,7 @@ def test_a_ledger_that_loses_a_draw_gets_the_same_one_again_and_not_another_to_c
     for number in range(8):
         deployment.receive(number)
         if number >= 5:
-            with pytest.raises(Unavailable):  # a new auditor each time, with more in the log than the one before
+            with pytest.raises(Unavailable):  # a new auditor each time, with a longer log
                 list(deployment.auditor(spot_checks=0.0, appender=LosingAppender).run_pass())
     list(deployment.auditor(spot_checks=0.0).run_pass())
     with deployment.ledger.watch(0) as entries:
@@ -258,7 +258,7 @@ def test_auditors_with_shares_judge_every_receipt_once_and_the_first_alone_draws
     assert (kinds(deployment).count("audit_policy"), kinds(deployment).count("draw")) == (1, 1)
 
 
-def test_an_auditor_killed_between_a_verdict_and_its_halt_owes_the_halt_and_nobody_else(
+def test_an_auditor_killed_between_a_verdict_and_its_halt_alone_owes_the_halt(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     deployment.receive(0)
@@ -293,7 +293,7 @@ def test_a_receipt_that_makes_its_examination_fail_is_given_up_and_stays_without
         assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [0]
 
 
-def test_an_auditor_whose_key_nobody_trusts_yet_waits_for_that(deployment: Deployment) -> None:
+def test_an_auditor_whose_key_is_not_trusted_yet_waits_for_trust(deployment: Deployment) -> None:
     deployment.receive(0)
     (key,) = deployment.trusted.glob("auditor-*.pub")
     trusted = key.read_bytes()

@@ -135,7 +135,7 @@ def test_a_killed_auditor_goes_on_at_its_next_start_and_gives_up_what_killed_it_
         assert judged(deployment) == Counter(others)
     with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
         assert folder.given_up == {first}
-    (tmp_path / "own" / "attempts.json").unlink()  # as docs/auditing.md says
+    (tmp_path / "own" / "attempts.json").unlink()  # as in docs/auditing.md
     with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
         assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [first]
         assert folder.given_up == frozenset()

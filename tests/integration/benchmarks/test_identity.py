@@ -1,4 +1,4 @@
-"""`python -m benchmarks.identity`: shares of identical answers with intervals, and a server that lies."""
+"""`python -m benchmarks.identity`: shares of identical answers with intervals, and a server that alters answers."""
 
 import json
 import sys
@@ -141,8 +141,8 @@ def counted(engine: Engine, at_once: tuple[int, ...]) -> list[tuple[Any, ...]]:
 
 
 def test_a_row_says_what_speculation_changed_and_what_the_load_alone_did() -> None:
-    """Alone, drafts change one of three outputs. With eight at once plain has another first one, and never the same
-    third one.
+    """Alone, drafts change one of three outputs. With eight in parallel plain has another first output, and never the
+    same third output.
     """
     asked: list[int] = []
 
@@ -159,4 +159,4 @@ def test_a_row_says_what_speculation_changed_and_what_the_load_alone_did() -> No
         ("same", 1, 9, 0, 0.0, 0, 0), ("n-gram", 1, 9, 1, 111.11, 0, 0),
         ("same", 8, 9, 1, 111.11, 1, 2), ("n-gram", 8, 9, 3, 333.33, 1, 2),
     ]  # fmt: skip
-    assert asked == [1, 1, 1, 8, 8, 8]  # sixteen at once were not asked for
+    assert asked == [1, 1, 1, 8, 8, 8]  # no batch of sixteen was asked for

@@ -137,7 +137,7 @@ def _choice(request: pb.GenerateRequest, index: int, finish_reason: pb.FinishRea
 
 
 def _logprobs(request: pb.GenerateRequest) -> list[sampling_pb2.PositionLogprobs]:
-    """One position, where logprobs are asked for; a part of a character and a special token are among the others."""
+    """One position, if the request asks for logprobs; among the others a part of a character and a special token."""
     chosen = sampling_pb2.TokenLogprob(token_id=1, text="one ", logprob=-0.25)
     other = sampling_pb2.TokenLogprob(token_id=9, text="uno", logprob=-1.5)
     part = sampling_pb2.TokenLogprob(token_id=10, text="\ufffd", logprob=-2.0, token_bytes=b"\xf0\x9f")

@@ -42,7 +42,7 @@ def deviated(deployment: Deployment, number: int = 0) -> int:
 
 
 def test_exact_over_no_token_is_not_shown_as_exact(deployment: Deployment, kolm: Kolm) -> None:
-    """As for a request that was killed before its first token; the documents say EXACT, and so does --json."""
+    """As for a request that was killed before its first token; the documents and --json have EXACT."""
     ended = replace(receipt(0).output, tokens=0, stream_digest=StreamDigest().hexdigest(), finish_reason="error")
     nothing = {"output": ended, "spec_decode": SpecDecode("off", "off", 0, 0, 0)}
     cases: tuple[tuple[int, dict[str, Any], int], ...] = ((0, nothing, 0), (1, {}, 2))

@@ -126,7 +126,7 @@ def address(server: Shaky) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("away", "calls"), [(2, 3), (9, 3)])
-async def test_a_look_up_is_asked_again_and_not_for_ever(server: Shaky, address: str, away: int, calls: int) -> None:
+async def test_a_look_up_is_asked_again_a_limited_time(server: Shaky, address: str, away: int, calls: int) -> None:
     server.away = away
     async with AsyncRuntime.connect(address) as runtime:
         if away < calls:

@@ -37,7 +37,7 @@ Lie = Callable[[Any], None]
 
 
 class Liar:
-    """Answers as the real servicer does, but for the `lies` that change single answers on their way out."""
+    """Answers as the real servicer does, but for the changes of single answers in `lies`."""
 
     def __init__(self, honest: Any) -> None:
         self._honest = honest

@@ -47,7 +47,7 @@ def test_the_checkpoint_is_the_newest_and_not_cached(site: Site) -> None:
     assert (headers["content-type"], headers["cache-control"]) == ("text/plain; charset=utf-8", "no-cache")
 
 
-def test_tiles_are_for_ever(site: Site) -> None:
+def test_tiles_never_change(site: Site) -> None:
     size = site.client.checkpoint().tree_size
     for path in (f"/tile/0/000.p/{size}", "/tile/0/000.p/7", "/tile/entries/000.p/7"):
         status, headers, data = fetch(site.url, path)
@@ -119,7 +119,7 @@ def test_with_witnesses_the_checkpoint_is_one_that_they_have_cosigned(site: Site
 
 PROGRAM = Path(__file__).parent / "sumdb_client.go"
 ROOT = Path(__file__).parents[3]
-DEBIAN = Path("/usr/share/gocode")  # where its packages put sources
+DEBIAN = Path("/usr/share/gocode")  # the folder of its packages' sources
 SUMDB = DEBIAN / "src" / "golang.org" / "x" / "mod" / "sumdb" / "tlog"
 REQUIRED = "KOLM_TESTS_NEED_LANGUAGES"
 """Set where missing tools are a failure and not a reason to skip (continuous integration)."""

@@ -20,8 +20,8 @@ REQUIRED = "KOLM_TESTS_NEED_LANGUAGES"
 """Set where missing tools are a failure and not a reason to skip (continuous integration)."""
 
 NODE_MODULES = ROOT / ".cache" / "node" / "node_modules"
-DEBIAN = Path("/usr/share/gocode")  # where its packages put sources
-NEWER = ROOT / ".cache" / "go"  # golang/protobuf 1.5, which Debian has and does not let stand beside its grpc
+DEBIAN = Path("/usr/share/gocode")  # the folder of its packages' sources
+NEWER = ROOT / ".cache" / "go"  # golang/protobuf 1.5, which Debian has and does not install together with its grpc
 JARS = [
     *(jar for name in ("grpc", "netty") for jar in sorted(Path("/usr/share/java").glob(f"{name}-*.jar"))),
     *(
@@ -39,7 +39,7 @@ def program(language: str) -> str:
 def need(*found: object) -> None:
     if not all(found):
         if os.environ.get(REQUIRED):
-            raise AssertionError(f"{REQUIRED} asks for what is not here; .ci/run installs it")
+            raise AssertionError(f"{REQUIRED} is set, and tools are missing; .ci/run installs them")
         pytest.skip("the language's tools are not installed")
 
 

@@ -20,7 +20,7 @@ from services.runtime.settings import SettingsError
 from tests.integration.generation.deployment import Deployment, asking, until
 from tests.keys import seeded_key
 
-PROMPT = "What was asked before, asked again, and at some length: " + "yes, " * BLOCK
+PROMPT = "A question asked before, asked again, and at some length: " + "yes, " * BLOCK
 
 
 @pytest.fixture(autouse=True)

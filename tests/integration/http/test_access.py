@@ -100,7 +100,7 @@ async def test_without_principals_a_made_up_token_is_a_bad_one_and_no_address_is
             assert refused.value.code == "token_required"
 
 
-async def test_a_proxy_that_adds_no_header_is_nobody_s_own_machine_over_grpc_either() -> None:
+async def test_a_proxy_that_adds_no_header_is_not_the_own_machine_over_grpc_either() -> None:
     local = new_token()
     with serving(mount(ScriptedGeneration()), access=Access(local=local)) as served:
         async with forwarded(port_of(served.address)) as proxy:
@@ -111,7 +111,7 @@ async def test_a_proxy_that_adds_no_header_is_nobody_s_own_machine_over_grpc_eit
                     assert (await runtime.model_info()).model
 
 
-async def test_anybody_gets_in_where_the_file_says_so(tmp_path: Path) -> None:
+async def test_every_caller_gets_in_if_the_file_allows_anybody(tmp_path: Path) -> None:
     file = tmp_path / "principals.json"
     write_principals(file, [anybodys("generate")])
     token = token_of(file, "generate")

@@ -54,7 +54,7 @@ async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 @pytest.fixture(params=OUTPUTS)
 def output(request: pytest.FixtureRequest, loader: Loader, deployment: Deployment) -> str:
-    """An output that the model gives after a prompt of the length told to `behind`, and none after a longer prompt."""
+    """An output that the model gives after a prompt of the length given to `behind`, and none after a longer prompt."""
     says(loader, deployment, OUTPUTS[request.param])
     return OUTPUTS[request.param]
 

@@ -242,7 +242,7 @@ async def test_an_answer_that_is_still_being_read_is_not_cut_off_as_an_idle_conn
         writer.close()
 
 
-async def test_silent_and_half_sent_requests_keep_nobody_out() -> None:
+async def test_silent_and_half_sent_requests_keep_no_caller_out() -> None:
     with serving(mount(ScriptedGeneration()), access=everybody()) as served:
         async with fronting(served.address, connections=Connections(most=20)) as front:
             silent = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(60)]

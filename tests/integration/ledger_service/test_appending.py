@@ -69,7 +69,7 @@ def test_an_append_is_proven_by_a_checkpoint_that_the_log_signed(
     assert entry.envelope.to_bytes() == signed_receipt(4)
 
 
-def test_a_key_that_somebody_drops_beside_the_trusted_ones_of_a_running_ledger_signs_nothing(
+def test_a_key_added_to_the_trusted_folder_of_a_running_ledger_signs_nothing(
     serve: Serve, settings: LedgerSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     envelope = sign_document(receipt(0), STRANGER).to_bytes()

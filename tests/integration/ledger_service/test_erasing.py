@@ -89,7 +89,7 @@ def test_a_second_erasure_is_refused_and_named(
     assert ledger.checkpoint().tree_size == 5
 
 
-def test_what_became_of_content_is_said_to_everybody(ledger: LedgerClient, operator: LedgerClient) -> None:
+def test_every_caller_learns_the_state_of_a_content(ledger: LedgerClient, operator: LedgerClient) -> None:
     fill(ledger)
     ledger.append(signed_receipt(3))
     operator.erase(signed(erasure(1, 1)))
@@ -167,7 +167,7 @@ def steps() -> Iterator[Steps]:
 def test_the_five_hundredth_erasure_reads_no_more_than_the_tenth(
     steps: Steps, serve: Serve, principals: Path, operator_token: str
 ) -> None:
-    """Through the server: the erasure that a tenant asks for, what is then read of it, and an append."""
+    """Through the server: the erasure that a tenant asks for, reads after it, and an append."""
     own = token_of(principals, "generate", tenant="acme")
     with (
         serve() as served,

@@ -1,4 +1,4 @@
-"""A client that checks finds out a server that lies: real gRPC, a real log, and one tampered answer each."""
+"""A client's checks find every tampered answer of a server: real gRPC, a real log, one tampered answer each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -148,7 +148,7 @@ def test_a_tampered_page_is_not_believed(
             list(ledger.receipts(QUERY, complete=complete))
 
 
-def test_a_row_that_is_left_out_is_missed_by_who_asks_for_everything_and_by_nobody_else(
+def test_a_row_that_is_left_out_is_found_only_by_a_complete_listing(
     liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
 ) -> None:
     liar, client = liar_and_client
@@ -166,7 +166,7 @@ def test_a_row_that_is_left_out_is_missed_by_who_asks_for_everything_and_by_nobo
 
 
 def hide_as_another_entry(page: pb.ListReceiptsResponse) -> None:
-    """The row goes, and its entry comes back among those that are said not to match."""
+    """The row goes, and its entry comes back among the entries that do not match."""
     row = page.receipts[1]
     entry = _entry_bytes(row)
     del page.receipts[1]

@@ -107,7 +107,7 @@ def log(serve: Serve, principals: Path) -> Iterator[Log]:
 
 
 def told(call: Callable[[str], object], name: str) -> tuple[str, str, str]:
-    """All that a refusal says, with `name` taken out."""
+    """Type, reason and message of a refusal, with `name` taken out."""
     with pytest.raises(KolmError) as caught:
         call(name)
     return type(caught.value).__name__, caught.value.reason, caught.value.message.replace(name, "…")
@@ -276,16 +276,16 @@ def test_a_tenant_s_bundle_verifies_and_has_no_content_but_its_own(
     assert report.ok, report
 
 
-def test_what_is_open_to_anybody_verifies_a_receipt(log: Log, settings: LedgerSettings) -> None:
+def test_rpcs_open_to_every_caller_verify_a_receipt(log: Log, settings: LedgerSettings) -> None:
     proven = VerifiedLedger(log.acme, TrustedKeys.load(settings.trusted_directory))
     assert [each.receipt_id for each in proven.receipts(ReceiptFilter())] == [ACME]
     assert proven.receipt(ACME).receipt.document.tenant == "acme"
 
 
-def test_an_entry_of_a_kind_that_nobody_here_knows_is_for_those_who_see_the_whole_log(
+def test_an_entry_of_an_unknown_kind_is_only_for_readers_of_the_whole_log(
     serve: Serve, settings: LedgerSettings, principals: Path
 ) -> None:
-    """The ledger takes none; one that a later version has taken is carried, and who it is about is not known."""
+    """The ledger takes none; an entry that a later version has taken is carried, and its tenant is not known."""
     data = of_a_later_version(KEYS["operator"])
     everything, own = token_of(principals, "append", "read"), token_of(principals, "generate", tenant="acme")
     with serve() as served, LedgerClient.connect(served.address, wait=60, token=everything) as filling:

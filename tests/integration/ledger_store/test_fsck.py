@@ -1,4 +1,4 @@
-"""fsck finds what was changed, whatever it was, names the row, and finds nothing where nothing is wrong."""
+"""fsck finds every change and names its row, and finds nothing in a sound database."""
 
 import hashlib
 import pickle

@@ -41,7 +41,7 @@ def test_a_head_replaces_the_one_before_it(guard: Guard) -> None:
 
 
 @pytest.mark.parametrize("old", [None, FIRST, THIRD, Checkpoint(ORIGIN, SECOND.size, FIRST.root)])
-def test_a_head_cannot_be_replaced_by_somebody_who_expects_another(guard: Guard, old: Checkpoint | None) -> None:
+def test_a_head_cannot_be_replaced_by_a_writer_that_expects_another(guard: Guard, old: Checkpoint | None) -> None:
     guard.compare_and_swap(None, SECOND)
     with pytest.raises(StoreLocked):
         guard.compare_and_swap(old, THIRD)

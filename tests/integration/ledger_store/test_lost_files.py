@@ -127,7 +127,7 @@ def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
         assert [line.levelname for line in caplog.records if "writer's lock" in line.message] == ["WARNING"] * 2
 
 
-def test_a_lock_that_was_lost_is_taken_again_while_nobody_sends_entries(postgres_url: str) -> None:
+def test_a_lost_lock_is_taken_again_while_no_caller_sends_entries(postgres_url: str) -> None:
     with ExitStack() as stack:
         store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
         running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard(), probe_seconds=0.01)

@@ -213,7 +213,7 @@ def test_a_released_guard_and_content_keys_are_opened_and_other_revisions_refuse
 
 
 def copied(file: Path, url: str, table: str) -> None:
-    """Put the rows of an SQLite file's table into that of another database."""
+    """Copy the rows of a table from an SQLite file into another database."""
     source, target = create_engine(f"sqlite:///{file}"), create_engine(url)
     reflected = Table(table, MetaData(), autoload_with=source)
     with source.connect() as reading, target.begin() as writing:

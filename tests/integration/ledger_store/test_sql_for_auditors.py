@@ -60,7 +60,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
-    """As a reader is told to open it."""
+    """The database, opened as the page for auditors describes."""
     if url.startswith("sqlite"):
         path = url.removeprefix("sqlite:///")
         made = create_engine(

@@ -1,4 +1,4 @@
-"""What was written stays as it is, tables of another version too, and a full disk of PostgreSQL loses nothing."""
+"""Written rows stay unchanged, also in tables of another version, and a full disk of PostgreSQL loses nothing."""
 
 import sqlite3
 from collections.abc import Iterator

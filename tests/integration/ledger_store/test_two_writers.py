@@ -1,4 +1,4 @@
-"""A writer that is killed at any step, and two writers at once: one log, and nothing lost that was acknowledged."""
+"""A writer killed at any step, and two concurrent writers: one log, and no acknowledged entry is lost."""
 
 import base64
 import signal

@@ -60,16 +60,16 @@ def kolm(*arguments: str) -> tuple[int, str, str]:
 
 
 def monitor(data: Path, *arguments: str) -> tuple[int, str]:
-    """Look once, with a log's keys and the state beside it; the exit code, and what was said on stderr."""
-    code, _, said = kolm("monitor", "--once", *arguments, f"--data-dir={data}")
-    return code, said
+    """Look once, with a log's keys and state in `data`; the exit code and stderr."""
+    code, _, errors = kolm("monitor", "--once", *arguments, f"--data-dir={data}")
+    return code, errors
 
 
 def looked(data: Path, *arguments: str) -> dict[str, Any]:
     """The output of one look with --json."""
-    code, shown, said = kolm("monitor", "--once", "--json", *arguments, f"--data-dir={data}")
+    code, shown, errors = kolm("monitor", "--once", "--json", *arguments, f"--data-dir={data}")
     answer: dict[str, Any] = json.loads(shown)
-    assert code == (0 if answer["ok"] else 3), said
+    assert code == (0 if answer["ok"] else 3), errors
     return answer
 
 

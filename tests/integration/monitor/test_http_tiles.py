@@ -93,9 +93,9 @@ def test_what_is_no_tile_is_said(answer: Answer, error: type[Exception]) -> None
         HttpTiles(url).read("tile/0/000", 8192)
 
 
-def test_nobody_there_is_an_oserror() -> None:
-    for url, said in (("http://127.0.0.1:1/", "refused"), ("http://[::/", "does not speak HTTP")):
-        with pytest.raises(OSError, match=said):
+def test_a_server_that_is_not_there_is_an_oserror() -> None:
+    for url, words in (("http://127.0.0.1:1/", "refused"), ("http://[::/", "does not speak HTTP")):
+        with pytest.raises(OSError, match=words):
             HttpTiles(url).read("checkpoint", 100)
 
 
@@ -143,7 +143,7 @@ def test_a_log_that_cannot_be_fetched_is_neither_verified_nor_wrong(answer: Answ
         verified(url, tmp_path)
 
 
-def test_a_server_that_is_slow_for_ever_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_slow_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = ListedLog()
     log.append(*map(receipt, range(600)))
     KEYS["log"].publish(tmp_path / "trusted")

@@ -129,12 +129,12 @@ def test_a_fork_is_told_with_both_checkpoints(tmp_path: Path) -> None:
 
 
 def check_fork(data: Path, wrong: bool, *place: str) -> None:
-    """One look finds both checkpoints of the fork; or nothing, where nothing is `wrong` so far."""
+    """One look finds both checkpoints of the fork, or nothing if nothing is `wrong` so far."""
     answer = looked(data, *place)
     assert [each["kind"] for each in answer["findings"]] == (["FORK"] if wrong else [])
     if wrong:
-        code, said = monitor(data, *place)
-        assert (code, said.count("\n"), said.startswith("kolm: FORK: the log has signed")) == (3, 1, True), said
+        code, errors = monitor(data, *place)
+        assert (code, errors.count("\n"), errors.startswith("kolm: FORK: the log has signed")) == (3, 1, True), errors
         evidence, keys = answer["findings"][0]["evidence"], TrustedKeys.load(data / "trusted").keys("log")
         sizes = [open_checkpoint(evidence[each].encode(), keys).size for each in ("older", "newer")]
         assert sizes == [10, 13]
@@ -151,9 +151,9 @@ def test_a_rollback_is_told_with_both_checkpoints(tmp_path: Path) -> None:
         assert looked(data, "--ledger", served.address, *state)["ok"]
     with ledger(old) as served:
         answer = looked(old, "--ledger", served.address, *state)
-        code, said = monitor(old, "--ledger", served.address, *state)
+        code, errors = monitor(old, "--ledger", served.address, *state)
     assert [each["kind"] for each in answer["findings"]] == ["ROLLBACK"]
-    assert (code, "shows 4 entries and had signed 9" in said) == (3, True), said
+    assert (code, "shows 4 entries and had signed 9" in errors) == (3, True), errors
     assert all(
         answer["findings"][0]["evidence"][each].startswith("kolm.example/ledger\n") for each in ("older", "newer")
     )
@@ -189,7 +189,7 @@ def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: P
             served.client.append(signed(verdict(0, 0, "DEVIATION")))
             until(lambda: hook.got("DEVIATION"), process)
             assert process.stderr is not None
-            assert any("DEVIATION" in line for line in process.stderr)  # said once it is remembered as told
+            assert any("DEVIATION" in line for line in process.stderr)  # logged once the state has it as reported
         assert [body["kind"] for body in hook.bodies] == ["PROMISE", "DEVIATION"]
         told = hook.bodies[0]
         assert (told["type"], told["log"], told["size"]) == ("kolm.finding.v1", served.address, 1)
@@ -197,12 +197,12 @@ def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: P
         answer = looked(tmp_path, "--ledger", served.address, "--promise", str(promises))
         assert [each["kind"] for each in answer["findings"]] == ["DEVIATION"]  # it has come, if late
         assert monitor(tmp_path, "--ledger", served.address, "--webhook", hook.url)[0] == 3
-        assert len(hook.bodies) == 2  # nothing is told twice
+        assert len(hook.bodies) == 2  # no finding is reported twice
 
 
 def test_what_the_command_line_has_wrong_is_said(tmp_path: Path) -> None:
     KEYS["log"].publish(tmp_path / "trusted")
-    for arguments, said in (
+    for arguments, errors in (
         (("--tiles", "ftp://x/y"), "--tiles: expected http"),
         (("--webhook", "mailto:a@b"), "--webhook: expected http"),
         (("--max-age", "soon"), "--max-age: expected a number"),
@@ -211,7 +211,7 @@ def test_what_the_command_line_has_wrong_is_said(tmp_path: Path) -> None:
         (("--trusted", str(tmp_path / "nobody")), "is not a directory"),
     ):
         code, shown = monitor(tmp_path, *arguments)
-        assert (code, said in shown) == (2, True), shown
+        assert (code, errors in shown) == (2, True), shown
     code, shown = monitor(tmp_path, "--tiles", str(tmp_path / "empty"))
     assert (code, "checkpoint" in shown) == (4, True), shown
     assert TileFolder(tmp_path / "empty").published().size == 0

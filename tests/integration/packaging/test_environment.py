@@ -17,10 +17,10 @@ OF = {"up": "serves", "all": "serves", "training": "torch", "dev": "tests"}
 
 def build_editable(folder, config_settings=None, metadata_directory=None):
     name, about = "kolm_serve-1-py3-none-any.whl", "kolm_serve-1.dist-info"
-    told = "Metadata-Version: 2.1\\nName: kolm-serve\\nVersion: 1\\n"
-    told += "".join(f"Provides-Extra: {each}\\nRequires-Dist: {of}; extra == '{each}'\\n" for each, of in OF.items())
+    lines = "Metadata-Version: 2.1\\nName: kolm-serve\\nVersion: 1\\n"
+    lines += "".join(f"Provides-Extra: {each}\\nRequires-Dist: {of}; extra == '{each}'\\n" for each, of in OF.items())
     with ZipFile(f"{folder}/{name}", "w") as archive:
-        archive.writestr(f"{about}/METADATA", told)
+        archive.writestr(f"{about}/METADATA", lines)
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
         archive.writestr(f"{about}/RECORD", "")
     return name

@@ -1,4 +1,4 @@
-"""The wheels; kolm-verify in an environment that has nothing but it and what it requires."""
+"""The wheels; kolm-verify in an environment with nothing but it and its requirements."""
 
 import json
 import re
@@ -108,15 +108,15 @@ def test_every_command_of_the_small_wheel_has_its_help_and_says_what_is_left_out
         ("serve", name) for name in ("generation", "ledger", "auditor", "registry", "witness", "http", "explorer")
     }
     for words, each in found.items():
-        code, problem, shown, said = each["help"]
+        code, problem, shown, errors = each["help"]
         if words in services:  # whose flags only the service knows
-            assert (code, problem, "leaves out" in said) == (2, None, True), (words, problem, said)
+            assert (code, problem, "leaves out" in errors) == (2, None, True), (words, problem, errors)
         else:
-            assert (code, problem, said) == (0, None, ""), (words, problem, said)
+            assert (code, problem, errors) == (0, None, ""), (words, problem, errors)
             assert all(word in shown.splitlines()[0] for word in words), shown
-        code, problem, shown, said = each["bare"]
+        code, problem, shown, errors = each["bare"]
         assert problem is None, (words, problem)
-        assert code in (0, 2), (words, code, said)
+        assert code in (0, 2), (words, code, errors)
 
 
 def test_kolm_alone_is_its_help(python: Python) -> None:

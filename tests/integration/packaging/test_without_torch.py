@@ -123,13 +123,13 @@ async def process(python: Path, module: str, **flags: object) -> AsyncIterator[s
 
 async def _address(started: asyncio.subprocess.Process) -> str:
     assert started.stderr is not None
-    said = []
+    lines = []
     async with asyncio.timeout(PATIENCE):
         async for line in started.stderr:
             if b"listening on" in line:
                 return line.split()[-1].decode()
-            said.append(line.decode())
-    raise AssertionError("".join(said))
+            lines.append(line.decode())
+    raise AssertionError("".join(lines))
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def store(opened: tuple[BlobStore, object]) -> BlobStore:
 @pytest.fixture
 def put(store: BlobStore, tmp_path: Path) -> Callable[[bytes], str]:
     def keep(data: bytes) -> str:
-        path = tmp_path / f"upload-{uuid4()}"  # one each: who puts at once must not write over what another reads
+        path = tmp_path / f"upload-{uuid4()}"  # one each: concurrent puts overwrite no other's file
         path.write_bytes(data)
         store.put(digest(data), path)
         return digest(data)
@@ -261,7 +261,7 @@ def test_a_bucket_that_is_not_there_is_found_at_once(s3_url: str, s3_endpoint: s
 
 def test_credentials_that_are_nowhere_are_said_to_be(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*_: object) -> None:
-        url = "http://169.254.169.254/latest/api/token"  # what obstore says where nobody answers, in its first line
+        url = "http://169.254.169.254/latest/api/token"  # the first line of obstore's error if no server answers
         raise obstore.exceptions.GenericError(f"Generic S3 error: Error performing PUT {url} in 5ms")
 
     monkeypatch.setattr(obstore, "list", ask)

@@ -117,7 +117,7 @@ def test_a_withdrawal_is_final_and_stands_in_the_ledger(registry: RegistryClient
     assert len(list(registry.heads(include_withdrawn=True))) == 2
 
 
-def test_nothing_is_said_about_a_head_that_nobody_published(registry: RegistryClient) -> None:
+def test_an_unpublished_head_has_no_answer(registry: RegistryClient) -> None:
     for call in (
         lambda: registry.withdraw(signed(withdrawal())),
         lambda: registry.record_kscore(signed(kscore())),

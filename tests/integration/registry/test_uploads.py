@@ -304,7 +304,7 @@ def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:
     assert uploads.committed(BLOB) == CHUNK
 
 
-def test_uploads_that_nobody_goes_on_with_are_forgotten_and_running_ones_are_not(tmp_path: Path) -> None:
+def test_abandoned_uploads_are_forgotten_and_running_ones_are_not(tmp_path: Path) -> None:
     uploads = Uploads(tmp_path, 2**30)
     left, running = uploads.begin(BLOB, 0), uploads.begin(ANOTHER, 0)
     left.write(DATA[:CHUNK])

@@ -56,13 +56,13 @@ def test_both_sides_show_certificates_and_the_server_sees_the_callers_names(
         assert answer.text == "billing.example"
 
 
-@pytest.mark.parametrize("caller", ["nobody", "stranger", "plain"])
-def test_without_a_certificate_of_the_authority_nobody_gets_in(
+@pytest.mark.parametrize("caller", ["bare", "stranger", "plain"])
+def test_without_a_certificate_of_the_authority_no_caller_gets_in(
     mutual: Served, certificates: Certificates, tmp_path: Path, caller: str
 ) -> None:
     stranger = Certificates(tmp_path).client()
     tls = {
-        "nobody": ClientTls(certificates.ca),
+        "bare": ClientTls(certificates.ca),
         "stranger": ClientTls(certificates.ca, stranger.cert, stranger.key),
         "plain": ClientTls(),
     }[caller]
@@ -214,7 +214,7 @@ def test_an_answer_comes_over_tls(tmp_path: Path) -> None:
     assert asked == [b"question"]
 
 
-def test_what_waits_on_a_thread_of_its_own_keeps_nobody_from_ending() -> None:
+def test_a_wait_on_its_own_thread_does_not_delay_the_exit() -> None:
     begun, threads = threading.Event(), list[threading.Thread]()
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Keys in files and in devices sign the same."""
+"""Keys in files and in devices give the same signatures."""
 
 import json
 import subprocess
@@ -119,7 +119,7 @@ def test_a_wrong_pin_a_missing_key_and_a_missing_library_are_said(softhsm: Token
     done = subprocess.run(command, capture_output=True, text=True)  # this process may have logged in before
     assert (done.returncode, "PinIncorrect" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
     with pytest.raises(KeyFileError, match="NoSuchKey"):
-        open_signer(softhsm.uri("nobody"), "log", softhsm.pin_file)
+        open_signer(softhsm.uri("missing"), "log", softhsm.pin_file)
     with pytest.raises(KeyFileError, match="NoSuchToken"):
         open_signer(Path(f"pkcs11:token=other;object=log?module-path={MODULE}"), "log", softhsm.pin_file)
     with pytest.raises(KeyFileError):

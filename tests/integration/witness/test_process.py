@@ -29,8 +29,8 @@ def served(folder: Path) -> Iterator[str]:
     with started("services.witness", flags, folder / "ready") as (process, address):
         yield address
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, "witness stopped" in said) == (0, True), said
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, "witness stopped" in errors) == (0, True), errors
 
 
 def ask(address: str, body: bytes) -> tuple[int, bytes]:
@@ -56,10 +56,10 @@ def test_a_witness_remembers_across_restarts(tmp_path: Path) -> None:
 
 def test_a_witness_without_a_log_does_not_start(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("# none yet\n")
-    for logs, said in ((tmp_path / "logs", "names no log"), (tmp_path / "none", "No such file")):
+    for logs, errors in ((tmp_path / "logs", "names no log"), (tmp_path / "none", "No such file")):
         flags = ["--data-dir", str(tmp_path / "w"), "--logs", str(logs), "--listen", "127.0.0.1:0"]
         code, error = ran("services.witness", *flags)
-        assert (code, said in error) == (1, True), error
+        assert (code, errors in error) == (1, True), error
 
 
 def test_witnesses_that_hang_cost_neither_a_cosignature_nor_a_reader_nor_the_end(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_witnesses_that_hang_cost_neither_a_cosignature_nor_a_reader_nor_the_end
                 assert client.receipt(receipt(number).receipt_id).receipt.index == appended.index
             until(lambda: hung.open == len(names), process)
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=PATIENCE)
-            assert process.returncode == 0, said
+            _, errors = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, errors
 
 
 def _witnessed(client: LedgerClient) -> int | None:

@@ -265,7 +265,7 @@ def test_a_witness_that_only_says_so_is_silent_and_no_alarm(size: int, note: str
     assert silenced(deployment, SeenTree(size, head.root, shown[note])) == {"a": False}
 
 
-def test_a_witness_that_shows_this_logs_own_checkpoint_accuses_nobody(deployment: Deployment) -> None:
+def test_a_witness_that_shows_this_logs_own_checkpoint_is_no_accusation(deployment: Deployment) -> None:
     deployment.append(0, 1)
     own = deployment.reader.head().note
     for answer in ((409, b"999999\n"), (422, b"not a tree of mine")):
@@ -274,7 +274,7 @@ def test_a_witness_that_shows_this_logs_own_checkpoint_accuses_nobody(deployment
         )
         asyncio.run(collector.round())
         assert collector.silent()["a"] is False
-        assert collector.lags()["a"] == 2  # nobody's word that it has more
+        assert collector.lags()["a"] == 2  # no other server claims that it has more
 
 
 def test_a_witness_shows_what_it_has_cosigned_and_nothing_of_other_logs(running: RunningWitness) -> None:

@@ -99,7 +99,7 @@ def test_a_verdict_of_any_outcome_settles_its_receipt(outcome: str) -> None:
     assert indexes(entries(receipt(0), verdict(0, 0, outcome)), spot_checks=1.0) == []
 
 
-def test_what_nobody_promised_is_due_only_as_a_spot_check() -> None:
+def test_a_receipt_without_a_promise_is_due_only_as_a_spot_check() -> None:
     log = entries(receipt(0), receipt(1))
     assert indexes(log) == []
     assert indexes(log, spot_checks=1.0) == [0, 1]
@@ -196,7 +196,7 @@ def test_an_entry_that_does_not_follow_is_a_broken_log() -> None:
     assert (backlog.position, backlog.root) == (2, root(log))
 
 
-def test_what_is_owed_becomes_overdue_while_nobody_reads_the_log() -> None:
+def test_an_owed_verdict_becomes_overdue_while_no_reader_follows_the_log() -> None:
     registry, now = CollectorRegistry(), [datetime.fromisoformat(receipt(0).issued_at)]
     seconds = [0.0]
     metrics = AuditorMetrics(registry, lambda: seconds[0], lambda: now[0])

@@ -167,7 +167,7 @@ def test_a_deviation_along_the_record_is_decoded_before_it_is_believed() -> None
     assert replayer.asked_ways == ["prefill", "decode"]
 
 
-def test_an_engine_that_contradicts_itself_convicts_and_acquits_nobody() -> None:
+def test_an_engine_that_contradicts_itself_neither_convicts_nor_acquits() -> None:
     finding = along(0.0, ScriptedReplayer(faithful(), deviating()))
     assert (finding.outcome, finding.deviation) == ("UNREPLAYABLE", None)
     assert "contradicts itself (EXACT by decoding; by prefill: position" in (finding.reason or "")
@@ -179,7 +179,7 @@ def test_an_engine_that_cannot_replay_a_receipt_says_why() -> None:
     assert (finding.outcome, finding.reason, finding.verification) == ("UNREPLAYABLE", str(error), None)
 
 
-def test_nothing_emitted_is_compared_with_nothing_and_asks_nobody() -> None:
+def test_an_empty_output_is_compared_with_nothing_and_asks_no_engine() -> None:
     kept = replace(content(), output_token_ids=())
     empty = OutputPart(0, _commitment(kept), "cancelled", StreamDigest().hexdigest())
     replayer = ScriptedReplayer(faithful())

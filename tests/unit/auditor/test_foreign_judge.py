@@ -128,7 +128,7 @@ def test_an_output_without_an_end_is_inconsistent(finish: str, most: int, end: i
     assert outcomes(judge.judge(receipt, content())) == [outcome]
 
 
-def test_what_nobody_can_check_is_unchecked_with_its_reasons() -> None:
+def test_a_receipt_that_cannot_be_checked_is_unchecked_with_its_reasons() -> None:
     (found,) = judged()
     assert found.outcome == "UNCHECKED"
     assert not found.passed

@@ -97,7 +97,7 @@ def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
     assert figures["fast"]["tokens_per_second"] == 6.0
     assert figures["off"]["speedup"] == 1.0
     assert figures["fast"]["kinds"]["qa"]["requests"] == 2
-    assert figures["fast"]["error"] is None, "one group of a kind says nothing of how far it is off"
+    assert figures["fast"]["error"] is None, "one group of a kind gives no error"
 
 
 def test_identity_is_counted_by_conversation() -> None:

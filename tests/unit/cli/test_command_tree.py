@@ -1,4 +1,4 @@
-"""Parameters of commands: dataclasses for their fields; values are those that typer makes of them."""
+"""Parameters of commands: dataclasses for their fields, and the values that typer makes of them."""
 
 import os
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ def test_a_model_that_cannot_be_read_is_listed_with_its_fault(folder: Path) -> N
     )
     assert all(name in fault for name, fault in faults.items())
     shown = models("list")
-    words = "".join(shown.out.split())  # lines break where the terminal ends
+    words = "".join(shown.out.split())  # lines break at the terminal's width
     assert (shown.code, [name for name, fault in faults.items() if "".join(fault.split()) not in words]) == (0, [])
 
 

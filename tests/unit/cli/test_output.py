@@ -64,7 +64,7 @@ def test_an_answer_is_one_document_as_json_or_a_view_of_it_and_lines_stay_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     document = {"line": "a [bold] line of " + "many " * 40 + "words"}
-    answer(True, document, lambda _: pytest.fail("nobody asked for a view"))
+    answer(True, document, lambda _: pytest.fail("no view was asked for"))
     answer(False, document, lambda shown: shown["line"])
     answer(False, document, lambda shown: facts(("name", "[bold]value"), None))
     as_json, line, *rows = capsys.readouterr().out.splitlines()

@@ -57,7 +57,7 @@ def test_adapters_next_to_the_model_are_given_to_server_and_auditor(ran: list[Lo
     imported(tmp_path, "base")
     adapter = tmp_path / "adapters" / "kind"
     adapter.mkdir(parents=True)
-    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/base"}')
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "example/base"}')
     for flags in ((), ("--no-auto-discover",)):
         assert kolm("up", *FREE, "--model", tmp_path / "base", *flags).code == 0
     with_it, without = ran

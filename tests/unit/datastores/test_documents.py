@@ -97,7 +97,7 @@ _AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from services.datastores.documents import DocumentsInvalid, find_files, read_documents
-b"x".decode("utf-8-sig")  # found now: nobody may not read where Python is installed
+b"x".decode("utf-8-sig")  # imported now: the user `nobody` may not read Python's folder
 if os.getuid() == 0:  # permissions mean nothing to root
     os.setgroups([])
     os.setgid(65534)
@@ -110,7 +110,7 @@ except DocumentsInvalid as error:
 
 
 @pytest.mark.parametrize(
-    ("closed", "said"),
+    ("closed", "output"),
     [
         ("corpus/b/c.txt", "corpus/b/c.txt: Permission denied; leave it out or make it readable"),
         ("corpus/b", "corpus/b: Permission denied; leave it out or make it readable"),
@@ -119,7 +119,7 @@ except DocumentsInvalid as error:
     ],
 )
 def test_what_may_not_be_read_is_named_and_never_left_out_in_silence(
-    tmp_path: Path, closed: str | None, said: str
+    tmp_path: Path, closed: str | None, output: str
 ) -> None:
     (tmp_path / "corpus" / "b").mkdir(parents=True)
     for name in ("a.txt", "b/c.txt"):
@@ -132,7 +132,7 @@ def test_what_may_not_be_read_is_named_and_never_left_out_in_silence(
         [sys.executable, "-c", _AS_NOBODY], cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.getcwd()},
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == said
+    assert done.stdout.strip() == output
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> No
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "store").exists()
-    store_of(TEXTS, tmp_path / "store")  # what was left is in nobody's way
+    store_of(TEXTS, tmp_path / "store")  # the leftovers block no later build
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 

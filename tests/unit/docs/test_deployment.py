@@ -24,7 +24,7 @@ FOLLOWERS = ["monitor"]
 HANDS = ["access", "rotate-key", "tokens", "trust"]
 
 
-def test_every_service_is_one_of_ours_a_hand_or_somebody_else_s() -> None:
+def test_every_service_is_ours_a_client_or_third_party() -> None:
     assert set(SERVICES) == {*OURS, *FOLLOWERS, *OTHERS, *HANDS}
 
 

@@ -18,7 +18,7 @@ HERE = ["postgres", "ledger", "registry", "generation", "auditor", "http"]
 """The services of a cluster; it has a Prometheus and a Grafana of its own, and principals and keys by reference."""
 ELSEWHERE: dict[str, dict[str, Any]] = {
     "generation": {
-        # Each pod has a disk of its own, so that all of them need not share one folder; the key is one all the same.
+        # Each pod has a disk of its own, so that the pods need not share one folder; the key is the same for all.
         "KOLM_GENERATION_REPLICAS": None,
         "KOLM_GENERATION_KEY_FILE": "/var/lib/kolm/key/receipts.pem",
     },
@@ -28,7 +28,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
     },
     "postgres": {"PGDATA": "/var/lib/postgresql/data/kolm"},
 }
-"""Where a cluster's variables are not those of docker-compose.yml."""
+"""A cluster's variables that differ from docker-compose.yml."""
 _UNITS = {"m": "Mi", "g": "Gi"}
 
 
@@ -156,7 +156,7 @@ def test_secrets_and_trusted_keys_are_references_and_read_only() -> None:
             assert volume["items"] == [{"key": secret, "path": secret}]
 
 
-def test_a_port_is_open_to_those_who_call_it_and_to_nobody_else() -> None:
+def test_a_port_is_open_only_to_its_callers() -> None:
     policies = _named("NetworkPolicy")
     assert policies["closed"]["podSelector"] == {}
     assert policies["closed"]["policyTypes"] == ["Ingress", "Egress"]

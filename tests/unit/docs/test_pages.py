@@ -1,4 +1,4 @@
-"""What the pages name exists, what the sources refer to is there, and generated code is what its sources generate."""
+"""Names in the pages exist, references in the sources resolve, and generated code matches its sources."""
 
 import ast
 import importlib.util
@@ -48,7 +48,7 @@ def commands(document: str, program: str) -> list[str]:
 
 
 def resolve(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words name, and what follows. typer brings its own click: a group is what has `commands`."""
+    """The command that the words name, and the rest. typer brings its own click: a group has `commands`."""
     command = KOLM
     while hasattr(command, "commands"):
         assert words, f"{command.name} needs a subcommand"
@@ -124,7 +124,7 @@ def test_every_module_that_is_run_exists(line: str) -> None:
     assert importlib.util.find_spec(shlex.split(line)[2]) is not None
 
 
-FILES = [ROOT / name for name in DOCUMENTS if name != "CHANGELOG.md"]  # which tells what was
+FILES = [ROOT / name for name in DOCUMENTS if name != "CHANGELOG.md"]  # a history of old names
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 PLACES = {"/" + path for path in TRACKED} | {f"/{parent}/" for path in TRACKED for parent in Path(path).parents}
 TOP = "|".join(sorted({re.escape(path.partition("/")[0]) for path in TRACKED if "/" in path}))
@@ -193,7 +193,7 @@ def toml_line(name: str, field: FieldInfo) -> str:
 def test_the_example_of_a_setting_is_toml_that_it_takes(
     service: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Path, "is_file", lambda path: True)  # the folders of examples are nobody's
+    monkeypatch.setattr(Path, "is_file", lambda path: True)  # the folders of examples do not exist
     monkeypatch.setattr(setting_kind, "key_in", lambda file: "a key")
     field = service_settings(f"services.{service}").model_fields[name]
     taken: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
@@ -247,7 +247,7 @@ CHECK = only().func.__qualname__
 
 
 def taken(*bodies: type[BaseModel]) -> set[str]:
-    """The members that have an effect: not those of which only neutral values pass."""
+    """The members that have an effect: not the members of which only neutral values pass."""
     return {
         field.alias or name
         for body in bodies

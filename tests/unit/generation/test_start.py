@@ -140,7 +140,7 @@ def test_torch_is_not_imported_and_is_still_there_and_no_import_compiles(process
 
 
 def test_settings_are_read_before_transformers_is_there() -> None:
-    """It imports torch, which servers and auditors spare: settings come first, and name wrong folders at once."""
+    """It imports torch, which servers and auditors spare: settings come first, and name wrong folders immediately."""
     code = "import sys, services.generation.settings, services.auditor.settings; "
     code += "assert not {'torch', 'transformers', 'numba'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

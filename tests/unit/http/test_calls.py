@@ -254,7 +254,7 @@ def test_each_body_has_the_members_that_are_checked_and_every_reference_is_there
 SERVICES = Path(__file__).parents[3] / "services"
 
 
-def test_every_file_that_the_page_loads_is_open_to_everybody() -> None:
+def test_every_file_that_the_page_loads_is_open_to_every_caller() -> None:
     scripts = [*(SERVICES / "http" / "page").glob("*.js"), *(SERVICES / "runtime" / "http" / "browser").glob("*.js")]
     page = (SERVICES / "http" / "page" / "chat.html").read_text("utf-8")
     loaded = set(re.findall(r'(?:src|href)="(/page/[^"]+)"', page))

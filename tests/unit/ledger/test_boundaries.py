@@ -101,7 +101,7 @@ def test_a_file_that_could_not_be_written_whole_leaves_the_old_one_and_nothing_e
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
 
 
-def test_nobody_else_asks_the_disk_in_a_way_of_their_own() -> None:
+def test_no_other_module_asks_the_disk_in_its_own_way() -> None:
     """But the journal of receipts, which appends to a file."""
     asking = {
         str(path.relative_to(ROOT))

@@ -1,7 +1,7 @@
 """Signed files that a stranger has changed: never believed as something else, and nothing but the ledger's errors.
 
-Each file is changed hundreds of times, at any depth (`tests.mutations`). What still holds says what the file said
-before: a signature line more or less, a file that the format lets one leave out.
+Each file is changed hundreds of times, at any depth (`tests.mutations`). A changed file that still verifies has the
+original's content: a signature line more or less, an optional file left out.
 """
 
 from collections.abc import Callable, Sequence

@@ -56,7 +56,7 @@ async def started() -> AdmissionProcess:
     return process
 
 
-async def test_nobody_waits_for_its_start() -> None:
+async def test_no_caller_waits_for_its_start() -> None:
     process = AdmissionProcess()
     for _ in range(2):
         assert await process.admitted([request(*HOLD)], TRUSTED) == [None] * len(HOLD)
@@ -65,7 +65,7 @@ async def test_nobody_waits_for_its_start() -> None:
     assert None not in await process.admitted([request(*HOLD)], TRUSTED)
 
 
-async def test_a_process_that_cannot_start_is_missed_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_cannot_start_fails_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     process = AdmissionProcess()
     for _ in range(2):

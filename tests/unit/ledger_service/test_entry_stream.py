@@ -168,7 +168,7 @@ async def _endless() -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
         yield ONE
 
 
-def test_a_failure_nobody_foresaw_is_raised_and_ends_no_stream_as_if_all_were_well() -> None:
+def test_an_unforeseen_failure_is_raised_and_ends_no_stream_as_if_all_were_well() -> None:
     def full(_: Sequence[ledger_pb2.NewEntry]) -> asyncio.Future[list[Answer]]:
         raise ZeroDivisionError
 
@@ -205,7 +205,7 @@ def test_a_request_larger_than_all_the_room_gets_in_alone() -> None:
     assert asyncio.run(story()) == [True, False]
 
 
-def test_who_waits_gets_in_when_somebody_leaves() -> None:
+def test_a_waiting_caller_gets_in_when_another_leaves() -> None:
     async def story() -> None:
         window = Window(1, 1000)
         await window.enter(1, 1)

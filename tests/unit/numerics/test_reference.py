@@ -216,7 +216,7 @@ def test_other_forms_of_the_cache(tmp_path: Path, cache_dtype: str) -> None:
 
 @pytest.mark.parametrize(("family", "cache_dtype"), [("qwen3_5", "int8"), ("granite_hybrid", "bfloat16")])
 def test_states_in_other_forms(family: str, cache_dtype: str, tmp_path: Path) -> None:
-    """What they are made of, not they themselves."""
+    """Compares the states' inputs, not the states themselves."""
     check(draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family])), TOKENS[:70], cache_dtype=cache_dtype)
 
 
@@ -235,7 +235,7 @@ def test_int8(tmp_path: Path, storage: str) -> None:
 
 
 def test_matrices_of_a_layer_in_different_storages(tmp_path: Path) -> None:
-    """As published files mix them; those that cannot be packed together are computed apart or widened."""
+    """As published files mix them; matrices that cannot be packed together are computed apart or widened."""
     other: dict[str, Any] = {}
     make_tiny_gguf(tmp_path / "other.gguf", storage="q6_k", seed=1, change_tensors=other.update)
     names = [f"blk.0.{name}.weight" for name in ("attn_v", "ffn_up", "ffn_down")]

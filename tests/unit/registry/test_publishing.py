@@ -132,7 +132,7 @@ def publication(key: SigningKey) -> Signed:
     return Signed(PUBLICATION, document.manifest_cid, document.name, sign_document(document, key).to_bytes())
 
 
-def test_a_name_that_nobody_has_is_free() -> None:
+def test_an_unused_name_is_free() -> None:
     check_name(None, publication(RIVAL), Rotations())
 
 

@@ -76,7 +76,7 @@ def test_a_token_s_principal_is_found_and_an_unknown_one_is_refused(file: Path) 
             access.admitted(GENERATE, Call(sent))
 
 
-def test_a_call_that_is_open_to_anybody_counts_for_whoever_shows_a_valid_token(file: Path) -> None:
+def test_a_call_open_to_every_caller_counts_for_the_caller_of_a_valid_token(file: Path) -> None:
     token = token_of(file, "generate")
     access = Access(file)
     assert access.caller_of(bearing(token)) == access.admitted(GENERATE, bearing(token)).name
@@ -115,7 +115,7 @@ def test_an_expired_token_is_as_good_as_none(file: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_text("{"), lambda file: file.chmod(0o666)])
-def test_while_the_file_cannot_be_read_nobody_gets_in_but_to_what_is_public(
+def test_while_the_file_cannot_be_read_callers_reach_only_public_rpcs(
     file: Path, harm: Callable[[Path], object]
 ) -> None:
     token = token_of(file, "operate")
@@ -155,7 +155,7 @@ def test_without_principals_the_token_of_this_start_generates_for_the_default_te
     assert access.admitted(HEAD, Call()) is NOBODY
 
 
-def test_with_principals_callers_without_a_token_have_what_the_file_gives_anybody(file: Path) -> None:
+def test_with_principals_callers_without_a_token_have_the_roles_of_anybody(file: Path) -> None:
     write_principals(file, [])
     access = Access(file, local="kolm_local")
     for call in (Call(), Call(where=HERE), bearing("kolm_local", HERE)):
@@ -182,7 +182,7 @@ def test_a_certificate_s_names_are_principals(file: Path) -> None:
         access.admitted(append, Call("Bearer kolm_x", certificate={"x509_common_name": [b"generation"]}))
 
 
-def test_an_rpc_that_is_not_in_the_table_is_refused_to_everybody(file: Path) -> None:
+def test_an_rpc_that_is_not_in_the_table_is_refused_to_every_caller(file: Path) -> None:
     token = token_of(file, "audit")
     with pytest.raises(PermissionDenied, check=lambda error: error.reason == "NOT_PERMITTED"):
         Access(file).admitted("/kolm.ledger.v1.LedgerService/Forgotten", bearing(token))
@@ -210,7 +210,7 @@ def test_the_tenant_is_the_principal_s(tenant: str | None, named: str, acts_for:
     assert caught.value.reason == "FOREIGN_TENANT"
 
 
-def test_outside_of_a_call_nobody_calls() -> None:
+def test_outside_of_a_call_there_is_no_caller() -> None:
     assert current_principal.get() is NOBODY
     assert not NOBODY.roles
     assert not NOBODY.sees("")
@@ -223,7 +223,7 @@ def test_a_token_is_recognised_and_has_256_random_bits() -> None:
     assert all(re.fullmatch(r"kolm_[A-Za-z0-9_-]{43}", token) for token in tokens)
 
 
-def test_the_file_has_digests_and_nobody_else_reads_it(tmp_path: Path) -> None:
+def test_the_file_has_digests_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "principals.json"
     token = token_of(file, "generate", tenant="acme")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -26,7 +26,7 @@ from services.runtime.limits import CallLimits, Limits
 
 LARGE = 100 * 1024
 MEMORY = 8 * LARGE
-"""What it may take once it is decoded."""
+"""The most that a message may take once it is decoded."""
 
 
 def test_calls_are_bounded_for_each_caller_and_in_all() -> None:
@@ -211,7 +211,7 @@ class Request:
     """A megabyte."""
 
 
-def test_a_kept_error_keeps_no_request_also_where_somebody_else_holds_its_traceback() -> None:
+def test_a_kept_error_keeps_no_request_also_if_other_code_holds_its_traceback() -> None:
     refused: list[weakref.ref[Request]] = []
 
     def refuse() -> None:

@@ -79,7 +79,7 @@ def test_a_key_that_replaces_a_trusted_one_in_the_log_is_taken_once_the_log_says
     trusted = TrustedKeys(TrustedDirectory(tmp_path, clock, key_entries=lambda: entries))
     SECOND.publish(tmp_path)
     assert trusted.keys("receipts") == (FIRST.public,)
-    entries += [(3, b"junk"), (4, rotation(FIRST, SECOND))]  # the second signed by nobody who could
+    entries += [(3, b"junk"), (4, rotation(FIRST, SECOND))]  # the second without a valid signature
     clock.now = 10.0
     assert trusted.keys("receipts") == (FIRST.public,)
     entries.append((5, rotation(FIRST, SECOND, FIRST)))
@@ -141,7 +141,7 @@ def test_a_log_that_is_away_is_one_line_and_decides_nothing(tmp_path: Path, capl
 
     def entries() -> list[tuple[int, bytes]]:
         if away:
-            raise ConnectionError("nobody answers")
+            raise ConnectionError("no server answers")
         return [(5, rotation(FIRST, SECOND, FIRST))]
 
     FIRST.publish(tmp_path)

@@ -32,7 +32,7 @@ class Material:
     target_ids: torch.Tensor
 
     def head(self, seed: int = 1) -> HeadModule:
-        """A head whose every matrix matters: none of them is zero, as those of a fresh one are."""
+        """A head whose every matrix matters: none of them is zero, unlike a fresh head's."""
         config = self.target.config
         sizes = HeadSizes.for_base(config, draft_vocab_size=len(self.target_ids), feature_layers=(1, 2, 3))
         head = fresh_head(sizes.config(config, ROPE, 128), self.ends, self.target_ids, seed)

@@ -1,4 +1,4 @@
-"""Generate and GenerateStream over a real socket, with a real ledger behind them, and what both export."""
+"""Generate and GenerateStream over a real socket, with a real ledger, and the metrics of both."""
 
 import asyncio
 
@@ -85,7 +85,7 @@ async def test_requests_of_a_tenant_that_begin_alike_are_computed_once_and_verif
     deployment: Deployment,
 ) -> None:
     stub = await deployment.start_generation()
-    prompt = "What was asked before, asked again, and at some length: " + "yes, " * BLOCK
+    prompt = "A question asked before, asked again, and at some length: " + "yes, " * BLOCK
     answers = []
     for tenant, reused in (("acme", False), ("acme", True), ("other", False)):
         asked = asking(prompt, max_tokens=20, temperature=0.8, seed=5, tenant=tenant, verify="VERIFY_MODE_INLINE")
@@ -202,7 +202,7 @@ PROMPTS = [[70 + number, *range(30, 60 + 20 * number)] for number in range(6)]
 
 
 async def served(stub: GenerationServiceStub) -> list[pb.GenerateResponse]:
-    """Six requests at once: greedy, sampled, and of two choices; each tries to speculate."""
+    """Six concurrent requests: greedy, sampled, and of two choices; each tries to speculate."""
     asked = [
         asking("", token_ids=pb.TokenIds(ids=prompt), max_tokens=24, temperature=0.4 * (number % 3), seed=number,
                n=1 + number % 2, tenant="acme", workload="WORKLOAD_CODE")
@@ -237,7 +237,7 @@ async def test_receipts_and_answers_say_whether_the_profile_is_proven(deployment
         await deployment.stop_generation()
 
 
-WITNESSES = {"kolm_ledger_witness_lag_entries", "kolm_ledger_witness_silent"}  # where a policy names some
+WITNESSES = {"kolm_ledger_witness_lag_entries", "kolm_ledger_witness_silent"}  # only if a policy names some
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:

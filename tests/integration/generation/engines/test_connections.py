@@ -80,7 +80,7 @@ def test_a_kept_connection_that_its_server_closes_instead_of_answering_is_replac
 
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother", b"x"])
-def test_an_answer_that_nobody_asked_for_answers_nothing(more: bytes) -> None:
+def test_an_answer_without_a_question_answers_nothing(more: bytes) -> None:
     async def test(connections: Connections) -> None:
         assert await _whole(connections) == b"{}"
         assert await _whole(connections) == b"{}"

@@ -408,7 +408,7 @@ async def test_whatever_an_upstream_says_the_call_ends_and_its_receipt_is_of_wha
         assert receipt.output.finish_reason in ("error", "length"), number
 
 
-async def test_a_stop_reason_that_nobody_asked_for_is_none(engines: Engines) -> None:
+async def test_a_stop_reason_that_no_request_asked_for_is_none(engines: Engines) -> None:
     await engines.start()
     reason: Any = None
     engines.fast.ends_after = 2

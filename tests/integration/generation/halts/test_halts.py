@@ -154,7 +154,7 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
             self._methods.reverse()
             self._apply(self._choice())
 
-    monkeypatch.setattr(turns, "Turns", Alternating)  # every pass hands over, though none takes what cheap rows say
+    monkeypatch.setattr(turns, "Turns", Alternating)  # every pass hands over, though none has the time of cheap rows
     monkeypatch.setattr(Pace, "known", True)
     monkeypatch.setattr(StepCost, "fit", lambda *_: StepCost(fixed=0.001, row=0.001))
     loaded: list[WidthDependentTarget] = []

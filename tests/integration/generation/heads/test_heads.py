@@ -196,7 +196,7 @@ async def test_while_the_registry_is_away_verified_heads_come_from_the_cache(
     assert (await served_by(stub))[:2] == ("lookahead", "no_head")
 
 
-async def test_a_folder_given_directly_drafts_and_says_that_nobody_vouches_for_it(
+async def test_a_folder_given_directly_drafts_and_is_marked_as_unsigned(
     deployment: Deployment, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write(model, tmp_path / "head")

@@ -131,7 +131,7 @@ async def test_what_is_settled_does_not_stay_for_long_beside_what_is_open(
     assert left_in(folder) == [("open", b"open"), ("next", b"next")]
 
 
-async def test_prompts_and_outputs_are_nobody_else_s_to_read(folder: Path) -> None:
+async def test_only_the_owner_can_read_prompts_and_outputs(folder: Path) -> None:
     await opened(folder).keep(WAITING, {"one": append("secret")})
     assert [os.stat(path).st_mode & 0o077 for path in (folder, folder / "journal")] == [0, 0]
 
@@ -139,7 +139,7 @@ async def test_prompts_and_outputs_are_nobody_else_s_to_read(folder: Path) -> No
 async def test_half_a_draft_of_a_crash_does_not_stay(folder: Path) -> None:
     journal = opened(folder)
     await journal.keep(WAITING, {"one": append("whole")})
-    (folder / ".draft-abc").write_bytes(b"a prompt that somebody erases elsewhere")
+    (folder / ".draft-abc").write_bytes(b"a prompt that another process erases")
     assert left_in(folder) == [("one", b"whole")]
     assert not (folder / ".draft-abc").exists()
 

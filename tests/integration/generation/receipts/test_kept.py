@@ -170,7 +170,7 @@ def test_a_receipt_that_a_caller_has_is_that_of_its_id_in_the_log(
     promised, answered = set[str](), set[str]()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(outbox, "_FIRST_PAUSE", 0.001)
-        patched.setattr(journal, "_MOST_SETTLED", most_settled)  # a small one has the file written anew all the time
+        patched.setattr(journal, "_MOST_SETTLED", most_settled)  # a small number rewrites the file all the time
         for life, (fails, broken, moods, last, batches) in enumerate(lives):
             disk = FailingDisk(fails, broken)
             patched.setattr(journal, "os", disk)

@@ -154,7 +154,7 @@ async def test_a_deadline_cancels_too(deployment: Deployment) -> None:
     assert receipt.output.finish_reason == "cancelled"
 
 
-async def test_a_client_that_stops_reading_holds_nobody_up(deployment: Deployment) -> None:
+async def test_a_client_that_stops_reading_delays_no_other_client(deployment: Deployment) -> None:
     stub = await deployment.start_generation()
     request = asking(max_tokens=450, n=4, logprobs=20, ignore_eos=True)
     stalled = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
@@ -239,7 +239,7 @@ async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory
     await until_confirmed(stub)
 
 
-async def test_a_receipt_that_is_neither_on_disk_nor_in_the_ledger_is_shown_to_nobody(
+async def test_a_receipt_that_is_neither_on_disk_nor_in_the_ledger_is_shown_to_no_caller(
     deployment: Deployment,
 ) -> None:
     stub, call = await served_while_the_disk_goes(deployment, ledger_away=True, n=2, request_id="kept in memory")

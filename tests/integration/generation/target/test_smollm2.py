@@ -1,4 +1,4 @@
-"""The published model: its tokens are those of transformers, from both of its files."""
+"""The published model gives transformers' tokens from both of its files."""
 
 from functools import cache
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_its_tokenizer_speaks_its_chat_template(smollm2: Path) -> None:
 
 
 def test_its_identifiers_are_known(smollm2: Path) -> None:
-    """They stand in receipts: a change that makes this fail is a change of format."""
+    """Receipts contain the identifiers: a change that makes this fail is a change of format."""
     manifest = base_manifest(smollm2)
     assert manifest.cid == "cidv1:sha256:f42ab637b2baddbdd173b201fdc403b76ed0e1720238f521e4694b8b1244bcf6"
     assert manifest.tokenizer_cid == "cidv1:sha256:5ed7c59406e87da9a1ce48ba41dc8b1a7d9ae08f4629d01d1965e7a32e7844ac"

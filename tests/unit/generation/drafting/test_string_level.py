@@ -82,7 +82,7 @@ def test_special_tokens_that_both_have_are_kept_and_others_left_out(
 @pytest.mark.parametrize("to", [0, 1])
 def test_what_a_model_goes_on_with_becomes_tokens_of_the_target(tokenizers: list[Tokenizer], to: int) -> None:
     source, into = tokenizers[1 - to], tokenizers[to]
-    text = "The drafter guesses; the target decides. What it would not have said is never said."
+    text = "The drafter guesses; the target decides. Tokens that it would not have chosen are never sent."
     tokens, ids = source.encode_output(text), into.encode_output(text)
     for cut in range(len(tokens)):
         start = source.decode_all(tokens[:cut])
@@ -175,7 +175,7 @@ def test_a_model_of_the_same_mind_is_right_whatever_its_ids(
 def test_what_is_kept_of_the_cache_is_that_of_the_text(
     spelling_target: CpuTarget, spelling: Path, renumbered: tuple[Path, CpuTarget], seed: int
 ) -> None:
-    """After drafts that held in part, and passes of other methods, a chain is that of a new draft."""
+    """After drafts that held in part, and passes of other methods, a chain equals a new drafter's."""
     rng, (own, model) = random.Random(seed), renumbered
     drafter, letters = drafter_of(spelling_target, spelling, model, own), Tokenizer(spelling).encode("ledger keeps it")
     request = EngineRequest("r", (1,), SamplingParams(), k=4)

@@ -226,7 +226,7 @@ def test_a_method_that_drafts_nothing_is_judged_by_its_own_time_alone() -> None:
 
 
 def test_while_a_prompt_is_computed_beside_it_a_sequence_still_drafts() -> None:
-    """No pass says then what one without drafts takes."""
+    """No pass then measures the time of a pass without drafts."""
     beside = replace(request((0,) * 400, max_tokens=1), request_id="b")
     metrics = timed(
         request(max_tokens=200, method="counting"),

@@ -1,4 +1,4 @@
-"""What a pass costs: the cost model, and rows of a pass shared among prompts."""
+"""The cost model of a pass, and rows of a pass shared among prompts."""
 
 import numpy as np
 import pytest
@@ -46,14 +46,14 @@ def test_what_seeing_a_token_costs_is_the_slope_of_rows_beyond_the_first(target:
     assert target.blocks.used == 0
 
 
-@pytest.mark.parametrize(("usual", "onset", "dearness"), [(1.0, 0.0, 1.0), (2.0, 0.3, 0.5), (0.4, 0.1, 3.0)])
-def test_passes_teach_what_they_cost_without_drafts_and_with_them(usual: float, onset: float, dearness: float) -> None:
+@pytest.mark.parametrize(("usual", "onset", "growth"), [(1.0, 0.0, 1.0), (2.0, 0.3, 0.5), (0.4, 0.1, 3.0)])
+def test_passes_teach_what_they_cost_without_drafts_and_with_them(usual: float, onset: float, growth: float) -> None:
     pace, rng = Pace(), np.random.default_rng(1)
     for rows in rng.integers(0, 6, 400):
         more = 0.15 * rows
-        pace.took(usual * (1.0 + (more > 0) * onset + dearness * more) * rng.uniform(0.9, 1.1), 1.0, more)
+        pace.took(usual * (1.0 + (more > 0) * onset + growth * more) * rng.uniform(0.9, 1.1), 1.0, more)
     assert pace.usual == pytest.approx(usual, rel=0.05)
-    expected = usual * np.array([1.0, 1.0 + MARGIN * onset + 0.3 * dearness])
+    expected = usual * np.array([1.0, 1.0 + MARGIN * onset + 0.3 * growth])
     np.testing.assert_allclose(pace.of(np.array([1.0, 1.3])), expected, rtol=0.15)
 
 
@@ -68,7 +68,7 @@ def test_a_pass_that_was_held_up_teaches_little() -> None:
 
 
 def test_drafts_in_every_pass_do_not_pass_for_what_a_token_costs_without_them() -> None:
-    """Drafts take 0.5 whatever the cost model says, and the machine takes 2 and then 3 times what it did."""
+    """Drafts take 0.5 whatever the cost model's estimate, and the machine takes 2 and then 3 times what it did."""
     pace = Pace()
     plain = []
     for number in range(2000):

@@ -1,5 +1,5 @@
 """The contract: whatever the method, width, batch, chunking, preemption or drafter, the tokens and the stream digest
-stay those of the request decoded alone, one row at a time, with speculation off.
+equal the request's decoded alone, one row at a time, with speculation off.
 """
 
 import random
@@ -351,7 +351,7 @@ def cramped(model: Path, directories: dict[str, Path]) -> CpuTarget:
 
 @pytest.fixture(scope="module")
 def lone(model: Path, directories: dict[str, Path]) -> dict[str | None, CpuTarget]:
-    """By the identifier that a request names: a target that has that adapter only; for None, one that has none."""
+    """By the identifier that a request names: a target with that adapter only; for None, a target without adapters."""
     each = [load_target(model, cache_tokens=20 * 64, adapters={n: path}) for n, path in directories.items()]
     return {t.adapters[0].cid: t for t in each} | {None: load_target(model, cache_tokens=20 * 64)}
 

@@ -95,7 +95,7 @@ def test_an_answer_is_reused_by_the_turn_that_follows_it(target: CpuTarget) -> N
     assert server.reused == 2 * BLOCK
 
 
-def test_tenants_and_those_who_compute_anew_share_nothing(target: CpuTarget) -> None:
+def test_tenants_and_requests_without_reuse_share_nothing(target: CpuTarget) -> None:
     server = Server(target)
     server.ask(PROMPT, tenant="a", reuse=False)
     server.ask(PROMPT, tenant="a")

@@ -262,14 +262,14 @@ def test_only_the_owner_reads_and_nothing_else_in_the_folder_is_touched(tmp_path
     foreign = [tmp_path / "notes.txt", tmp_path / folder_of(None) / "notes.txt"]
     foreign[1].parent.mkdir(0o700)
     for file in (*foreign, draft := foreign[1].parent / f"{'0' * 64}.draft"):
-        file.write_text("somebody's")
+        file.write_text("foreign")
     before = os.umask(0)
     try:
         served(tmp_path, asked("r", PROMPT), asked("s", PROMPT, tenant="a"), most=6 * (CONTENT + 32))
     finally:
         os.umask(before)
     PrefixFolder(tmp_path, ROOM).erase(time.time())
-    assert [file.read_text() for file in foreign] == ["somebody's"] * 2
+    assert [file.read_text() for file in foreign] == ["foreign"] * 2
     assert not draft.exists()
     served(tmp_path, asked("s", PROMPT, tenant="a"))
     assert {file.stat().st_mode & 0o777 for file in files(tmp_path) if file not in foreign} == {0o600}

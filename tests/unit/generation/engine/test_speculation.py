@@ -135,7 +135,7 @@ def test_after_a_preemption_they_are_read_again(target: CpuTarget, cramped_targe
     assert sum(reader.released for reader in drafter.readers.values()) > 4
 
 
-def test_one_that_breaks_costs_nobody_else_a_draft(target: CpuTarget) -> None:
+def test_a_broken_drafter_costs_no_other_method_a_draft(target: CpuTarget) -> None:
     truth = truth_of(target)
     drafter = ReadingDrafter((1,), truth, broken="r2")
     collected = run(target, requests_for(), drafters={"reading": drafter})
@@ -211,7 +211,7 @@ def test_a_method_that_the_first_request_spoke_against_is_tried_in_the_next() ->
 
 
 def test_where_no_method_pays_trials_cost_a_hundredth_of_all_passes() -> None:
-    """In one request as in many of a kind, one after the other or at once."""
+    """In one request as in many of a kind, one after the other or concurrent."""
     gains, asked, lost = Gains(), EngineRequest("r", (0,), SamplingParams()), {"eagle3": 0.5, "lookahead": 0.2}
     rests = trials = 0
     for _ in range(20):

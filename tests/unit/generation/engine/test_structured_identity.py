@@ -1,4 +1,4 @@
-"""The contract under grammars: under every method the output is that of `off`, and the grammar allows it."""
+"""The contract under grammars: every method gives the output of `off`, and the grammar allows it."""
 
 import json
 import random
@@ -104,7 +104,7 @@ def test_no_method_and_no_schedule_changes_a_token_under_a_grammar(
 
 
 def check_allowed(request: EngineRequest, text: str) -> None:
-    """A finished output is one that the constraint describes, by others' readers."""
+    """Check a finished output against its constraint with independent readers."""
     source = request.sampling.structured_outputs
     assert source is not None
     if source.kind == "json":
@@ -169,7 +169,7 @@ def test_a_pass_over_the_record_gives_what_decoding_gave(
     assert again.metrics.target_passes <= 3
 
 
-def test_a_forced_output_takes_few_passes_whoever_drafts(target: CpuTarget) -> None:
+def test_a_forced_output_takes_few_passes_under_every_method(target: CpuTarget) -> None:
     source = StructuredOutputs(
         "choice", json.dumps(["every receipt is signed and every drafter guesses, the target decides"])
     )
@@ -200,7 +200,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("part", ["__init__", "follow", "_forced", "fit"])
-def test_a_grammar_that_fails_while_drafts_are_made_changes_no_token_of_anybody(
+def test_a_grammar_that_fails_while_drafts_are_made_changes_no_request_s_tokens(
     target: CpuTarget, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, calls = CONSTRAINTS[2], []

@@ -13,7 +13,7 @@ SmolLM2-135M as its draft model, one request on two busy cores.
 
 
 def gain(tokens: float, speed: float) -> float:
-    """Of a pass, in tokens: those that it emits, less its time as a multiple of that of a token without drafts."""
+    """A pass's gain in tokens: the tokens that it emits, less its time in tokens without drafts."""
     return tokens - tokens / speed * OFF
 
 

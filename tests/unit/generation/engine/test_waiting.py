@@ -154,7 +154,7 @@ def test_what_was_preempted_comes_back_before_those_who_wait() -> None:
     assert served.ended[-1] == last
 
 
-def test_names_of_tenants_that_left_are_not_kept_for_ever() -> None:
+def test_names_of_tenants_that_left_are_dropped() -> None:
     served = Served()
     for number in range(6000):
         served.ask(f"t{number}", tokens=1)

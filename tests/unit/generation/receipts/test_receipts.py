@@ -1,4 +1,4 @@
-"""Receipts: the key's entry, the speedup they state, and what is forgotten when content is erased."""
+"""Receipts: the key's entry, the speedup they state, and the data dropped when content is erased."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, at, erasure, expiry, receipt_id
 
 
-def test_a_key_is_put_on_record_once_and_its_successor_anew(tmp_path: Path) -> None:
+def test_a_key_and_its_successor_are_each_put_on_record_once(tmp_path: Path) -> None:
     old, new = (seeded_key(bytes([number]) * 32, "receipts") for number in (1, 2))
     first = key_envelope(tmp_path / "key", old)
     assert key_envelope(tmp_path / "key", old) == first

@@ -189,7 +189,7 @@ def test_a_head_that_is_named_has_to_be_there_and_to_be_one() -> None:
 
 
 def test_a_head_that_was_refused_at_start_is_refused_with_its_reason() -> None:
-    now = replace(TODAY, heads=HeadState((), (RefusedHead("evil", "HEAD_UNSIGNED", "nobody signed it"),)))
+    now = replace(TODAY, heads=HeadState((), (RefusedHead("evil", "HEAD_UNSIGNED", "it has no signature"),)))
     with pytest.raises(FailedPrecondition) as refused:
         decide(SpeculationRequest(method="eagle3", eagle_head="evil"), 0.0, now)
     assert refused.value.reason == "HEAD_UNSIGNED"
@@ -254,7 +254,7 @@ def test_a_named_head_s_method_is_its_kind(head: ServedHead) -> None:
     assert refused.value.reason == "HEAD_OF_ANOTHER_METHOD"
 
 
-def test_heads_of_both_kinds_draft_and_nobody_misses_a_kind_that_there_is_none_of() -> None:
+def test_heads_of_both_kinds_draft_and_a_missing_kind_is_no_error() -> None:
     both = decide(SpeculationRequest(), 0.0, replace(EVERYTHING, heads=HeadState((BLOCK, FIRST))))
     assert both.drafters[:2] == (FIRST.drafter, BLOCK.drafter)
     only = replace(EVERYTHING, heads=HeadState((BLOCK,)))

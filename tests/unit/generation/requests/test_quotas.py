@@ -23,7 +23,7 @@ class Quotas:
         return caught.value
 
 
-def test_a_tenant_has_its_own_limits_and_those_of_everybody_for_the_rest() -> None:
+def test_a_tenant_has_its_own_limits_and_the_common_ones_for_the_rest() -> None:
     quotas = read_quotas(["*=requests:16,tokens:600", "acme=requests:8", "globex=tokens:unlimited"])
     assert quotas["*"] == Quota(16, 600)
     assert quotas["acme"] == Quota(8, 600)
@@ -121,7 +121,7 @@ def test_a_refused_request_takes_nothing() -> None:
     quotas.of.let_in("a", 1, 10)
 
 
-def test_tenants_that_were_once_there_are_not_kept_for_ever() -> None:
+def test_tenants_that_left_are_dropped() -> None:
     quotas = Quotas("*=requests:1")
     busy = quotas.of.let_in("busy", 1, 1)
     for number in range(10_000):

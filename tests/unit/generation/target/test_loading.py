@@ -263,7 +263,7 @@ def filled(place: Path) -> Path:
     (place / "head" / "config.json").touch()
     (place / "store").mkdir()
     (place / "store" / "manifest.json").touch()
-    adapter(place / "adapters" / "kind", "somebody/base")
+    adapter(place / "adapters" / "kind", "example/base")
     return place
 
 
@@ -302,7 +302,7 @@ def test_a_packaged_model_has_a_folder_among_the_imported_ones(
 
 
 def test_no_files_next_to_a_model_are_fine_and_adapters_of_others_are_ignored(base: Path) -> None:
-    for name, base_name in (("other", "somebody/else"), ("none", None), ("odd", ["base"])):
+    for name, base_name in (("other", "example/other"), ("none", None), ("odd", ["base"])):
         adapter(base.parent / "adapters" / name, base_name)
     (base.parent / "adapters" / "broken").mkdir()
     (base.parent / "adapters" / "broken" / "adapter_config.json").write_text("[")

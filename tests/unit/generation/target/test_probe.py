@@ -189,7 +189,7 @@ def test_the_second_waits_for_the_first_even_if_that_is_killed(tmp_path: Path) -
             assert (out, second.returncode) == ("inside\n", 0)
 
 
-def test_a_folder_that_cannot_be_written_to_lets_everybody_in(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_blocks_no_process(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with one_at_a_time(tmp_path / "file" / "below"):
         pass

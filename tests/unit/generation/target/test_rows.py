@@ -195,7 +195,7 @@ def test_features_of_a_row_do_not_depend_on_other_rows(target: Target) -> None:
     assert np.concatenate(pieces).tobytes() == together.tobytes()
 
 
-def test_rows_that_nobody_asks_about_leave_the_others_as_they_are(target: Target) -> None:
+def test_rows_without_a_question_leave_the_others_as_they_are(target: Target) -> None:
     tables: list[list[int]] = [[], [], []]
     for table in tables:
         target.blocks.extend(table, len(TOKENS) + 5)

@@ -1,4 +1,4 @@
-"""Every tensor of a checkpoint is read, or refused by name, or is one that no reader of the model reads."""
+"""Every tensor of a checkpoint is read, or refused by name, or unused by every reader of the model."""
 
 import json
 import re

@@ -30,7 +30,7 @@ STRANGER = SigningKey.generate("publisher")
 
 
 def logged(envelope: Envelope, log: SigningKey = KEYS["log"], extra: bytes | None = None, claims: int = 0) -> TlogProof:
-    """The proof of a log that holds nothing but this envelope, in an entry that claims to stand at an index."""
+    """The proof of a log that holds nothing but this envelope, in an entry that claims an index."""
     entry = Entry(claims, envelope).to_bytes()
     checkpoint = sign_checkpoint(Checkpoint(ORIGIN, 1, leaf_hash(entry)), log)
     return TlogProof(0, (), checkpoint, entry if extra is None else extra)

@@ -132,14 +132,14 @@ def served(second: int, epoch: int) -> Document:
     return receipt(0, issued_at=at(second), halt_epoch=epoch)
 
 
-def test_a_halt_dated_ahead_hides_nobody_who_had_not_heard_of_it() -> None:
+def test_a_halt_dated_ahead_excuses_no_receipt_from_before_it() -> None:
     before = verdict(0, 0, replayed_at=at(1000))
     stopped = replace(halt(0), issued_at=at(YEARS))
     assert breaches(before, stopped, served(1200, 0)) == []
     assert breaches(before, stopped, served(1400, 0)) == [Breach(2, 1, knew=False)]
 
 
-def test_a_resume_dated_ahead_accuses_nobody() -> None:
+def test_a_resume_dated_ahead_accuses_no_operator() -> None:
     resumed = replace(resume(0), issued_at=at(YEARS))
     assert breaches(halt(9), draw(1, bytes(32), 2000), resumed, served(2100, 1)) == []
     assert breaches(halt(9), draw(1, bytes(32), 2000), resumed, served(1600, 1)) == [Breach(3, 0, knew=True)]

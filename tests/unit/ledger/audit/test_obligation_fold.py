@@ -91,7 +91,7 @@ def recomputed(log: Log) -> dict[int, int]:
     )
 )
 @settings(max_examples=examples(40), deadline=None)
-def test_what_is_owed_is_what_anybody_recomputes_from_the_log(steps: list[tuple[str, float]]) -> None:
+def test_every_reader_recomputes_the_obligations_from_the_log(steps: list[tuple[str, float]]) -> None:
     log, received = Log(), 0
     log.append(policy(0.3))
     for step, (what, value) in enumerate(steps):
@@ -107,7 +107,7 @@ def test_what_is_owed_is_what_anybody_recomputes_from_the_log(steps: list[tuple[
     assert fold.completeness().void_draws == ()
 
 
-def test_before_the_draw_nobody_knows_and_whoever_signs_another_one_gets_another_sample() -> None:
+def test_before_the_draw_the_sample_is_unknown_and_another_draw_gives_another_sample() -> None:
     log = log_with(0.5, 40)
     assert log.owed() == []
     assert [one.index for one in log.fold().undrawn()] == list(range(1, 41))
@@ -215,13 +215,13 @@ def test_a_receipt_from_a_spool_is_counted_from_the_auditor_s_last_word_before_i
     assert [one.due_by for one in log.fold().owed()] == [at(560)]
 
 
-def test_receipts_that_nobody_drew_about_in_time_are_overdue() -> None:
+def test_receipts_without_a_draw_in_time_are_overdue() -> None:
     log = log_with(0.5, 2, within_seconds=60)
     assert log.fold().completeness(START + timedelta(seconds=30)).kept
     assert [one.index for one in log.fold().completeness(START + timedelta(seconds=90)).overdue] == [1, 2]
 
 
-def test_the_log_s_own_clock_judges_where_nobody_names_a_time() -> None:
+def test_the_log_s_own_clock_judges_if_no_time_is_given() -> None:
     log = log_with(1.0, 1, within_seconds=60)
     assert log.fold().completeness().kept
     log.append(receipt(90))

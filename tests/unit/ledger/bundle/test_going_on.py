@@ -94,7 +94,7 @@ def test_entries_that_were_verified_are_not_opened_again(tmp_path: Path) -> None
 def test_another_history_is_refused_and_the_state_stays(start: int, tmp_path: Path) -> None:
     state = verified(9, tmp_path)
     kept = state.read_bytes()
-    rewritten = log_of({3: receipt(1, tenant="somebody-else")})
+    rewritten = log_of({3: receipt(1, tenant="another")})
     report = judged(plain(rewritten, start=start), tmp_path / "rewritten", state)
     assert failed(report) == 4
     assert failed(judged(plain(log_of(drop=SIZE - 8)), tmp_path / "rolled-back", state)) == 4
@@ -117,8 +117,8 @@ def test_entries_that_are_left_out_in_between_are_missed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("index", "document", "check"),
     [
-        (12, receipt(0, halt_epoch=1), 8),  # its id is that of an entry that was verified before
-        (12, verdict(3, 0), 8),  # names another receipt than the one that stands at 3
+        (12, receipt(0, halt_epoch=1), 8),  # it has the id of an entry that was verified before
+        (12, verdict(3, 0), 8),  # names another receipt than entry 3
         (11, receipt(3, halt_epoch=1), 7),  # by a key that was replaced before
     ],
 )

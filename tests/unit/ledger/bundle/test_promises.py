@@ -79,7 +79,7 @@ def test_without_witnesses_the_log_s_own_dates_prove_an_omission(tmp_path: Path)
         assert report.promises[0].state == state, report.problem
 
 
-def test_the_log_s_clock_convicts_nobody_for_what_is_due_after_its_end(tmp_path: Path) -> None:
+def test_the_log_s_clock_convicts_no_operator_for_promises_due_after_its_end(tmp_path: Path) -> None:
     trust = replace(holding(promised(7, COSIGNED + 1)), as_of=None)
     assert found(judged(GOOD, tmp_path, trust)) == (0, ["OPEN"])
 
@@ -108,6 +108,6 @@ def test_a_receipt_without_an_output_keeps_a_promise_and_is_told(tmp_path: Path)
     assert report.promises[0].found.endings == {0: "error"}
 
 
-def test_nobody_is_asked_about_promises_that_were_not_given(tmp_path: Path) -> None:
+def test_no_promise_is_checked_unless_it_was_given(tmp_path: Path) -> None:
     check = judged(GOOD, tmp_path, Trust(TRUSTED)).checks[15]
     assert (check.passed, check.detail) == (None, "no promise was given")

@@ -83,7 +83,7 @@ def test_a_bundle_that_ends_within_an_entry_is_told() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 700])
-def test_anybody_can_prove_anything_from_the_files(size: int) -> None:
+def test_the_files_alone_prove_every_entry(size: int) -> None:
     files = exported(size)
     assert list(files)[-1] == "checkpoint"
     read: list[bytes] = []

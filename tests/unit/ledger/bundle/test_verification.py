@@ -176,7 +176,7 @@ def test_receipts_of_an_unproven_profile_are_counted(tmp_path: Path) -> None:
     assert (report.ok, report.unproven) == (True, 1), report.problem
 
 
-def test_speedups_that_nobody_can_have_measured_are_counted_and_fail_nothing(tmp_path: Path) -> None:
+def test_impossible_speedups_are_counted_and_fail_nothing(tmp_path: Path) -> None:
     block = replace(receipt().spec_decode, speedup_basis="calibrated")  # two tokens in one pass
     claims = {1: replace(block, wall_clock_speedup=2.5), 2: replace(block, wall_clock_speedup=1.5)}
     boasting = {index: receipt(90 + index, spec_decode=claim) for index, claim in claims.items()}
@@ -296,7 +296,7 @@ def test_a_bundle_of_no_entries_is_of_the_one_empty_tree(tmp_path: Path) -> None
         assert failed(report) == check, report.problem
 
 
-def test_a_resume_counts_between_its_halt_and_whoever_has_seen_it(tmp_path: Path) -> None:
+def test_a_resume_counts_between_its_halt_and_the_receipts_that_have_seen_it(tmp_path: Path) -> None:
     early, late = replace(resume(6), issued_at=at(199)), replace(resume(6), issued_at="2031-01-01T00:00:00.000Z")
     report = judged(exported(log_of({8: early})), tmp_path / "early")
     assert (failed(report), report.dated_ahead.count) == (0, 0)

@@ -148,7 +148,7 @@ def test_null_is_taken_exactly_where_the_format_says_so(kind: str, path: tuple[s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_member_that_nobody_knows_is_refused(kind: str) -> None:
+def test_an_unknown_member_is_refused(kind: str) -> None:
     with pytest.raises(FormatError, match="surprise"):
         KINDS[kind].from_document(DOCUMENTS[kind].to_document() | {"surprise": 1})
 
@@ -245,7 +245,7 @@ def test_a_document_opens_only_under_the_roles_that_may_sign_its_kind(kind: str)
                 sign_document(document, key)
 
 
-def test_a_key_that_nobody_trusts_opens_nothing() -> None:
+def test_an_untrusted_key_opens_nothing() -> None:
     with pytest.raises(SignatureError):
         open_document(sign_document(receipt(), STRANGER), TRUSTED)
     with pytest.raises(SignatureError):

@@ -76,7 +76,7 @@ def test_a_rotation_needs_the_new_key_and_the_old_one_or_an_operator() -> None:
             history.open(3, envelope)
 
 
-def test_nobody_makes_himself_an_operator() -> None:
+def test_no_key_makes_itself_an_operator() -> None:
     intruder = seeded_key(b"\x66" * 32, "operator")
     entry = KeyEntry("operator", intruder.public, at(0), replaces=OPERATOR.key_id)
     for envelope in (sign_document(entry, intruder), sign_rotation(entry, intruder, KEYS["receipts"])):

@@ -1,4 +1,4 @@
-"""Documents are read by several threads at once, from the first one on."""
+"""Concurrent threads read documents, from the first document on."""
 
 import subprocess
 import sys

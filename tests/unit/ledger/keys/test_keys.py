@@ -145,7 +145,7 @@ def test_a_signing_key_never_shows_its_secret() -> None:
 def test_a_signature_of_another_length_is_none(length: int) -> None:
     key, message = SigningKey.generate("log"), b"checkpoint"
     signature = key.sign(message)
-    # What is cut off from the one and put before the other would make the same bytes for a careless verifier.
+    # Bytes moved from the signature to the message would make the same bytes for a careless verifier.
     cut, rest = (signature + message)[:length], (signature + message)[length:]
     with pytest.raises(SignatureError):
         key.public.verify(rest, cut)

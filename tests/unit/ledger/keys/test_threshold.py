@@ -71,7 +71,7 @@ def test_one_operator_cannot_replace_the_others_by_keys_of_his_own() -> None:
 
 
 @pytest.mark.parametrize("role", [role for role in ROLES if role not in ("operator", "witness")])
-def test_one_operator_replaces_nobody_s_key_where_it_takes_two(role: str) -> None:
+def test_one_operator_replaces_no_key_if_two_are_required(role: str) -> None:
     new = seeded_key(b"\x06" * 32, role)
     old = KEYS[role]
     history = KeyHistory.of(replace(TWO, by_role={**TWO.by_role, role: (old.public,)}))

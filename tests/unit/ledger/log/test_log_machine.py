@@ -32,7 +32,7 @@ LOG_KEYS = (KEYS["log"].public,)
 
 @dataclass(frozen=True)
 class Promise:
-    """The answers that a caller got; they have to hold for ever."""
+    """The answers that a caller got; they have to hold from then on."""
 
     envelope: bytes
     answer: Appended
@@ -77,7 +77,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def take_an_id(self, number: int) -> None:
         taken = signed_receipt(number) in self.promises
-        envelope = signed(receipt(number, tenant="somebody else"))
+        envelope = signed(receipt(number, tenant="another tenant"))
         if taken:
             with pytest.raises(Conflict):
                 self.sequencer.append(envelope).result()

@@ -138,7 +138,7 @@ def test_a_batch_that_writes_nothing_does_not_end_a_failure(store: MemoryEntrySt
     sequencer.close()
 
 
-def test_a_sequencer_whose_log_another_has_taken_over_stops_and_nobody_waits_for_ever(
+def test_a_sequencer_whose_log_another_has_taken_over_stops_and_leaves_no_caller_waiting(
     store: MemoryEntryStore, guard: MemoryGuard
 ) -> None:
     gate = Gate()
@@ -174,7 +174,7 @@ def test_a_store_that_gives_back_other_bytes_stops_the_sequencer_unsigned(store:
     sequencer.close()
 
 
-def test_an_error_that_nobody_foresaw_reaches_the_caller_as_a_ledger_error(store: MemoryEntryStore) -> None:
+def test_an_unforeseen_error_reaches_the_caller_as_a_ledger_error(store: MemoryEntryStore) -> None:
     def bug(step: str) -> None:
         if step == BEFORE_COMMIT and store.size() == 1:
             raise ZeroDivisionError

@@ -39,7 +39,7 @@ from tests.unit.ledger.builders import (
 from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, ListedMemory, owed, told
 
 
-def test_two_trees_of_one_size_are_a_fork_for_ever(memory: MonitorMemory) -> None:
+def test_two_trees_of_one_size_stay_a_fork(memory: MonitorMemory) -> None:
     log, other = owed(3), owed(2)
     other.append(receipt(9))
     assert told(log, memory) == []
@@ -96,7 +96,7 @@ def test_other_entries_than_those_that_were_signed_are_not_remembered(memory: Mo
     assert told(log, memory) == []
 
 
-def test_a_checkpoint_of_somebody_else_is_told(memory: MonitorMemory) -> None:
+def test_a_checkpoint_of_another_log_is_reported(memory: MonitorMemory) -> None:
     log = owed(3)
     stranger = seeded_key(b"\x09" * 32, "log")
     for note in (

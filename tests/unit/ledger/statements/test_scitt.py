@@ -66,7 +66,7 @@ def keys_of(origin: str) -> tuple[PublicKey, ...]:
     return LOGS if origin == ORIGIN else ()
 
 
-def test_a_cose_receipt_proves_its_place_to_somebody_who_has_only_the_keys() -> None:
+def test_a_cose_receipt_proves_its_place_to_a_reader_with_only_the_keys() -> None:
     place = prove_cose_receipt(RECEIPT, b"entry 1", receipt_id(1), keys_of)
     assert (place.origin, place.index, place.size, place.log_key) == (ORIGIN, 1, 2, LOGS[0])
     for entry, about, keys in (

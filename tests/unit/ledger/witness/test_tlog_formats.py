@@ -47,7 +47,7 @@ TWO_OF_THREE = policy((PolicyGroup("group", 2, ("a", "b", "c")),), "group")
 NESTED = policy((PolicyGroup("x", 2, ("a", "b")), PolicyGroup("x-or-d", 1, ("x", "d"))), "x-or-d")
 
 
-def test_a_cosignature_by_somebody_elses_witness_holds() -> None:
+def test_a_cosignature_by_an_independent_witness_holds() -> None:
     found = Policy.from_bytes(REAL_POLICY).open(REAL)
     assert (found.checkpoint.size, dict(found.cosigned)) == (1432088532, {"remora": 0x6A122120})
 
@@ -132,10 +132,10 @@ def test_a_policy_reads_as_the_specification_writes_it() -> None:
     text = (
         f"  # a comment\n\n\tlog {VerifierKey(ORIGIN, KEYS['log'].public).to_text()}   https://ledger.example  \n"
         + "".join(f"witness\t{name}  {key}\n" for name, key in keys.items())
-        + "group two 2 a b c\ngroup everybody all two d\ngroup somebody any everybody\nquorum somebody\n"
+        + "group two 2 a b c\ngroup every all two d\ngroup some any every\nquorum some\n"
     )
     parsed = Policy.from_bytes(text.encode())
-    assert [(group.name, group.threshold) for group in parsed.groups] == [("two", 2), ("everybody", 2), ("somebody", 1)]
+    assert [(group.name, group.threshold) for group in parsed.groups] == [("two", 2), ("every", 2), ("some", 1)]
     assert parsed.logs[0].url == "https://ledger.example"
     assert parsed.is_met_by({"a", "c", "d"})
     assert not parsed.is_met_by({"a", "b", "c"})

@@ -61,7 +61,7 @@ class Memory:
 
 
 class Log:
-    """A log of numbered leaves, honest until told otherwise."""
+    """A log of numbered leaves, honest by default."""
 
     def __init__(self, size: int = 40, salt: bytes = b"") -> None:
         self.hashes = NaiveHashes(NaiveTree([leaf_hash(salt + b"%d" % number) for number in range(size)]))
@@ -131,7 +131,7 @@ def test_a_fork_is_refused_and_both_checkpoints_are_kept_as_proof() -> None:
     assert memory.latest(ORIGIN) == SeenTree(8, tree_root(8, log.hashes))
 
 
-def test_nobody_can_accuse_an_honest_log_with_a_proof_that_does_not_hold() -> None:
+def test_an_invalid_proof_accuses_no_honest_log() -> None:
     log, other, memory = Log(), Log(salt=b"other"), Memory()
     witness(memory).add_checkpoint(log.request(0, 8))
     garbage = consistency_proof(8, 20, other.hashes)
@@ -162,7 +162,7 @@ def test_only_checkpoints_of_its_logs_are_looked_at() -> None:
     assert memory.trees == {}
 
 
-def test_of_two_requests_at_once_the_second_one_is_told_to_start_anew() -> None:
+def test_of_two_concurrent_requests_the_second_has_to_start_again() -> None:
     log, memory = Log(), Memory()
     witness(memory).add_checkpoint(log.request(0, 4))
 

@@ -1,4 +1,4 @@
-"""Draft trees: which nodes are expanded, kept and judged, on trees small enough to say so by hand."""
+"""Draft trees: which nodes are expanded, kept and judged, on trees small enough to work out by hand."""
 
 from collections.abc import Sequence
 
@@ -36,18 +36,18 @@ def tree(
 
 
 def level(tokens: Sequence[Sequence[int]], shares: Sequence[Sequence[float]], asked: Sequence[float] = ()) -> Level:
-    """`asked` are the shares of the copies below the first node, those of a tree whose frontier is its root."""
+    """`asked` are the shares of the copies below the first node, of a tree whose frontier is its root."""
     rows = len(tokens)
     copies, given_ = np.full((rows, MOST_ASKED), -1), np.full((rows, MOST_ASKED), -1.0, np.float32)
     given_[0, : len(asked)] = asked
     return Level(np.array(tokens, np.int64), np.array(shares, np.float32), copies, given_)
 
 
-def expand(grown: DraftTree, said_: Level) -> None:
-    """Let a model say just this below the frontier's nodes."""
+def expand(grown: DraftTree, output: Level) -> None:
+    """Expand the frontier's nodes with a model's given output."""
     grown.steps += 1
     growth = Growth(grown.shape.width, grown.shape.tree_tokens, grown.steps, grown.steps == grown.shape.depth)
-    grown._count, grown.frontier = add_level(grown._nodes, len(grown), grown.frontier, said_, growth, grown.economics)
+    grown._count, grown.frontier = add_level(grown._nodes, len(grown), grown.frontier, output, growth, grown.economics)
 
 
 def asked(grown: DraftTree) -> Int64:
@@ -108,7 +108,7 @@ def test_rows_pay_together_where_one_alone_does_not() -> None:
     grown = tree(cost=first_is_dear)
     expand(grown, level([[1, 2]], [[0.8, 0.15]]))
     assert len(grown.token_tree()) == 1
-    assert grown.frontier.tolist() == [1]  # what lies below it would be cheap
+    assert grown.frontier.tolist() == [1]  # the nodes below it would be cheap
     expand(grown, level([[3, 4]], [[0.9, 0.05]]))
     expand(grown, level([[5, 6]], [[0.9, 0.05]]))
     assert grown.token_tree().tokens == (7, 1, 3, 5)

@@ -98,7 +98,7 @@ def entries_at(drafter: Eagle3Drafter, slots: list[int]) -> KeysAndValues:
 
 
 def from_scratch(drafter: Eagle3Drafter, sequence: Fed, entries: int) -> KeysAndValues:
-    """Entry i reads feature i and token i + 1: all at once, in a cache of their own."""
+    """Entry i reads feature i and token i + 1: all in one pass, in a cache of their own."""
     computing, table = drafter._pass, list[int]()
     computing.blocks.extend(table, entries)
     rows = RowsBuilder()
@@ -165,7 +165,7 @@ def test_copies_without_the_head_keep_to_the_request_s_bound(
 def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(
     rows: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where some end earlier, and where a pass has no room for a level of all."""
+    """Also if some sequences end earlier, and if a pass has no room for a level of all."""
     monkeypatch.setattr("services.generation.drafting.stepping.step_drafter.MOST_ROWS", rows)
     together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
     together.cost = alone.cost = DraftCost(
@@ -345,7 +345,7 @@ class Signpost(TableTarget):
 
 
 def passing_through(target: Signpost, layers: tuple[int, ...], others: tuple[tuple[int, ...], ...]) -> Head:
-    """A head whose drafts are those of its streams: only `fc` and the output have an effect."""
+    """A head whose drafts come from its streams: only `fc` and the output have an effect."""
     config = head_config(target.config, feature_layers=layers, draft_vocab_size=VOCAB)
     tensors = {name: torch.zeros(shape) for name, shape in head_shapes(config).items()}
     tensors = {name: t + 1.0 if len(t.shape) == 1 else t for name, t in tensors.items()}

@@ -57,7 +57,7 @@ class StraightLine:
         return self.linear(stream, "fc")
 
     def attended(self, x: torch.Tensor, p: str, cached: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Attention over `cached` keys and values, to which those of x are added."""
+        """Attention over `cached` keys and values, to which the keys and values of x are added."""
         c, position = self.c, len(cached)
         q = self.linear(x, p + "self_attn.q_proj").reshape(c.heads, c.head_dim)
         k = self.linear(x, p + "self_attn.k_proj").reshape(c.kv_heads, c.head_dim)
@@ -186,7 +186,7 @@ def kept(out: HeadOutput) -> HeadOutput:
 
 
 @pytest.mark.parametrize("case", ["kolm", "kolm, head norms", "kolm, three layers"])
-def test_rows_that_nobody_wants_are_stored_all_the_same(case: str, base: TargetConfig, tmp_path: Path) -> None:
+def test_rows_without_a_wanted_output_are_stored_too(case: str, base: TargetConfig, tmp_path: Path) -> None:
     write, choices = CHOICES[case]
     write(tmp_path, head_config(base, **choices))
     random = np.random.default_rng(5)

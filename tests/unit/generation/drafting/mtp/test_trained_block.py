@@ -1,4 +1,4 @@
-"""How often the drafts of a trained block hold (tests/vectors/make_mtp_trained): as often as those of speculators, less
+"""How often the drafts of a trained block hold (tests/vectors/make_mtp_trained): as often as speculators', less
 with each fault that changes no token, and as often whatever the way by which its prompt was computed.
 """
 

@@ -136,7 +136,7 @@ def found_in(shard: Shard, pattern: list[int]) -> list[int]:
 
 
 def occurrences(documents: list[list[int]], pattern: list[int]) -> list[int]:
-    """Where a pattern begins in the documents laid out with one separator after each."""
+    """Positions at which a pattern begins in the documents laid out with one separator after each."""
     found, start = [], 0
     for document in documents:
         last = len(document) - len(pattern)

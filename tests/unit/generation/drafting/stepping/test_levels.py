@@ -1,4 +1,4 @@
-"""Rows of a level: each sees the committed entries, those of its ancestors, and itself."""
+"""Rows of a level: each sees the committed entries, its ancestors' entries, and itself."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ TEXTS = st.lists(st.integers(0, 2**20), max_size=8)
 
 
 class Mask(LogitsMask):
-    """A grammar that allows the same tokens always. `tells`: of a single one, too."""
+    """A grammar that allows the same tokens always. With `tells` it also names a single token."""
 
     idle = False
 
@@ -284,4 +284,4 @@ def _with(params: SamplingParams, biases: tuple[tuple[int, float], ...]) -> Samp
 def test_log_probabilities_are_those_of_the_reference(logits: Float32, token: int, count: int) -> None:
     token %= len(logits)
     found, expected = logprobs_of(Row.of(logits), token, count), reference.logprobs(logits.tolist(), token, count)
-    assert repr(found) == repr(expected)  # which tells -0 from 0
+    assert repr(found) == repr(expected)  # repr distinguishes -0 from 0

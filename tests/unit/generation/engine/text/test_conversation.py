@@ -172,7 +172,7 @@ def renderers(template: str) -> tuple[Callable[[Conversation], str], Callable[[C
 @pytest.mark.parametrize("kind", [byte_level, pieces])
 @given(template=st.sampled_from([*TEMPLATES]), conversation=CONVERSATIONS)
 @settings(deadline=None)
-def test_ids_are_those_of_a_model_whose_markup_nobody_can_spell(
+def test_ids_match_a_model_whose_markup_cannot_be_spelled(
     kind: Callable[..., Any], template: str, conversation: Conversation
 ) -> None:
     """As transformers gives them for the same conversation and a tokenizer with other names for its markup."""

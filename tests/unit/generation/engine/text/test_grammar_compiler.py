@@ -213,7 +213,7 @@ def test_what_was_compiled_is_kept_and_the_least_recently_used_goes(monkeypatch:
     assert second not in fresh._kept
 
 
-def test_a_grammar_that_reached_a_limit_is_compiled_anew() -> None:
+def test_a_grammar_that_reached_a_limit_is_compiled_again() -> None:
     source = StructuredOutputs("regex", "[0-9]{3}")
     spent = compiler().compile(source)
     spent.failed = True
@@ -451,7 +451,7 @@ def test_what_reads_an_output_in_ever_more_ways_ends_before_it_holds_up_the_engi
             laid.accept(token)
 
     with pytest.raises(UnusableLogits):
-        say(200)  # of 8,192 that a context may hold; each takes longer than the one before
+        say(200)  # of 8,192 that a context may hold; each takes longer than its predecessor
 
 
 def test_a_token_that_the_grammar_does_not_know_ends_in_an_error_that_says_so() -> None:
@@ -459,4 +459,4 @@ def test_a_token_that_the_grammar_does_not_know_ends_in_an_error_that_says_so() 
     laid.accept(encoded("x")[0])
     with pytest.raises(UnusableLogits):
         laid.apply(np.zeros(VOCAB, np.float32))
-    assert grammar(StructuredOutputs("regex", "[0-9]{2}")).failed is False  # it was compiled anew
+    assert grammar(StructuredOutputs("regex", "[0-9]{2}")).failed is False  # it was compiled again

@@ -166,7 +166,7 @@ def test_the_base_is_known_by_its_folder_its_link_its_cache_and_its_identifier(b
     shutil.copytree(base, cached)
     assert base_names(cached) == {"Llama-3.1-8B", "0e9e39f2"}
     served, identity = read_config(base), base_cid(base)
-    for name, revision in (("somebody/linked", "main"), ("", None), (None, None), ("other", identity)):
+    for name, revision in (("example/linked", "main"), ("", None), (None, None), ("other", identity)):
         edit(adapter, base_model_name_or_path=name, revision=revision)
         assert read_adapter("mine", adapter, served, link, identity).updates
 

@@ -44,7 +44,7 @@ class Passes:
         return self.members[:]
 
 
-def test_a_team_that_nobody_disturbs_makes_no_break() -> None:
+def test_an_undisturbed_team_makes_no_break() -> None:
     assert Passes(alone=0.006, together=0.004).run(50) == [2] * 50
 
 

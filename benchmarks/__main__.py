@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import arithmetic, families, readme, report, steps
+from benchmarks import accepted, arithmetic, families, readme, report, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.identity import members
 from benchmarks.load import against
@@ -46,8 +46,12 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "families": lambda given: families.measure(
         given.llama_bench, given.files, prompt=given.prompt_tokens, rounds=given.rounds
     ),
+    "accepted": lambda given: accepted.measure(
+        given.accept, given.kind, given.shape, given.gguf, max_tokens=given.max_tokens, prompts=given.prompts,
+        rounds=given.rounds,
+    ),
 }  # fmt: skip
-_UNASKED = tuple(MEASUREMENTS)[:-2]  # specbench takes hours, and families another program
+_UNASKED = tuple(MEASUREMENTS)[:-3]  # specbench takes hours, families another program, and accepted a shape
 
 
 def main() -> None:
@@ -82,6 +86,9 @@ def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str,
         head = own_head if figures["server"] == "kolm" and figures["method"] == "auto" else None
         case = "-".join(part for part in (given.server, given.label, figures["method"]) if part)
         return case, Subject.of(model, head=head, max_tokens=figures["tokens"])
+    if name == "accepted":
+        subject = Subject.of(given.gguf, max_tokens=given.max_tokens)
+        return f"{given.kind}-{given.gguf.stem if given.gguf else given.shape}", subject
     if name == "families":
         return str(given.prompt_tokens), Subject(arithmetic=Subject.of().arithmetic)
     if name == "eagle3":
@@ -97,10 +104,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--head", type=Path, default=Path("demo/smollm2/head"), help="of eagle3 and specbench: SmolLM2's head"
     )
-    parser.add_argument("--prompts", type=int, default=16, help="of eagle3: prompts of each kind (16)")
+    parser.add_argument("--prompts", type=int, default=16, help="of eagle3 and accepted: prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
-    parser.add_argument("--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last two")
+    parser.add_argument(
+        "--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last three"
+    )
     parser.add_argument("--llama-bench", type=Path, help="of families: llama.cpp's program")
     parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: these GGUF files alone")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of families: the length of the prompt (512)")
@@ -112,6 +121,14 @@ def _arguments() -> argparse.Namespace:
         "--cases", nargs="+", type=specbench.Case.parse, default=(), metavar="T:BATCH[:CONTEXT]",
         help="of specbench: these alone, as 0:1 1:16 0:1:2048",
     )  # fmt: skip
+    parser.add_argument(
+        "--accept", type=accepted.parse_shares, default=(0.87, 0.69, 0.53), metavar="SHARE,…",
+        help="of accepted: the shares of drafts whose first one, two, … tokens are right (0.87,0.69,0.53)",
+    )  # fmt: skip
+    parser.add_argument("--kind", choices=accepted.HEADS, default="mtp", help="of accepted: the kind of head (mtp)")
+    parser.add_argument(
+        "--shape", choices=tuple(families.SHAPES), default="Qwen3.5-0.8B", help="of accepted, without --gguf"
+    )
     parser.add_argument("--alone", action="store_true", help="of specbench: kolm without its peers")
     parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
     parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (the file's usual one)")
@@ -127,7 +144,10 @@ def _arguments() -> argparse.Namespace:
         help='of load --against: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=int, default=3, help="of families, and of each number of callers of load --against (3)"
+        "--rounds",
+        type=int,
+        default=3,
+        help="of families, accepted, and each number of callers of load --against (3)",
     )
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
     return parser.parse_args()

@@ -91,10 +91,10 @@ def measure(bench: Path | None, files: Sequence[Path], *, prompt: int, rounds: i
 def _files(named: Sequence[Path], folder: Path) -> Iterator[Path]:
     yield from named or (model_path("smollm2"),)
     for name in () if named else _MEASURED:
-        yield _random(name, "q4_0", folder)
+        yield random_file(name, "q4_0", folder)
 
 
-def _random(name: str, storage: str, folder: Path) -> Path:
+def random_file(name: str, storage: str, folder: Path) -> Path:
     """A file of random weights in a public model's shape, with SmolLM2's tokens first in its vocabulary."""
     directory = random_model(SHAPES[name], folder / name, torch.float32)
     path = folder / f"{name}.random.{storage}.gguf"
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    print(_random(given.shape, given.storage, given.folder))
+    print(random_file(given.shape, given.storage, given.folder))
 
 
 if __name__ == "__main__":

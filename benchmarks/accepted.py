@@ -1,0 +1,182 @@
+"""Speculation at a published acceptance: `python -m benchmarks --only accepted --accept 0.87,0.69,0.53 --shape NAME`.
+
+Weights of published heads are not at hand here, so their worth is measured in two factors: acceptance by position, as
+a head's page states it, and the real cost of drafts and passes. A random head of the named kind and shape drafts with
+all its passes; its tokens are replaced by those of `off`, which answered before, or by wrong ones, as often as stated.
+The head's confidence is its acceptance at that depth, whether a token is right or wrong: a real head knows more.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.engines import KolmEngine, Run
+from benchmarks.families import random_file
+from services.generation.drafting.draft_tree.candidates import NO_CONFIDENCE
+from services.generation.drafting.draft_tree.draft_tree import DraftModelState
+from services.generation.drafting.eagle3.drafter import Eagle3Drafter
+from services.generation.drafting.head_drafter import HeadDraft, HeadDrafter
+from services.generation.drafting.mtp.mtp_drafter import MtpDrafter
+from services.generation.engine.drafter import Drafter, DraftRequest
+from services.generation.engine.request import EngineRequest
+from services.generation.engine.tree import TokenTree
+from services.generation.target.arrays import Float32
+from services.generation.target.config.config import TargetConfig
+from tests.fakes.heads import random_head, random_mtp
+
+HEADS = ("mtp", "eagle3")
+_DRAFT_TOKENS = 32_768
+_PROMPT = 32  # random tokens
+_LEAST = 1e-3  # acceptance that a confidence is made of, at least
+
+
+def measure(
+    accept: Sequence[float], head: str, shape: str, file: Path | None, *, max_tokens: int, prompts: int, rounds: int
+) -> dict[str, Any]:
+    """Tokens a second of `off` and of the head, in turns. `accept[d]`: the share of drafts whose first d + 1 tokens are
+    right. The model is a GGUF file, or random 4-bit weights in a public model's `shape`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        engine = KolmEngine(file or random_file(shape, "q4_0", Path(folder)))
+    rng = random.Random(0)
+    asked = [[rng.randrange(300, engine.target.config.vocab_size) for _ in range(_PROMPT)] for _ in range(prompts)]
+    off = engine.contender("off")
+    truth = {number: _run(off, prompt, max_tokens).tokens[0] for number, prompt in enumerate(asked)}
+    rated = RatedDrafter(_drafter(head, engine), accept)
+    engine.drafters[head] = rated
+    drafting = engine.contender(head, k=len(accept))
+    turns: list[tuple[Run, Run]] = []
+    for _ in range(rounds):
+        for number, prompt in enumerate(asked):
+            rated.truth = truth[number]
+            turns.append((_run(off, prompt, max_tokens), _run(drafting, prompt, max_tokens)))
+    if any(plain.tokens != drafted.tokens for plain, drafted in turns):
+        raise AssertionError("a draft changed a token")
+    return _figures(head, shape if file is None else file.name, accept, turns, rated)
+
+
+def _run(contender: Any, prompt: Sequence[int], max_tokens: int) -> Run:
+    run: Run = contender.run([prompt], 0.0, max_tokens)
+    return run
+
+
+def _figures(
+    head: str, model: str, accept: Sequence[float], turns: Sequence[tuple[Run, Run]], rated: RatedDrafter
+) -> dict[str, Any]:
+    plain, drafted = ([each[side] for each in turns] for side in (0, 1))
+    drafts = sum(run.drafts for run in drafted)
+    accepted = map(sum, zip_longest(*(run.accepted for run in drafted), fillvalue=0))
+    costs, pass_seconds = rated.drafter.cost, median(run.decode_seconds / len(run.tokens[0]) for run in plain)
+    return {
+        "model": model,
+        "head": head,
+        "accept": list(accept),
+        "tokens a second, off": round(median(run.tokens_per_second for run in plain), 1),
+        "tokens a second, drafted": round(median(run.tokens_per_second for run in drafted), 1),
+        "speedup": round(median(d.tokens_per_second / p.tokens_per_second for p, d in turns), 3),
+        "tokens a pass": round(sum(run.mean_acceptance_length for run in drafted) / len(drafted), 3),
+        "accepted by depth": [round(count / max(drafts, 1), 3) for count in accepted],
+        "a draft step in passes": round((costs.step.fixed + costs.step.row) * costs.pace.step / pass_seconds, 3),
+    }
+
+
+def _drafter(head: str, engine: KolmEngine) -> HeadDrafter:
+    base = engine.target.config
+    if head == "mtp":
+        block = random_mtp(base, draft_tokens=min(_DRAFT_TOKENS, base.vocab_size))
+        return MtpDrafter(block, engine.target, engine.cost)
+    return Eagle3Drafter(random_head(base, **_published_sizes(base)), engine.target, engine.cost)
+
+
+def _published_sizes(base: TargetConfig) -> dict[str, Any]:
+    """The sizes of EAGLE-3 heads as they are published: a layer of the base's own sizes, 32,000 draft tokens."""
+    return {
+        "intermediate_size": base.intermediate_size,
+        "heads": base.hidden_size // 128,
+        "kv_heads": max(base.hidden_size // 512, 1),
+        "head_dim": 128,
+        "draft_vocab_size": min(32_000, base.vocab_size),
+    }
+
+
+class RatedDrafter(Drafter):
+    """A head's drafter whose drafts are right as often as `accept` states. `truth` are the tokens of the answer."""
+
+    def __init__(self, drafter: HeadDrafter, accept: Sequence[float]) -> None:
+        self.drafter, self.accept = drafter, accept
+        self.truth: Sequence[int] = ()
+        self.feature_layers = drafter.feature_layers
+        self._rng = random.Random(1)
+
+    def begin(self, request: EngineRequest) -> HeadDraft:
+        draft = self.drafter.begin(request)
+        draft.state = _RatedState(*(getattr(draft.state, each.name) for each in fields(DraftModelState)))
+        draft.state.rated, draft.state.right = self, 0
+        return draft
+
+    def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
+        return self.drafter.propose(asks)
+
+    def right_tokens(self) -> int:
+        """A random number of right tokens at the beginning of a draft; deeper ones follow the last stated rate."""
+        drawn = self._rng.random()
+        count = sum(drawn < share for share in self.accept)
+        while count >= len(self.accept) and self._rng.random() < self.rate(count):
+            count += 1
+        return count
+
+    def rate(self, depth: int) -> float:
+        """How often the token at a depth is right if those before it are."""
+        shares = (1.0, *self.accept)
+        depth = min(depth, len(self.accept) - 1)
+        return shares[depth + 1] / shares[depth]
+
+
+class _RatedState(DraftModelState):
+    """A head's draft with the answer's token as its first choice, or a wrong one."""
+
+    rated: RatedDrafter
+    right: int
+
+    def expand(self, logits: Float32, confidence: Float32 = NO_CONFIDENCE) -> None:
+        assert self.tree is not None
+        depth, truth, known = self.tree.steps, self.rated.truth, self.vocabulary
+        if depth == 0:
+            self.right = self.rated.right_tokens()
+        at = self.length + depth - len(self.request.prompt)
+        token = truth[at] if at < len(truth) else 0
+        if depth >= self.right:
+            token = (token + 1) % len(known.draft_ids)
+        ids, raised = known.target_ids.copy(), logits.copy()
+        place = int(known.draft_ids[token])
+        place = place if place >= 0 else token % len(ids)  # a token outside of the head's vocabulary
+        chance = min(max(self.rated.rate(depth), _LEAST), 1.0 - _LEAST)
+        for row in raised:
+            row[place] = -np.inf
+            most = row.max()
+            rest = most + np.log(np.exp(row - most).sum())
+            ids[place], row[place] = token, rest + np.log(chance / (1.0 - chance))
+        self.vocabulary = type(known)(ids, known.draft_ids)
+        super().expand(raised, confidence)
+        self.vocabulary = known
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """Shares of drafts, as "0.87,0.69,0.53". Raises ArgumentTypeError unless they fall from at most 1 to above 0."""
+    try:
+        shares = tuple(map(float, text.split(",")))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} has a share that is no number") from error
+    if not all(1.0 >= before >= after > 0.0 for before, after in zip((1.0, *shares), shares, strict=False)):
+        raise ArgumentTypeError(f"{text!r}: expected shares that fall from at most 1 to above 0")
+    return shares

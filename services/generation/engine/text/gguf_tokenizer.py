@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from services.generation.target.config.end_tokens import usual_piece
 from services.generation.target.errors import ConfigInvalid, TargetError
 from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.gguf_header import GgufMetadata
@@ -47,12 +48,6 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _TEMPLATE = "tokenizer.chat_template"
 _ROLES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 """Names of special tokens in GGUF and in transformers."""
-_PIECE_ROLES: Mapping[str, Sequence[str | int]] = {
-    "bos": ("<s>", "<bos>", 1),
-    "eos": ("</s>", "<eos>", 2),
-    "unknown": (0,),
-}
-"""Special tokens of SentencePiece models whose files name none: by text, or else llama.cpp's default ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +211,7 @@ def _tokenizer(metadata: GgufMetadata) -> PreTrainedTokenizerFast:
         raise ConfigInvalid(f"{metadata.path}: tokenizer.ggml.tokens: a token occurs twice; expected different tokens")
     tokenizer = _KINDS[kind](metadata, vocabulary)
     _add_tokens(tokenizer, tokens, metadata)
-    roles = _roles(metadata, tokens, _PIECE_ROLES if kind == "llama" else {})
+    roles = _roles(metadata, tokens, usual_piece if kind == "llama" else lambda *_: None)
     begins = metadata.truth("tokenizer.ggml.add_bos_token", kind != "gpt2" or splitting_of(metadata).begins)
     _surround(tokenizer, metadata, roles, begins=begins or kind == "gemma4")  # as in llama.cpp, whatever the file has
     template = metadata.text(_TEMPLATE) if _TEMPLATE in metadata else None
@@ -250,19 +245,15 @@ def _blanks_behind(metadata: GgufMetadata) -> Callable[[str], bool]:
     return lambda _: False
 
 
-def _roles(metadata: GgufMetadata, tokens: list[str], usual: Mapping[str, Sequence[str | int]]) -> dict[str, str]:
-    """Special tokens by transformers' names. If the file has no id for a role, it is the first of its `usual` texts or
-    ids in the vocabulary.
-    """
+def _roles(
+    metadata: GgufMetadata, tokens: list[str], usual: Callable[[str, Sequence[str]], int | None]
+) -> dict[str, str]:
+    """Special tokens by transformers' names. A role without an id of the vocabulary has its `usual` one, if any."""
     found = {}
     for role, name in _ROLES.items():
-        known = (
-            each if isinstance(each, int) else tokens.index(each)
-            for each in usual.get(role, ())
-            if isinstance(each, int) or each in tokens
-        )
-        index = metadata.whole(f"tokenizer.ggml.{role}_token_id", next(known, len(tokens)))
-        if index < len(tokens):
+        index: int | None = metadata.whole(f"tokenizer.ggml.{role}_token_id", len(tokens))
+        index = index if index is not None and index < len(tokens) else usual(role, tokens)
+        if index is not None and index < len(tokens):
             found[f"{name}_token"] = tokens[index]
     return found
 

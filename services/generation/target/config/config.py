@@ -55,7 +55,7 @@ class TargetConfig:
     rotations: tuple[Rotation, ...]  # per layer
     query_scale: float
     eos_token_ids: tuple[int, ...]
-    joined_end_ids: tuple[int, ...] = ()  # end ids of a directory's tokenizer that its configuration does not name
+    joined_end_ids: tuple[int, ...] = ()  # end ids of the tokenizer that the configuration does not name
     fused: bool = False  # q, k and v are one module, gate and up another
     activation: str = "silu"  # or gelu
     sandwich_norms: bool = False  # norms of the outputs of attention and MLP
@@ -146,6 +146,7 @@ def read_gguf(file: GgufFile) -> TargetConfig:
         output_bias=found.output_bias,
         mlp_bias=found.mlp_bias,
         eos_token_ids=found.eos_token_ids,
+        joined_end_ids=found.joined_end_ids,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,17 @@ _END_TOKENS = frozenset(
     | {"<|return|>", "<|call|>"}  # gpt-oss
     | {"<eos>", "<turn|>", "<|tool_response>"}  # Gemma 4
 )
+_PIECE_TEXTS = {"bos": ("<s>", "<bos>"), "eos": ("</s>", "<eos>")}
+_PIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+"""llama.cpp's default ids."""
 _INDEX = re.compile(r"[0-9]{1,9}")
 _Document = TypeVar("_Document")
+
+
+def usual_piece(role: str, tokens: Sequence[str]) -> int | None:
+    """The id of a special token of a SentencePiece model whose file has none for the role. None for other roles."""
+    known = (tokens.index(text) for text in _PIECE_TEXTS.get(role, ()) if text in tokens)
+    return next(known, _PIECE_IDS.get(role))
 
 
 def ends_by_name(special: Mapping[str, int]) -> set[int]:

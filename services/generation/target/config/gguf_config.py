@@ -13,7 +13,7 @@ import numpy as np
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from services.generation.target.config.config_document import expert_size_field
-from services.generation.target.config.end_tokens import ends_by_name, ends_of_messages
+from services.generation.target.config.end_tokens import ends_by_name, ends_of_messages, usual_piece
 from services.generation.target.config.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
@@ -121,6 +121,7 @@ class GgufConfig:
     rope_factors: tuple[float, ...]
     """The divisor of each rotary frequency, [head_dim / 2], or nothing."""
     eos_token_ids: tuple[int, ...]
+    joined_end_ids: tuple[int, ...]
 
 
 def read_gguf_config(file: GgufFile) -> GgufConfig:
@@ -141,7 +142,8 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
     members |= _experts(metadata, family, file.layers) | {"rope_parameters": rope}
     if longrope:  # transformers reads it here, too
         members["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
-    eos_token_ids = _ends(metadata, members["vocab_size"])
+    ends = _ends(metadata, members["vocab_size"])
+    joined = tuple(sorted(_usual_ends(metadata, members["vocab_size"]) - {*ends}))
     _warn_of_unread(file.path, tuple(_unread(metadata, name)))
     return GgufConfig(
         family=family,
@@ -150,7 +152,8 @@ def read_gguf_config(file: GgufFile) -> GgufConfig:
         output_bias=_has(file, "self_attn.o_proj.bias"),
         mlp_bias=_has(file, "mlp.gate_proj.bias"),
         rope_factors=() if family.sizes_by_layer else gguf_rope_factors(file, int(members["head_dim"] * share)),
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=tuple(sorted((*ends, *joined))),
+        joined_end_ids=joined,
     )
 
 
@@ -471,3 +474,14 @@ def _ends(metadata: GgufMetadata, vocab_size: int) -> tuple[int, ...]:
         named = {tokens[index]: index for index in special.tolist()}
         ids = (ids | ends_by_name(named)) - ends_of_messages(named)
     return tuple(sorted(i for i in ids if i < vocab_size))
+
+
+def _usual_ends(metadata: GgufMetadata, vocab_size: int) -> set[int]:
+    """The usual end id of a SentencePiece model whose file has no EOS of the vocabulary, as of its tokenizer."""
+    key = "tokenizer.ggml.tokens"
+    if key not in metadata or metadata.text("tokenizer.ggml.model", "") != "llama":
+        return set()
+    tokens = metadata.texts(key)
+    usual = usual_piece("eos", tokens)
+    named = metadata.whole("tokenizer.ggml.eos_token_id", vocab_size) < len(tokens)
+    return set() if named or usual is None or usual >= len(tokens) else {usual}

@@ -449,14 +449,17 @@ def test_phi_s_marks_take_the_blanks_behind_them_as_the_folder_s_do(
     assert ("\n" in file.decode_all(file.encode(text))) is not strips
 
 
+@pytest.mark.parametrize("outside", [None, 10**6])
 @pytest.mark.parametrize("names", [("<unk>", "<s>", "</s>"), ("<pad>", "<eos>", "<bos>"), ("<x>", "<y>", "<z>")])
 def test_a_sentence_piece_file_without_ids_of_special_tokens_has_the_usual_ones(
-    tmp_path: Path, names: tuple[str, str, str]
+    tmp_path: Path, names: tuple[str, str, str], outside: int | None
 ) -> None:
     metadata = sentence_piece_metadata(VECTORS["pieces"])
     metadata["tokenizer.ggml.tokens"][:3] = names
     for role in ("bos", "eos", "unknown"):
         metadata.pop(f"tokenizer.ggml.{role}_token_id")
+        if outside is not None and role != "unknown":  # as in llama.cpp, an id outside of the vocabulary is none
+            metadata[f"tokenizer.ggml.{role}_token_id"] = outside
     read = gguf_tokenizer(written(tmp_path / "m.gguf", metadata))
     first, last = (2, 1) if "<bos>" in names else (1, 2)
     assert read.backend_tokenizer.encode("a").ids[0] == first

@@ -10,6 +10,7 @@ from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import ConfigInvalid
 from services.generation.target.probe import measure_profile
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import END, make_tiny_model, tiny_tokenizer
 
 
@@ -95,6 +96,26 @@ def test_a_mistyped_member_of_a_tokenizer_is_refused_by_its_file(tmp_path: Path,
         (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<stop>"}))
     with pytest.raises(ConfigInvalid, match=name):
         read_config(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "eos", "expected", "joined"),
+    [("llama", None, (2,), (2,)), ("llama", 384, (2,), (2,)), ("llama", 7, (7,), ()), ("gpt2", None, (), ())],
+)
+def test_a_sentence_piece_file_without_an_eos_of_the_vocabulary_ends_at_the_usual_id(
+    tmp_path: Path, kind: str, eos: int | None, expected: tuple[int, ...], joined: tuple[int, ...]
+) -> None:
+    def change(metadata: dict[str, Any]) -> None:
+        key = "tokenizer.ggml.eos_token_id"
+        metadata["tokenizer.ggml.model"] = kind
+        metadata["tokenizer.ggml.tokens"][:4] = ["<unk>", "<begin>", "<stop>", "<other>"]
+        metadata.update({key: eos} if eos is not None else {})
+        if eos is None:
+            del metadata[key]
+
+    config = read_config(make_tiny_gguf(tmp_path / "m.gguf", change_metadata=change))
+    assert config.eos_token_ids == expected
+    assert config.joined_end_ids == joined
 
 
 def test_ends_that_a_tokenizer_adds_are_part_of_the_profile(tmp_path: Path) -> None:

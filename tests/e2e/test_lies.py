@@ -65,7 +65,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told]:
+def staged(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Told]:
     folder = tmp_path_factory.mktemp("lies")
     data, lies = folder / "data", folder / "told"
     lies.mkdir()
@@ -151,93 +151,93 @@ def append(address: str, document: Any, key: SigningKey, data: Path) -> None:
         client.append(sign_document(document, key).to_bytes())
 
 
-def test_an_operator_that_never_logs_breaks_the_promise_that_its_customer_holds(told: Told) -> None:
-    assert told.kolm.json("receipts", "promised", told.file("silent"), code=3)["state"] == "BROKEN"
-    assert told.promised("log.tar.gz", "silent") == [3, "BROKEN"]
-    unknown = told.verified("log.tar.gz", "--max-unreplayable=9", code=0)  # no other party sees anything
+def test_an_operator_that_never_logs_breaks_the_promise_that_its_customer_holds(staged: Told) -> None:
+    assert staged.kolm.json("receipts", "promised", staged.file("silent"), code=3)["state"] == "BROKEN"
+    assert staged.promised("log.tar.gz", "silent") == [3, "BROKEN"]
+    unknown = staged.verified("log.tar.gz", "--max-unreplayable=9", code=0)  # no other party sees anything
     assert unknown["kinds"]["receipt"] == 4
 
 
-def test_an_operator_that_logs_late_is_overdue_until_then_and_keeps_its_promise_after(told: Told) -> None:
-    assert told.unlogged == ("BROKEN", {"PROMISE": 1})
-    assert told.promised("early.tar.gz", "late") == [3, "OVERDUE"]
-    assert told.kolm.json("receipts", "promised", told.file("late"))["state"] == "KEPT"
-    assert told.promised("log.tar.gz", "late")[1:] == ["KEPT"]
+def test_an_operator_that_logs_late_is_overdue_until_then_and_keeps_its_promise_after(staged: Told) -> None:
+    assert staged.unlogged == ("BROKEN", {"PROMISE": 1})
+    assert staged.promised("early.tar.gz", "late") == [3, "OVERDUE"]
+    assert staged.kolm.json("receipts", "promised", staged.file("late"))["state"] == "KEPT"
+    assert staged.promised("log.tar.gz", "late")[1:] == ["KEPT"]
 
 
-def test_an_operator_that_commits_to_random_bytes_is_caught_by_its_customer_at_once(told: Told) -> None:
-    assert told.random.returncode not in (0, 2)
-    outcomes = [each["outcome"] for each in json.loads(told.audited.stdout)["verdicts"]]
+def test_an_operator_that_commits_to_random_bytes_is_caught_by_its_customer_at_once(staged: Told) -> None:
+    assert staged.random.returncode not in (0, 2)
+    outcomes = [each["outcome"] for each in json.loads(staged.audited.stdout)["verdicts"]]
     assert sorted(outcomes) == ["EXACT", "EXACT", "EXACT", "UNREPLAYABLE"]
-    report = told.verified("log.tar.gz", code=3)
+    report = staged.verified("log.tar.gz", code=3)
     assert [check["number"] for check in report["checks"] if check["passed"] is False] == [14]
 
 
 def test_an_operator_that_gives_the_model_other_words_is_caught_by_a_customer_with_its_tokenizer(
-    told: Told, model: Path
+    staged: Told, model: Path
 ) -> None:
-    mine, with_model = told.file("words.json"), f"--model={model}"
-    assert told.stranger.json("verify", mine)["texts"] is None  # both commitments hold
-    assert told.stranger("verify", mine, with_model).returncode == 3
-    computed = told.stranger.json("replay", mine, with_model, code=3)
+    mine, with_model = staged.file("words.json"), f"--model={model}"
+    assert staged.stranger.json("verify", mine)["texts"] is None  # both commitments hold
+    assert staged.stranger("verify", mine, with_model).returncode == 3
+    computed = staged.stranger.json("replay", mine, with_model, code=3)
     assert (computed["outcome"], computed["texts"]) == ("EXACT", False)
-    honest = ("verify", told.file("receipt.json"), with_model)
-    assert told.stranger.json(*honest)["texts"] is True
+    honest = ("verify", staged.file("receipt.json"), with_model)
+    assert staged.stranger.json(*honest)["texts"] is True
 
 
-def test_an_operator_that_is_away_when_audited_is_audited_from_the_log_alone(told: Told) -> None:
-    exact = [each for each in json.loads(told.audited.stdout)["verdicts"] if each["outcome"] == "EXACT"]
+def test_an_operator_that_is_away_when_audited_is_audited_from_the_log_alone(staged: Told) -> None:
+    exact = [each for each in json.loads(staged.audited.stdout)["verdicts"] if each["outcome"] == "EXACT"]
     assert [each["replayed_by"] for each in exact] == ["auditor"] * 3
-    assert told.verified("log.tar.gz", "--max-unreplayable=1", code=0)["independent"] == 3
+    assert staged.verified("log.tar.gz", "--max-unreplayable=1", code=0)["independent"] == 3
 
 
-def test_an_operator_that_stops_its_clock_is_measured_by_the_verifier_s(told: Told) -> None:
+def test_an_operator_that_stops_its_clock_is_measured_by_the_verifier_s(staged: Told) -> None:
     stopped = ("--max-unreplayable=9",)
-    assert told.verified("unaudited.tar.gz", *stopped, "--as-of=log", code=0)["ok"]
-    late = told.verified("unaudited.tar.gz", *stopped, LONG_AFTER, code=3)
+    assert staged.verified("unaudited.tar.gz", *stopped, "--as-of=log", code=0)["ok"]
+    late = staged.verified("unaudited.tar.gz", *stopped, LONG_AFTER, code=3)
     assert [check["number"] for check in late["checks"] if check["passed"] is False] == [10]
-    assert not told.verified("log.tar.gz", *stopped, "--max-age=1h", code=3)["ok"]
-    assert told.owed == {"OVERDUE": 1}
+    assert not staged.verified("log.tar.gz", *stopped, "--max-age=1h", code=3)["ok"]
+    assert staged.owed == {"OVERDUE": 1}
 
 
-def test_an_operator_that_swaps_the_model_after_receipting_gets_no_pass(told: Told) -> None:
+def test_an_operator_that_swaps_the_model_after_receipting_gets_no_pass(staged: Told) -> None:
     """A receipt of a base that the auditor does not have is owed until its time is up; then nothing makes it a pass."""
-    assert {each["outcome"] for each in told.swapped["verdicts"]} == {"UNREPLAYABLE"}
-    assert sum(each["reason"].startswith("base_cid: ") for each in told.swapped["left"]) >= 2
-    report = told.verified("swapped.tar.gz", code=3)
+    assert {each["outcome"] for each in staged.swapped["verdicts"]} == {"UNREPLAYABLE"}
+    assert sum(each["reason"].startswith("base_cid: ") for each in staged.swapped["left"]) >= 2
+    report = staged.verified("swapped.tar.gz", code=3)
     assert [check["number"] for check in report["checks"] if check["passed"] is False] == [14]
-    late = told.verified("swapped.tar.gz", "--max-unreplayable=9", LONG_AFTER, code=3)
+    late = staged.verified("swapped.tar.gz", "--max-unreplayable=9", LONG_AFTER, code=3)
     assert [check["number"] for check in late["checks"] if check["passed"] is False] == [10]
-    assert told.swapped_seen == {"UNREPLAYABLE": 1}
+    assert staged.swapped_seen == {"UNREPLAYABLE": 1}
 
 
-def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_was_kept(told: Told) -> None:
-    seen = f"--remember={told.file('seen')}"
-    assert told.kolm("receipts", "list", "--prove", seen).returncode == 0
-    refused = told.forked("receipts", "list", "--prove", seen)
+def test_an_operator_that_shows_two_histories_contradicts_any_checkpoint_that_was_kept(staged: Told) -> None:
+    seen = f"--remember={staged.file('seen')}"
+    assert staged.kolm("receipts", "list", "--prove", seen).returncode == 0
+    refused = staged.forked("receipts", "list", "--prove", seen)
     assert refused.returncode == 3, refused.stdout
-    assert told.verified("fork.tar.gz", code=0)["ok"]  # it agrees with itself, and with a reader who kept nothing
-    assert not told.verified("fork.tar.gz", f"--checkpoint={told.file('seen')}", code=3)["ok"]
+    assert staged.verified("fork.tar.gz", code=0)["ok"]  # it agrees with itself, and with a reader who kept nothing
+    assert not staged.verified("fork.tar.gz", f"--checkpoint={staged.file('seen')}", code=3)["ok"]
 
 
-def test_a_key_that_is_dropped_into_a_folder_is_refused_by_who_runs_and_is_no_reader_s_own(told: Told) -> None:
+def test_a_key_that_is_dropped_into_a_folder_is_refused_by_who_runs_and_is_no_reader_s_own(staged: Told) -> None:
     late = seeded_key(b"\x67" * 32, "auditor")
-    late.publish(told.folder / "fork/trusted")
+    late.publish(staged.folder / "fork/trusted")
     with pytest.raises(KolmError, match="trusted"):
-        append(told.forked.addresses.ledger, policy(0.25), late, told.folder / "data")
-    refused = next(check for check in told.verified("intruded.tar.gz", code=3)["checks"] if check["passed"] is False)
+        append(staged.forked.addresses.ledger, policy(0.25), late, staged.folder / "data")
+    refused = next(check for check in staged.verified("intruded.tar.gz", code=3)["checks"] if check["passed"] is False)
     assert (refused["number"], INTRUDER.key_id in refused["detail"]) == (7, True)
-    assert looked(told.forked, told.folder / "intruded.sqlite3")["INVALID"] == 1
+    assert looked(staged.forked, staged.folder / "intruded.sqlite3")["INVALID"] == 1
 
 
-def test_a_monitor_sees_what_was_promised_and_left_out_what_stands_still_and_what_is_forked(told: Told) -> None:
-    state = f"--state={told.file('monitor.sqlite3')}"
-    silent, late = (f"--promise={told.file(name)}" for name in ("silent", "late"))
-    seen = told.kolm("monitor", "--once", state, silent, late, "--json")
+def test_a_monitor_sees_what_was_promised_and_left_out_what_stands_still_and_what_is_forked(staged: Told) -> None:
+    state = f"--state={staged.file('monitor.sqlite3')}"
+    silent, late = (f"--promise={staged.file(name)}" for name in ("silent", "late"))
+    seen = staged.kolm("monitor", "--once", state, silent, late, "--json")
     assert (seen.returncode, found(seen.stdout)) == (3, {"PROMISE": 1, "UNREPLAYABLE": 1}), seen.stderr
-    still = told.kolm("monitor", "--once", state, "--max-unreplayable=1", "--max-age=1s", "--json")
+    still = staged.kolm("monitor", "--once", state, "--max-unreplayable=1", "--max-age=1s", "--json")
     assert (still.returncode, found(still.stdout)) == (3, {"STALE": 1})
-    forked = told.forked("monitor", "--once", state, "--max-unreplayable=1", "--json")
+    forked = staged.forked("monitor", "--once", state, "--max-unreplayable=1", "--json")
     assert (forked.returncode, found(forked.stdout)) == (3, {"FORK": 1}), forked.stderr
 
 
@@ -246,8 +246,8 @@ def found(output: str) -> dict[str, int]:
     return dict(Counter(each["kind"] for each in json.loads(output)["findings"]))
 
 
-def test_an_honest_answer_is_proven_by_two_files_of_its_customer(told: Told) -> None:
-    mine = ("verify", told.file("receipt.json"), f"--promise={told.file('honest')}")
-    assert told.stranger.json(*mine)["promises"][0]["request_id"]
-    wrong = told.stranger("verify", told.file("receipt.json"), f"--promise={told.file('silent')}")
+def test_an_honest_answer_is_proven_by_two_files_of_its_customer(staged: Told) -> None:
+    mine = ("verify", staged.file("receipt.json"), f"--promise={staged.file('honest')}")
+    assert staged.stranger.json(*mine)["promises"][0]["request_id"]
+    wrong = staged.stranger("verify", staged.file("receipt.json"), f"--promise={staged.file('silent')}")
     assert wrong.returncode == 3, wrong.stderr

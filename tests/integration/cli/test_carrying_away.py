@@ -109,7 +109,7 @@ def test_tiles_are_those_of_the_log_and_grow_with_it(
         assert (folder / "checkpoint").read_bytes() == deployment.ledger.checkpoint().note
         hashes = (folder / f"tile/0/000.p/{size}").read_bytes()
         assert hashes == deployment.ledger.tile(0, 0) == b"".join(map(leaf_hash, tiled_entries(folder, size)))
-    (folder / "index.html").write_text("somebody else's")
+    (folder / "index.html").write_text("another site")
     assert kolm("ledger", "export", "--format=tiles", folder).code == 2
 
 

@@ -138,7 +138,7 @@ def foreign(folder: Path, finish: str = "stop", **changes: Any) -> Path:
 
 def test_a_replay_of_another_engine_s_receipt_is_a_pass_along_its_output(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
-    known, nowhere = {"base_cid": base_cid(model)}, ("--trusted", tmp_path / "nobody")
+    known, nowhere = {"base_cid": base_cid(model)}, ("--trusted", tmp_path / "missing")
     warm = foreign(tmp_path, **known)
     done = kolm("replay", warm, "--model", model, "--json", *nowhere).document
     assert (done["outcome"], done["verification"], done["reference"]["differing"]) == ("CONSISTENT", "reference", 0)

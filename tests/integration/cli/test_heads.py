@@ -169,11 +169,11 @@ def test_an_invalid_head_is_refused_and_nothing_is_published(kolm: Kolm, folder:
         (("push", tmp_path / "nothing", "--name", "bad"), 2, "config.json"),
         (("push", folder, "--name", "bad", "--model", tmp_path / "nothing"), 2, "--model"),
         (("push", folder, "--name", "bad", "--model", tmp_path / "nowhere"), 2, "--model"),
-        (("pull", "nobody"), 4, "nobody"),
+        (("pull", "missing"), 4, "missing"),
         (("pull", "a/b"), 2, "reference"),
         (("pull", "x", "--base", "y"), 2, "--base"),
-        (("pull", "--check", "nobody"), 4, "nobody"),
-        (("withdraw", "nobody", "--reason", "x"), 4, "nobody"),
+        (("pull", "--check", "missing"), 4, "missing"),
+        (("withdraw", "missing", "--reason", "x"), 4, "missing"),
     ):
         found, _, err = kolm("heads", *words)
         assert (found, what in err) == (code, True), (words, found, err)

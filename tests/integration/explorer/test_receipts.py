@@ -67,13 +67,13 @@ def test_a_verdict_is_checked_with_its_receipt(browser: Browser, site: Site) -> 
 
 def another_tenant(response: Any) -> None:
     """A well-formed envelope of another receipt, by an untrusted key."""
-    forged = sign_document(receipt(NUMBER, tenant="somebody else"), STRANGER).to_bytes()
+    forged = sign_document(receipt(NUMBER, tenant="another tenant"), STRANGER).to_bytes()
     response.receipt.envelope = forged
 
 
 def forged_entry(response: Any) -> None:
     entry = Entry.from_bytes(response.entry.entry)
-    forged = sign_document(receipt(NUMBER, tenant="somebody else"), STRANGER)
+    forged = sign_document(receipt(NUMBER, tenant="another tenant"), STRANGER)
     response.entry.entry = Entry(entry.index, forged).to_bytes()
 
 

@@ -192,7 +192,7 @@ async def test_every_parameter_of_sampling_reaches_the_receipt(
 ) -> None:
     asked = ASKED | {
         "temperature": 0.75, "top_p": 0.5, "presence_penalty": 0.25, "frequency_penalty": -0.5,
-        "logit_bias": {"300": -100, "301": 2.5}, "stop": "\x00", "user": "somebody",
+        "logit_bias": {"300": -100, "301": 2.5}, "stop": "\x00", "user": "a user",
         "extra_body": {"top_k": 40, "min_p": 0.125, "min_tokens": 2, "repetition_penalty": 1.25, "ignore_eos": True,
                        "stop_token_ids": [383],
                        "kolm": {"tenant": "acme", "nonce": "mine", "request_id": "r-1", "k": 2}},
@@ -217,7 +217,7 @@ async def test_what_asks_for_nothing_is_taken_and_parts_of_text_are_one_text(cli
     asked = ASKED | {
         "messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}],
         "response_format": {"type": "text"}, "tools": [], "store": False, "n": 1, "stop": None, "logprobs": False,
-        "top_logprobs": 0, "metadata": {}, "safety_identifier": "somebody", "prompt_cache_key": "brief",
+        "top_logprobs": 0, "metadata": {}, "safety_identifier": "a user", "prompt_cache_key": "brief",
         "extra_body": {"kolm": None, "top_k": -1, "skip_special_tokens": True, "add_generation_prompt": True},
     }  # fmt: skip
     assert (await client.chat.completions.create(**asked)).choices[0].message.content == whole.content

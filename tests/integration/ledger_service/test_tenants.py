@@ -219,7 +219,7 @@ def test_lists_show_the_own_tenant_s_and_refuse_to_show_another_s(log: Log) -> N
     assert [each.receipt_id for each in log.acme.receipts(ReceiptFilter(tenant="acme"))] == [ACME]
     assert [each.receipt_id for each in log.acme.receipts(ReceiptFilter(max_index=0))] == [ACME]
     assert list(log.acme.receipts(ReceiptFilter(request_id="request-1"))) == []
-    for tenant in ("other", "nobody", ""):
+    for tenant in ("other", "unknown", ""):
         with pytest.raises(PermissionDenied):
             list(log.acme.receipts(ReceiptFilter(tenant=tenant)))
     for whole in (

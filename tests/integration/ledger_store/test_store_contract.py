@@ -204,7 +204,7 @@ def test_the_first_of_a_batch_is_what_erased_a_content(store: EntryStore) -> Non
 FILTERED = [
     (ReceiptFilter(), [0, 1, 2, 7]),
     (ReceiptFilter(tenant="acme"), [0, 2]),
-    (ReceiptFilter(tenant="nobody"), []),
+    (ReceiptFilter(tenant="unknown"), []),
     (ReceiptFilter(method="lookahead", tenant="other"), [1]),
     (ReceiptFilter(method="off"), []),
     (ReceiptFilter(base_cid=receipt().base_cid, min_index=1, max_index=2), [1, 2]),

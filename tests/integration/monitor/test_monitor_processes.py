@@ -208,7 +208,7 @@ def test_what_the_command_line_has_wrong_is_said(tmp_path: Path) -> None:
         (("--max-age", "soon"), "--max-age: expected a number"),
         (("--every", "1"), "--every: expected a number"),
         (("--promise", str(tmp_path / "none.json"), "--tiles", str(tmp_path)), "--promise: cannot read"),
-        (("--trusted", str(tmp_path / "nobody")), "is not a directory"),
+        (("--trusted", str(tmp_path / "missing")), "is not a directory"),
     ):
         code, shown = monitor(tmp_path, *arguments)
         assert (code, errors in shown) == (2, True), shown

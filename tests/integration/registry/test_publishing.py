@@ -122,7 +122,7 @@ def test_an_unpublished_head_has_no_answer(registry: RegistryClient) -> None:
         lambda: registry.withdraw(signed(withdrawal())),
         lambda: registry.record_kscore(signed(kscore())),
         lambda: registry.head(OTHER_BASE),
-        lambda: registry.resolve("nobody"),
+        lambda: registry.resolve("missing"),
     ):
         with pytest.raises(NotFound):
             call()

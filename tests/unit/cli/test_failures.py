@@ -43,7 +43,7 @@ from tests.examples import VECTORS
         (client.DataLoss("broken"), 3),
         (client.FailedPrecondition("halted", reason="SPEC_DECODE_HALTED"), 1),
         (client.Internal("bug", request_id="42"), 1),
-        (Unreachable("nobody"), 5),
+        (Unreachable("no server"), 5),
         (NotFound("no ledger"), 4),
         (KeyFileError("unreadable"), 2),
         (ProofError("no proof"), 3),

@@ -150,7 +150,7 @@ async def test_every_head_that_may_not_be_loaded_has_an_error_of_its_own(
         "lost": "HEAD_UNLOGGED",
         "bent": "HEAD_DAMAGED",
         cids["other"]: "HEAD_BASE_MISMATCH",
-        "nobody": "HEAD_NOT_FOUND",
+        "missing": "HEAD_NOT_FOUND",
     }
     stub = await deployment.start_generation(registry=shelf.address, head=("good", *expected))
     assert [head.head_cid for head in (await info(stub)).heads] == [cids["good"]]

@@ -127,7 +127,7 @@ class LoadedWhenAsked:
     every receipt is out of reach.
 
     Calls raise EngineFailed too. `stop` ends a replay; `on_load` is called before the engine's modules are imported,
-    `step` is told the steps of loading.
+    `step` gets the steps of loading.
     """
 
     plan: EnginePlan | None
@@ -255,7 +255,7 @@ def follow(
     on_read: Callable[[Backlog], None] = lambda _: None,
 ) -> None:
     """Audit until `stop` is set. Waits for a ledger that is away and a folder that fails; raises every other error.
-    `on_read` is told the open work each time the log has been read to its end.
+    `on_read` gets the open work each time the log has been read to its end.
     """
     away = False
     while not stop.is_set():

@@ -1,4 +1,4 @@
-"""The confirmation that speculation changed an answer of another engine, before the receipt says so."""
+"""The confirmation that speculation changed an answer of another engine, before the receipt states it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def load_of(sequences: int) -> int:
 
 class Gains:
     """Gains in all requests, by tenant, adapter, band of temperatures, and whether there is a prediction or a grammar.
-    Tenants share no gains, so that the speed of one tells nothing of another's text. `pace`: of the passes that the
+    Tenants share no gains, so that the speed of one reveals nothing of another's text. `pace`: of the passes that the
     gains were measured in.
     """
 

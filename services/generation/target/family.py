@@ -183,7 +183,7 @@ class HeadSizes:
 class Family:
     """A family of models. `name` is transformers' model type, and `TargetConfig.architecture`.
 
-    Most flags tell which fields of config.json apply to the family.
+    Most flags state which fields of config.json apply to the family.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Levels of draft trees as rows of the head: where each node's entry lies, and which entries it sees."""
+"""Levels of draft trees as rows of the head: the place of each node's entry, and which entries it sees."""
 
 from __future__ import annotations
 

@@ -157,8 +157,9 @@ def weight_files(directory: Path) -> list[Path]:
     names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
     if weight_map is None and not (directory / SINGLE).exists():
         raise WeightsInvalid(f"{directory}: no {SINGLE} and no {INDEX}; pickle is not read")
+    present = {path.name for path in directory.iterdir()}
     for name in names:
-        if Path(name).name != name or not (directory / name).is_file():
+        if name not in present or not (directory / name).is_file():  # any text may be in the index
             raise WeightsInvalid(
                 f"{directory / INDEX}: shard {name!r:.80} is not a file of {directory}; download the model again"
             )

@@ -95,6 +95,7 @@ FAULTS: list[tuple[Callable[[Path], Any], type[TargetError], str]] = [
     (lambda m: (mark(m, K.replace("weight", "qweight")), edit_weights(m, lambda t: t.pop(K))), WeightsInvalid, "GPTQ"),
     (lambda m: edit_config(m, num_hidden_layers=2), WeightsInvalid, "model.layers.1"),
     (lambda m: (m / INDEX).write_text('{"weight_map": {"a": "../x.safetensors"}}'), WeightsInvalid, "../x.safetensors"),
+    (lambda m: (m / INDEX).write_text(json.dumps({"weight_map": {"a": "a" * 300}})), WeightsInvalid, "shard 'aaa"),
     (lambda m: (m / INDEX).write_text("[]"), WeightsInvalid, "index"),
     (remove_tokenizer, ModelNotFound, "tokenizer"),
 ]

@@ -22,9 +22,9 @@ class FakeUpstream:
     `fault` is how it fails: `hang` and `drop` after `after` tokens, and `idle` (events without a token), `comments`,
     `line` (a line without an end); `short` (ends without a last event), `text`, `ids` (has none), `prompt`, `many`,
     `busy`, `loading`, `refuse`, `grammar` (refuses that), `garbage`; `cut` and `stopped` end after two tokens without a
-    reason; `unsteady` answers otherwise each time, `cached` if it may reuse a prefix, `crowded` beside other requests.
-    `twist` makes of each event what is sent. A stream of SGLang is refused in its first event, with a token that is
-    none's.
+    reason; `unsteady` answers otherwise each time, `cached` if it may reuse a prefix, `crowded` beside other requests;
+    `fails`, `page`, `event` and `moved` are errors in place of an answer. `twist` makes of each event what is sent. A
+    stream of SGLang is refused in its first event, with a token that is none's.
     """
 
     kind: str
@@ -45,6 +45,7 @@ class FakeUpstream:
     twist: Callable[[dict[str, Any]], Any] = lambda event: event
     pace: float = 0.0  # seconds a token
     context: int = 256
+    tail: str = ""  # of the text of a llama-server's whole answer
     counts: bool = True  # reports its speculation
     gap: float | None = None  # nats from a token to the next best, if log-probabilities are asked for
     port: int = 0
@@ -163,6 +164,14 @@ class FakeUpstream:
         }
         if set("@/\\") & set(body.get("cache_salt", "")):  # as vLLM does
             self.fault = "salt"
+        pages = {
+            "fails": (500, "no memory", "text/plain"), "page": (200, "<html></html>", "text/html"),
+            "moved": (302, "", "text/plain"),
+            "event": (200, 'data: {"error": {"message": "no memory"}}\n\n', "text/event-stream"),
+        }  # fmt: skip
+        if self.fault in pages:
+            await _send(writer, *pages[self.fault])
+            return
         if self.fault in refusals:
             status, document = refusals[self.fault]
             if self.kind == "sglang" and self.fault != "loading" and body["stream"]:
@@ -180,7 +189,8 @@ class FakeUpstream:
         await writer.drain()
         events = self._events(body, fault) if stream else [event async for event in self._events(body, fault)]
         if isinstance(events, list):
-            await _chunk(writer, json.dumps(_whole(events)))
+            whole = _whole(events)
+            await _chunk(writer, json.dumps(whole | ({"content": whole["content"] + self.tail} if self.tail else {})))
         else:
             async for event in events:
                 if isinstance(event, bytes):

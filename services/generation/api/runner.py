@@ -211,7 +211,7 @@ class Generation:
         failed = next((each for each in ended if isinstance(each, Exception)), None)
         if failed is not None:
             _log.error("issuing a receipt failed", exc_info=failed)
-        run.end(failed)
+        run.end(failed or _nothing(outcomes))
 
     async def _submit(self, run: Run, sink: Sink) -> list[Ticket]:
         choices = [run.resolved.engine_request(run.engine_id, choice) for choice in range(run.resolved.choices)]
@@ -302,6 +302,12 @@ class Generation:
         for run in self._runs:
             self._cancel(run)
         await asyncio.gather(*self._runs.values())
+
+
+def _nothing(outcomes: list[Outcome]) -> Unavailable | None:
+    """The error for a request whose outputs all failed before the first token; None if one did not."""
+    errors = [each.error for each in outcomes if each.error is not None and not each.token_ids]
+    return Unavailable(errors[0], reason="ENGINE_STOPPED") if len(errors) == len(outcomes) else None
 
 
 def _stream(outcome: Outcome) -> tuple[object, ...]:

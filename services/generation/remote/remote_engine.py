@@ -36,7 +36,7 @@ from services.generation.remote.dialects import (
     stop_of,
 )
 from services.generation.remote.ending import unended
-from services.generation.remote.spelling import Spelling, missing
+from services.generation.remote.spelling import Spelling, clear, missing
 from services.generation.remote.upstream import Upstream, UpstreamDown
 
 _log = logging.getLogger(__name__)
@@ -240,6 +240,8 @@ class RemoteEngine:
             if not isinstance(wrong, UpstreamError):
                 _log.exception("reading an answer failed")
             reason, error = "error", f"{self._dialect.name}: {wrong}"
+            stopped = EngineStopped("request_id", f"the engine's answer cannot be used: {error}")
+            sequence.taken.set_exception(stopped) if not sequence.taken.done() else None
         sequence.accept()
         del self._open[sequence]
         request = sequence.request
@@ -304,7 +306,10 @@ class RemoteEngine:
         whole, asked = sequence.answer, self._body(sequence.request, stream=False)
         await upstream.answer(asked, numbers_of(sequence.request), lambda event: self._dialect.read(event, whole))
         rest = iter(whole.ids)
-        same = whole.text == streamed.text and whole.ids[: sequence.released] == streamed.ids[: sequence.released]
+        same = (
+            clear(whole.text) == clear(streamed.text)
+            and whole.ids[: sequence.released] == streamed.ids[: sequence.released]
+        )
         if not same or not all(token in rest for token in streamed.ids) or len(whole.ids) != streamed.counted:
             sequence.answer = streamed
             raise UpstreamError("left token ids out of its stream, and gives another answer without a stream")

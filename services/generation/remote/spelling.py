@@ -41,7 +41,7 @@ class Spelling:
         self._ahead, self._behind = self._ahead + "".join(pieces), self._behind + text
         self._unclear = self._unclear or _UNKNOWN in self._ahead or _UNKNOWN in self._behind
         if self._unclear:
-            self._ahead, self._behind = _clear(self._ahead), _clear(self._behind)
+            self._ahead, self._behind = clear(self._ahead), clear(self._behind)
         common = min(len(self._ahead), len(self._behind))
         if self._ahead[:common] != self._behind[:common]:
             raise _parted(self._ahead[:common], self._behind[:common])
@@ -53,7 +53,7 @@ class Spelling:
 
         Raises UpstreamError.
         """
-        if stop is not None and _clear("".join(self._spelled[:-_LATE])).startswith(_clear(self._text + stop)):
+        if stop is not None and clear("".join(self._spelled[:-_LATE])).startswith(clear(self._text + stop)):
             raise UpstreamError(f"went on for more than {_LATE} tokens after the stop string {stop!r}")
         pieces = self._spelled[:-1] if by_token else [*self._spelled, self._decoder.flush()]
         return missing("".join(pieces), self._text, stop)
@@ -62,7 +62,7 @@ class Spelling:
 def missing(spelled: str, text: str, stop: str | None) -> str:
     """See `Spelling.end`. Raises UpstreamError if the text is not that of the ids."""
     rest = _after(spelled, text + (stop or ""))
-    if rest is not None and (stop is not None or not _clear(rest)):
+    if rest is not None and (stop is not None or not clear(rest)):
         return rest if stop is None and spelled.startswith(text) else ""
     raise _parted(spelled, text + (stop or ""))
 
@@ -89,7 +89,8 @@ def _after(spelled: str, text: str) -> str | None:
     return spelled[at:]
 
 
-def _clear(text: str) -> str:
+def clear(text: str) -> str:
+    """The text without U+FFFD, which stands for bytes of no character or of an incomplete one."""
     return text.replace(_UNKNOWN, "")
 
 

@@ -101,8 +101,9 @@ class Upstream:
                 if answer.status != 200:
                     raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_DESCRIPTION))
                 if "event-stream" not in answer.headers.get("content-type", ""):
+                    event = _sound_event(_parsed(await _whole(answer, most)))
                     taken()
-                    read(_sound_event(_parsed(await _whole(answer, most))))
+                    read(event)
                     return
                 _check_encoding(answer)
                 lines = _Lines(self._taking(read, taken), most)

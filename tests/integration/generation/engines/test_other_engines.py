@@ -5,7 +5,7 @@ cannot do is refused by field; what it gets wrong signs nothing that was not ret
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +266,10 @@ async def test_a_broken_answer_ends_with_an_error_and_a_receipt_of_what_was_retu
     engines: Engines, kind: str
 ) -> None:
     await engines.start(kind)
-    for fault in ("drop", "short", "text", "ids", "many", "garbage", "cut", "stopped"):
+    faults = ("drop", "short", "text", "ids", "many", "garbage", "cut", "stopped")
+    for fault in faults:
+        if (kind, fault) == ("sglang", "garbage"):  # no request is accepted without a first event
+            continue
         engines.fast.fault = fault
         _, receipt = await said_and_signed(engines, max_tokens=5)
         assert (receipt.output.finish_reason, receipt.spec_decode.tokens_proposed) == ("error", None), fault
@@ -309,8 +312,8 @@ async def test_a_new_version_is_a_new_profile_in_the_log_and_no_deviation(engine
     await stub.Generate(asking(max_tokens=3))
     for each in (engines.plain, engines.fast):
         each.version, each.taste, each.fault, each.after = "1.3.0", "another", "drop", 0
-    broken = await stub.Generate(asking(max_tokens=3, request_id="broken"))
-    assert broken.choices[0].finish_reason == pb.FINISH_REASON_ERROR
+    broken = await failure(stub.Generate(asking(max_tokens=3, request_id="broken")))
+    assert broken.code == grpc.StatusCode.UNAVAILABLE
     engines.plain.fault = engines.fast.fault = None
     await stub.Generate(asking(max_tokens=3, request_id="meanwhile"))
     await stub.Generate(asking(max_tokens=3, request_id="after", verify=INLINE))
@@ -329,7 +332,7 @@ async def test_a_speculation_that_the_engine_names_late_is_no_other_profile(engi
         "drop",
         0,
     )  # so that it is looked at
-    await stub.Generate(asking(max_tokens=3, request_id="broken"))
+    await failure(stub.Generate(asking(max_tokens=3, request_id="broken")))
     engines.fast.fault = None
     await stub.Generate(asking(max_tokens=3))
     receipts = await engines.deployment.receipts(3)
@@ -339,7 +342,12 @@ async def test_a_speculation_that_the_engine_names_late_is_no_other_profile(engi
 async def said_and_signed(engines: Engines, **members: Any) -> tuple[list[pb.GenerateStreamResponse], Receipt]:
     """The answer of one request, and its receipt, which is of exactly that."""
     name = f"request {len(engines.fast.bodies)}"
-    events = await streamed(engines.stub, asking(request_id=name, **members))
+    events = list[pb.GenerateStreamResponse]()
+    with suppress(grpc.aio.AioRpcError):  # if it failed before its first token
+        async for event in engines.stub.GenerateStream(
+            pb.GenerateStreamRequest(request=asking(request_id=name, **members))
+        ):
+            events.append(event)
     receipt = await engines.deployment.receipt_of(name)
     ids = [token for event in events for token in event.chunk.token_ids]
     text = "".join(event.chunk.text for event in events)
@@ -553,5 +561,25 @@ async def test_an_upstream_that_describes_itself_as_none_does_is_not_served(
 async def test_an_answer_to_another_prompt_is_none(engines: Engines) -> None:
     stub = await engines.start()
     engines.fast.fault = "prompt"
-    answer = await stub.Generate(asking(max_tokens=3))
-    assert answer.choices[0].finish_reason == pb.FINISH_REASON_ERROR
+    assert (await failure(stub.Generate(asking(max_tokens=3)))).code == grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("fault", ["fails", "page", "event", "moved"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_failure_before_the_first_token_is_an_error_of_the_call(
+    engines: Engines, kind: str, fault: str
+) -> None:
+    stub = await engines.start(kind)
+    engines.fast.fault = fault
+    assert (await failure(stub.Generate(asking(max_tokens=3)))).code == grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.aio.AioRpcError):
+        await streamed(stub, asking(max_tokens=3))
+
+
+async def test_an_answer_that_ends_within_a_character_is_kept(engines: Engines) -> None:
+    await engines.start("llama-server")
+    engines.fast.vocabulary = engines.tokenizer.encode("猫")[:1]
+    engines.fast.tail = "\N{REPLACEMENT CHARACTER}"
+    engines.fast.twist = lambda event: event | {"tokens": []}
+    _, receipt = await said_and_signed(engines, max_tokens=1)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("length", 1)

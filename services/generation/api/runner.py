@@ -211,7 +211,7 @@ class Generation:
         failed = next((each for each in ended if isinstance(each, Exception)), None)
         if failed is not None:
             _log.error("issuing a receipt failed", exc_info=failed)
-        run.end(failed or _nothing(outcomes))
+        run.end(failed or (None if run.resolved.engine is None else _nothing(outcomes)))
 
     async def _submit(self, run: Run, sink: Sink) -> list[Ticket]:
         choices = [run.resolved.engine_request(run.engine_id, choice) for choice in range(run.resolved.choices)]

@@ -144,6 +144,7 @@ def test_services_by_hand(shell: Shell, s3_endpoint: str) -> None:
             else:
                 with shell.serving(line, **bucket):
                     pass
+        shell.run('kolm generate "Where is my parcel?" --max-tokens 4')
         until(lambda: len(shell.kolm.json("receipts", "list")) == 1)
 
 

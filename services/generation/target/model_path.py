@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.files.part_names import PartName
-from services.generation.target.naming.hub_names import is_model_file
 
 if TYPE_CHECKING:
     from services.generation.target.naming.folders import NamedModel
@@ -50,6 +48,8 @@ def packaged() -> dict[str, Path | None]:
 
 def imported() -> dict[str, Path]:
     """Imported models by name."""
+    from services.generation.target.naming.hub_names import is_model_file
+
     found = (path for path in sorted(models_folder().glob("[!.]*")))
     return {
         _name_of_file(path.name): path for path in found if is_model_file(path.name) or (path / "config.json").is_file()
@@ -78,6 +78,8 @@ def name_of(path: Path) -> str:
 
 
 def _name_of_file(name: str) -> str:
+    from services.generation.target.files.part_names import PartName  # not in the wheel that only verifies
+
     part = PartName.of(name)
     return Path(part.stem).name if part else name.removesuffix(".gguf")
 

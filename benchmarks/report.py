@@ -23,7 +23,14 @@ PAGES = (
     "benchmarks/results/README.md",
 )
 _BLOCK = re.compile(r"(<!-- benchmarks: (?P<name>[a-z0-9 -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-_NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "icelake": "Ice Lake", "xeon": "Xeon"}
+_NAMES = {
+    "zen3": "Zen 3",
+    "zen4": "Zen 4",
+    "zen5": "Zen 5",
+    "icelake": "Ice Lake",
+    "xeon": "Xeon",
+    "genuineintel-6-167": "Xeon-167",
+}
 _SETS = {"avx512vnni": "AVX-512 VNNI", "avx2": "AVX2", "amx": "AMX", "avx512": "AVX-512"}
 _MODELS = {
     "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M, Q4_1",
@@ -224,6 +231,32 @@ def head(results: Results) -> str:
     ]
     titles = ("demo/smollm2/head, `eagle3`", "T", "tokens a pass", "times as fast as `off`", "")
     return "\n".join(_table(titles, sorted(rows)))
+
+
+def accepted(results: Results) -> str:
+    rows = [
+        (
+            _machine(record.machine),
+            f"{each['model']}, `{each['head']}`",
+            ", ".join(f"{100 * share:.0f}" for share in each["accept"]),
+            _two(each["tokens a pass"]),
+            _two(each["speedup"]),
+            _two(each["a draft step in passes"]),
+            _link(record),
+        )
+        for record in results["accepted"]
+        for each in [record.figures]
+    ]
+    titles = (
+        "",
+        "shape and head",
+        "accepted, %",
+        "tokens a pass",
+        "times as fast as `off`",
+        "a draft step in passes",
+        "",
+    )
+    return "\n".join(_table(titles, rows))
 
 
 def kinds(results: Results) -> str:
@@ -603,7 +636,7 @@ BLOCKS: Mapping[str, Callable[[Results], str]] = {
     "llama-cpp long": lambda results: llama_cpp(results, long=True),
     "passes": passes, "losses": losses, "callers": callers,
     "callers smollm2": lambda results: callers(results, "SmolLM2"), "start": start, "identity": identity, "lies": lies,
-    "ledger": ledger, "bundle": bundle, "head": head, "identity of others": identity_of_others,
+    "ledger": ledger, "bundle": bundle, "head": head, "accepted": accepted, "identity of others": identity_of_others,
     "first start": first_start, "fleet": fleet, "targets": targets,
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from services.generation.target.errors import TargetError
 METHODS: tuple[MethodSpec, ...] = (
     eagle3.METHOD,
     block.METHOD,
-    mtp.METHOD,  # behind heads that somebody named
+    mtp.METHOD,  # after heads that are named by a flag
     rest.METHOD,
     draft_model.METHOD,  # before copies: who names a draft model expects it to be tried
     lookahead.METHOD,

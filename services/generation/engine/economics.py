@@ -132,7 +132,7 @@ class DraftCost:
     """Seconds of a model's drafts: as measured at start, and as recent drafts compare with that."""
 
     def __init__(self, once: StepCost, step: StepCost) -> None:
-        """Of a draft at any depth, and of each of its steps, by sequences that draft together."""
+        """`once` is the cost of a draft at any depth, `step` of each of its steps, by sequences that draft together."""
         self.once, self.step, self.pace = once, step, DraftPace()
         self._refused = 0
 

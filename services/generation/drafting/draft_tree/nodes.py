@@ -183,7 +183,7 @@ def _next_frontier(nodes: Nodes, count: int, newest: Int64, growth: Growth, econ
 def expected_chain(nodes: Nodes, count: int, depth: int, most: int, economics: Economics) -> int:
     """The length of the chain of a model's first choices that saves most time, 0 if none saves any. A tree that has
     the caller's prediction leaves it less to gain, and nothing while the prediction is accepted more often than first
-    choices: the model would score its tokens anew, and worse.
+    choices: the model would score its tokens again, and worse.
     """
     chance, before = 1.0, Pass(0, 1.0, economics.costs.pass_cost[0])
     for node in range(1, count):

@@ -100,7 +100,7 @@ FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # every draft token is worth its 
 
 
 def held(outcomes: Sequence[Outcome]) -> list[tuple[int, ...]]:
-    """Of each request its passes, and its accepted drafts by depth."""
+    """The passes of each request, and its accepted drafts by depth."""
     return [(each.metrics.target_passes, *each.metrics.num_accepted_tokens_per_pos) for each in outcomes]
 
 

@@ -22,9 +22,9 @@ class FakeUpstream:
     `fault` is how it fails: `hang` and `drop` after `after` tokens, and `idle` (events without a token), `comments`,
     `line` (a line without an end); `short` (ends without a last event), `text`, `ids` (has none), `prompt`, `many`,
     `busy`, `loading`, `refuse`, `grammar` (refuses that), `garbage`; `cut` and `stopped` end after two tokens without a
-    reason; `unsteady` answers otherwise each time, `cached` if it may reuse a prefix, `crowded` beside other requests;
-    `fails`, `page`, `event` and `moved` are errors in place of an answer. `twist` makes of each event what is sent. A
-    stream of SGLang is refused in its first event, with a token that is none's.
+    reason; `unsteady` answers otherwise each time, `first` the first time alone, `cached` if it may reuse a prefix,
+    `crowded` beside other requests; `fails`, `page`, `event` and `moved` are errors in place of an answer. `twist`
+    makes of each event what is sent. A stream of SGLang is refused in its first event, with a token that is none's.
     """
 
     kind: str
@@ -70,7 +70,8 @@ class FakeUpstream:
         while len(made) < many:
             if self.ends_after is not None and len(made) == self.ends_after:
                 return [*made, self.tokenizer.fast.get_vocab()["<|end|>"]]
-            told = [self.taste, seed, *prompt, *made, len(self.bodies) if self.fault == "unsteady" else 0]
+            differs = {"unsteady": len(self.bodies), "first": len(self.bodies) == 1}.get(self.fault or "", 0)
+            told = [self.taste, seed, *prompt, *made, int(differs)]
             made.append(self._best([*told, state] if state and len(made) == 1 else told, len(made))[0])
         return made
 

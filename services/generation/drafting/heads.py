@@ -18,7 +18,7 @@ from transformers import LlamaConfig, PretrainedConfig
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import read_json_object
-from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
+from services.generation.target.config.layer_specs import LayerSizes
 from services.generation.target.config.rope import Rotation, rotation_of
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, Part, floats, other_weights, read_parts, write_parts
@@ -232,17 +232,6 @@ def check_sizes(config: Sizes) -> None:
         raise HeadConfigInvalid(f"draft_vocab_size {config.draft_vocab_size} exceeds vocab_size {config.vocab_size}")
     if not config.feature_layers:
         raise HeadConfigInvalid("feature layers: expected at least one")
-
-
-def layer_shapes(spec: LayerSpec, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a decoder layer; weights are [out, in]."""
-    shapes: dict[str, tuple[int, ...]] = {f"{spec.prefix}{norm}.weight": (hidden_size,) for norm in spec.norms}
-    shapes |= {f"{spec.prefix}{norm}.weight": (spec.head_dim,) for norm in spec.head_norms}
-    for module in spec.modules:
-        shapes[f"{spec.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
-        if module.bias:
-            shapes[f"{spec.prefix}{module.name}.bias"] = (module.outputs,)
-    return shapes
 
 
 class Layout:

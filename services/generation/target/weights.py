@@ -23,7 +23,7 @@ from services.generation.target.config.layer_specs import (
     layer_specs,
 )
 from services.generation.target.errors import ArithmeticUnsupported, TargetError, WeightsInvalid, about
-from services.generation.target.family import CONVOLUTION, DELTA, NORM, StateRule
+from services.generation.target.family import DELTA, NORM, StateRule
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
@@ -169,24 +169,7 @@ def expected_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied_embeddings:
         shapes[HEAD] = (config.vocab_size, hidden)
     for layer in layer_specs(config):
-        vectors = dict.fromkeys(layer.norms, hidden) | layer.head_norm_sizes
-        vectors |= {layer.sinks: layer.heads} if layer.sinks else {}
-        if layer.taps:
-            shapes[f"{layer.prefix}{CONVOLUTION}.weight"] = (config.hidden_size, layer.taps)
-        if rule := layer.rule:
-            shapes[f"{layer.prefix}{rule.convolution}.weight"] = (rule.convolved, rule.taps)
-            shapes |= {f"{layer.prefix}{rule.convolution}.bias": (rule.convolved,)} if rule.biased else {}
-            vectors |= rule.vectors
-        vectors |= {layer.scalar: 1} if layer.scalar else {}
-        if layer.experts and layer.experts.choice_bias:
-            vectors[layer.experts.choice_bias] = len(layer.experts.down)
-        if layer.experts and layer.experts.parallel:
-            vectors[layer.experts.parallel.scales] = len(layer.experts.down)
-        for module in layer.modules:
-            shapes[f"{layer.prefix}{module.name}.weight"] = (module.outputs, module.inputs)
-            if module.bias:
-                shapes[f"{layer.prefix}{module.name}.bias"] = (module.outputs,)
-        shapes |= {f"{layer.prefix}{name}.weight": (size,) for name, size in vectors.items()}
+        shapes |= layer.shapes(hidden)
     return shapes
 
 

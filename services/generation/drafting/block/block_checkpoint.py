@@ -21,7 +21,6 @@ from services.generation.drafting.heads import (
     check_choices,
     check_sizes,
     layer_numbers,
-    layer_shapes,
     nested_members,
     published_sizes,
     read_document,
@@ -153,7 +152,7 @@ def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
         NORM: (hidden,),
     }
     for number in range(config.layers):
-        shapes |= layer_shapes(block_layer(config, number), hidden)
+        shapes |= block_layer(config, number).shapes(hidden)
     if config.own_embeddings:
         shapes[EMBEDDING] = (config.vocab_size, hidden)
     if config.own_output:

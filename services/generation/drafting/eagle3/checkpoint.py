@@ -16,7 +16,6 @@ from services.generation.drafting.heads import (
     check_choices,
     check_sizes,
     layer_numbers,
-    layer_shapes,
     nested_members,
     published_sizes,
     rotation_of_head,
@@ -136,7 +135,7 @@ def head_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     if config.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(len(config.feature_layers))}
     for layer in range(config.layers):
-        shapes |= layer_shapes(layer_spec(config, layer), hidden)
+        shapes |= layer_spec(config, layer).shapes(hidden)
     return {**shapes, FEATURE_NORM: (hidden,)}
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from ledger.encoding.text_forms import cid_of_json
-from services.generation.drafting.heads import HeadForAnotherBase, HeadWeightsInvalid, layer_shapes
+from services.generation.drafting.heads import HeadForAnotherBase, HeadWeightsInvalid
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.config_document import named_family
@@ -85,7 +85,7 @@ def block_shapes(base: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a block for this base; matrices are [out, in]."""
     hidden = base.hidden_size
     norms = dict.fromkeys((EMBEDDING_NORM, HIDDEN_NORM, LAST_NORM), (hidden,))
-    return {JOINT: (hidden, 2 * hidden), **norms, **layer_shapes(block_layer(base), hidden)}
+    return {JOINT: (hidden, 2 * hidden), **norms, **block_layer(base).shapes(hidden)}
 
 
 def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None) -> MtpBlock | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from services.generation.target.config.rope import NO_ROTATION, inverse_root
 from services.generation.target.families import BY_NAME
-from services.generation.target.family import Clamp, Experts, ParallelNames, StateRule, Temperature
+from services.generation.target.family import CONVOLUTION, Clamp, Experts, ParallelNames, StateRule, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # imports transformers
@@ -137,6 +137,31 @@ class LayerSpec:
         """Sizes of the vectors in `head_norms`."""
         heads = (self.heads, self.kv_heads) if self.whole_norms else (1, 1)
         return {name: count * self.head_dim for name, count in zip(self.head_norms, heads, strict=False)}
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the layer's tensors; linear weights are [out, in]."""
+        vectors = dict.fromkeys(self.norms, hidden_size) | self.head_norm_sizes
+        if self.sinks:
+            vectors[self.sinks] = self.heads
+        if self.rule:
+            vectors |= self.rule.vectors
+        if self.scalar:
+            vectors[self.scalar] = 1
+        if self.experts and self.experts.choice_bias:
+            vectors[self.experts.choice_bias] = len(self.experts.down)
+        if self.experts and self.experts.parallel:
+            vectors[self.experts.parallel.scales] = len(self.experts.down)
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,) for name, size in vectors.items()}
+        if self.taps:
+            shapes[f"{CONVOLUTION}.weight"] = (hidden_size, self.taps)
+        if rule := self.rule:
+            shapes[f"{rule.convolution}.weight"] = (rule.convolved, rule.taps)
+            shapes |= {f"{rule.convolution}.bias": (rule.convolved,)} if rule.biased else {}
+        for module in self.modules:
+            shapes[f"{module.name}.weight"] = (module.outputs, module.inputs)
+            if module.bias:
+                shapes[f"{module.name}.bias"] = (module.outputs,)
+        return {f"{self.prefix}{name}": shape for name, shape in shapes.items()}
 
     @property
     def norms(self) -> tuple[str, ...]:

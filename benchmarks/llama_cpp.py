@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -25,7 +26,7 @@ def built() -> Path:
     if not all((programs / name).exists() for name in PROGRAMS):
         source = _source()
         _run(["cmake", "-S", str(source), "-B", str(_FOLDER / "build"), *_FLAGS])
-        _run(["cmake", "--build", str(_FOLDER / "build"), "--parallel", "--target", *PROGRAMS])
+        _run(["cmake", "--build", str(_FOLDER / "build"), "--parallel", str(os.cpu_count()), "--target", *PROGRAMS])
     return programs
 
 

@@ -200,16 +200,15 @@ class EngineCore:
         started = self._clock()
         plan = self._plan(self._sharing.share(self._running))
         if plan:
-            layers = self._speculation.feature_layers(work.sequence for work in plan)
             keys = sum(work.sequence.cached for work in plan)
-            computed = self._forward(plan, layers)
+            computed = self._forward(plan)
             self._learn_pace(plan, keys, self._clock() - started - self._speculation.drafting)
             logits, features = (
                 _split(computed.logits, [w.logits for w in plan]),
                 _split(computed.features, [w.rows for w in plan]),
             )
             for work, own_logits, own_features in zip(plan, logits, features, strict=True):
-                self._advance(work, own_logits, own_features, layers)
+                self._advance(work, own_logits, own_features)
         else:
             self._sharing.wait()
         self.retire()
@@ -315,7 +314,7 @@ class EngineCore:
                 if victim is sequence:
                     return False
 
-    def _forward(self, plan: list[Work], feature_layers: tuple[int, ...]) -> PassOutput:
+    def _forward(self, plan: list[Work]) -> PassOutput:
         builder = RowsBuilder()
         for work in plan:
             sequence, tree = work.sequence, work.tree
@@ -324,15 +323,15 @@ class EngineCore:
                 builder.add_chunk(sequence.table, sequence.cached, work.chunk, work.completes, adapter)
             else:
                 builder.add_tree(sequence.table, sequence.cached, tree.tokens, tree.parents, adapter)
-        return self._target.forward(builder.build(), feature_layers)
+        return self._target.forward(builder.build(), self._speculation.feature_layers)
 
-    def _advance(self, work: Work, logits: Float32, features: Float32, layers: tuple[int, ...]) -> None:
+    def _advance(self, work: Work, logits: Float32, features: Float32) -> None:
         """Commit what the pass computed for a sequence, and let its drafter see it."""
         sequence, tree, start = work.sequence, work.tree, work.sequence.cached
         if not work.completes or sequence.finished:
             sequence.cached += len(work.chunk)
             self._waiting.prefilled(sequence, len(work.chunk))
-            self._read(sequence, start, features, layers)
+            self._read(sequence, start, features)
             return
         if tree is None:
             sequence.cached += len(work.chunk) - 1
@@ -345,13 +344,13 @@ class EngineCore:
         self._waiting.emitted(sequence, len(path))
         sequence.stream()
         if not sequence.finished:
-            self._read(sequence, start, features if work.tree is None else features[path], layers)
+            self._read(sequence, start, features if work.tree is None else features[path])
         self._speculation.observe(sequence, tree, path, logits)
 
-    def _read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
+    def _read(self, sequence: Sequence, start: int, features: Float32) -> None:
         """Let the drafter and the prefix cache keep the features and blocks of tokens from `start` on."""
-        self._speculation.read(sequence, start, features, layers)
-        self._sharing.computed(sequence, self._speculation.own(sequence, features, layers))
+        self._speculation.read(sequence, start, features)
+        self._sharing.computed(sequence, features)
 
     @staticmethod
     def _walked(sequence: Sequence, tree: TokenTree, logits: Float32) -> list[int]:

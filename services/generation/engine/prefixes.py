@@ -64,12 +64,15 @@ class DiskState(Enum):
 class PrefixCursor:
     """A place in the blocks: at the end of `node`, after the first `tokens` tokens of `sequence`.
 
-    `unfilled`: features of the tokens computed since, of `layers`; empty without layers. `reading`: blocks on their way
-    from the disk while it is READING, awaited until `patience` on the disk's clock.
+    `complete`: features of all tokens so far were computed or taken over, so that later ones are kept. `needed`: a
+    draft of the sequence reads them; without need, blocks without features are taken over. `unfilled`: features of the
+    tokens computed since, while they are complete. `reading`: blocks on their way from the disk while it is READING,
+    awaited until `patience` on the disk's clock.
     """
 
     sequence: Sequence
-    layers: tuple[int, ...]
+    complete: bool
+    needed: bool
     node: PrefixNode | None = None
     tokens: int = 0
     unfilled: list[Float32] = field(default_factory=list)
@@ -98,7 +101,7 @@ class PrefixCursor:
 
     def can_feed(self, other: PrefixCursor) -> bool:
         """Whether blocks computed from here on may be the next blocks of `other`, features included."""
-        return self.before == other.before and other.layers in ((), self.layers)
+        return self.before == other.before and (self.complete or not other.needed)
 
     def common_prefix(self, tokens: Collection[int]) -> int:
         """Length of the common prefix of `tokens` and the next tokens, without the sequence's last token, which it
@@ -112,9 +115,13 @@ class PrefixCursor:
         """Move to the end of the next block, which is `node`."""
         self.node, self.tokens = node, self.tokens + BLOCK
 
+    def lack_features(self) -> None:
+        """Keep no features from here on: a sequence reads them from its first token on."""
+        self.complete, self.unfilled = False, []
+
     def features_of_block(self) -> Float32 | None:
         """Take the features of the next block out of `unfilled`."""
-        if not self.layers:
+        if not self.complete:
             return None
         pieces, left = list[Float32](), BLOCK
         while left:
@@ -126,14 +133,8 @@ class PrefixCursor:
         return np.concatenate(pieces)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    layers: tuple[int, ...]
-    features: Float32  # [BLOCK, layers * hidden]
-
-
 class KeptFeatures:
-    """Features by block, up to a number of bytes; the least recently used are dropped first.
+    """Features [BLOCK, layers * hidden] by block, up to a number of bytes; the least recently used are dropped first.
 
     A sequence reads features from its first token on, so a block is useless without the blocks before it: use of a
     block is use of its ancestors, and the end of a prefix is dropped before its beginning.
@@ -141,24 +142,23 @@ class KeptFeatures:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._kept: OrderedDict[PrefixNode, _Kept] = OrderedDict()  # the longest unused first
+        self._kept: OrderedDict[PrefixNode, Float32] = OrderedDict()  # the longest unused first
         self.bytes = 0
 
-    def keep(self, node: PrefixNode, layers: tuple[int, ...], features: Float32) -> None:
+    def keep(self, node: PrefixNode, features: Float32) -> None:
         """Keep `features` in place of the node's older features, and drop the least recently used beyond the limit."""
         self.drop(node)
         if features.nbytes > self._most:
             return
-        self._kept[node] = _Kept(layers, features)
+        self._kept[node] = features
         self.bytes += features.nbytes
         self.use(node)
         while self.bytes > self._most:
             self.drop(next(iter(self._kept)))
 
-    def of(self, node: PrefixNode, layers: tuple[int, ...]) -> Float32 | None:
-        """The node's features of `layers`; None if they are not kept."""
-        kept = self._kept.get(node)
-        return kept.features if kept is not None and kept.layers == layers else None
+    def of(self, node: PrefixNode) -> Float32 | None:
+        """The node's features; None if they are not kept."""
+        return self._kept.get(node)
 
     def use(self, node: PrefixNode) -> None:
         """Note a use of `node` and its ancestors."""
@@ -168,14 +168,14 @@ class KeptFeatures:
 
     def drop(self, node: PrefixNode) -> None:
         """Drop the features of `node`, if there are any."""
-        kept = self._kept.pop(node, None)
-        if kept is not None:
-            self.bytes -= kept.features.nbytes
+        features = self._kept.pop(node, None)
+        if features is not None:
+            self.bytes -= features.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The first `tokens` slots of a block, and their features if the cursor has layers."""
+    """The first `tokens` slots of a block, and their features if they are kept."""
 
     block: int
     tokens: int
@@ -202,6 +202,7 @@ class PrefixSharing:
     ) -> None:
         """Blocks are kept on the `disk` too, if there is one. Without `on` nothing is kept or shared."""
         self._target, self._speculation, self._disk, self._on = target, speculation, disk, on
+        self._layers = speculation.feature_layers
         self._following: dict[Before, dict[Tokens, PrefixNode]] = {}
         self._cursors: dict[Sequence, PrefixCursor] = {}
         self.features = KeptFeatures(feature_bytes)
@@ -218,9 +219,13 @@ class PrefixSharing:
         """Note a sequence that was admitted; its table is empty."""
         if self._takes_part(sequence):
             assert not sequence.table
-            self._cursors[sequence] = cursor = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
+            self._cursors[sequence] = cursor = self._cursor(sequence)
             if self._disk is not None and self._disk.allow_reading():
                 cursor.disk = DiskState.LOOKING
+
+    def _cursor(self, sequence: Sequence) -> PrefixCursor:
+        """At the beginning of a sequence."""
+        return PrefixCursor(sequence, bool(self._layers), self._speculation.reads_features(sequence))
 
     def _takes_part(self, sequence: Sequence) -> bool:
         return self._on and sequence.request.reuse
@@ -233,8 +238,8 @@ class PrefixSharing:
         if cursor is None:
             return
         if features is None:
-            cursor.layers, cursor.unfilled = (), []
-        elif cursor.layers:
+            cursor.lack_features()
+        elif cursor.complete:
             cursor.unfilled.append(features)
         while sequence.cached - cursor.tokens >= BLOCK:
             self._learn(cursor)
@@ -300,18 +305,20 @@ class PrefixSharing:
         while (node := self._next(cursor)) is not None:
             self._target.blocks.share(cursor.sequence.table, node.block)
             cursor.advance(node)
-            features = self.features.of(node, cursor.layers)
-            if features is not None:
+            features = self.features.of(node)
+            if features is None:
+                cursor.lack_features()
+            elif cursor.complete:
                 found.append(features)
             if self._disk is not None:
-                self._disk.use(cursor.owner, node.digest, cursor.layers, cursor.entered - cursor.tokens)
+                self._disk.use(cursor.owner, node.digest, self._disk_layers(cursor), cursor.entered - cursor.tokens)
             if cursor.reading is not None:
                 cursor.reading.advance()
         cursor.sequence.cached = cursor.tokens
         if found and cursor.node is not None:
             self.features.use(cursor.node)
         for number, features in enumerate(found):
-            self._speculation.read(cursor.sequence, start + number * BLOCK, features, cursor.layers)
+            self._speculation.read(cursor.sequence, start + number * BLOCK, features)
         self._count(cursor.sequence, cursor.tokens - start)
 
     def _read(self, cursor: PrefixCursor, disk: PrefixDisk) -> bool:
@@ -344,7 +351,8 @@ class PrefixSharing:
     def _begin_reading(self, cursor: PrefixCursor, disk: PrefixDisk) -> None:
         digest = disk.first_digest(cursor.owner) if cursor.node is None else cursor.node.digest
         rest = tuple(cursor.sequence.tokens[cursor.tokens :])
-        cursor.reading = disk.read(cursor.owner, digest, rest, cursor.layers, cursor.entered - cursor.tokens)
+        layers, entered = self._disk_layers(cursor), cursor.entered - cursor.tokens
+        cursor.reading = disk.read(cursor.owner, digest, rest, layers, entered)
         if cursor.reading is not None:
             cursor.disk = DiskState.READING
             cursor.patience = disk.clock() + cursor.reading.patience
@@ -372,7 +380,7 @@ class PrefixSharing:
         sequence, start = cursor.sequence, cursor.tokens
         sequence.cached += tokens
         if features is not None:
-            self._speculation.read(sequence, start, features, cursor.layers)
+            self._speculation.read(sequence, start, features)
         self.computed(sequence, features)
         self._count(sequence, tokens)
 
@@ -395,11 +403,11 @@ class PrefixSharing:
         self.reused_tokens += tokens
 
     def _next(self, cursor: PrefixCursor) -> PrefixNode | None:
-        """The next full block, if it is known and has the features of the cursor's layers."""
+        """The next full block, if it is known and has the features that the cursor needs."""
         if cursor.tokens + BLOCK >= len(cursor.sequence.tokens):
             return None
         node = self._following.get(cursor.before, {}).get(cursor.block)
-        usable = node is not None and (not cursor.layers or self.features.of(node, cursor.layers) is not None)
+        usable = node is not None and (not cursor.needed or self.features.of(node) is not None)
         return node if usable else None
 
     def _known_piece(self, cursor: PrefixCursor) -> Piece | None:
@@ -407,14 +415,14 @@ class PrefixSharing:
         best: Piece | None = None
         for tokens, node in islice(reversed(self._following.get(cursor.before, {}).items()), _LOOKED_AT):
             count = cursor.common_prefix(tokens)
-            features = self.features.of(node, cursor.layers) if cursor.layers else None
-            if count > (best.tokens if best else 0) and (features is not None or not cursor.layers):
+            features = self.features.of(node) if cursor.complete else None
+            if count > (best.tokens if best else 0) and (features is not None or not cursor.needed):
                 best = Piece(node.block, count, None if features is None else features[:count])
         return best
 
     def _in_use(self, sequence: Sequence) -> int:
         """Count of the sequence's first blocks that other sequences use: it needs no room for them."""
-        cursor = PrefixCursor(sequence, self._speculation.feature_layers([sequence]))
+        cursor = self._cursor(sequence)
         while (node := self._next(cursor)) is not None and self._target.blocks.in_use(node.block):
             cursor.advance(node)
         return cursor.tokens // BLOCK
@@ -432,12 +440,16 @@ class PrefixSharing:
             node = following[tokens] = PrefixNode(block, cursor.node, digest)
             self._target.blocks.keep(node.block, lambda: self._forget(before, tokens))
         if features is not None:
-            self.features.keep(node, cursor.layers, features)
+            self.features.keep(node, features)
         if self._disk is not None:
             content = partial(self._target.block_content, node.block)
             used = cursor.entered - cursor.tokens
-            self._disk.keep(cursor.owner, node.digest, content, cursor.layers, features, used)
+            self._disk.keep(cursor.owner, node.digest, content, self._disk_layers(cursor), features, used)
         cursor.advance(node)
+
+    def _disk_layers(self, cursor: PrefixCursor) -> tuple[int, ...]:
+        """Layers whose features are read from the disk and written to it: in memory alone they cost no time."""
+        return self._layers if cursor.needed else ()
 
     def _forget(self, before: Before, tokens: Tokens) -> None:
         following = self._following[before]
@@ -448,5 +460,5 @@ class PrefixSharing:
 
 def _unfilled_piece(cursor: PrefixCursor, other: PrefixCursor, count: int) -> Piece:
     """The first `count` tokens of the block that the sequence of `other` is filling."""
-    features = np.concatenate(other.unfilled)[:count] if cursor.layers else None
+    features = np.concatenate(other.unfilled)[:count] if cursor.complete and other.complete else None
     return Piece(other.sequence.table[other.tokens // BLOCK], count, features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -28,7 +28,6 @@ class _Drafts:
     """Drafts of one sequence, one by each of its methods, and the turns of these methods."""
 
     by_method: dict[str, Draft]
-    layers: tuple[int, ...]  # layers whose features the drafts read
     turns: Turns
     guide: GrammarGuide | None  # None without a grammar
     method: str  # the method asked last, at first the preferred one; tokens that a grammar forces count as its draft
@@ -47,6 +46,10 @@ class Speculation:
     ) -> None:  # fmt: skip
         """`clock`: seconds, to time drafting."""
         self._drafters, self._clock = drafters, clock
+        self.feature_layers = tuple(dict.fromkeys(layer for each in drafters.values() for layer in each.feature_layers))
+        """Layers whose features any drafter reads. They are computed for every sequence, or a prefix that was computed
+        without drafts would have to be computed again for a head.
+        """
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
         self._gains, self.pace = gains, gains.pace
@@ -59,9 +62,8 @@ class Speculation:
             return
         sequence.draft_begun = True
         methods = tuple(dict.fromkeys((request.method, *request.next_methods)))
-        layers = tuple(dict.fromkeys(layer for name in methods for layer in self._drafters[name].feature_layers))
         turns = self._gains.begin(request, methods)
-        self._drafts[sequence] = drafts = _Drafts({}, layers, turns, _guide(sequence), methods[0])
+        self._drafts[sequence] = drafts = _Drafts({}, turns, _guide(sequence), methods[0])
         for name in methods:
             self._guarded(sequence, name, self._start, drafts, name, request)
 
@@ -73,9 +75,10 @@ class Speculation:
         drafts = self._drafts.get(sequence)
         return drafts is not None and (drafts.turns.under(together) is not None or drafts.guide is not None)
 
-    def feature_layers(self, sequences: Iterable[Sequence]) -> tuple[int, ...]:
-        """Layers whose features any of the sequences reads."""
-        return tuple(dict.fromkeys(layer for s in sequences if s in self._drafts for layer in self._drafts[s].layers))
+    def reads_features(self, sequence: Sequence) -> bool:
+        """Whether one of its drafts reads features."""
+        drafts = self._drafts.get(sequence)
+        return drafts is not None and any(self._drafters[name].feature_layers for name in drafts.by_method)
 
     def propose(self, budgets: Mapping[Sequence, Budget]) -> dict[Sequence, TokenTree]:
         """A tree for each sequence, within its budget; the bare root if no method drafts."""
@@ -175,23 +178,19 @@ class Speculation:
                 drafts.once += share
                 drafts.warm.add(method)
 
-    def read(self, sequence: Sequence, start: int, features: Float32, layers: tuple[int, ...]) -> None:
-        """Hand over features [rows, layers * hidden] of committed tokens from position `start` on."""
+    def read(self, sequence: Sequence, start: int, features: Float32) -> None:
+        """Hand over features [rows, feature layers * hidden] of committed tokens from position `start` on."""
         if sequence not in self._drafts:
             return
         drafts, started = self._drafts[sequence], self._clock()
         for name, draft in list(drafts.by_method.items()):
             if wanted := self._drafters[name].feature_layers:
-                own = self._of_layers(features, layers, wanted)
+                own = self._of_layers(features, wanted)
                 self._guarded(sequence, name, draft.read, sequence.tokens, start, own)
         drafts.seconds += self._clock() - started
 
-    def own(self, sequence: Sequence, features: Float32, layers: tuple[int, ...]) -> Float32 | None:
-        """The part of the features of `layers` that the sequence's drafts read; None if they read none."""
-        wanted = self._drafts[sequence].layers if sequence in self._drafts else ()
-        return self._of_layers(features, layers, wanted) if wanted else None
-
-    def _of_layers(self, features: Float32, layers: tuple[int, ...], wanted: tuple[int, ...]) -> Float32:
+    def _of_layers(self, features: Float32, wanted: tuple[int, ...]) -> Float32:
+        layers = self.feature_layers
         if wanted == layers:
             return features
         streams = features.reshape(len(features), len(layers), self._hidden_size)

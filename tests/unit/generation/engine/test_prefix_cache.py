@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.blocks import BLOCK
@@ -58,8 +59,9 @@ def test_nor_where_blocks_are_short(cramped_target: CpuTarget, target: CpuTarget
 class Server:
     """A core that goes on from request to request."""
 
-    def __init__(self, target: CpuTarget, **choices: bool) -> None:
-        self.drafters = {"eagle3": eagle3(target, CHEAP_ROWS), "mtp": mtp(target, CHEAP_ROWS)}
+    def __init__(self, target: CpuTarget, **choices: float) -> None:
+        heads = {"eagle3": eagle3(target, CHEAP_ROWS), "mtp": mtp(target, CHEAP_ROWS)}
+        self.drafters = {**heads, "lookahead": LookaheadDrafter()}
         self.target, self.collected, self.count = target, Collected(), 0
         known = EngineSettings(**choices)  # type: ignore[arg-type]
         self.core = EngineCore(target, self.drafters, LetterDecoder, CHEAP_ROWS, known, lambda: 0.0)
@@ -116,14 +118,21 @@ def test_it_can_be_left_out(target: CpuTarget) -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle3", "mtp"])
-def test_a_head_needs_features_and_leaves_them_for_the_next(target: CpuTarget, method: str) -> None:
+def test_a_head_takes_over_blocks_that_off_or_another_method_has_computed(target: CpuTarget, method: str) -> None:
     server = Server(target)
     tokens = server.ask(PROMPT)
-    for reused in (0, 2 * BLOCK, 2 * BLOCK):  # off has left none
-        assert server.ask(PROMPT, method=method) == tokens
+    for asked in (method, "lookahead", "off"):
+        assert server.ask(PROMPT, method=asked) == tokens
+        assert server.reused == 2 * BLOCK
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_head_computes_blocks_without_features_and_other_methods_do_not(target: CpuTarget, method: str) -> None:
+    server = Server(target, feature_bytes=0)
+    tokens = server.ask(PROMPT)
+    for asked, reused in ((method, 0), ("lookahead", 2 * BLOCK), ("off", 2 * BLOCK)):
+        assert server.ask(PROMPT, method=asked) == tokens
         assert server.reused == reused
-    server.ask(PROMPT)
-    assert server.reused == 2 * BLOCK
 
 
 def test_a_replay_shows_what_is_wrong_with_a_cached_prefix(target: CpuTarget) -> None:

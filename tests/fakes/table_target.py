@@ -12,7 +12,7 @@ from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import NO_ROTATION
 from services.generation.target.rows import Rows
-from services.generation.target.target import KernelReport, PassOutput
+from services.generation.target.target import KernelReport, PassOutput, Target
 
 SIZES = st.one_of(st.integers(1, 5), st.integers(6, 300), st.sampled_from((127, 128, 129, 255, 256, 257, 511, 700)))
 """Vocabularies; a group has 128 ids, a tile 256."""
@@ -77,6 +77,9 @@ class TableTarget:
 
     def probe_kernels(self) -> KernelReport:
         return KernelReport(0, ())
+
+    def abridged(self) -> Target:
+        raise NotImplementedError
 
     def embed(self, tokens: Int64) -> Float32:
         return tokens[:, None].astype(np.float32)

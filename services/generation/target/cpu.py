@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from services.generation.target.kernels.attention.form import Form
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
-from services.generation.target.program.kernel_probe import blocks_to_probe, probe_kernels
+from services.generation.target.program.kernel_probe import abridged, blocks_to_probe, probe_kernels
 from services.generation.target.program.layer import load_layer
 from services.generation.target.program.matrices import matrix_of, vector
 from services.generation.target.program.products import EmbeddingTable, Product
@@ -126,7 +127,8 @@ class CpuTarget:
         config, count, wanted = self.config, len(rows), len(rows.wanted)
         self._buffers.check(rows)
         program = self._program(feature_layers, rows.adapter_slots is not None)
-        logits = self._logits.take(wanted, padded(config.vocab_size, PANEL))
+        vocabulary = self._parts.head.weights.columns
+        logits = self._logits.take(wanted, padded(vocabulary, PANEL))
         features = np.empty((count, len(feature_layers) * config.hidden_size), np.float32)
         program.bind_outputs(logits, features)
         *before, steps = self._states.plan(rows) if self._states else [None]
@@ -135,7 +137,7 @@ class CpuTarget:
             assert program.folding is not None
             self._passes.fold(program.folding, each)
         self._passes.run(program.records, rows, steps)
-        return PassOutput(logits[:, : config.vocab_size], features)
+        return PassOutput(logits[:, :vocabulary], features)
 
     def _program(self, feature_layers: tuple[int, ...], adapted: bool) -> Program:
         key = feature_layers, adapted
@@ -153,6 +155,14 @@ class CpuTarget:
             self.blocks.release(table)
             if self._states:
                 self._states.forget()  # the probe has overwritten lines of the cache
+
+    def abridged(self) -> CpuTarget:
+        """See `Target`. Both share buffers and states: never compute with one between passes of the other's
+        sequences.
+        """
+        found = copy(self)
+        found._parts, found._programs = abridged(self._parts, self.threads), {}
+        return found
 
     def embed(self, tokens: Int64) -> Float32:
         return self._embedding.rows(tokens)

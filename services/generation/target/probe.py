@@ -1,7 +1,8 @@
 """The probe, run at start on the loaded model: it checks that a row's bits depend only on its own tokens.
 
 Random widths, branches, positions, neighbours and prefill chunks are compared, bit by bit, with passes over one row at
-a time. The probe uses a free part of the target's own cache. This file also times passes, for the engine's cost model.
+a time, in one layer of each kind; the whole model computes one history twice. The probe uses a free part of the
+target's own cache. This file also times passes, for the engine's cost model.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import llvmlite.binding as llvm
 
@@ -37,6 +39,7 @@ SAMPLER = "kolm-sampler/2"
 _PACKAGE = Path(__file__).parent
 _MOST_TOKENS = 2 * BLOCK + 12  # of the probed history: two block borders and their surroundings
 _WIDTHS = (2, 3, 5, 8, 16)
+_TURNS = (1, *_WIDTHS)  # rows of the whole model's passes
 
 _LENGTH = 3 * BLOCK  # tokens of context in timed passes
 _ROWS = (1, 2, 4, 8, 16, 32)
@@ -90,8 +93,8 @@ def _probed(target: Target, kept: KeptProbes) -> ProbeReport:
 class ProbeReport:
     """The number of compared rows, and descriptions of the rows that differed.
 
-    `fingerprint` is the SHA-256 of the base's one-row logits over the probed history, without adapters: it differs
-    between two machines whose bits differ for any reason.
+    `fingerprint` is the SHA-256 of the base's logits over the probed history, without adapters: it differs between two
+    machines whose bits differ for any reason. If rows differed, it covers passes of one row.
     """
 
     compared: int
@@ -104,7 +107,8 @@ class ProbeReport:
 
 
 def probe(target: Target, *, seed: int = 0) -> ProbeReport:
-    """Compare single kernels at all sizes (`Target.probe_kernels`), then batched passes with passes over one row, for a
+    """Compare single kernels at all sizes (`Target.probe_kernels`); batched passes of one layer of each kind with
+    passes over one row (`Target.abridged`); and passes of the whole model of several widths with each other, for a
     history that crosses the borders of cache blocks.
 
     The base is probed without an adapter, then with each loaded adapter; neighbouring rows have any adapter or none.
@@ -112,20 +116,29 @@ def probe(target: Target, *, seed: int = 0) -> ProbeReport:
     Raises:
         CacheFull: the cache has no room for three short sequences; probe before serving.
     """
-    kernels = target.probe_kernels()
+    kernels, abridged = target.probe_kernels(), target.abridged()
     compared, failures, fingerprints = kernels.compared, list(kernels.failures), []
     for adapter in range(-1, len(target.adapters)):
-        probing = _Probing(target, random.Random(seed), adapter)
-        try:
-            probing.chunks()
-            probing.trees()
-            probing.moves()
-        finally:
-            probing.release()
-        compared += probing.compared
-        failures += probing.failures
-        fingerprints.append(probing.fingerprint())
+        layers, whole = (_Probing(each, random.Random(seed), adapter) for each in (abridged, target))
+        with layers:
+            layers.chunks()
+            layers.trees()
+            layers.moves()
+        with whole:
+            fingerprints.append(whole.widths())
+        compared += layers.compared + whole.compared
+        failures += layers.failures + whole.failures
+    if failures:  # rows are then served one at a time
+        with _Probing(target, random.Random(seed), -1) as alone:
+            fingerprints[0] = _fingerprint(alone.alone)
     return ProbeReport(compared, tuple(failures), fingerprints[0])
+
+
+def _fingerprint(logits: Iterable[Float32]) -> str:
+    sha256 = hashlib.sha256()
+    for row in logits:
+        sha256.update(row.tobytes())
+    return f"sha256:{sha256.hexdigest()}"
 
 
 class _Probing:
@@ -140,7 +153,11 @@ class _Probing:
         length = min(_MOST_TOKENS, target.config.context_length - max(_WIDTHS) - 1)
         self._tokens = self._random_tokens(max(length, 1))
         self._table = self._new_table()
-        self._alone = [self._row(self._table, i, token) for i, token in enumerate(self._tokens)]
+
+    @cached_property
+    def alone(self) -> list[Float32]:
+        """The logits of the history, computed one row at a time."""
+        return [self._row(self._table, i, token) for i, token in enumerate(self._tokens)]
 
     def _random_tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(self._target.config.vocab_size) for _ in range(count)]
@@ -154,7 +171,10 @@ class _Probing:
         self._target.blocks.extend(table, min(_MOST_TOKENS, self._target.config.context_length) + max(_WIDTHS) + 1)
         return table
 
-    def release(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for table in self._tables:
             self._target.blocks.release(table)
 
@@ -169,8 +189,30 @@ class _Probing:
         if row.tobytes() != alone.tobytes():
             self.failures.append(f"{case}{self._label}: {int((row != alone).sum())} of {len(row)} logits differ")
 
-    def fingerprint(self) -> str:
-        return "sha256:" + hashlib.sha256(b"".join(row.tobytes() for row in self._alone)).hexdigest()
+    def widths(self) -> str:
+        """Compute the history in passes of 1, 2, 3, 5, 8 and 16 rows in turn, and a second time in passes of all these
+        rows together, beside a neighbour's. Compare all rows; returns their fingerprint.
+        """
+        return _fingerprint(self._in_widths())
+
+    def _in_widths(self) -> Iterator[Float32]:
+        second, neighbour = self._new_table(), self._new_table()
+        for begin in range(0, len(self._tokens), sum(_TURNS)):
+            stretch = self._tokens[begin : begin + sum(_TURNS)]
+            beside = RowsBuilder()
+            beside.add_chunk(neighbour, 0, self._random_tokens(3), False, self._any_adapter())
+            together = self._chain(beside, second, begin, stretch)
+            cuts = [cut for cut in accumulate(_TURNS, initial=0) if cut < len(stretch)]
+            for first, end in pairwise([*cuts, len(stretch)]):
+                rows = self._chain(RowsBuilder(), self._table, begin + first, stretch[first:end])
+                for at, row in enumerate(rows, first):
+                    self._compare(f"position {begin + at} in a pass of {len(stretch)} rows", together[at], row)
+                    yield row
+
+    def _chain(self, rows: RowsBuilder, table: list[int], length: int, tokens: list[int]) -> Float32:
+        """The logits of successive tokens, in one pass with the rows that there are already."""
+        rows.add_tree(table, length, tokens, range(-1, len(tokens) - 1), self._adapter)
+        return self._target.forward(rows.build()).logits
 
     def chunks(self) -> None:
         """Compare the logits at the end of each chunk when the history is computed in chunks of several sizes."""
@@ -182,7 +224,7 @@ class _Probing:
                 rows.add_chunk(table, at, chunk, True, self._adapter)
                 at += len(chunk)
                 row = self._target.forward(rows.build()).logits[0]
-                self._compare(f"prefill in chunks of {size}, position {at - 1}", row, self._alone[at - 1])
+                self._compare(f"prefill in chunks of {size}, position {at - 1}", row, self.alone[at - 1])
             self._target.blocks.release(table)
 
     def trees(self) -> None:

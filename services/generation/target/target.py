@@ -57,6 +57,10 @@ class Target(Protocol):
         """Compare single operations at all sizes of a pass; uses a free part of the cache."""
         ...
 
+    def abridged(self) -> Target:
+        """A target of one layer of each kind and a few of the logits, over the same weights and cache; or this one."""
+        ...
+
     def embed(self, tokens: Int64) -> Float32:
         """Token embeddings for drafters, [n] ids to [n, hidden_size] float32."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,18 @@ class Cache:
         }  # fmt: skip
         read = [found[number if layer.source is None else layer.source] for number, layer in enumerate(layers)]
         return cls(form, groups, [keys for keys, _ in read], [values for _, values in read], rotations, scales, states)
+
+    def of_layers(self, numbers: Sequence[int]) -> Cache:
+        """The same memory for a model of some of the layers."""
+        states = {place: self.states[number] for place, number in enumerate(numbers) if number in self.states}
+        return replace(
+            self,
+            keys=[self.keys[number] for number in numbers],
+            values=[self.values[number] for number in numbers],
+            rotations=[self.rotations[number] for number in numbers],
+            scales=[self.scales[number] for number in numbers],
+            states=states,
+        )
 
     def block(self, number: int) -> list[NDArray[Any]]:
         """Views of a block's keys and values: for each group, [layers, kv_heads, ...]."""

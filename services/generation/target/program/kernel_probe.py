@@ -1,12 +1,13 @@
 """The probe of single kernels: each kind of linear layer at every number of rows, attention over long histories.
 
 `target.probe` covers few numbers of rows and short histories. Here rows are computed one by one by one thread, then
-together, by teams of all sizes, and compared bit by bit.
+together, by teams of all sizes, and compared bit by bit. Nothing here takes longer for a model of more layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.attention.rounded import SCALES, query_lines
 from services.generation.target.kernels.records import PASS, bind, record_of
+from services.generation.target.kernels.row_operations import PART
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers
 from services.generation.target.program.matrices import Matrix, linear_record
@@ -64,8 +66,8 @@ def _linear(
     matrix: Matrix, arithmetic: str, buffers: Buffers, team: Team, rng: np.random.Generator
 ) -> Iterator[tuple[int, int, Float32, Float32]]:
     """(rows, threads, y computed together, y computed row by row) of the layer's first panels."""
-    panels = min(matrix.panels, 2 * buffers.members + 3)
-    some = _first_panels(matrix, panels)
+    some = _first_panels(matrix, buffers.members)
+    panels = some.panels
     most = buffers.rows
     x = rng.standard_normal((most, some.weights.padded_inputs), dtype=np.float32)
     x[:, some.weights.inputs :] = 0.0
@@ -86,8 +88,39 @@ def _linear(
             yield rows, threads, y[:rows], alone[:rows]
 
 
-def _first_panels(matrix: Matrix, panels: int) -> Matrix:
-    weights = matrix.weights
+def abridged(parts: ModelWeights, members: int) -> ModelWeights:
+    """The first layer of each kind, with its cache, and the head's first panels.
+
+    Layers of a kind differ in the values of their weights. A layer that reads another's keys and values comes with it.
+    """
+    first: dict[Any, int] = {}
+    for number in range(len(parts.layers)):
+        first.setdefault(_kind(parts, number), number)
+    sources = [parts.layers[number].spec.source for number in first.values()]
+    chosen = sorted({*first.values(), *(number for number in sources if number is not None)})
+    return replace(
+        parts,
+        layers=[parts.layers[number] for number in chosen],
+        cache=parts.cache.of_layers(chosen),
+        head=_first_panels(parts.head, members),
+    )
+
+
+def _kind(parts: ModelWeights, number: int) -> Any:
+    """Everything that determines a layer's operations, but for the values of weights."""
+    layer, cache = parts.layers[number], parts.cache
+    matrices = [*layer.matrices, *(layer.experts.gate_up + layer.experts.down if layer.experts else ())]
+    shapes = [(each.weights.storage.name, each.weights.columns, each.weights.inputs, each.first) for each in matrices]
+    updates = [
+        (each.parts[:, PART.index("inputs") :].tobytes(), each.adapter_parts.tobytes()) for each in layer.updates
+    ]
+    spec = replace(layer.spec, prefix="", source=None), layer.spec.source is None, layer.scalar != 1.0
+    return spec, *map(id, cache.rotations[number]), id(cache.scales[number]), *shapes, *updates
+
+
+def _first_panels(matrix: Matrix, members: int) -> Matrix:
+    """The first panels of a matrix: unequally many for each of `members` threads, if it has so many."""
+    weights, panels = matrix.weights, min(matrix.panels, 2 * members + 3)
     columns = min(weights.columns, panels * PANEL)
     return Matrix(PackedWeights(weights.storage, columns, weights.inputs, weights.panels[:panels]), matrix.bias)
 

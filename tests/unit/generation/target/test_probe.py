@@ -1,21 +1,28 @@
 """Probing of the arithmetic before it is trusted, and models that fail it."""
 
+import hashlib
 import json
+import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.generation.state_folder import one_at_a_time
+from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.kernels.records import PASS
 from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe
 from services.generation.target.program.team import Team
-from services.generation.target.target import KernelReport
+from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.target import KernelReport, PassOutput
 from tests.fakes.tampered_targets import WidthDependentTarget
+from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_model import make_tiny_model
 
 KERNELS = CpuTarget.probe_kernels
@@ -47,6 +54,61 @@ def test_a_target_whose_bits_depend_on_the_width_fails(target: CpuTarget) -> Non
     assert not report.passed
     assert "logits differ" in report.failures[0]
     assert target.blocks.used == 0
+
+
+def test_the_fingerprint_is_of_rows_computed_alone_even_if_wide_passes_differ(target: CpuTarget) -> None:
+    tampered = WidthDependentTarget(target)
+    tampered.deviating = True
+    honest, deviating, alone = probe(target), probe(tampered), hashlib.sha256()
+    rng, table = random.Random(0), list[int]()
+    target.blocks.extend(table, 3 * BLOCK)
+    for at in range(min(2 * BLOCK + 12, target.config.context_length - 17)):
+        rows = RowsBuilder()
+        rows.add_tree(table, at, [rng.randrange(target.config.vocab_size)], [-1])
+        alone.update(target.forward(rows.build()).logits.tobytes())
+    target.blocks.release(table)
+    assert honest.fingerprint == deviating.fingerprint == f"sha256:{alone.hexdigest()}"
+
+
+def test_one_layer_of_each_kind_is_probed(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    made = make_tiny_model(tmp_path, **FAMILIES["gemma3"] | {"layers": 6, "layer_types": 3 * kinds})
+    target = load_target(made, cache_tokens=40 * 64)
+    abridged = target.abridged()
+    assert [layer.spec.prefix for layer in abridged._parts.layers] == ["model.layers.0.", "model.layers.1."]
+    assert [keys.ctypes.data for keys in abridged._parts.cache.keys] == [
+        keys.ctypes.data for keys in target._parts.cache.keys[:2]
+    ]
+
+
+@pytest.mark.slow
+def test_a_layer_that_reads_another_s_keys_is_probed_with_that(tmp_path: Path) -> None:
+    members = FAMILIES["gemma4, shared keys and inputs of layers"]
+    made = make_tiny_model(tmp_path, **members | {"layers": 8, "layer_types": 2 * members["layer_types"]})
+    target = load_target(made, cache_tokens=40 * 64)
+    specs = {number: layer.spec for number, layer in enumerate(target._parts.layers)}
+    probed = {layer.spec.prefix for layer in target.abridged()._parts.layers}
+    readers = {spec.source for spec in specs.values() if spec.source is not None and spec.prefix in probed}
+    assert readers
+    assert len(probed) < len(specs)
+    assert all(specs[source].prefix in probed for source in readers)
+
+
+@pytest.mark.slow
+def test_a_fault_beyond_the_probed_layers_is_found_in_the_whole_model(
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = target.forward
+
+    def faulty(rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
+        computed = whole(rows, feature_layers)
+        computed.logits[:] += np.float32(len(rows) > 30)
+        return computed
+
+    honest = target.abridged()
+    monkeypatch.setattr(target, "forward", faulty)
+    monkeypatch.setattr(target, "abridged", lambda: honest)
+    assert {failure.split(" rows")[0].split(" ")[-1] for failure in probe(target).failures} == {"35"}
 
 
 @pytest.mark.slow

@@ -21,9 +21,10 @@ _LAYER = {
 
 
 def make(kind: str, folder: Path, seed: int) -> None:
-    """A head of a kind (dflash, dspark) with its results, in `folder`."""
+    """A head of a kind (dflash, dspark, dflash2) with its results, in `folder`."""
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+    from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
     from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
     from transformers.models.qwen3 import Qwen3Config
@@ -32,10 +33,14 @@ def make(kind: str, folder: Path, seed: int) -> None:
     dspark = kind == "dspark"
     layer = Qwen3Config(**_LAYER)
     layer._attn_implementation = "eager"
-    choices: dict[str, Any] = {"draft_vocab_size": 40, "markov_rank": 8} if dspark else {"draft_vocab_size": VOCABULARY}
-    config_class, model_class = (
-        (DSparkSpeculatorConfig, DSparkDraftModel) if dspark else (DFlashSpeculatorConfig, DFlashDraftModel)
-    )
+    config_class, model_class, choices = {
+        "dflash": (DFlashSpeculatorConfig, DFlashDraftModel, {"draft_vocab_size": VOCABULARY}),
+        "dspark": (DSparkSpeculatorConfig, DSparkDraftModel, {"draft_vocab_size": 40, "markov_rank": 8}),
+        "dflash2": (
+            DFlash2SpeculatorConfig, DFlash2DraftModel,
+            {"draft_vocab_size": VOCABULARY, "conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6},
+        ),
+    }[kind]  # fmt: skip
     verifier = VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"])
     proposal = GreedyTokenProposalConfig(speculative_tokens=BLOCK - 1)
     config = config_class(
@@ -71,7 +76,8 @@ def _expected(model: Any) -> dict[str, torch.Tensor]:
         max_anchors=1,
     )  # fmt: skip
     first = 0 if model.config.sample_from_anchor else 1
-    states, logits, markov = hidden[0, first:], logits[0, first:].clone(), getattr(model, "markov_head", None)
+    states, logits = hidden[0, first:], logits[0, first:].clone()
+    markov, selector = getattr(model, "markov_head", None), getattr(model, "candidate_selector", None)
     before, drafts, sure = tokens[ANCHOR], [], []
     for position, state in enumerate(states):
         if markov is not None:
@@ -80,6 +86,9 @@ def _expected(model: Any) -> dict[str, torch.Tensor]:
                 0, 0
             ]
             sure.append(model.confidence_head(torch.cat([state, embedded])).sigmoid())
+        if selector is not None:
+            tokens_of, scores = selector.select(logits[position][None], state[None], before[None])
+            logits[position] = torch.full_like(logits[position], -torch.inf).scatter(0, tokens_of[0], scores[0])
         draft = logits[position].argmax()
         before = draft if model.d2t is None else draft + model.d2t[draft]
         drafts.append(before)
@@ -91,5 +100,5 @@ def _expected(model: Any) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    for each in ("dflash", "dspark"):
+    for each in ("dflash", "dspark", "dflash2"):
         make(each, FOLDER / each, seed=1)

@@ -39,9 +39,13 @@ FC, CONTEXT_NORM, NORM = "fc.weight", "hidden_norm.weight", "norm.weight"
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 MARKOV_IN, MARKOV_OUT = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 CONFIDENCE, CONFIDENCE_BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
+ATTENTION_CONVOLUTION, MLP_CONVOLUTION = "attention_conv.", "mlp_conv."
+BASE_KERNEL, KERNEL_PROJECTION = "base_kernel", "kernel_projection.weight"
+BEFORE, AFTER = (f"candidate_selector.{of}_codebook" for of in ("predecessor", "successor"))
+STATE_PROJECTION = "candidate_selector.hidden_projection.weight"
 LAYOUT = "kolm.block.v1"
-SPECULATORS = ("dflash", "dspark")
-ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashModel", "Qwen3DSparkModel")
+SPECULATORS = ("dflash", "dspark", "dflash2")
+ARCHITECTURES = ("DFlashDraftModel", "Qwen3DFlashModel", "Qwen3DSparkModel", "DFlash2DraftModel")
 KNOWN_BY = (
     f"layout {LAYOUT}, speculators_model_type {' or '.join(SPECULATORS)}, or architectures {', '.join(ARCHITECTURES)}"
 )
@@ -69,14 +73,15 @@ _FOLLOWED: dict[str, tuple[object, ...]] = {
 """Choices of published heads, with the values that the pass implements. Null is unset."""
 _READ = (
     "target_layer_ids", "block_size", "mask_token_id", "draft_vocab_size", "markov_rank", "markov_head_type",
-    "enable_confidence_head", "confidence_head_with_markov", "num_target_layers",
+    "enable_confidence_head", "confidence_head_with_markov", "num_target_layers", "conv_kernel_size",
+    "conv_group_size", "selector_rank", "selector_top_k",
 )  # fmt: skip
 """Members of dflash_config that are read; num_target_layers is the base's number of layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockConfig:
-    """Shapes and choices of one head (DFlash; DSpark, arXiv 2607.05147). Sizes in elements.
+    """Shapes and choices of one head (DFlash; DSpark, arXiv 2607.05147; DFlash2). Sizes in elements.
 
     `fc` projects the target's concatenated residual streams after `feature_layers` decoder layers to `hidden_size`; all
     layers compute keys and values of its normed output. The rows of a block are the last committed token and mask
@@ -106,6 +111,11 @@ class BlockConfig:
     confidence_reads_token: bool  # the previous token, besides the state
     own_embeddings: bool
     own_output: bool
+    # of DFlash2, in published layouts only
+    taps: int = 0  # of the convolutions round attention and MLP, along a block's rows; 0 is none
+    tap_group: int = 1  # channels that share a computed factor
+    selector_rank: int = 0  # rank of a score of token after token, for the likeliest tokens; 0 is none
+    selector_top: int = 0  # how many tokens it scores; others are not drafted
 
     mlp_bias: ClassVar[bool] = False
     head_norms: ClassVar[bool] = True
@@ -135,6 +145,16 @@ class BlockConfig:
             raise HeadConfigInvalid(f"windows is {list(self.windows)!r:.80}; expected {self.layers} whole numbers")
         if self.confidence_reads_token and not (self.confidence and self.markov_rank):
             raise HeadConfigInvalid("confidence_head_with_markov: expected a confidence head and a markov_rank")
+        if self.taps:
+            _within("conv_kernel_size", self.taps, 1, self.block_size)
+            _within("conv_group_size", self.tap_group, 1, self.hidden_size)
+            if self.hidden_size % self.tap_group:
+                raise HeadConfigInvalid(f"conv_group_size {self.tap_group} does not divide {self.hidden_size}")
+        if self.selector_rank:
+            _within("selector_rank", self.selector_rank, 1, self.hidden_size)
+            _within("selector_top_k", self.selector_top, 1, self.vocab_size)
+            if self.draft_vocab_size != self.vocab_size:
+                raise HeadConfigInvalid(f"draft_vocab_size {self.draft_vocab_size}: a selector needs all tokens")
         rotation_of_head(self)
 
 
@@ -153,6 +173,11 @@ def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     }
     for number in range(config.layers):
         shapes |= block_layer(config, number).shapes(hidden)
+        for part in (ATTENTION_CONVOLUTION, MLP_CONVOLUTION) if config.taps else ():
+            shapes[f"layers.{number}.{part}{BASE_KERNEL}"] = (2, config.taps, hidden)
+            shapes[f"layers.{number}.{part}{KERNEL_PROJECTION}"] = (
+                2 * config.taps * (hidden // config.tap_group), hidden,
+            )  # fmt: skip
     if config.own_embeddings:
         shapes[EMBEDDING] = (config.vocab_size, hidden)
     if config.own_output:
@@ -162,6 +187,9 @@ def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     if config.confidence:
         reads = hidden + (rank if config.confidence_reads_token else 0)
         shapes |= {CONFIDENCE: (1, reads), CONFIDENCE_BIAS: (1,)}
+    if config.selector_rank:
+        book = config.vocab_size, config.selector_rank
+        shapes |= {BEFORE: book, AFTER: book, STATE_PROJECTION: (config.selector_rank, hidden)}
     return shapes
 
 
@@ -254,8 +282,8 @@ def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
     if not isinstance(nested, dict):
         raise HeadConfigInvalid(f"config.json: transformer_layer_config is {nested!r:.80}; expected an object")
     check_choices(document, _FOLLOWED)
-    dspark = document["speculators_model_type"] == "dspark"
-    sees_all = typed_or(document, "sliding_window_non_causal", False, bool)
+    dspark, dflash2 = (document["speculators_model_type"] == kind for kind in ("dspark", "dflash2"))
+    sees_all = typed_or(document, "sliding_window_non_causal", dflash2, bool)
     return _config(
         nested, names,
         target_hidden_size=typed_or(document, "target_hidden_size", 0, int),
@@ -269,7 +297,19 @@ def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
         confidence=dspark and typed_or(document, "enable_confidence_head", True, bool),
         confidence_reads_token=dspark and typed_or(document, "confidence_head_with_markov", True, bool),
         windows_see_all=sees_all,
+        **(_dflash2_choices(document, 2, 256) if dflash2 else {}),
     )  # fmt: skip
+
+
+def _dflash2_choices(members: Mapping[str, Any], taps: int, rank: int) -> dict[str, int]:
+    """Choices of DFlash2 by attribute; taps and rank have these defaults."""
+    taps, rank = typed_or(members, "conv_kernel_size", taps, int), typed_or(members, "selector_rank", rank, int)
+    return {
+        "taps": taps,
+        "tap_group": typed_or(members, "conv_group_size", 16, int) if taps else 1,
+        "selector_rank": rank,
+        "selector_top": typed_or(members, "selector_top_k", 16, int) if rank else 0,
+    }
 
 
 def _read_flat(document: Mapping[str, Any], names: Any) -> BlockConfig:
@@ -296,6 +336,7 @@ def _read_flat(document: Mapping[str, Any], names: Any) -> BlockConfig:
         confidence=confidence,
         confidence_reads_token=confidence and typed_or(members, "confidence_head_with_markov", False, bool),
         windows_see_all=True,
+        **_dflash2_choices(members, 0, 0),
     )  # fmt: skip
 
 

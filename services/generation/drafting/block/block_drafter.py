@@ -1,7 +1,7 @@
 """Block drafters as a method: one pass of a head proposes tokens for several next positions.
 
-After DFlash and DSpark (arXiv 2607.05147). Beyond the papers, the positions' tokens form a tree, which is cut by the
-costs of rows.
+After DFlash, DSpark (arXiv 2607.05147) and DFlash2. Beyond the papers, the positions' tokens form a tree, which is cut
+by the costs of rows.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BlockDrafter(HeadDrafter):
             if not sources:
                 return
             before = [int(tree.nodes[node]["token"]) for _, tree in trees for node in tree.frontier]
-            adjusted = self._pass.add_previous(logits[sources, position], before)
+            adjusted = self._pass.add_previous(logits[sources, position], states[sources, position], before)
             sure = self._pass.confidence(states[sources, position], before)
             growing = [draft.state for draft in drafts if draft.tree is not None and len(draft.tree.frontier)]
             expand(growing, adjusted, sure)

@@ -8,19 +8,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.generation.drafting.block.block_checkpoint import (
+    AFTER,
+    ATTENTION_CONVOLUTION,
+    BEFORE,
     CONFIDENCE,
     CONFIDENCE_BIAS,
     CONTEXT_NORM,
     EMBEDDING,
     FC,
+    KERNEL_PROJECTION,
     MARKOV_IN,
     MARKOV_OUT,
+    MLP_CONVOLUTION,
     NORM,
     OUTPUT,
+    STATE_PROJECTION,
     BlockConfig,
     BlockHead,
     block_layer,
 )
+from services.generation.drafting.block.convolution import Convolutions, Kernels
+from services.generation.drafting.block.selector import Selector
 from services.generation.drafting.draft_tree.candidates import Vocabulary
 from services.generation.drafting.heads import rotation_of_head
 from services.generation.target.arrays import Float32, Int64
@@ -41,6 +49,8 @@ from services.generation.target.rows import Rows
 from services.generation.target.target import Target
 
 _CACHED = "float32"  # type of keys and values
+_APART = frozenset((EMBEDDING, MARKOV_IN, MARKOV_OUT, CONFIDENCE, CONFIDENCE_BIAS, BEFORE, AFTER, STATE_PROJECTION))
+"""Tensors that no operation of a pass reads."""
 _MOST_ROWS = 256  # rows of a pass; more rows take several passes
 
 
@@ -62,6 +72,7 @@ class _BlockWeights:
     context_norm: Float32
     layers: Sequence[Layer]
     context_layers: Sequence[Layer]
+    convolutions: Sequence[tuple[Kernels, Kernels]]  # round attention and MLP of each layer; empty if there are none
     norm: Float32
     output: Matrix | None  # None: the target's
     cache: Cache
@@ -69,10 +80,9 @@ class _BlockWeights:
     @classmethod
     def of(cls, head: BlockHead, arithmetic: str, cache_blocks: int, positions: int) -> _BlockWeights:
         config = head.config
-        matrices = head.tensors.keys() - {EMBEDDING, MARKOV_IN, MARKOV_OUT, CONFIDENCE, CONFIDENCE_BIAS}
-        stored = {name: StoredTensor.of_values(name, head.tensors[name]) for name in matrices}
+        stored = {name: StoredTensor.of_values(name, head.tensors[name]) for name in head.tensors.keys() - _APART}
         if arithmetic == "int8":
-            stored = {name: tensor.rounded() for name, tensor in stored.items()}
+            stored = {name: _rounded(tensor) for name, tensor in stored.items()}
         read = stored.__getitem__
         storages = {tensor.storage for tensor in stored.values() if len(tensor.shape) == 2}
         linear = sorted(compilation.linear_module(storage, arithmetic) for storage in storages)
@@ -92,12 +102,24 @@ class _BlockWeights:
                 replace(layer, spec=spec, qkv=load_layer(spec, number, (), read).qkv)
                 for number, (layer, spec) in enumerate(zip(layers, keys_only, strict=True))
             ],
+            convolutions=[
+                (
+                    Kernels.of(config, f"{spec.prefix}{ATTENTION_CONVOLUTION}", read),
+                    Kernels.of(config, f"{spec.prefix}{MLP_CONVOLUTION}", read),
+                )
+                for spec in specs if config.taps
+            ],
             norm=vector(read, NORM),
             output=matrix_of(read(OUTPUT)) if config.own_output else None,
             cache=Cache.empty(
                 specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, FORMS[_CACHED]
             ),
         )  # fmt: skip
+
+
+def _rounded(tensor: StoredTensor) -> StoredTensor:
+    """A matrix in 4 bits; in 8 bits if it computes the factors of a convolution, which is small."""
+    return tensor.rounded("q8_0") if tensor.name.endswith(KERNEL_PROJECTION) else tensor.rounded()
 
 
 class _Programs:
@@ -111,6 +133,7 @@ class _Programs:
         specs = [layer.spec for layer in parts.layers]
         self.buffers = Buffers(config, _MOST_ROWS, members, positions, widest=features, layers=specs)
         self.streams, self._parts = self.buffers.lines(features), parts
+        self._deltas = self.buffers.lines(2 * config.taps * (config.hidden_size // config.tap_group))
         self.stores, self.drafts = self._stores(), self._drafts()
 
     def _operations(self) -> Operations:
@@ -127,9 +150,17 @@ class _Programs:
     def _drafts(self) -> Int64:
         parts, buffers, operations = self._parts, self.buffers, self._operations()
         for number, layer in enumerate(parts.layers):
-            operations.project(layer, number, operations.norm_input(layer.attention_norm))
-            operations.attend(layer, number)
-            operations.mlp(layer)
+            attention, mlp = (
+                (Convolutions(kernels, self._deltas) for kernels in parts.convolutions[number])
+                if parts.convolutions
+                else (None, None)
+            )
+            x = operations.norm_input(layer.attention_norm)
+            if attention:
+                attention.before(operations, x)
+            operations.project(layer, number, x)
+            operations.attend(layer, number, attention)
+            operations.mlp(layer, mlp)
         operations.norm(buffers.x, buffers.normed, parts.norm, wanted=True)
         if parts.output is not None:
             operations.linear(parts.output, buffers.normed, NOWHERE, count="wanted")
@@ -166,6 +197,7 @@ class BlockPass:
             table = matrix_of(StoredTensor.of_values(EMBEDDING, tensors[EMBEDDING]))
             self._embed = EmbeddingTable(table, config.hidden_size).rows
         self._markov = _markov(head, target.threads, arithmetic) if config.markov_rank else None
+        self._selector = Selector.of(head) if config.selector_rank else None
         self._before = tensors.get(MARKOV_IN, np.zeros((0, 0), np.float32))
         self._confidence = tensors.get(CONFIDENCE, np.zeros((1, 0), np.float32))[0]
         self._confidence_bias = float(tensors[CONFIDENCE_BIAS][0]) if config.confidence else 0.0
@@ -202,8 +234,12 @@ class BlockPass:
         self._passes.run(programs.drafts, rows)
         return programs.buffers.normed[:wanted, : config.hidden_size].copy(), logits[:, : config.draft_vocab_size]
 
-    def add_previous(self, logits: Float32, tokens: Sequence[int]) -> Float32:
-        """Logits [n, draft vocabulary] with the contributions of the previous tokens: a new array."""
+    def add_previous(self, logits: Float32, states: Float32, tokens: Sequence[int]) -> Float32:
+        """Logits [n, draft vocabulary] with the contributions of the previous tokens: a new array. `states` [n, hidden]
+        are those of the logits.
+        """
+        if self._selector is not None:
+            return self._selector.scored(logits, states, np.array(tokens, np.int64))
         if self._markov is None:
             return logits.copy()
         bias = self._markov.rows(self._before[tokens])

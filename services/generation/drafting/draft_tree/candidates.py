@@ -183,7 +183,7 @@ def candidates(nodes: Nodes, count: int, frontier: Int64, output: ModelOutput, w
         places[:] = 0
         for i in range(found):
             if scores[i] > top[width - 1]:
-                _insert(top, places, scores[i], kept[i])
+                insert(top, places, scores[i], kept[i])
         pivot, total = top[0], 0.0
         for i in range(found):
             total += exp64(scores[i] - pivot)
@@ -226,7 +226,7 @@ def confide(level: Level, confidence: Float32) -> None:
 
 
 @relaxed
-def _insert(top: Float64, places: Int64, score: float, v: int) -> None:
+def insert(top: Float64, places: Int64, score: float, v: int) -> None:
     """Among the best, in place of the last: before lower ones, behind equals."""
     at = len(top) - 1
     while at > 0 and top[at - 1] < score:

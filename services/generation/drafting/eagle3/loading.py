@@ -140,8 +140,8 @@ def origin_of(document: Mapping[str, Any]) -> Origin:
     kind = document.get("speculators_model_type", "eagle3")
     if kind != "eagle3":
         raise HeadConfigInvalid(
-            f"config.json: speculators_model_type is {kind!r:.80}; supported: eagle3, dflash and dspark: take a head "
-            "of one of these kinds for the same base, or train a head: kolm heads train"
+            f"config.json: speculators_model_type is {kind!r:.80}; supported: eagle3, dflash, dspark, dflash2: take a "
+            "head of one of these kinds for the same base, or train a head: kolm heads train"
         )
     if "transformer_layer_config" in document:
         return "speculators"

@@ -69,6 +69,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "copy": ("x", "x_stride", "out", "out_stride", "size"),
     "gate": ("x", "x_stride", "y", "y_stride", "out", "out_stride", "size"),
     "scale": ("x", "x_stride", "size", "factor"),
+    "convolve_block": ("x", "x_stride", "deltas", "deltas_stride", "first", "weight", "size", "taps", "group", "block"),
 }  # fmt: skip
 """Words of an operation's record after the first two. Strides and sizes of scratch are in bytes, other sizes in
 elements; float32 constants are stored as their bits. `count` is the index of the pass's word with the number of rows.
@@ -78,7 +79,7 @@ _POINTERS = {
     "weights", "x", "y", "bias", "scratch", "out", "weight", "qkv", "cosines", "sines", "query_norm", "key_norm",
     "value_norm", "queries", "keys", "values", "mixed", "partial", "gate_up", "parts", "adapter_parts", "logits",
     "picks", "shares", "places", "starts", "next", "records", "sinks", "scales", "factors", "gates", "shifts", "rates",
-    "skips", "folded", "states", *(set(PASS) - {"operations", "rows", "wanted", "table_stride", "steps"}),
+    "skips", "folded", "states", "deltas", *(set(PASS) - {"operations", "rows", "wanted", "table_stride", "steps"}),
 }  # fmt: skip
 _FLOATS = {"epsilon", "factor", "cap", "slope", "limit"}
 

@@ -26,6 +26,7 @@ SQRT_2_OVER_PI, GELU_CUBE = 0.7978845608028654, 0.044715
 LANES = 16  # interleaved partial sums of a mean of squares: part of the definition
 KERNELS = (
     "norm", "add", "activate_silu", "activate_gelu", "activate_clamped", "low_rank", "cap", "copy", "gate", "scale",
+    "convolve_block",
 )  # fmt: skip
 PART = ("down", "up", "inputs", "rank", "outputs", "first", "alternating", "scale")
 """Words of a part of an adapter: addresses of A [inputs][rank padded] and B [rank][outputs padded]; the first column of
@@ -159,6 +160,7 @@ def build(module: ir.Module, machine: Machine) -> None:
     _each_row(module, machine, "copy", ("x",), "out", _copied)
     _each_row(module, machine, "gate", ("x", "y"), "out", _gated)
     _each_row(module, machine, "scale", ("x",), "x", _scaled)
+    _convolve_block(module, machine)
 
 
 def vectors(c: Code, size: Value, wide: Callable[[Value, int], None]) -> None:
@@ -306,6 +308,41 @@ def _gated(c: Code, record: Any, x: Value, y: Value) -> Value:
 
 def _scaled(c: Code, record: Any, x: Value) -> Value:
     return scaled(c, x, record.factor)
+
+
+def _convolve_block(module: ir.Module, machine: Machine) -> None:
+    """x[r] = the sum over taps t of (weight[t] + the row's delta of t) * x[r - t], of rows of the same block.
+
+    weight [taps][size]; of a row, deltas [taps][groups] from column `first` on, one for `group` columns. A member
+    computes whole groups, the last row first, for later rows read x before it changes.
+    """
+    kernel = Kernel(module, machine, "convolve_block")
+    c, record, rows = kernel.code, kernel.record, kernel.passed.rows
+    groups = c.div(record.size, record.group)
+    first, last = kernel.share(groups)
+    with c.loop(rows) as n:
+        row = c.sub(c.sub(rows, 1), n)
+        x = c.at(record.x, c.mul(row, record.x_stride))
+        deltas = c.at(record.deltas, c.add(c.mul(row, record.deltas_stride), c.mul(record.first, 4)))
+        seen = c.smaller(c.add(c.rem(row, record.block), 1), record.taps)
+        with c.loop(last, first) as group:
+            column = c.mul(c.mul(group, record.group), 4)
+
+            def convolved(at: Value, lanes: int) -> None:
+                kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
+                total = c.variable(kind, c.vector(F32, 0.0, lanes))
+                with c.loop(seen) as tap:
+                    weight = c.load(
+                        c.at(record.weight, c.mul(c.mul(tap, record.size), 4)), c.add(column, at), F32, lanes
+                    )
+                    delta = c.load(deltas, c.mul(c.add(c.mul(tap, groups), group), 4), F32)
+                    before = c.at(x, c.sub(c.add(column, at), c.mul(tap, record.x_stride)))
+                    factor = c.b.fadd(weight, c.repeated(delta, lanes))
+                    c.put(c.fma(c.load(before, 0, F32, lanes), factor, c.get(total)), total)
+                c.store(c.get(total), x, c.add(column, at))
+
+            vectors(c, record.group, convolved)
+    c.done()
 
 
 def _low_rank(module: ir.Module, machine: Machine) -> None:

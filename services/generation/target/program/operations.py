@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,16 @@ def folding(
             "epsilon": epsilon, "dim": rule.values // normed, "weight": state.norm,
         },
     }  # fmt: skip
+
+
+class Around(Protocol):
+    """Operations around a part of a layer."""
+
+    def before(self, operations: Operations, x: Float32) -> None:
+        """Change the part's normed input `x`."""
+
+    def after(self, operations: Operations, update: Float32) -> None:
+        """Change the part's output before it is added to the stream."""
 
 
 class Operations:
@@ -133,7 +143,7 @@ class Operations:
             first += len(norm)
         return ()
 
-    def attend(self, layer: Layer, number: int) -> None:
+    def attend(self, layer: Layer, number: int, around: Around | None = None) -> None:
         """x += attention of the queries, or the convolution, or the states' outputs."""
         buffers, spec = self._buffers, layer.spec
         size = spec.output[0].inputs
@@ -156,11 +166,13 @@ class Operations:
             if spec.gated:
                 gate = {"mixed": mixed, "qkv": buffers.qkv, "heads": spec.heads, "dim": spec.head_dim}
                 self._add("head_gate", gate)
-        self._residual(layer.output, layer.updates[1], mixed, layer.after_attention, spec.residual)
+        self._residual(layer.output, layer.updates[1], mixed, layer.after_attention, spec.residual, around)
 
-    def mlp(self, layer: Layer) -> None:
-        """x += the MLP of its norm, and the experts'."""
+    def mlp(self, layer: Layer, around: Around | None = None) -> None:
+        """x += the MLP of its norm, and the experts'. `around` is for a layer without experts."""
         buffers, x = self._buffers, self.norm_input(layer.mlp_norm)
+        if around:
+            around.before(self, x)
         if layer.mlp and layer.experts and layer.experts.parallel:
             self._parallel(layer, layer.mlp, layer.experts, layer.experts.parallel, x)
             return
@@ -169,7 +181,9 @@ class Operations:
             if layer.experts and layer.experts.shared_gate:
                 self._gated(layer.mlp.down, layer.experts.shared_gate, x)
             else:
-                self._residual(layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp, layer.spec.residual)
+                self._residual(
+                    layer.mlp.down, layer.updates[3], buffers.inner, layer.after_mlp, layer.spec.residual, around
+                )
         if layer.experts:
             self._experts(layer.experts, layer.spec, x, buffers.update)
             self._add_update(layer.after_mlp, layer.spec.residual)
@@ -281,6 +295,16 @@ class Operations:
         """out = x, of all rows."""
         self._add("copy", {"x": x, "out": out, "size": size}, barrier=barrier)
 
+    def convolve_block(
+        self, x: Float32, weight: Float32, deltas: Float32, *, first: int, group: int, block: int
+    ) -> None:  # fmt: skip
+        """x = its convolution along the rows of each block. weight [taps, size]; a row's deltas [taps, groups] from
+        column `first` on.
+        """
+        taps, size = weight.shape
+        fields = {"x": x, "weight": weight, "deltas": deltas, "first": first, "size": size, "taps": taps}
+        self._add("convolve_block", {**fields, "group": group, "block": block})
+
     def _attended(self, layer: Layer, number: int) -> Mapping[str, object]:
         """Arguments of both rotation and attention."""
         spec, buffers, cache = layer.spec, self._buffers, self._cache
@@ -291,10 +315,13 @@ class Operations:
         }  # fmt: skip
 
     def _residual(
-        self, matrix: Matrix, updates: AdapterUpdates, x: Float32, after: Float32 | None, factor: float
-    ) -> None:
+        self, matrix: Matrix, updates: AdapterUpdates, x: Float32, after: Float32 | None, factor: float,
+        around: Around | None = None,
+    ) -> None:  # fmt: skip
         """x of the stream += factor * matrix(x), with the updates of adapters, and its norm if there is one."""
-        self._update(matrix, updates, x, barrier=after is not None or factor != 1.0)
+        self._update(matrix, updates, x, barrier=after is not None or factor != 1.0 or around is not None)
+        if around:
+            around.after(self, self._buffers.update)
         self._add_update(after, factor)
 
     def _update(self, matrix: Matrix, updates: AdapterUpdates, x: Float32, *, barrier: bool = True) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,7 +111,9 @@ def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple
     head = InformedDrafter(
         eagle3(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0), seed, truth, bugs=0.02 * (seed % 2)
     )
-    shape = {"from_first": False, "draft_vocab_size": 384, "own_output": False} if seed % 2 else {}
+    shape: dict[str, Any] = {"from_first": False, "draft_vocab_size": 384, "own_output": False} if seed % 2 else {}
+    if seed % 4 == 3:
+        shape |= {"taps": 2, "tap_group": 16, "selector_rank": 8, "selector_top": 6}
     drafted = block(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, **shape)
     family = BY_NAME[target.config.architecture]
     if family.own_head or family is LLAMA:

@@ -106,6 +106,42 @@ def test_z_lab_s_layout_nests_its_choices_and_drafts_from_masks_alone(base: Targ
     assert (head.config.drafts, head.origin) == (4, "deepspec")
 
 
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}
+
+
+def dflash2(folder: Path, base: TargetConfig, **members: int) -> tuple[Path, BlockConfig]:
+    """A DFlash2 head as z-lab publishes it; `members` replace those of its dflash_config."""
+    config = block_config(
+        base, draft_vocab_size=base.vocab_size, own_output=False, from_first=False, feature_layers=(2, 6),
+        markov_rank=0, confidence=False, confidence_reads_token=False, taps=2, tap_group=16, selector_rank=8,
+        selector_top=6,
+    )  # fmt: skip
+    nested = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [1, 5]} | DFLASH2 | members
+    document = flat(config, architectures=["DFlash2DraftModel"], dflash_config=nested)
+    return published(folder, config, document), config
+
+
+def test_a_dflash2_head_loads_as_z_lab_publishes_it(base: TargetConfig, tmp_path: Path) -> None:
+    folder, config = dflash2(tmp_path / "head", base)
+    same(load_block_head(folder, base), config)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"conv_kernel_size": 6}, {"conv_group_size": 7}, {"conv_group_size": 0}, {"selector_top_k": 0},
+     {"selector_rank": -1}, {"selector_top_k": 10_000}],
+    ids=str,
+)  # fmt: skip
+def test_wrong_sizes_of_dflash2_are_refused_by_name(
+    members: dict[str, int], base: TargetConfig, tmp_path: Path
+) -> None:
+    folder, _ = dflash2(tmp_path / "head", base, **members)
+    with pytest.raises(HeadConfigInvalid, match=next(iter(members))):
+        load_block_head(folder, base)
+    with pytest.raises(HeadConfigInvalid, match="draft_vocab_size"):
+        block_config(base, selector_rank=8, selector_top=6).check()
+
+
 def test_a_head_s_kind_is_told_from_its_configuration(base: TargetConfig, tmp_path: Path) -> None:
     write(tmp_path / "block", block_config(base))
     write_kolm(tmp_path / "eagle3", head_config(base))
@@ -195,7 +231,7 @@ def test_a_choice_that_is_not_followed_is_refused_wherever_it_is_made(
             load_head(folder, base)
 
 
-@pytest.mark.parametrize("members", [{"selector_rank": 8}, {"conv_kernel_size": 2}, {"magic": None}], ids=str)
+@pytest.mark.parametrize("members", [{"tree_width": 8}, {"magic": None}], ids=str)
 def test_an_unknown_member_of_dflash_config_is_refused(
     members: dict[str, Any], base: TargetConfig, tmp_path: Path
 ) -> None:
@@ -308,7 +344,9 @@ def drafted(head: BlockHead, known: dict[str, Any], *, chunk: int, refused: int 
     states, logits = out.states[-config.drafts :], out.logits[-config.drafts :].copy()
     before, tokens, sure = int(known["tokens"][ANCHOR]), [], []
     for position in range(config.drafts):
-        logits[position] = computing.add_previous(logits[position : position + 1], [before])[0]
+        logits[position] = computing.add_previous(
+            logits[position : position + 1], states[position : position + 1], [before]
+        )[0]
         found = computing.confidence(states[position : position + 1], [before])
         sure += [] if found is None else found.tolist()
         before = int(head.target_ids[logits[position].argmax()])
@@ -325,7 +363,7 @@ def check(folder: Path, narrow_base: TargetConfig, **how: int) -> None:
     assert found.tokens == known["drafts"].tolist()
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dflash2"])
 @pytest.mark.parametrize("how", [{"chunk": 90}, {"chunk": 1}, {"chunk": 9, "refused": 1}, {"chunk": 64, "beside": 60}])
 def test_states_and_drafts_are_those_of_speculators(kind: str, how: dict[str, int], narrow_base: TargetConfig) -> None:
     check(FOLDER / kind, narrow_base, **how)

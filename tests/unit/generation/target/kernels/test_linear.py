@@ -248,6 +248,26 @@ def test_gated_and_scaled_rows(members: int) -> None:
 
 
 @pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize(("taps", "group", "groups"), [(1, 16, 2), (2, 20, 5), (3, 8, 4)])
+def test_rows_are_convolved_within_their_block(taps: int, group: int, groups: int, members: int) -> None:
+    random, rows, block, first = np.random.default_rng(12), 8, 4, 5
+    x, weight = random.normal(size=(rows, group * groups)), random.normal(size=(taps, group * groups))
+    deltas = random.normal(size=(rows, first + taps * groups))
+    expected = np.zeros_like(x)
+    for row in range(rows):
+        for tap in range(min(taps, row % block + 1)):
+            own = deltas[row, first + tap * groups : first + (tap + 1) * groups].repeat(group)
+            expected[row] += x[row - tap] * (weight[tap] + own)
+    found, weight, deltas = (np.ascontiguousarray(each, np.float32) for each in (x, weight, deltas))
+    fields = {
+        "x": found, "x_stride": found.strides[0], "deltas": deltas, "deltas_stride": deltas.strides[0], "first": first,
+        "weight": weight, "size": group * groups, "taps": taps, "group": group, "block": block,
+    }  # fmt: skip
+    run_here([Call("rows", "convolve_block", "convolve_block", fields, {"rows": rows}, (), members)])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("normalised", [True, False])
 def test_experts(normalised: bool, members: int) -> None:
     random, kernels = np.random.default_rng(10), KernelArithmetic(members=members)

@@ -36,7 +36,7 @@ from services.generation.remote.dialects import (
     stop_of,
 )
 from services.generation.remote.ending import unended
-from services.generation.remote.spelling import Spelling, clear, missing
+from services.generation.remote.spelling import Spelling, missing
 from services.generation.remote.upstream import Upstream, UpstreamDown
 
 _log = logging.getLogger(__name__)
@@ -291,28 +291,29 @@ class RemoteEngine:
                 await upstream.answer(self._body(request, stream=True), numbers_of(request), read, sequence.accept)
         except TimeoutError as error:
             raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
+        if sequence.answer.finish is not None and sequence.answer.counted not in (None, len(sequence.answer.ids)):
+            await self._ask_whole(sequence, upstream)
+        if sequence.answer.finish is None:
+            raise UpstreamDown(f"{upstream.url} ended an answer in the middle")
         drafted = sequence.answer.drafted
         if drafted is not None and drafted.proposed and request.method == "off":
             raise UpstreamError("drafts, though it is the plain engine; answers cannot be compared with it")
-        if sequence.answer.finish is None:
-            raise UpstreamDown(f"{upstream.url} ended an answer in the middle")
-        if sequence.answer.counted not in (None, len(sequence.answer.ids)):
-            await self._asked_whole(sequence, upstream)
         await self._checked_end(sequence)
 
-    async def _asked_whole(self, sequence: _Sequence, upstream: Upstream) -> None:
-        """Fetch ids that the stream left out, by the same request without a stream. Raises UpstreamError."""
-        streamed, sequence.answer = sequence.answer, Answer()
-        whole, asked = sequence.answer, self._body(sequence.request, stream=False)
+    async def _ask_whole(self, sequence: _Sequence, upstream: Upstream) -> None:
+        """Replace an answer whose stream left ids out by the answer to the same request without a stream.
+
+        The caller has received the released part alone, so the rest may be another one, as under load. Raises
+        UpstreamError if the beginning is another one.
+        """
+        whole, asked = Answer(), self._body(sequence.request, stream=False)
         await upstream.answer(asked, numbers_of(sequence.request), lambda event: self._dialect.read(event, whole))
-        rest = iter(whole.ids)
-        same = (
-            clear(whole.text) == clear(streamed.text)
-            and whole.ids[: sequence.released] == streamed.ids[: sequence.released]
-        )
-        if not same or not all(token in rest for token in streamed.ids) or len(whole.ids) != streamed.counted:
-            sequence.answer = streamed
-            raise UpstreamError("left token ids out of its stream, and gives another answer without a stream")
+        if whole.counted not in (None, len(whole.ids)):
+            raise UpstreamError(f"gave {len(whole.ids)} token ids, and counts {whole.counted}")
+        ids, text, streamed = sequence.released, sequence.released_text, sequence.answer
+        if (whole.ids[:ids], whole.text[:text]) != (streamed.ids[:ids], streamed.text[:text]):
+            raise UpstreamError("left token ids out of its stream, and begins another answer without a stream")
+        sequence.answer = whole
         sequence.arrived(self._clock())
 
     async def _checked_end(self, sequence: _Sequence) -> None:

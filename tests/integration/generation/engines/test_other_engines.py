@@ -583,3 +583,38 @@ async def test_an_answer_that_ends_within_a_character_is_kept(engines: Engines) 
     engines.fast.twist = lambda event: event | {"tokens": []}
     _, receipt = await said_and_signed(engines, max_tokens=1)
     assert (receipt.output.finish_reason, receipt.output.tokens) == ("length", 1)
+
+
+@pytest.mark.parametrize(("differs_at", "kept"), [(None, 9), (3, 9), (1, 3)])
+async def test_a_stream_without_all_ids_goes_on_as_the_whole_answer_does(
+    engines: Engines, differs_at: int | None, kept: int
+) -> None:
+    """Its caller has three tokens then: a whole answer that begins otherwise is of no use."""
+    await engines.start("llama-server")
+
+    def without_the_fourth(event: dict[str, Any]) -> dict[str, Any]:
+        engines.fast.differs_at = differs_at if event["stop"] else None
+        return event | ({"tokens": []} if event["tokens_predicted"] == 4 else {})
+
+    engines.fast.twist = without_the_fourth
+    said, receipt = await said_and_signed(engines, max_tokens=9)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("length" if kept == 9 else "error", kept)
+    engines.fast.differs_at = differs_at if kept == 9 else None
+    assert receipt.output.stream_digest == token_digest(
+        engines.fast.tokens(engines.tokenizer.encode("The ledger keeps"), 0, 9)[:kept]
+    )
+
+
+async def test_an_engine_that_breaks_off_while_the_whole_is_asked_for_keeps_what_was_returned(
+    engines: Engines,
+) -> None:
+    await engines.start("llama-server")
+
+    def without_the_fourth(event: dict[str, Any]) -> dict[str, Any]:
+        if event["stop"]:
+            engines.fast.fault, engines.fast.after = "drop", 0
+        return event | ({"tokens": []} if event["tokens_predicted"] == 4 else {})
+
+    engines.fast.twist = without_the_fourth
+    _, receipt = await said_and_signed(engines, max_tokens=9)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 3)

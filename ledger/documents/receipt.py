@@ -101,13 +101,15 @@ class PromptPart(Part, frozen=True):
     """The prompt's length in tokens and the salted commitment to its ids.
 
     `text_commitment` commits to the caller's text or conversation; `chat_template` is the digest of a conversation's
-    template. Older documents lack both.
+    template. `cached_tokens` were not computed for this request, as another engine than kolm's states; 0 if it states
+    nothing. Older documents lack all three.
     """
 
     tokens: Positive
     commitment: Digest
     text_commitment: Digest | None = None
     chat_template: Digest | None = None
+    cached_tokens: Count | None = None
 
 
 class OutputPart(Part, frozen=True):
@@ -172,7 +174,8 @@ class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
     batches; otherwise they were computed one at a time, with speculation off. Older documents lack the member (None:
     unknown). `nonce` is the caller's, if one was sent. `engine` is another engine than kolm's that computed the output,
     with its version; `profile_cid` then is the cid of its EngineProfile, and `output.stream_digest` is over the tokens
-    alone.
+    alone. `beside_others`: whether it computed other sequences of this server at the same time, which may change its
+    logits; only receipts of other engines have the member.
     """
 
     SIGNERS: ClassVar = ("receipts",)
@@ -193,6 +196,7 @@ class Receipt(Document, tag="kolm.receipt.v1", frozen=True):
     profile_proven: bool | None = None
     nonce: Nonce | None = None
     engine: EngineVersion | None = None
+    beside_others: bool | None = None
 
     @property
     def overclaim(self) -> str | None:
@@ -239,9 +243,13 @@ def _check_output(receipt: Receipt) -> None:
     if receipt.engine is not None:
         _check_foreign(receipt)
         return
-    for name in ("reported_by", "unverified"):
-        if getattr(block, name) is not None:
-            raise FormatError(f"spec_decode.{name}", "expected to be absent, as the output is of kolm's own engine")
+    others = {
+        "spec_decode.reported_by": block.reported_by, "spec_decode.unverified": block.unverified,
+        "prompt.cached_tokens": receipt.prompt.cached_tokens, "beside_others": receipt.beside_others,
+    }  # fmt: skip
+    for name, value in others.items():
+        if value is not None:
+            raise FormatError(name, "expected to be absent, as the output is of kolm's own engine")
     emitted = (block.target_passes or 0) + (block.tokens_accepted or 0)
     if output.finish_reason != "error" and output.tokens != emitted:
         expected = f"expected output.tokens = {output.tokens} less target_passes = {block.target_passes}"
@@ -274,6 +282,8 @@ def _check_foreign(receipt: Receipt) -> None:
         raise FormatError("output.min_margin", f"expected null, as the output is of {receipt.engine}")
     if receipt.profile_proven is not None:
         raise FormatError("profile_proven", f"expected to be absent, as the output is of {receipt.engine}")
+    if (receipt.prompt.cached_tokens or 0) > receipt.prompt.tokens:
+        raise FormatError("prompt.cached_tokens", f"expected at most prompt.tokens = {receipt.prompt.tokens}")
     _check_acceptance_length(receipt)
 
 

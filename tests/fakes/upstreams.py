@@ -47,7 +47,8 @@ class FakeUpstream:
     context: int = 256
     tail: str = ""  # of the text of a llama-server's whole answer
     counts: bool = True  # reports its speculation
-    gap: float | None = None  # nats from a token to the next best, if log-probabilities are asked for
+    gap: float | None = 2.0  # nats from a token to the next best; None: it reports no log-probabilities
+    cached: int = 0  # tokens of prompts that it has not computed, as it states
     port: int = 0
     open: int = 0  # requests
     salts: set[str] = field(default_factory=set)
@@ -293,15 +294,20 @@ class FakeUpstream:
             case "vllm":
                 told = {"num_draft_tokens": proposed, "num_accepted_draft_tokens": accepted}
                 counts = {"metrics": {"speculative_decoding": told}} if self.counts and self.speculates else {}
-                usage = {"prompt_tokens_details": {"cached_tokens": 1}}
+                usage = {"prompt_tokens_details": {"cached_tokens": self.cached}}
                 return [{"choices": [{"text": "", "token_ids": [], "finish_reason": reason}]},
                         {"choices": [], "usage": usage, **counts}]  # fmt: skip
             case "llama-server":
                 timings = {"draft_n": proposed, "draft_n_accepted": accepted} if self.speculates else {}
+                timings |= {"cache_n": self.cached} if self.cached else {}
                 stopped = {"stop": "eos", "length": "limit"}[reason]
                 return [{"content": "", "tokens": [], "stop": True, "stop_type": stopped, "tokens_predicted": len(ids),
                          "timings": timings}]  # fmt: skip
-        meta: dict[str, Any] = {"completion_tokens": len(ids), "finish_reason": {"type": reason}, "cached_tokens": 1}
+        meta: dict[str, Any] = {
+            "completion_tokens": len(ids),
+            "finish_reason": {"type": reason},
+            "cached_tokens": self.cached,
+        }
         if self.counts and self.speculates:
             meta |= {"spec_verify_ct": 1, "spec_num_proposed_drafts": proposed, "spec_num_correct_drafts": accepted}
         return [{"text": text, "output_ids": list(ids), "meta_info": meta}]

@@ -261,10 +261,12 @@ def _request(document: dict[str, Any]) -> Rows:
 def _output(document: dict[str, Any]) -> Rows:
     prompt, output = document["prompt"], document["output"]
     margin = "" if output["min_margin"] is None else f", least margin {output['min_margin']:.4g}"
+    cached = f", {prompt['cached_tokens']} of them cached" if prompt.get("cached_tokens") else ""
+    beside = ", computed beside others" if document.get("beside_others") else ""
     return [
-        ("prompt", f"{prompt['tokens']} tokens, commitment {prompt['commitment']}"),
+        ("prompt", f"{prompt['tokens']} tokens{cached}, commitment {prompt['commitment']}"),
         ("output", f"{output['tokens']} tokens, commitment {output['commitment']}"),
-        ("", f"finished by {output['finish_reason']}{margin}"),
+        ("", f"finished by {output['finish_reason']}{margin}{beside}"),
         ("stream digest", output["stream_digest"]),
     ]
 

@@ -238,7 +238,7 @@ class Generation:
             _log.error("request %s choice %d: %s", resolved.request_id, choice, outcome.error)
         try:
             checked = await self._checked(run, choice, outcome, ticket)
-            receipt = self._issuer.issue(receipt_id, resolved, choice, outcome, checked)
+            receipt = self._issuer.issue(receipt_id, resolved, choice, outcome, checked, alone=ticket.alone)
             self._erasures.issued(receipt.receipt_id, resolved.tenant, (run.engine_id, choice))
             index = await self._deliver(receipt)
         finally:

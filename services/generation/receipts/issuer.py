@@ -108,10 +108,17 @@ class ReceiptIssuer:
         self._now = now
 
     def issue(
-        self, receipt_id: str, resolved: Resolved, choice: int, outcome: Outcome, checked: Checked = NOT_CHECKED
+        self,
+        receipt_id: str,
+        resolved: Resolved,
+        choice: int,
+        outcome: Outcome,
+        checked: Checked = NOT_CHECKED,
+        *,
+        alone: bool | None = None,
     ) -> SignedReceipt:
         """Sign the receipt of an outcome. `promise` signs EMPTY_OUTCOME under the same id, for the log if this process
-        dies.
+        dies. `alone`: whether no other sequence ran at the same time; None if it did not run.
         """
         asked, engine = resolved.sampling, resolved.engine
         source = asked.structured_outputs
@@ -130,10 +137,13 @@ class ReceiptIssuer:
             halt_epoch=resolved.halt_epoch,
             sampling=receipt_sampling(asked, resolved.choices, choice, resolved.prompt_salt, engine),
             nonce=resolved.nonce,
-            prompt=self._prompt_part(resolved),
+            prompt=self._prompt_part(
+                resolved, None if engine is None or alone is None else outcome.metrics.cached_prompt_tokens
+            ),
             output=_output_part(content, outcome, engine),
             spec_decode=_spec_decode(resolved, outcome, checked),
             engine=engine,
+            beside_others=None if engine is None or alone is None else not alone,
         )
         return SignedReceipt(receipt_id, sign_document(receipt, self._key).to_bytes(), content)
 
@@ -156,7 +166,7 @@ class ReceiptIssuer:
         )
         return SignedPromise(sign_promise(promise, self._key).to_bytes(), unfinished)
 
-    def _prompt_part(self, resolved: Resolved) -> PromptPart:
+    def _prompt_part(self, resolved: Resolved, cached: int | None = None) -> PromptPart:
         salt, ids = resolved.prompt_salt, resolved.prompt
         domain = MESSAGES_DOMAIN if resolved.in_turns else PROMPT_TEXT_DOMAIN
         return PromptPart(
@@ -164,6 +174,7 @@ class ReceiptIssuer:
             commitment=commit(PROMPT_DOMAIN, salt, ids),
             text_commitment=None if resolved.text is None else commit_text(domain, salt, resolved.text),
             chat_template=self._identity.chat_template if resolved.chat else None,
+            cached_tokens=cached,
         )
 
 

@@ -97,6 +97,7 @@ async def test_an_answer_of_another_engine_has_its_receipt_in_the_ledger(
     engines: Engines, kind: str, weights: bool
 ) -> None:
     stub = await engines.start(kind, weights=weights)
+    engines.fast.cached = 1
     answer = await stub.Generate(asking(max_tokens=9, seed=7, temperature=1.0))
     (receipt,) = await engines.deployment.receipts(1)
     expected = engines.fast.tokens(engines.tokenizer.encode("The ledger keeps"), 7, 9)
@@ -107,6 +108,7 @@ async def test_an_answer_of_another_engine_has_its_receipt_in_the_ledger(
     block = receipt.spec_decode
     assert (block.method, block.reported_by, block.tokens_proposed, block.tokens_accepted) == ("engine", "engine", 5, 4)
     assert (receipt.profile_proven, receipt.output.min_margin) == (None, None)
+    assert (receipt.prompt.cached_tokens, receipt.beside_others) == (1, False)
     assert receipt.profile_cid == answer.resolved.profile_cid
 
 
@@ -597,7 +599,7 @@ async def test_a_stream_without_all_ids_goes_on_as_the_whole_answer_does(
         return event | ({"tokens": []} if event["tokens_predicted"] == 4 else {})
 
     engines.fast.twist = without_the_fourth
-    said, receipt = await said_and_signed(engines, max_tokens=9)
+    _, receipt = await said_and_signed(engines, max_tokens=9)
     assert (receipt.output.finish_reason, receipt.output.tokens) == ("length" if kept == 9 else "error", kept)
     engines.fast.differs_at = differs_at if kept == 9 else None
     assert receipt.output.stream_digest == token_digest(

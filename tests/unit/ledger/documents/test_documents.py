@@ -469,6 +469,7 @@ def test_a_profile_is_proven_or_not_and_nothing_else(value: object) -> None:
 
 
 FOREIGN = foreign_receipt().spec_decode
+CACHED = replace(foreign_receipt().prompt, cached_tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -486,6 +487,9 @@ FOREIGN = foreign_receipt().spec_decode
         ),
         ({"engine": None, "spec_decode": replace(OFF, unverified="UNCHECKED")}, "spec_decode.unverified"),
         ({"engine": None}, "spec_decode.reported_by"),
+        ({"engine": None, "spec_decode": OFF, "beside_others": True}, "beside_others"),
+        ({"engine": None, "spec_decode": OFF, "prompt": CACHED}, "prompt.cached_tokens"),
+        ({"prompt": replace(CACHED, cached_tokens=CACHED.tokens + 1)}, "prompt.cached_tokens"),
         ({"engine": "vllm"}, "engine"),
     ],
 )

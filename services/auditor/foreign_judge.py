@@ -94,12 +94,15 @@ class ForeignJudge:
         drifts: Callable[[str], Drift | None] = lambda _: None,
         *,
         ends: Callable[[], Collection[int]] = tuple,
+        spelled: Callable[[Receipt, Content], str | None] = lambda *_: None,
         of_engines: bool = True,
     ) -> None:
         """`drifts`: the sums that outputs of a profile add to, by its identifier. `ends`: the ids with which the
-        reference's model ends outputs. `of_engines`: whether the auditor
-        was set up for another engine; if not, it checks only receipts that name its weights.
+        reference's model ends outputs. `spelled`: the text of an output's ids, None if the tokenizer is another one.
+        `of_engines`: whether the auditor was set up for another engine; if not, it checks only receipts that name its
+        weights.
         """
+        self._spelled = spelled
         self._profiles, self._plain, self._reference, self._thresholds = profiles, plain, reference, thresholds
         self._drifts, self._ends, self._of_engines = drifts, ends, of_engines
 
@@ -164,15 +167,17 @@ class ForeignJudge:
         if thresholds.drift is not None:
             before = self._drifts(receipt.profile_cid) or Drift()
             found = replace(found, drift=before.after(found, len(content.output_token_ids)))
-        problem = thresholds.exceeded(found) or _unended(receipt, content, self._ends())
+        problem = thresholds.exceeded(found) or self._unended(receipt, content)
         outcome = CONSISTENT if problem is None else INCONSISTENT
         return Compared(outcome, len(content.output_token_ids), REFERENCE, reason=problem, reference=found)
 
-
-def _unended(receipt: Receipt, content: Content, ends: Collection[int]) -> str | None:
-    """The reason why an output cannot have ended as the receipt states; None if it can."""
-    output = receipt.output
-    return unended(output.finish_reason, output.stop_reason, content.output_token_ids, receipt.sampling, ends)
+    def _unended(self, receipt: Receipt, content: Content) -> str | None:
+        """The reason why an output cannot have ended as the receipt states; None if it can."""
+        output, ids = receipt.output, content.output_token_ids
+        return unended(
+            output.finish_reason, output.stop_reason, ids, receipt.sampling, self._ends(),
+            lambda: self._spelled(receipt, content),
+        )  # fmt: skip
 
 
 def _changed(profile: EngineProfile, now: About) -> str | None:

@@ -95,6 +95,12 @@ class OwnEngine:
         """The ids with which the model ends outputs."""
         return self._verifier.target.config.eos_token_ids
 
+    def spelled(self, receipt: Receipt, content: Content) -> str | None:
+        """The text of an output's ids. None if the receipt names another tokenizer."""
+        if receipt.tokenizer_cid != self._verifier.target.tokenizer_cid:
+            return None
+        return self._verifier.text(content.prompt_token_ids, content.output_token_ids)
+
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
         """The statistics of another engine's output by these weights. Raises CannotReplay, Interrupted."""
         if receipt.sampling.structured_outputs is not None:

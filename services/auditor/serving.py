@@ -158,6 +158,9 @@ class LoadedWhenAsked:
         """The ids with which the model ends outputs."""
         return self._engine.ends
 
+    def spelled(self, receipt: Receipt, content: Content) -> str | None:
+        return self._engine.spelled(receipt, content)
+
 
 def _foreign(settings: AuditorSettings, backlog: Backlog, engine: LoadedWhenAsked) -> ForeignJudge:
     reference = None if engine.plan is None else engine.refer
@@ -167,7 +170,7 @@ def _foreign(settings: AuditorSettings, backlog: Backlog, engine: LoadedWhenAske
 
     return ForeignJudge(
         backlog.profiles.get, settings.plain, reference, thresholds, backlog.drift,
-        ends=engine.ends, of_engines=settings.audits_another_engine,
+        ends=engine.ends, spelled=engine.spelled, of_engines=settings.audits_another_engine,
     )  # fmt: skip
 
 

@@ -148,9 +148,10 @@ def _referred(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, any_sto
     name, _, version = (receipt.engine or "").partition("/")
     profile = EngineProfile(name, version, name, receipt.base_cid, not any_storage, receipt.issued_at)
     alone = structs.replace(HONEST, drift=None)
-    (finding,) = ForeignJudge(lambda _: profile, None, engine.refer, lambda: alone, ends=lambda: engine.ends).judge(
-        receipt, read.content
+    judge = ForeignJudge(
+        lambda _: profile, None, engine.refer, lambda: alone, ends=lambda: engine.ends, spelled=engine.spelled
     )
+    (finding,) = judge.judge(receipt, read.content)
     return finding.noting(f"the weights are {engine.base_cid}") if any_storage else finding
 
 

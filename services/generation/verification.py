@@ -137,6 +137,11 @@ class Verifier:
         """The outcome with speculation off, one row a token. Raises as `prefill` does."""
         return self._run(self._core({}), replace(request, method="off", next_methods=()), lambda: False)
 
+    def text(self, prompt: tuple[int, ...], output: Sequence[int]) -> str:
+        """The text of an output, with the text of its special tokens left out."""
+        decoder = self._new_decoder(prompt)
+        return "".join(map(decoder.feed, output)) + decoder.flush()
+
     def logits(self, record: Record) -> Iterator[Float32]:
         """The raw logits [vocab_size] of each token of the output, whatever the target itself would have chosen: one
         pass over prompt and output. Raises InvalidRequest, Stopped.

@@ -128,6 +128,20 @@ def test_an_output_without_an_end_is_inconsistent(finish: str, most: int, end: i
     assert outcomes(judge.judge(receipt, content())) == [outcome]
 
 
+@pytest.mark.parametrize(("spelled", "outcome"), [
+    ("It is so. END", "CONSISTENT"), ("It is so.", "INCONSISTENT"), (None, "CONSISTENT"),
+])  # fmt: skip
+def test_a_stop_string_that_the_output_does_not_spell_is_no_end(spelled: str | None, outcome: str) -> None:
+    profile, whole = engine_profile(), foreign_receipt()
+    known = {cid(profile.to_bytes()): profile}
+    receipt = foreign_receipt(
+        profile_cid=next(iter(known)), output=changed(whole.output, finish_reason="stop", stop_reason="END"),
+        sampling=changed(whole.sampling, max_tokens=99, stop=("END",)),
+    )  # fmt: skip
+    judge = ForeignJudge(known.get, None, lambda *_: HONEST, spelled=lambda *_: spelled)
+    assert outcomes(judge.judge(receipt, content())) == [outcome]
+
+
 def test_a_receipt_that_cannot_be_checked_is_unchecked_with_its_reasons() -> None:
     (found,) = judged()
     assert found.outcome == "UNCHECKED"

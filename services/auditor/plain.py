@@ -18,7 +18,14 @@ from services.generation.engine.events import Outcome
 from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
 from services.generation.remote.again import PlainEngine
 from services.generation.remote.dialects import About, UpstreamError
-from services.generation.remote.difference import COPIES, differ, first_difference, likely_at, may_be_rounding
+from services.generation.remote.difference import (
+    COPIES,
+    differ,
+    first_difference,
+    incomparable,
+    likely_at,
+    may_be_rounding,
+)
 from services.generation.remote.upstream import UpstreamDown
 from services.runtime.setting_kind import key_in
 
@@ -46,8 +53,9 @@ class PlainUpstream:
         position = _difference(receipt, served, first)
         if position is None:
             return Comparison()
-        if profile.reuses_prefixes:
-            return Comparison(position, unstable="the engine reuses prefixes, which may change its answers")
+        reason = incomparable(profile, request.sampling, receipt.prompt.cached_tokens or 0)
+        if reason is not None:
+            return Comparison(position, unstable=reason)
         alone = _asked(lambda: self._plain.again(request))
         if differ((first, alone, *_asked(lambda: self._plain.together(request, COPIES)))):
             return Comparison(position, unstable=_UNSTEADY)
@@ -55,9 +63,10 @@ class PlainUpstream:
         if likely is None:
             return Comparison(position, unstable=_UNSTEADY)
         ours, theirs = (ids[position] if position < len(ids) else None for ids in (served, first.token_ids))
-        known, expected = (None if token is None else likely.get(token) for token in (ours, theirs))
-        reason = None if ours == theirs else may_be_rounding(profile, request.sampling, known, expected)
-        return Comparison(position, ours, theirs, known, expected, reason)
+        if ours is None or theirs is None or ours == theirs:
+            return Comparison(position, ours, theirs)
+        reason = may_be_rounding(profile, request.sampling, likely, ours, theirs)
+        return Comparison(position, ours, theirs, likely.get(ours), likely.get(theirs), reason)
 
     def _likely(self, request: EngineRequest, position: int, first: Outcome) -> dict[int, float] | None:
         """The log-probabilities at a position that the engine reports. None if it gives another answer with them."""

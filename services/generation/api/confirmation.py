@@ -11,7 +11,14 @@ from services.generation.engine.backend import Backend
 from services.generation.engine.engine import Ticket
 from services.generation.engine.events import Chunk, Event, Finished, Outcome, TokenLogprobs
 from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
-from services.generation.remote.difference import COPIES, differ, first_difference, likely_at, may_be_rounding
+from services.generation.remote.difference import (
+    COPIES,
+    differ,
+    first_difference,
+    incomparable,
+    likely_at,
+    may_be_rounding,
+)
 from services.generation.requests.resolution import Resolved
 
 _UNSTEADY = f"{UNSTABLE}: the engine gives two results without speculation"
@@ -33,8 +40,9 @@ async def unproven(engine: Backend, resolved: Resolved, request: EngineRequest, 
     """
     if resolved.decision.method == "off":
         return _UNSTEADY
-    if profile.reuses_prefixes:
-        return f"{UNSTABLE}: the engine reuses prefixes, and how a prompt is cut may change its answers"
+    reason = incomparable(profile, request.sampling, served.metrics.cached_prompt_tokens)
+    if reason is not None:
+        return f"{UNSTABLE}: {reason}"
     alone = await off_outcome(engine, request)
     beside = await asyncio.gather(*(off_outcome(engine, request) for _ in range(COPIES)))
     found = [plain]
@@ -50,8 +58,8 @@ async def unproven(engine: Backend, resolved: Resolved, request: EngineRequest, 
     likely = likely_at(await _logprobs(engine, request), position, plain.token_ids)
     if likely is None:
         return _UNSTEADY
-    ours, theirs = (likely.get(each.token_ids[position]) for each in (served, plain))
-    reason = may_be_rounding(profile, request.sampling, ours, theirs)
+    ours, theirs = (each.token_ids[position] for each in (served, plain))
+    reason = may_be_rounding(profile, request.sampling, likely, ours, theirs)
     return None if reason is None else f"{UNSTABLE}: {reason}"
 
 

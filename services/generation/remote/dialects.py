@@ -95,6 +95,13 @@ class Dialect(Protocol):
         ...
 
     @property
+    def draws_alike(self) -> bool:
+        """Whether an answer above temperature 0 has the random numbers of plain decoding when the engine speculates.
+        If not, it has the same distribution and other tokens.
+        """
+        ...
+
+    @property
     def refuses_by_event(self) -> bool:
         """Whether the first event of a stream, and not its head, accepts or refuses the request."""
         ...
@@ -212,6 +219,7 @@ class Vllm:
 
     name: str = "vllm"
     path: str = "/v1/completions"
+    draws_alike: bool = False  # its rejection sampling draws a number for each draft token
     refuses_by_event: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -299,6 +307,7 @@ class LlamaServer:
 
     name: str = "llama-server"
     path: str = "/completion"
+    draws_alike: bool = True  # it samples each token as without drafts, and compares
     refuses_by_event: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: _NOT_LLAMA)
 
@@ -376,6 +385,7 @@ class Sglang:
 
     name: str = "sglang"
     path: str = "/generate"
+    draws_alike: bool = False
     refuses_by_event: bool = True
     refused: Mapping[str, str] = field(default_factory=lambda: {"choice": "write it as a regex"})
 

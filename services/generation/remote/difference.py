@@ -6,20 +6,21 @@ changes the answer, and so may a pass over drafts, without any fault.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from ledger.documents.engine_profile import EngineProfile
 from services.generation.engine.events import Outcome, TokenLogprobs
 from services.generation.engine.request import SamplingParams
+from services.generation.remote.dialects import DIALECTS
 
 COPIES = 4
 """Copies of a request that the plain engine is asked beside each other: its answers under load."""
 NEAR_TIE = 0.5
 """Nats between two log-probabilities that rounding may reverse; 0.22 was the most in honest answers of llama-server."""
-RARE = 7.0
+RARE = 16.0
 """Nats: above temperature 0 rounding may exchange any two tokens next to each other in the draw, whatever lies between
-their probabilities; but a token rarer than this is drawn in fewer than one of a thousand exchanges.
+their probabilities. All tokens that are rarer than this are drawn less than once in a thousand exchanges.
 """
 
 
@@ -43,16 +44,39 @@ def likely_at(found: Sequence[TokenLogprobs], position: int, plain: Sequence[int
     return {**dict(found[position].top), found[position].token_id: found[position].logprob} if found[position:] else {}
 
 
-def may_be_rounding(
-    profile: EngineProfile, sampling: SamplingParams, served: float | None, plain: float | None
-) -> str | None:
-    """The reason why rounding alone may have exchanged two tokens with these log-probabilities; None if it cannot, if
-    the engine states that it is batch-invariant, or if one is unknown, as that of a token beyond the reported ones.
+def incomparable(profile: EngineProfile, sampling: SamplingParams, cached: int) -> str | None:
+    """The reason why no difference of a served answer proves anything, whatever its tokens; None if one may. `cached`:
+    tokens of its prompt that came from the engine's cache.
     """
-    if profile.batch_invariant or served is None or plain is None:
+    if profile.reuses_prefixes or cached:
+        return "the engine reuses prefixes, and how a prompt is cut may change its answers"
+    if sampling.temperature > 0.0 and not DIALECTS[profile.engine].draws_alike:
+        return f"above temperature 0, {profile.engine} draws other random numbers for drafts than without them"
+    return None
+
+
+def may_be_rounding(
+    profile: EngineProfile, sampling: SamplingParams, likely: Mapping[int, float], served: int, plain: int
+) -> str | None:
+    """The reason why rounding alone may have exchanged two tokens; None if it cannot, or if the engine states that it
+    is batch-invariant. `likely`: the log-probabilities that the plain engine reports, of the likeliest tokens.
+    """
+    if profile.batch_invariant:
         return None
+    if not likely:
+        return "the engine reports no log-probabilities, which would exclude a near tie"
+    if changes_logits(sampling):
+        return "penalties or biases change the log-probabilities, and the engine reports them unchanged"
+    at_most = min(likely.values())
+    ours, theirs = (likely.get(token, at_most) for token in (served, plain))
     if sampling.temperature == 0.0:
-        apart = abs(served - plain)
+        apart = abs(ours - theirs)
         return f"the two tokens are {apart:.3g} nats apart, a near tie" if apart <= NEAR_TIE else None
-    likely = min(served, plain) >= -RARE
-    return "both tokens may be drawn, and the engine does not state batch_invariant" if likely else None
+    drawn = min(ours, theirs) >= -RARE * max(1.0, sampling.temperature)
+    return "both tokens may be drawn, and the engine does not state batch_invariant" if drawn else None
+
+
+def changes_logits(sampling: SamplingParams) -> bool:
+    """Whether penalties or biases change logits before a token is chosen."""
+    added = sampling.presence_penalty or sampling.frequency_penalty or sampling.logit_bias
+    return bool(added) or sampling.repetition_penalty != 1.0

@@ -113,6 +113,20 @@ async def test_what_rounding_or_a_prefix_cache_may_explain_accuses_no_speculatio
     assert (found, halt is not None) == (outcome, outcome == "DEVIATION")
 
 
+@pytest.mark.parametrize("members", [{"cached": 1}, {"gap": None}])
+async def test_a_difference_is_unstable_if_the_engine_used_its_cache_or_excludes_no_near_tie(
+    engines: Engines, members: dict[str, Any]
+) -> None:
+    stub = await engines.start()
+    for name, value in ({"differs_at": 3} | members).items():
+        setattr(engines.fast, name, value)
+    engines.plain.gap = engines.fast.gap
+    await stub.Generate(asking(max_tokens=5))
+    await engines.deployment.receipts(1)
+    (found,) = await audited(engines)
+    assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server"])
 async def test_an_engine_whose_answers_depend_on_its_load_is_unstable(engines: Engines, kind: str) -> None:
     stub = await engines.start(kind)

@@ -463,6 +463,21 @@ def identity_of_others(results: Results) -> str:
     return "\n".join(_table(("engine", "speculation", "1 request", "8", "16 at the same time"), rows))
 
 
+def verdicts(results: Results) -> str:
+    """Verdicts on honest answers, and tokens until a fault of speculation is found, by engine and method."""
+    rows = []
+    for each in (each for record in results["verdicts"] for each in record.figures):
+        honest = [case for case in each["cases"] if not case["share replaced"]]
+        faulty = [case["tokens until DEVIATION"] for case in each["cases"] if case["share replaced"]]
+        found, runs = sum(len(case) - 1 for case in faulty), [run for case in faulty for run in case]
+        counts = (sum(case[name] for case in honest) for name in ("tokens", "answers", "SAME", "UNSTABLE", "DEVIATION"))
+        until = (round(sum(runs) / found), max(runs)) if found else (None, None)
+        rows.append((each["engine"], each["method"], *map(_count, (*counts, *until))))
+    head = ("engine", "speculation", "honest tokens", "answers", "`SAME`", "`UNSTABLE`", "`DEVIATION`",
+            "drafts replaced: tokens until `DEVIATION`", "at most")  # fmt: skip
+    return "\n".join(_table(head, rows))
+
+
 def lies(results: Results) -> str:
     rows = [
         (
@@ -636,6 +651,7 @@ BLOCKS: Mapping[str, Callable[[Results], str]] = {
     "llama-cpp long": lambda results: llama_cpp(results, long=True),
     "passes": passes, "losses": losses, "callers": callers,
     "callers smollm2": lambda results: callers(results, "SmolLM2"), "start": start, "identity": identity, "lies": lies,
+    "verdicts": verdicts,
     "ledger": ledger, "bundle": bundle, "head": head, "accepted": accepted, "identity of others": identity_of_others,
     "first start": first_start, "fleet": fleet, "targets": targets,
 }  # fmt: skip

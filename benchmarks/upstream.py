@@ -27,7 +27,7 @@ class Upstream:
     """vLLM, SGLang or llama-server at a URL. Raises OSError if it does not answer."""
 
     def __init__(self, engine: str, url: str) -> None:
-        self._dialect, self._url = DIALECTS[engine], url.rstrip("/")
+        self._dialect, self.url = DIALECTS[engine], url.rstrip("/")
         self._about = asyncio.run(self._dialect.about(self._ask))
         self.name = f"{engine} {self._about.version}"
 
@@ -38,11 +38,11 @@ class Upstream:
     def _output(self, request: EngineRequest) -> tuple[int, ...]:
         answer = Answer()
         body = self._dialect.body(request, self._about.model, None, stream=False)
-        self._dialect.read(json.loads(_answered(self._url + self._dialect.path, body)), answer)
+        self._dialect.read(json.loads(_answered(self.url + self._dialect.path, body)), answer)
         return tuple(answer.ids)
 
     async def _ask(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        text = _answered(self._url + path, body)
+        text = _answered(self.url + path, body)
         try:
             return json.loads(text)
         except ValueError:

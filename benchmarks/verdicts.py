@@ -1,0 +1,414 @@
+"""`python -m benchmarks.verdicts`: an auditor's verdicts on another engine, honest and with a fault of speculation.
+
+The engine with speculation answers through the generation service's backend; an auditor judges each answer by the
+engine without speculation. The fault: some accepted draft tokens are replaced on the way, as if the
+engine had accepted wrong drafts. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run continues, and a
+larger one adds to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from benchmarks.machine import RESULTS
+from benchmarks.measurement import Measurement, Subject, known_figures
+from benchmarks.specbench.questions import OWN, load_questions
+from benchmarks.upstream import llama_server
+from ledger.documents.audit import DEVIATION, SAME, UNSTABLE
+from ledger.documents.content import Content
+from ledger.documents.engine_profile import EngineProfile
+from ledger.documents.receipt import ENGINE, Receipt, Sampling
+from ledger.encoding.document import Seed
+from ledger.encoding.text_forms import cid
+from services.auditor.audit_error import EngineAway
+from services.auditor.foreign_judge import Comparison, ForeignJudge
+from services.auditor.plain import PlainUpstream
+from services.generation.engine.events import Outcome
+from services.generation.engine.request import EngineRequest, EngineStopped, SamplingParams
+from services.generation.engine.sequence import NoText
+from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
+from services.generation.remote.dialects import DIALECTS, Answer, Dialect, Drafted, UpstreamError
+from services.generation.remote.remote_engine import RemoteEngine
+from services.generation.remote.upstream import Upstream
+from services.generation.target.config.config import read_config
+from services.generation.target.identity import base_cid
+from services.generation.target.model_path import model_path
+from tests.unit.ledger.builders import at, content, foreign_receipt
+
+_SCRATCH = Path(__file__).parent / "scratch" / "verdicts"
+_SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that others use
+_T = TypeVar("_T")
+TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """An answer and its verdict. `replaced`: draft tokens that were replaced; `apart`: nats between the two tokens at
+    the first difference, if both are known; `alone`: whether no other request ran beside it.
+    """
+
+    question: int
+    tokens: int
+    proposed: int
+    accepted: int
+    cached: int
+    alone: bool
+    outcome: str  # of the verdict, or the finish reason of an answer that did not end
+    replaced: int = 0
+    position: int | None = None
+    apart: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Answers that are served and judged alike."""
+
+    temperature: float
+    callers: int
+    replaced: float = 0.0  # share of accepted draft tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An answer. `alone`: whether no other request ran beside it; `replaced`: draft tokens that were replaced."""
+
+    request: EngineRequest
+    outcome: Outcome
+    alone: bool
+    replaced: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An engine without and with speculation."""
+
+    engine: str
+    method: str
+    plain_url: str
+    url: str
+
+    def path(self, case: Case) -> Path:
+        kind = f"replaced{case.replaced:g}" if case.replaced else "honest"
+        return _SCRATCH / f"{self.engine}~{self.method}~{kind}~{case.temperature:g}~{case.callers}.jsonl"
+
+
+class FaultySpeculation(Upstream):
+    """An upstream of which some accepted draft tokens are replaced by other tokens of the context, as a wrong draft
+    would be. The engine continues from there, as it would after its own mistake.
+    """
+
+    def __init__(self, dialect: Dialect, url: str, share: float, chance: random.Random) -> None:
+        super().__init__(dialect, url, None, _SILENCE_SECONDS)
+        self._of, self._share, self._chance = dialect, share, chance
+        self.replaced: dict[tuple[int, ...], int] = {}  # by prompt
+
+    async def answer(
+        self,
+        body: Mapping[str, Any],
+        numbers: int,
+        read: Callable[[Mapping[str, Any]], None],
+        taken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`read` is called with the members of an Answer; the text is left out."""
+        prompt, most = list(body["prompt"]), "n_predict" if "n_predict" in body else "max_tokens"
+        made: list[int] = []
+        proposed = accepted = 0
+        while len(made) < body[most]:
+            part = _Part(self._of, [*prompt, *made], self._share, self._chance)
+            asked = {**body, "prompt": [*prompt, *made], most: body[most] - len(made), "timings_per_token": True}
+            try:
+                await super().answer(asked, numbers, part.read, taken)
+            except _Replaced:
+                self.replaced[tuple(prompt)] = self.replaced.get(tuple(prompt), 0) + 1
+            made += part.ids
+            if part.answer.counted not in (None, len(part.answer.ids)):
+                raise UpstreamError("left token ids out of its stream")
+            if part.answer.drafted is not None:
+                proposed, accepted = proposed + part.answer.drafted.proposed, accepted + part.answer.drafted.accepted
+            read({"ids": part.ids, "finish": part.answer.finish})
+            if part.answer.finish is not None:
+                break
+        else:
+            read({"ids": [], "finish": "length"})
+        read({"ids": [], "drafted": Drafted(len(made) - accepted, proposed, accepted)})
+
+
+class _Replaced(Exception):
+    """A token was replaced: the rest of the answer is not wanted."""
+
+
+class _Part:
+    """An answer up to a replaced token. `ids` end with it."""
+
+    def __init__(self, dialect: Dialect, context: list[int], share: float, chance: random.Random) -> None:
+        self.answer, self.ids = Answer(), list[int]()
+        self._dialect, self._context, self._share, self._chance = dialect, context, share, chance
+        self._accepted, self._drafts = 0, 0  # accepted so far; of them, tokens that are still to come
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        """Raises _Replaced."""
+        before = len(self.answer.ids)
+        self._dialect.read(event, self.answer)
+        new = self.answer.ids[before:]
+        counted = (event.get("timings") or {}).get("draft_n_accepted")  # llama-server sends one token an event
+        if counted is None:
+            self._drafts = len(new) - 1  # vLLM sends the tokens of a pass together; the last is the target's own
+        else:
+            self._drafts, self._accepted = self._drafts + counted - self._accepted, counted
+        for token in new:
+            self.ids.append(self._other(token) if self._drafts > 0 and self._chance.random() < self._share else token)
+            self._drafts = max(0, self._drafts - 1)
+            if self.ids[-1] != token:
+                self.answer = Answer()
+                raise _Replaced
+
+    def _other(self, token: int) -> int:
+        return self._chance.choice([each for each in self._context if each != token])
+
+
+class _Members:
+    """The dialect of FaultySpeculation's events."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dialect, name)
+
+    def read(self, event: Mapping[str, Any], answer: Answer) -> None:
+        answer.ids += event["ids"]
+        answer.finish = event.get("finish", answer.finish)
+        answer.drafted = event.get("drafted")
+
+
+class _NoCodec:
+    """The text of answers whose text is left out."""
+
+    stream = staticmethod(NoText)
+
+
+class Auditor:
+    """Judges answers by the plain engine."""
+
+    def __init__(self, pair: Pair, profile: EngineProfile) -> None:
+        self._plain, self._profile, self._cid = (
+            PlainUpstream(pair.engine, pair.plain_url),
+            profile,
+            cid(profile.to_bytes()),
+        )
+        self._judge = ForeignJudge({self._cid: profile}.get, self, None)
+        self._last = Comparison()
+        self.engine, self.about = self._plain.engine, self._plain.about
+
+    def held_against(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Comparison:
+        self._last = self._plain.held_against(receipt, content, profile)
+        return self._last
+
+    def judged(self, served: Served) -> Judged:
+        outcome, counts = served.outcome, served.outcome.metrics
+        made = Judged(
+            int(served.request.request_id), len(outcome.token_ids), counts.num_draft_tokens,
+            counts.num_accepted_tokens, counts.cached_prompt_tokens, served.alone, outcome.finish_reason,
+            served.replaced, reason=outcome.error,
+        )  # fmt: skip
+        if outcome.finish_reason not in ("stop", "length"):
+            return made
+        self._last = Comparison()
+        (finding,) = self._judge.judge(*self._receipted(served.request, outcome))
+        at, ours, theirs = self._last.position, self._last.served_logprob, self._last.plain_logprob
+        apart = None if ours is None or theirs is None else round(abs(ours - theirs), 4)
+        reason = None if finding.outcome == SAME else finding.reason
+        return msgspec.structs.replace(made, outcome=finding.outcome, position=at, apart=apart, reason=reason)
+
+    def _receipted(self, asked: EngineRequest, outcome: Outcome) -> tuple[Receipt, Content]:
+        params, known = asked.sampling, foreign_receipt(profile_cid=self._cid, engine=self._profile.name)
+        output = msgspec.structs.replace(
+            known.output, tokens=len(outcome.token_ids), finish_reason=outcome.finish_reason,
+            stop_reason=outcome.stop_reason, stream_digest=outcome.stream_digest,
+        )  # fmt: skip
+        sampling = Sampling(params.temperature, seed=Seed(params.seed), max_tokens=params.max_tokens)
+        receipt = msgspec.structs.replace(known, base_cid=self._profile.base_cid, sampling=sampling, output=output)
+        return receipt, msgspec.structs.replace(
+            content(), prompt_token_ids=asked.prompt, output_token_ids=outcome.token_ids
+        )
+
+
+async def _until_there(ask: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
+    """The result, asked for until the engine is not away."""
+    while True:
+        try:
+            return await ask(*arguments)
+        except (EngineAway, EngineStopped) as error:
+            print(f"the engine is away: {error}", flush=True)
+            await asyncio.sleep(_AWAY_SECONDS)
+
+
+class Bench:
+    """The generation service's backend and auditors on a pair of running engines."""
+
+    def __init__(self, pair: Pair, weights: Path) -> None:
+        """Raises KolmError for engines that cannot be asked."""
+        self._pair, self._dialect, self._tokenizer = pair, DIALECTS[pair.engine], Tokenizer(weights)
+        self._ends = frozenset(read_config(weights).eos_token_ids)
+        found = asyncio.run(_until_there(asyncio.to_thread, PlainUpstream(pair.engine, pair.plain_url).about))
+        self.profile = EngineProfile(
+            pair.engine, found.version, found.model, base_cid(weights), True, at(0),
+            flags={name.lower(): flag for name, flag in found.flags.items()}, batch_invariant=found.batch_invariant,
+            speculation=pair.method,
+        )  # fmt: skip
+
+    async def run(self, case: Case, prompts: Sequence[tuple[int, ...]], max_tokens: int, path: Path) -> None:
+        """Serve and judge the answers that are not kept yet, by as many auditors as callers."""
+        done = {each.question for each in kept(path)}
+        todo = iter([number for number in range(len(prompts)) if number not in done])
+        answers: asyncio.Queue[Served | None] = asyncio.Queue(case.callers)
+        faulty = FaultySpeculation(self._dialect, self._pair.url, case.replaced, random.Random(len(done)))
+        fast = faulty if case.replaced else Upstream(self._dialect, self._pair.url, None, _SILENCE_SECONDS)
+        engine = self._backend(fast, replaced=bool(case.replaced))
+
+        async def call() -> None:
+            for number in todo:
+                sampling = SamplingParams(temperature=case.temperature, seed=number, max_tokens=max_tokens)
+                asked = EngineRequest(str(number), prompts[number], sampling, method=ENGINE)
+                outcome, ticket = await _until_there(engine.complete, asked)
+                await answers.put(Served(asked, outcome, ticket.alone, faulty.replaced.pop(asked.prompt, 0)))
+
+        async def audit() -> None:
+            auditor = Auditor(self._pair, self.profile)
+            while (served := await answers.get()) is not None:
+                found = await _until_there(asyncio.to_thread, auditor.judged, served)
+                print(self._pair.engine, self._pair.method, case, found, flush=True)
+                with path.open("ab") as file:
+                    file.write(msgspec.json.encode(found) + b"\n")
+
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(call()) for _ in range(case.callers)]
+            for _ in calls:
+                group.create_task(audit())
+            await asyncio.gather(*calls)
+            for _ in calls:
+                await answers.put(None)
+        await fast.close()
+
+    def _backend(self, fast: Upstream, *, replaced: bool) -> RemoteEngine:
+        async def confirmed(method: str) -> str:
+            return ""
+
+        return RemoteEngine(
+            cast(Dialect, _Members(self._dialect)) if replaced else self._dialect, {ENGINE: fast}, self.profile.model,
+            cast(TextCodec, _NoCodec()) if replaced else self._tokenizer, adapters={}, most=max(CALLERS),
+            vocabulary=len(self._tokenizer.fast.get_vocab()), ends=self._ends, reuse=False, confirmed=confirmed,
+        )  # fmt: skip
+
+
+def kept(path: Path) -> list[Judged]:
+    """The verdicts of a case by question, without a line that a stopped run left incomplete."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    found = {each.question: each for each in (msgspec.json.decode(line, type=Judged) for line in lines)}
+    return [found[question] for question in sorted(found)]
+
+
+def row(case: Case, found: Sequence[Judged]) -> dict[str, Any]:
+    """Counts of verdicts, and the tokens that an auditor reads up to each DEVIATION."""
+    counts = {name: sum(each.outcome == name for each in found) for name in (SAME, UNSTABLE, DEVIATION)}
+    apart = [each.apart for each in found if each.outcome == UNSTABLE and each.apart is not None]
+    return {
+        "temperature": case.temperature, "callers": case.callers, "share replaced": case.replaced,
+        "answers": len(found), "tokens": sum(each.tokens for each in found), **counts,
+        "other": len(found) - sum(counts.values()),
+        "tokens drafted": sum(each.proposed for each in found), "accepted": sum(each.accepted for each in found),
+        "replaced": sum(each.replaced for each in found), "beside others": sum(not each.alone for each in found),
+        "most nats apart": max(apart, default=None), "tokens until DEVIATION": read(found),
+    }  # fmt: skip
+
+
+def read(found: Sequence[Judged]) -> list[int]:
+    """The tokens that are read up to each DEVIATION, since the one before, and at last those after all of them."""
+    runs = [0]
+    for each in found:
+        if each.outcome == DEVIATION:
+            runs[-1] += (each.position or 0) + 1
+            runs.append(0)
+        else:
+            runs[-1] += each.tokens
+    return runs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = _arguments(arguments)
+    tokenizer = Tokenizer(model_path(given.weights))
+    turns = [question.turns[0] for kind in zip_longest(*load_questions(OWN).values()) for question in kind if question]
+    prompts = [tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns]
+    _SCRATCH.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as servers:
+        pairs = [Pair(*each) for each in given.upstream]
+        if given.llama_server is not None:
+            file, slots = model_path(given.weights), max(CALLERS)
+            plain, fast = (
+                servers.enter_context(llama_server(given.llama_server or None, file, *flags, slots=slots))
+                for flags in ((), ("--spec-type", given.spec_type))
+            )
+            pairs.append(Pair("llama-server", given.spec_type, plain.url, fast.url))
+        for pair in pairs:
+            bench = Bench(pair, model_path(given.weights))
+            rows = list(_rows(bench, pair, prompts, given))
+            keep({"engine": bench.profile.name, "method": pair.method, "cases": rows}, given.out)
+
+
+def _rows(bench: Bench, pair: Pair, prompts: Sequence[tuple[int, ...]], given: argparse.Namespace) -> Iterator[Any]:
+    honest = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
+    for case in [*honest, *(Case(0.0, callers, given.share) for callers in CALLERS)]:
+        path = pair.path(case)
+        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
+        count = given.answers[CALLERS.index(case.callers)]
+        asyncio.run(bench.run(case, prompts[:count], given.max_tokens, path))
+        yield row(case, kept(path)[:count])
+
+
+def keep(found: dict[str, Any], folder: Path) -> None:
+    """Write the cases in place of earlier ones of the same engine and method."""
+    before = [
+        each
+        for each in known_figures("verdicts", folder) or []
+        if (each["engine"], each["method"]) != (found["engine"], found["method"])
+    ]
+    subject = Subject.of(model_path("smollm2"), questions=OWN.name)
+    Measurement.now("verdicts", [*before, found], subject).write(folder)
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts", description=__doc__)
+    parser.add_argument(
+        "--llama-server", nargs="?", const="", metavar="FILE", help="start llama.cpp's server, or xllamacpp's copy"
+    )
+    parser.add_argument("--spec-type", default="ngram-map-k", help="speculation of that (ngram-map-k)")
+    parser.add_argument(
+        "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
+        help="vllm or llama-server that runs; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--weights", type=Path, default=Path("smollm2"), help="the model that they serve (smollm2)")
+    parser.add_argument(
+        "--answers", type=int, nargs=2, default=[64, 24], metavar=("TOGETHER", "ALONE"),
+        help="of each case with eight callers, and with one; at most 120 (64 24)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--temperatures", type=float, nargs="+", default=TEMPERATURES, metavar="T", help="of honest answers (0 0.7 1)"
+    )
+    parser.add_argument("--max-tokens", type=int, default=96, help="of an answer at most (96)")
+    parser.add_argument("--share", type=float, default=0.02, help="of accepted draft tokens that are replaced (0.02)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

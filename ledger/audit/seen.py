@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ledger.audit.contradiction import SqliteVerdicts
 from ledger.audit.state_database import StateDatabase
-from ledger.documents.audit import DEVIATION, Verdict
+from ledger.documents.audit import ACCUSATIONS, Verdict
 from ledger.documents.draft_head import DraftHeadPublication
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
@@ -30,7 +30,7 @@ _SCHEMA = (
 CREATE TABLE receipts
     (entry INTEGER PRIMARY KEY, receipt_id BLOB NOT NULL UNIQUE, tenant TEXT NOT NULL, issued_at TEXT NOT NULL,
      foreign_engine INTEGER NOT NULL, tokens INTEGER NOT NULL);
-CREATE TABLE deviations (entry INTEGER PRIMARY KEY);
+CREATE TABLE accusations (entry INTEGER PRIMARY KEY);
 CREATE TABLE erasures (receipt INTEGER PRIMARY KEY, entry INTEGER NOT NULL);
 CREATE TABLE documents (entry INTEGER PRIMARY KEY, document TEXT NOT NULL);
 """
@@ -122,8 +122,8 @@ class SeenOnDisk:
                 self._waiting_ids.add(name)
                 if len(self._waiting) >= _BATCH:
                     self._flush()
-            case Verdict() if document.outcome == DEVIATION:
-                self._state.write("INSERT INTO deviations VALUES (?)", index)
+            case Verdict() if document.outcome in ACCUSATIONS:
+                self._state.write("INSERT INTO accusations VALUES (?)", index)
             case Erasure():
                 self._state.write("INSERT OR REPLACE INTO erasures VALUES (?, ?)", document.receipt_index, index)
             case Retention() | Expiry() | DraftHeadPublication():
@@ -151,9 +151,8 @@ class SeenOnDisk:
         with self._state.errors():
             return self._verdicts.opposite(index, verdict, auditor)
 
-    def outcome_at(self, index: int) -> str | None:
-        """DEVIATION or None: no entry refers to another verdict."""
-        return None if self._state.row("SELECT 1 FROM deviations WHERE entry = ?", index) is None else DEVIATION
+    def accuses(self, index: int) -> bool:
+        return self._state.row("SELECT 1 FROM accusations WHERE entry = ?", index) is not None
 
     def retentions(self) -> list[tuple[int, Retention]]:
         return self._retentions

@@ -149,8 +149,8 @@ class BundleFold:
     def output_at(self, index: int) -> JudgedOutput | None:
         return self.seen.output_at(index)
 
-    def outcome_at(self, index: int) -> str | None:
-        return self.seen.outcome_at(index)
+    def accuses(self, index: int) -> bool:
+        return self.seen.accuses(index)
 
     def retentions(self) -> list[tuple[int, Retention]]:
         return self.seen.retentions()

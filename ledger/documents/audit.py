@@ -126,7 +126,8 @@ class ReferenceThresholds(Part, frozen=True):
 
 class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
     """A `kolm.audit_policy.v1` document. Signed by a key of role `auditor`; in force until the next policy. `reference`
-    has the thresholds of passes over other engines' outputs, if the auditor makes them.
+    has the thresholds of passes over other engines' outputs, if the auditor makes them. `halts_inconsistent`: an
+    INCONSISTENT halts the output's method, as a DEVIATION does.
 
     A receipt after this entry is sampled with probability `rate` (0 to 1), and a sampled receipt gets its verdict
     `within_seconds` of its issue (or of the auditor's last document before it in the log if that is later: a receipt
@@ -140,6 +141,7 @@ class AuditPolicy(Document, tag="kolm.audit_policy.v1", frozen=True):
     within_seconds: Annotated[int, Meta(ge=1, le=LONGEST_PROMISE_SECONDS)]
     issued_at: Time
     reference: ReferenceThresholds | None = None
+    halts_inconsistent: bool = False
 
 
 class Draw(Document, tag="kolm.draw.v1", frozen=True):

@@ -17,6 +17,11 @@ EngineVersion = Annotated[
 PREFIX_CACHE = "prefix_cache"
 """The flag of profiles that turns the engine's prefix cache on."""
 
+DRAWS, MT19937 = "draws", "mt19937"
+"""The flag of profiles that names the generator of the random numbers, and its value for llama.cpp's sampler: each
+token is the first at which the sum of probabilities reaches the seed's next number.
+"""
+
 
 class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     """A `kolm.engine_profile.v1` document, signed by a key of role `receipts`. Receipts of requests that the engine has
@@ -27,7 +32,7 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     name. `batch_invariant`: whether the engine states that an answer does not depend on other requests of the batch;
     None if it states nothing. `speculation` describes its drafts, in the engine's words; None if it states nothing.
     The flag `prefix_cache` is `true` if requests may reuse prefixes that others computed; then no difference proves
-    anything about speculation.
+    anything about speculation. The flag `draws` names the generator of the random numbers if it is known.
     """
 
     SIGNERS: ClassVar = ("receipts",)
@@ -53,3 +58,8 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     def reuses_prefixes(self) -> bool:
         """Whether requests may reuse prefixes that others computed."""
         return self.flags.get(PREFIX_CACHE) == "true"
+
+    @property
+    def draws_are_known(self) -> bool:
+        """Whether the random numbers of a seed are known, and the token that each of them gives."""
+        return self.flags.get(DRAWS) == MT19937

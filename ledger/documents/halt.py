@@ -36,7 +36,9 @@ def scopes_of(base_cid: str, method: str, head_cid: str | None, others: Iterable
 
 
 class Halt(Document, tag="kolm.halt.v1", frozen=True):
-    """A `kolm.halt.v1` document, signed by a key of role `auditor`; answers the DEVIATION at `verdict_index`."""
+    """A `kolm.halt.v1` document, signed by a key of role `auditor`; answers the accusation at `verdict_index`: a
+    DEVIATION, or an INCONSISTENT if its policy halts on these.
+    """
 
     SIGNERS: ClassVar = ("auditor",)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ledger.documents.audit import AGAIN, DEVIATION, EXACT, REFERENCE, UNCHECKED, UNREPLAYABLE, Verdict
+from ledger.documents.audit import ACCUSATIONS, AGAIN, EXACT, REFERENCE, UNCHECKED, UNREPLAYABLE, Verdict
 from ledger.documents.erasure import Erasure, Expiry, Retention, check_expiry, check_retention
 from ledger.documents.halt import Halt, HaltState, Resume
 from ledger.documents.receipt import Receipt
@@ -39,8 +39,8 @@ class References(Protocol):
         """The output of the receipt at `index`; None if it is not known any more."""
         ...
 
-    def outcome_at(self, index: int) -> str | None:
-        """The outcome of the verdict at `index`; None if that entry is not a verdict or does not exist yet."""
+    def accuses(self, index: int) -> bool:
+        """Whether the entry at `index` is a verdict that a halt may answer, one of ACCUSATIONS."""
         ...
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:
@@ -53,7 +53,7 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
 
     A receipt cannot have seen a halt that is not in the log yet. A verdict or an erasure names a receipt and its index;
     a verdict has an outcome that exists for the receipt's engine, and compares at most the output's tokens. A halt
-    names a DEVIATION. A resume names an open halt of exactly its scope. An expiry erases the contents that the
+    names an accusation. A resume names an open halt of exactly its scope. An expiry erases the contents that the
     retention policies before it end.
     """
     if isinstance(document, Receipt):
@@ -72,8 +72,9 @@ def follow(index: int, document: Document, halts: HaltState, before: References)
     if isinstance(document, Expiry):
         check_expiry(index, document, _earlier(index, before))
     if isinstance(document, Halt):
-        if before.outcome_at(document.verdict_index) != DEVIATION:
-            raise FormatError("verdict_index", f"entry {document.verdict_index} is not a {DEVIATION} verdict")
+        if not before.accuses(document.verdict_index):
+            expected = " or ".join(ACCUSATIONS)
+            raise FormatError("verdict_index", f"entry {document.verdict_index} is not a {expected} verdict")
         return halts.after_halt(index, document)
     if isinstance(document, Resume):
         return halts.after_resume(document)

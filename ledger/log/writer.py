@@ -99,8 +99,8 @@ class BatchPlan:
     def output_at(self, index: int) -> JudgedOutput | None:
         return self.store.output_at(index)
 
-    def outcome_at(self, index: int) -> str | None:
-        return self.store.outcome_at(index)
+    def accuses(self, index: int) -> bool:
+        return self.store.accuses(index)
 
     def retentions(self) -> list[tuple[int, Retention]]:
         """The policies, with those of this batch: an expiry after a policy in one batch uses the new policy."""

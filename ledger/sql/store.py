@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Select, Table, func, select, update
 
+from ledger.documents.audit import ACCUSATIONS
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
@@ -235,9 +236,8 @@ class SqlEntryStore:
         receipt = read_document(Entry.from_bytes(self.entry(index)).envelope)
         return JudgedOutput.of(receipt) if isinstance(receipt, Receipt) else None
 
-    def outcome_at(self, index: int) -> str | None:
-        found: str | None = self._value(_OUTCOME, index)
-        return found
+    def accuses(self, index: int) -> bool:
+        return self._value(_OUTCOME, index) in ACCUSATIONS
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:
         return retentions_of(self)

@@ -41,7 +41,7 @@ class Appender:
         return self._sign_and_append(Halt(scope, verdict_index, reason, self._now()))
 
     def policy(self, terms: Terms) -> int:
-        policy = AuditPolicy(terms.rate, terms.within_seconds, self._now(), terms.reference)
+        policy = AuditPolicy(terms.rate, terms.within_seconds, self._now(), terms.reference, terms.halts_inconsistent)
         return self._sign_and_append(policy)
 
     def signed_draw(self, tree_size: int, root: bytes) -> Envelope:
@@ -61,13 +61,14 @@ class Appender:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The share of receipts (0 to 1), the seconds from the issue of a sampled receipt to its verdict, and the
-    thresholds of reference passes, if the auditor makes any.
+    """The share of receipts (0 to 1), the seconds from the issue of a sampled receipt to its verdict, the thresholds of
+    reference passes, if the auditor makes any, and whether INCONSISTENT halts.
     """
 
     rate: float
     within_seconds: int
     reference: ReferenceThresholds | None = None
+    halts_inconsistent: bool = False
 
 
 class Announcement:
@@ -162,5 +163,5 @@ class Announcement:
 
 def _changes(policy: AuditPolicy | None, terms: Terms) -> bool:
     if policy is None:
-        return terms.rate > 0.0
-    return Terms(policy.rate, policy.within_seconds, policy.reference) != terms
+        return terms.rate > 0.0 or terms.halts_inconsistent
+    return Terms(policy.rate, policy.within_seconds, policy.reference, policy.halts_inconsistent) != terms

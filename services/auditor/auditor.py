@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ledger.documents.audit import DEVIATION, Verdict
+from ledger.documents.audit import Verdict
 from ledger.documents.halt import Scope, scopes_of
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
@@ -258,12 +258,12 @@ class Auditor:
         return examined
 
     def _append(self, receipt: Receipt, due: Due, finding: Finding, verdict: Envelope, seconds: float) -> Examined:
-        """Append a verdict, and a halt if it is a deviation."""
+        """Append a verdict, and its halt if it halts."""
         verdict_index = self._appender.append(verdict)
         self._backlog.settle(due.index)
         _report(receipt, due.index, finding, verdict_index)
         halt_index = None
-        if finding.outcome == DEVIATION:
+        if self._backlog.halts_on(finding.outcome):
             halt_index = self._halt(receipt, due.index, verdict_index, finding.reason or "")
         return Examined(receipt, due.index, finding, verdict_index, halt_index, seconds)
 

@@ -163,8 +163,13 @@ class Backlog:
             return None
         return _explained(self._receipts[index], owed, self._spot_checks)
 
+    def halts_on(self, outcome: str) -> bool:
+        """Whether a verdict with this outcome halts the methods that drafted."""
+        chosen = self.policy is not None and self.policy.halts_inconsistent
+        return outcome == DEVIATION or (outcome == INCONSISTENT and chosen)
+
     def deviations(self) -> tuple[tuple[int, Verdict], ...]:
-        """DEVIATION verdicts with their index that have not been `answered`, oldest first."""
+        """Verdicts that halt, with their index, that have not been `answered`, oldest first."""
         return tuple(self._deviations.items())
 
     def needs_halt(self, scope: Scope, receipt_index: int) -> bool:
@@ -215,7 +220,7 @@ class Backlog:
                 self._picked.discard(document.receipt_index)
                 self._settled.discard(document.receipt_index)
                 self._forget_unless_listed(document.receipt_index)
-                if document.outcome == DEVIATION:
+                if self.halts_on(document.outcome):
                     self._deviations[entry.index] = document
                 summed = self._summed.get(document.profile_cid, document.profile_cid)
                 if document.outcome == INCONSISTENT:

@@ -40,6 +40,8 @@ HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, 
 """Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. `rarest`: a
 token of that probability among 150,000 is drawn less than once in three million times.
 """
+DRAWN = replace(HONEST, missed=0.02)
+"""The same with the draws of seeds, for engines whose profile states that they are known (`EngineProfile.draws`)."""
 
 Reference = Callable[[Receipt, Content], ReferencePass]
 """A pass along the output, on the auditor's own weights. Raises CannotReplay, Interrupted."""
@@ -162,7 +164,7 @@ class ForeignJudge:
         if profile.weights_checked and found.base_cid != profile.base_cid:
             raise OutOfReach(f"the weights here are {found.base_cid}, the receipt's {profile.base_cid}")
         thresholds = self._thresholds()
-        if thresholds.missed is None:
+        if thresholds.missed is None or not profile.draws_are_known:
             found = replace(found, missed=None)
         if thresholds.drift is not None:
             before = self._drifts(receipt.profile_cid) or Drift()

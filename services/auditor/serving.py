@@ -105,9 +105,8 @@ def connected(
 
 
 def _terms(settings: AuditorSettings) -> Terms:
-    return Terms(
-        settings.rate, settings.within_seconds, settings.thresholds if settings.audits_another_engine else None
-    )
+    reference = settings.thresholds if settings.audits_another_engine else None
+    return Terms(settings.rate, settings.within_seconds, reference, settings.halt_inconsistent)
 
 
 def kept_backlog(folder: HeldFolder, ledger: LedgerClient, trust: TrustedKeys, spot_checks: float) -> Backlog:

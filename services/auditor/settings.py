@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ledger.documents.audit import LONGEST_PROMISE_SECONDS, ReferenceThresholds
 from services.auditor.examination import EnginePlan
-from services.auditor.foreign_judge import HONEST, Plain
+from services.auditor.foreign_judge import DRAWN, HONEST, Plain
 from services.auditor.held_folder import Share
 from services.generation.target.model_settings import MODEL, NAMED_ADAPTER
 from services.runtime.setting_kind import Adapter, KeyFile, Target, Url
@@ -58,8 +58,13 @@ class AuditorSettings(RpcServerSettings):
         None,
         description="Thresholds of passes over another engine's outputs, announced in the log: "
         "mean,largest,surprise,rarest,drift,missed as docs/auditing.md explains them. Default: thresholds for "
-        "llama.cpp with 8 bits a weight.",
+        "llama.cpp with 8 bits a weight, with missed for llama-server.",
         examples=["0.02,1,5,27,12"],
+    )
+    halt_inconsistent: bool = Field(
+        False,
+        description="Halt the method of an output that is INCONSISTENT with the weights, as for a DEVIATION; announced "
+        "in the log.",
     )
     context_length: int | None = Field(
         None, ge=1, description="The audited server's --context-length, if it has one.", examples=[32768]
@@ -168,7 +173,9 @@ class AuditorSettings(RpcServerSettings):
     @property
     def thresholds(self) -> ReferenceThresholds:
         """Thresholds of reference passes, which hold unless the log has announced others."""
-        return HONEST if self.reference is None else thresholds(self.reference)
+        if self.reference is not None:
+            return thresholds(self.reference)
+        return DRAWN if self.engine == "llama-server" else HONEST
 
     @property
     def own_engine(self) -> EnginePlan | None:

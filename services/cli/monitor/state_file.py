@@ -11,7 +11,7 @@ from typing import Any
 
 from ledger.audit.contradiction import SqliteVerdicts
 from ledger.audit.state_database import StateDatabase
-from ledger.documents.audit import DEVIATION, NO_ANSWERS, Verdict
+from ledger.documents.audit import ACCUSATIONS, NO_ANSWERS, Verdict
 from ledger.documents.erasure import Retention
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
@@ -102,9 +102,8 @@ class SqliteMonitorMemory:
         with self._state.errors():
             return SqliteVerdicts(self._state.connection).opposite(index, verdict, auditor)
 
-    def outcome_at(self, index: int) -> str | None:
-        """Only of deviations: no entry refers to another verdict."""
-        return None if self._state.row("SELECT 1 FROM deviations WHERE entry = ?", index) is None else DEVIATION
+    def accuses(self, index: int) -> bool:
+        return self._state.row("SELECT 1 FROM deviations WHERE entry = ?", index) is not None
 
     def retentions(self) -> list[tuple[int, Retention]]:
         """The newest of each tenant; no entry refers to another."""
@@ -121,7 +120,7 @@ class SqliteMonitorMemory:
             row = (index, document.receipt_id, digest, output.foreign, output.tokens)
             self._state.write("INSERT INTO receipts VALUES (?, ?, ?, 0, ?, ?)", *row)
         if isinstance(document, Verdict):
-            if document.outcome == DEVIATION:
+            if document.outcome in ACCUSATIONS:
                 self._state.write("INSERT INTO deviations VALUES (?)", index)
             failed = document.outcome in NO_ANSWERS
             self._state.write("UPDATE receipts SET unreplayable = ? WHERE entry = ?", failed, document.receipt_index)

@@ -297,23 +297,36 @@ class EngineOptions:
             metavar="NAME=VALUE", help="A flag of the engine that changes numbers, for its profile; may be repeated."
         ),
     ] = None
+    reference: Annotated[
+        str | None,
+        Option(
+            metavar="NUMBERS",
+            help="The auditor's thresholds for outputs: mean,largest,surprise,rarest,drift,missed. Without the last, "
+            "draws of seeds are not checked.",
+        ),
+    ] = None
+    halt_inconsistent: Annotated[
+        bool, Option("--halt-inconsistent", help="Halt speculation if an output is INCONSISTENT with --weights too.")
+    ] = False
 
     def checked(self) -> EngineOptions | None:
         """These options, None if no engine is named. Raises UsageError if one of them is missing."""
-        given = self.settings()
+        given = [name for name in self.__slots__ if getattr(self, name)]
         if self.engine is None and given:
-            raise UsageError(f"--{next(iter(given)).replace('_', '-')} goes with --engine vllm, sglang or llama-server")
+            raise UsageError(f"--{given[0].replace('_', '-')} goes with --engine vllm, sglang or llama-server")
         if self.engine is not None and self.plain_url is None:
             raise UsageError(f"--engine {self.engine} needs --plain-url, that engine with speculation off")
         return None if self.engine is None else self
 
     def settings(self) -> dict[str, Any]:
         """Settings of the generation service."""
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        names = [name for name in self.__slots__ if name not in ("reference", "halt_inconsistent")]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def auditor_settings(self) -> Settings:
         """Settings of the auditor, which asks the plain engine again."""
-        return {name: getattr(self, name) for name in ("engine", "plain_url", "engine_key_file")}
+        names = ("engine", "plain_url", "engine_key_file", "reference", "halt_inconsistent")
+        return {name: getattr(self, name) for name in names}
 
 
 ENGINE = EngineOptions()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ledger.documents.engine_profile import DRAWS, MT19937
 from services.generation.engine.events import FinishReason, TokenLogprobs
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams, StructuredOutputs
 
@@ -17,6 +18,8 @@ Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
 """The JSON or, for other types, the text at a path: a GET, or with a body a POST. Raises UpstreamError, OSError."""
 _SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
 """The samplers with temperature before min_p and top_p, as in other engines; llama.cpp's default has it last."""
+_GGUF = re.compile(r".*/([^/]+\.gguf)")
+"""The path of a file, which llama-server gives for a name unless it was started with one (--alias)."""
 _LARGEST = 3.4e38  # of a float32
 _ROUNDING = 1e-3  # nats by which sums of probabilities may exceed 1
 _NOT_LLAMA = {
@@ -319,14 +322,17 @@ class LlamaServer:
             slots = []
         types = next((each["params"].get("speculative.types") for each in slots if "params" in each), None)
         meta = models["data"][0].get("meta") or {}
+        flags = {"model_ftype": props["model_ftype"]} if "model_ftype" in props else {}
+        if (props["default_generation_settings"].get("params") or {}).get("backend_sampling") is False:
+            flags[DRAWS] = MT19937  # a build that reports this is newer than its present way to draw
         return About(
             version=props["build_info"],
-            model=props.get("model_alias") or models["data"][0]["id"],
+            model=_GGUF.sub(r"\1", props.get("model_alias") or models["data"][0]["id"]),
             context_length=props["default_generation_settings"]["n_ctx"],
             vocab_size=meta.get("n_vocab"),
             speculates=slots[0].get("speculative") if slots else None,
             speculation=None if types == "none" else types,
-            flags={"model_ftype": props["model_ftype"]} if "model_ftype" in props else {},
+            flags=flags,
         )
 
     def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:
@@ -376,7 +382,7 @@ def _llama_constraint(source: StructuredOutputs | None) -> dict[str, Any]:
             return {"grammar": "root ::= " + " | ".join(json.dumps(each) for each in json.loads(text))}
         case StructuredOutputs(_, text) if "::=" in text:
             return {"grammar": text}
-    raise InvalidRequest("structured_outputs", "expected a grammar in GBNF, the form of llama-server")
+    raise InvalidRequest("structured_outputs", "is not in GBNF, the form of grammars that llama-server takes")
 
 
 @dataclass(frozen=True, slots=True)

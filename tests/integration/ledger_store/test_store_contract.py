@@ -150,7 +150,7 @@ def test_envelopes_and_receipts_are_found_by_name(store: EntryStore) -> None:
 def test_references_are_answered_by_index(store: EntryStore) -> None:
     fill(store)
     assert [store.receipt_id_at(index) for index in (0, 3, 7, 99)] == [receipt_id(0), None, receipt_id(3), None]
-    assert [store.outcome_at(index) for index in (0, 3, 5, 99)] == [None, "DEVIATION", "EXACT", None]
+    assert [store.accuses(index) for index in (0, 3, 5, 99)] == [False, True, False, False]
     outputs = [store.output_at(index) for index in (0, 2, 7, 3)]
     assert outputs == [JudgedOutput(False, 2), JudgedOutput(False, 2), JudgedOutput(True, 2), None]
 

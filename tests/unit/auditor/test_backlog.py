@@ -28,6 +28,7 @@ from tests.unit.ledger.builders import (
     engine_profile,
     expiry,
     fold_obligations,
+    foreign_receipt,
     halt,
     policy,
     receipt,
@@ -166,6 +167,15 @@ def test_a_deviation_asks_for_a_halt_until_one_stands_after_its_receipt() -> Non
     answered = folded(entries(receipt(0), verdict(0, 0, "DEVIATION"), halt(1)))
     assert not answered.needs_halt(SCOPE, 0)
     assert answered.needs_halt(Scope(BASE, "eagle3"), 0)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_an_inconsistent_output_asks_for_a_halt_if_the_policy_in_force_says_so(chosen: bool) -> None:
+    found = ReferencePass(BASE, 1.0, 2.0, 1)
+    accusation = verdict(1, 0, "INCONSISTENT", verification="reference", replayed_by="auditor", reference=found)
+    policies = replace(policy(0.0), halts_inconsistent=chosen), replace(policy(0.0), halts_inconsistent=not chosen)
+    backlog = folded(entries(policies[0], foreign_receipt(0), accusation, policies[1]))
+    assert [index for index, _ in backlog.deviations()] == ([2] if chosen else [])
 
 
 def test_old_evidence_does_not_undo_a_resume_and_new_evidence_does() -> None:

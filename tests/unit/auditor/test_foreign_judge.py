@@ -29,6 +29,7 @@ from tests.unit.ledger.builders import BASE, content, engine_profile, foreign_re
 SERVED = content().output_token_ids
 HONEST = ReferencePass(BASE, 0.001, 0.05, 1)
 LLAMA = ReferenceThresholds(0.02, 1.0, 5.0, 27.0, 12.0, missed=0.02)
+KNOWN = engine_profile(flags={"draws": "mt19937"})
 
 
 @dataclass(frozen=True)
@@ -249,11 +250,21 @@ def test_a_sampled_token_is_the_one_that_its_seed_draws(sampling: SamplingParams
 
 
 def test_what_a_seed_draws_counts_where_the_thresholds_say_so() -> None:
-    far, profile = changed(HONEST, missed=0.2), engine_profile()
-    assert outcomes(judged(None, far)) == ["CONSISTENT"]
+    far = changed(HONEST, missed=0.2)
+    assert outcomes(judged(None, far, profile=KNOWN)) == ["CONSISTENT"]
     for thresholds in (changed(LLAMA, drift=None), changed(LLAMA, missed=1.0, drift=10.0)):
-        judge = ForeignJudge({cid(profile.to_bytes()): profile}.get, None, lambda *_: far, lambda: thresholds)  # noqa: B023
-        assert outcomes(judge.judge(foreign_receipt(), content())) == ["INCONSISTENT"]
+        for profile, outcome in ((KNOWN, "INCONSISTENT"), (engine_profile(), "CONSISTENT")):
+            name = cid(profile.to_bytes())
+            judge = ForeignJudge({name: profile}.get, None, lambda *_: far, lambda: thresholds)  # noqa: B023
+            assert outcomes(judge.judge(foreign_receipt(profile_cid=name), content())) == [outcome]
+
+
+@pytest.mark.parametrize(("engine", "missed"), [("llama-server", 0.02), ("vllm", None)])
+def test_draws_are_checked_by_default_where_they_are_known(engine: str, missed: float | None, tmp_path: Path) -> None:
+    settings = AuditorSettings.load([f"--engine={engine}", f"--data-dir={tmp_path}"], environment={})
+    assert settings.thresholds.missed == missed
+    given = AuditorSettings.of_one_pass(engine=engine, reference="0.02,1,5,27,12")
+    assert given.thresholds.missed is None
 
 
 def test_thresholds_that_the_log_announces_decide() -> None:
@@ -264,7 +275,7 @@ def test_thresholds_that_the_log_announces_decide() -> None:
 
 
 def judged_after(before: Drift | None, found: ReferencePass, bound: float | None) -> Finding:
-    profile, allowed = engine_profile(), ReferenceThresholds(1.0, 9.0, 5.0, 27.0, bound, 0.02)
+    profile, allowed = KNOWN, ReferenceThresholds(1.0, 9.0, 5.0, 27.0, bound, 0.02)
     name = cid(profile.to_bytes())
     judge = ForeignJudge({name: profile}.get, None, lambda *_: found, lambda: allowed, {name: before}.get)
     (finding,) = judge.judge(foreign_receipt(profile_cid=name), content())

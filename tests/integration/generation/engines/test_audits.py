@@ -22,7 +22,7 @@ from tests.integration.generation.engines.test_other_engines import Engines, eng
 __all__ = ["engines"]
 
 
-async def audited(engines: Engines, *, weights: bool = False) -> list[Examined]:
+async def audited(engines: Engines, *, weights: bool = False, announces: bool = False, **more: Any) -> list[Examined]:
     """The findings of a pass over the log."""
     deployment, plain = engines.deployment, engines.plain
     key = SigningKey.load_or_create(deployment.directory / "auditor.pem", "auditor")
@@ -34,11 +34,12 @@ async def audited(engines: Engines, *, weights: bool = False) -> list[Examined]:
         data_dir=deployment.directory / "auditor",
         engine=plain.kind,
         plain_url=plain.url,
+        **more,
     )
     engine = LoadedWhenAsked(EnginePlan(engines.model) if weights else None, threading.Event(), lambda: None)
 
     def look() -> list[Examined]:
-        with connected(settings, engine, spot_checks=1.0, announces=False) as auditor:
+        with connected(settings, engine, spot_checks=1.0, announces=announces) as auditor:
             return list(auditor.run_pass())
 
     return await asyncio.to_thread(look)
@@ -173,6 +174,19 @@ async def test_tokens_that_the_weights_would_not_give_are_inconsistent_whatever_
     assert reference is not None
     assert reference.differing > 6
     assert len({each.verdict_index for each in found}) == 2
+
+
+async def test_an_inconsistent_output_halts_if_the_operator_has_chosen_so(engines: Engines) -> None:
+    stub = await engines.start()
+    await stub.Generate(asking(max_tokens=12))
+    await engines.deployment.receipts(1)
+    first = await audited(engines, weights=True, announces=True, rate=0.0, halt_inconsistent=True)
+    assert [each.halt_index is not None for each in first] == [False, True]
+
+    async def halted() -> bool:
+        return (await stub.Generate(asking(max_tokens=5))).resolved.method == "off"
+
+    await until(halted)
 
 
 async def test_an_engine_that_was_updated_leaves_what_it_was_unchecked(engines: Engines) -> None:

@@ -7,7 +7,7 @@ sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from ledger.documents.audit import Verdict
+from ledger.documents.audit import ACCUSATIONS, Verdict
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
@@ -97,8 +97,8 @@ class MemoryEntryStore:
     def output_at(self, index: int) -> JudgedOutput | None:
         return next((JudgedOutput.of(receipt) for at, receipt in self._receipts() if at == index), None)
 
-    def outcome_at(self, index: int) -> str | None:
-        return next((verdict.outcome for at, verdict in self._verdicts() if at == index), None)
+    def accuses(self, index: int) -> bool:
+        return any(verdict.outcome in ACCUSATIONS for at, verdict in self._verdicts() if at == index)
 
     def retentions(self) -> Sequence[tuple[int, Retention]]:
         return retentions_of(self)

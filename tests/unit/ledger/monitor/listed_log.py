@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ledger.bundle.tiles import export_tiles
-from ledger.documents.audit import DEVIATION, EXACT, NO_ANSWERS, Verdict
+from ledger.documents.audit import ACCUSATIONS, DEVIATION, EXACT, NO_ANSWERS, Verdict
 from ledger.documents.erasure import Retention
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
@@ -108,8 +108,8 @@ class ListedMemory:
         opposite = {EXACT: DEVIATION, DEVIATION: EXACT}.get(verdict.outcome, "")
         return self.judged.get((verdict.receipt_index, auditor, opposite))
 
-    def outcome_at(self, index: int) -> str | None:
-        return self.outcomes.get(index)
+    def accuses(self, index: int) -> bool:
+        return self.outcomes.get(index) in ACCUSATIONS
 
     def retentions(self) -> list[tuple[int, Retention]]:
         return self.policies

@@ -25,15 +25,16 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import MethodSpec
-from services.generation.engine.request import Grammar, StructuredOutputs
+from services.generation.engine.request import EngineRequest, Grammar, InvalidRequest, SamplingParams, StructuredOutputs
 from services.generation.engine.text.grammar import check_size
 from services.generation.engine.text.grammar_compiler import GrammarBudget
 from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
 from services.generation.preparation import trusted_keys
-from services.generation.remote.dialects import DIALECTS, About, UpstreamError
+from services.generation.remote.dialects import DIALECTS, About, Dialect, UpstreamError, checked
 from services.generation.remote.remote_engine import RemoteEngine
 from services.generation.remote.tokenizer import FarTokenizer
 from services.generation.remote.upstream import Upstream, UpstreamDown
+from services.generation.requests.policy import AWAY
 from services.generation.requests.resolution import Identity
 from services.generation.requests.served_heads import HeadState, ServedHead
 from services.generation.settings import GenerationSettings
@@ -65,11 +66,22 @@ def _no_kind(*_: object) -> Any:
 class PassedOn:
     """Passes constraints on to the other engine, which compiles them."""
 
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
     async def compiled(
         self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
     ) -> Grammar:
-        """Raises InvalidRequest for a constraint that is too large. Costs no CPU seconds here."""
+        """Raises InvalidRequest for a constraint that is too large, or that the engine has no form for. Costs no CPU
+        seconds here.
+        """
         check_size(source)
+        asked = EngineRequest("", (), SamplingParams(structured_outputs=source))
+        checked(self._dialect, asked)
+        try:
+            self._dialect.body(asked, "", None, stream=False)
+        except ValueError as error:
+            raise InvalidRequest("structured_outputs", f"is not JSON: {error}") from error
         return Grammar(source, 0, 0, fresh=None)  # type: ignore[arg-type]  # only our own sequences read that
 
 
@@ -88,6 +100,8 @@ class ForeignEngine:
         }
         self._abouts: dict[str, About] = {}
         self._away: set[str] = set()  # methods whose upstreams may have been replaced
+        self._speculates = SPECULATION
+        self._reached = True  # whether the upstream that speculates answered when it was last asked
         self._asking = {method: asyncio.Lock() for method in self._upstreams}
         self._ends = frozenset[int]()
         self._on_profile: Callable[[bytes], None] = lambda entry: None
@@ -146,7 +160,7 @@ class ForeignEngine:
             raise CannotStart(f"--head: {folder} is not a head that receipts may name: {error}") from error
         head = ServedHead(published.cid, folder, published.publication.name, published.index, ENGINE)
         self.heads = HeadState((head,))
-        self.identity.methods_known = (replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind, _no_kind)),)
+        self._speculates = replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind, _no_kind))
 
     async def _first_description(self, method: str) -> About:
         upstream, until, last_logged = self._upstreams[method], time.monotonic() + _START_SECONDS, ""
@@ -212,8 +226,16 @@ class ForeignEngine:
         identity = self.identity
         identity.profile_cid, identity.profile = cid(payload), document.to_document()
         identity.engine = document.name
-        identity.drafters = (ENGINE,) if fast is not None and _alike(plain, fast) else ()
+        self._offer()
         _log.info("updating the engine's identity: %s, profile %s", identity.engine, identity.profile_cid)
+
+    def _offer(self) -> None:
+        """Offer speculation while the upstream for it answers, and is the engine of the profile."""
+        plain, fast = self._abouts["off"], self._abouts.get(ENGINE)
+        offered = self._reached and fast is not None and _alike(plain, fast)
+        self.identity.drafters = (ENGINE,) if offered else ()
+        missing = replace(SPECULATION, missing=None if self._reached else AWAY)
+        self.identity.methods_known = (self._speculates if offered else missing,)
 
     def _document(self, plain: About, fast: About | None) -> EngineProfile:
         given = dict(each.partition("=")[::2] for each in self._settings.engine_flag)
@@ -263,7 +285,12 @@ class ForeignEngine:
 
     async def _look(self, method: str) -> None:
         """Check one upstream. Raises UpstreamDown, UpstreamError."""
-        found, known = await self._described(method), self._abouts[method]
+        try:
+            found, known = await self._described(method), self._abouts[method]
+        except UpstreamDown:
+            self._reach(method, reached=False)
+            raise
+        self._reach(method, reached=True)
         self._away.discard(method)
         if found == known:
             return
@@ -276,6 +303,14 @@ class ForeignEngine:
                 self.away(other)
         self._profiled()
         self._on_profile(self.envelope)
+
+    def _reach(self, method: str, *, reached: bool) -> None:
+        if method == ENGINE and reached != self._reached:
+            _log.warning(
+                "the engine that speculates %s", "is back" if reached else "is away; its requests go to the other"
+            )
+            self._reached = reached
+            self._offer()
 
     async def _described(self, method: str) -> About:
         found = await self._upstreams[method].about()

@@ -207,13 +207,14 @@ async def _own(settings: GenerationSettings, load: LoadTarget | None, prefixes: 
 
 
 async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _Served:
+    from services.generation.remote.dialects import DIALECTS
     from services.generation.remote_preparation import ForeignEngine, PassedOn
 
     engine = ForeignEngine(settings, folder, key)
     await engine.prepare()
     return _Served(
-        engine.identity, engine.tokenizer, PassedOn(), engine.running, engine.heads, entries=(engine.envelope,),
-        on_entry=engine.on_profile,
+        engine.identity, engine.tokenizer, PassedOn(DIALECTS[settings.engine]), engine.running, engine.heads,
+        entries=(engine.envelope,), on_entry=engine.on_profile,
     )  # fmt: skip
 
 

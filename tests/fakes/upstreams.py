@@ -23,8 +23,9 @@ class FakeUpstream:
     `line` (a line without an end); `short` (ends without a last event), `text`, `ids` (has none), `prompt`, `many`,
     `busy`, `loading`, `refuse`, `grammar` (refuses that), `garbage`; `cut` and `stopped` end after two tokens without a
     reason; `unsteady` answers otherwise each time, `first` the first time alone, `cached` if it may reuse a prefix,
-    `crowded` beside other requests; `fails`, `page`, `event` and `moved` are errors in place of an answer. `twist`
-    makes of each event what is sent. A stream of SGLang is refused in its first event, with a token that is none's.
+    `crowded` beside other requests; `gone` ends the connection before an answer; `fails`, `page`, `event` and `moved`
+    are errors in its place. `twist` makes of each event what is sent. A stream of SGLang is refused in its first event,
+    with a token that is none's.
     """
 
     kind: str
@@ -171,6 +172,8 @@ class FakeUpstream:
             "moved": (302, "", "text/plain"),
             "event": (200, 'data: {"error": {"message": "no memory"}}\n\n', "text/event-stream"),
         }  # fmt: skip
+        if self.fault == "gone":
+            raise Dropped
         if self.fault in pages:
             await _send(writer, *pages[self.fault])
             return

@@ -18,7 +18,7 @@ from services.generation.api.generation_metrics import GenerationMetrics, log_re
 from services.generation.engine.backend import Backend
 from services.generation.engine.engine import Ticket
 from services.generation.engine.events import Chunk, Event, Finished, Outcome, Sink
-from services.generation.engine.request import EngineError
+from services.generation.engine.request import EngineError, EngineRequest, SpeculationAway
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import (
     NOT_CHECKED,
@@ -31,6 +31,7 @@ from services.generation.receipts.issuer import (
 )
 from services.generation.receipts.outbox import Outbox, ReceiptUnkept
 from services.generation.requests.halts import HaltBoard
+from services.generation.requests.policy import AWAY
 from services.generation.requests.quotas import Grant, TenantQuotas
 from services.generation.requests.resolution import Identity, Resolved, refusal
 from services.generation.requests.served_heads import HeadBoard
@@ -63,6 +64,11 @@ class Run:
     cancelled: bool = False
     ended: bool = False
     _queue: asyncio.Queue[Chunk | Completed | Exception | None] = field(default_factory=asyncio.Queue)
+
+    @property
+    def requests(self) -> list[EngineRequest]:
+        """The engine requests of all choices."""
+        return [self.resolved.engine_request(self.engine_id, choice) for choice in range(self.resolved.choices)]
 
     def post(self, event: Chunk | Completed) -> None:
         self._queue.put_nowait(event)
@@ -214,8 +220,13 @@ class Generation:
         run.end(failed or (None if run.resolved.engine is None else _nothing(outcomes)))
 
     async def _submit(self, run: Run, sink: Sink) -> list[Ticket]:
-        choices = [run.resolved.engine_request(run.engine_id, choice) for choice in range(run.resolved.choices)]
-        tickets = await self._engine.submit_all(choices, sink)
+        try:
+            tickets = await self._engine.submit_all(run.requests, sink)
+        except SpeculationAway:
+            if run.resolved.speculation.method != "auto":
+                raise
+            run.resolved = run.resolved.without_drafts(AWAY)
+            tickets = await self._engine.submit_all(run.requests, sink)
         if run.cancelled:  # the call ended before the engine had accepted all choices
             self._engine.cancel(run.engine_id)
         return tickets

@@ -82,7 +82,7 @@ class GenerationServicer(GenerationServiceServicer):
                         logprobs[event.choice] += event.logprobs
                     else:
                         completed[event.choice] = event
-        ordered = [completed[choice] for choice in range(resolved.choices)]
+        resolved, ordered = run.resolved, [completed[choice] for choice in range(resolved.choices)]
         _refuse_late(resolved, ordered)
         _refuse_deviations(resolved, ordered)
         return messages.response_message(resolved, ordered, logprobs, self.identity, self.tokenizer)
@@ -95,6 +95,7 @@ class GenerationServicer(GenerationServiceServicer):
         completed: list[Completed] = []
         with engine_errors(_input_field(request.request)):
             async with self._generation.run(resolved) as run:
+                resolved = run.resolved
                 yield messages.started_event(resolved, self.identity, _promise_of(run))
                 async for event in run.events():
                     if isinstance(event, Chunk):

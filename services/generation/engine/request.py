@@ -56,6 +56,10 @@ class EngineStopped(EngineError):
     """The engine does not accept requests any more."""
 
 
+class SpeculationAway(EngineStopped):
+    """Another engine's server that speculates does not answer; the same request may pass with speculation off."""
+
+
 class UnusableLogits(Exception):
     """A row of logits allows no token. It ends the sequence of the row, and no other."""
 

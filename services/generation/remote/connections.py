@@ -22,7 +22,11 @@ _KEPT_SECONDS = 4.0  # vLLM and SGLang close them after five
 
 
 class ConnectionBroken(Exception):
-    """The server is unreachable, silent, breaks off, or does not speak HTTP/1.1."""
+    """The server is unreachable, silent, breaks off, or does not speak HTTP/1.1. `sent`: how often it was sent the
+    request.
+    """
+
+    sent = 1
 
 
 class _Connection(asyncio.Protocol):
@@ -157,13 +161,13 @@ class Connections:
         self._kept: deque[_Connection] = deque()  # the longest unused first
 
     @asynccontextmanager
-    async def asked(self, path: str, body: bytes | None) -> AsyncGenerator[HttpAnswer]:
-        """The answer to a GET or, with a JSON body, a POST. Leaving before its end closes the connection, which ends
-        the request at the server. Raises ConnectionBroken.
+    async def asked(self, path: str, body: bytes | None, *, anew: bool = False) -> AsyncGenerator[HttpAnswer]:
+        """The answer to a GET or, with a JSON body, a POST; `anew` on a new connection. Leaving before its end closes
+        the connection, which ends the request at the server. Raises ConnectionBroken.
         """
         connection: _Connection | None = None
         try:
-            connection, head = await self._begun(path, body)
+            connection, head = await self._begun(path, body, anew=anew)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
             yield HttpAnswer(head.status_code, headers, connection, self._silence_seconds)
         except h11.ProtocolError as error:
@@ -172,21 +176,24 @@ class Connections:
             if connection is not None:
                 self._keep(connection)
 
-    async def _begun(self, path: str, body: bytes | None) -> tuple[_Connection, h11.Response]:
+    async def _begun(self, path: str, body: bytes | None, *, anew: bool) -> tuple[_Connection, h11.Response]:
         """The answer's head and its connection. If a kept connection ends before the head, its server closed it while
-        the request was under way, as llama-server does after a stream: the request is sent again on another connection.
+        the request was under way, as llama-server does after a stream: the request is sent again on a new connection.
         """
+        sent = 0
         while True:
-            kept = self._take()
+            kept, sent = None if anew or sent else self._take(), sent + 1
             connection = kept or await self._connected()
             try:
                 connection.transport.write(self._request(connection.http, path, body))
                 while not isinstance(head := await connection.event(self._silence_seconds), h11.Response):
                     pass
-            except (ConnectionBroken, h11.ProtocolError):
+            except (ConnectionBroken, h11.ProtocolError) as error:
                 connection.close()
                 if kept is None or not connection.ended:
-                    raise
+                    broken = ConnectionBroken(str(error))
+                    broken.sent = sent
+                    raise broken from error
             except BaseException:
                 connection.close()
                 raise

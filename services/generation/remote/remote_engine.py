@@ -24,7 +24,7 @@ from services.generation.engine.events import (
     SpeculationMetrics,
     TokenLogprobs,
 )
-from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped
+from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped, SpeculationAway
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.remote.dialects import (
     Answer,
@@ -233,19 +233,27 @@ class RemoteEngine:
             sequence.taken.set_exception(refusal) if not sequence.taken.done() else None
             reason, error = "error", str(refusal)
         except UpstreamDown as down:
-            stopped = EngineStopped("request_id", f"the engine cannot be reached: {down}")
-            sequence.taken.set_exception(stopped) if not sequence.taken.done() else None
-            reason, error = "error", str(down)
+            _log.warning("request %s: %s", sequence.request.request_id, down)
+            reason, error = "error", "the engine cannot be reached; the log of this server has the cause"
+            kind = EngineStopped if sequence.request.method == "off" else SpeculationAway
+            sequence.taken.set_exception(kind("request_id", error)) if not sequence.taken.done() else None
         except Exception as wrong:  # neither a bug nor a malformed answer may leave a caller waiting
             if not isinstance(wrong, UpstreamError):
                 _log.exception("reading an answer failed")
-            reason, error = "error", f"{self._dialect.name}: {wrong}"
+            reason, error = "error", f"{self._dialect.name}: {self._without_address(wrong)}"
             stopped = EngineStopped("request_id", f"the engine's answer cannot be used: {error}")
             sequence.taken.set_exception(stopped) if not sequence.taken.done() else None
         sequence.accept()
         del self._open[sequence]
         request = sequence.request
         sequence.sink(Finished(request.request_id, request.choice, self._outcome(sequence, reason, error)))
+
+    def _without_address(self, error: Exception) -> str:
+        """The message for callers, who need not know where the engine is."""
+        text = str(error)
+        for upstream in self._upstreams.values():
+            text = text.replace(upstream.url, "")
+        return text.lstrip()
 
     def _body(self, request: EngineRequest, *, stream: bool) -> dict[str, Any]:
         return self._dialect.body(request, self.model, self._adapters.get(request.adapter or ""), stream=stream)
@@ -255,18 +263,20 @@ class RemoteEngine:
 
     async def _answered(self, sequence: _Sequence) -> None:
         """Send, and send again while nothing was received. Raises EngineError, UpstreamDown, UpstreamError."""
-        for pause in (*_PAUSES, None):
+        sent = 0
+        while True:
             try:
-                await self._ask(sequence)
+                await self._ask(sequence, anew=sent > 0)
                 return
             except UpstreamDown as down:
                 self.broke_off(_method(sequence.request))
-                if pause is None or sequence.answer.ids or sequence.released_text:
+                sent += down.sent
+                if sent > len(_PAUSES) or sequence.answer.ids or sequence.released_text:
                     raise
                 _log.info("sending request %s again: %s", sequence.request.request_id, down)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(_PAUSES[sent - 1])
 
-    async def _ask(self, sequence: _Sequence) -> None:
+    async def _ask(self, sequence: _Sequence, *, anew: bool) -> None:
         request = sequence.request
         upstream = self._upstreams[_method(request)]
         profile_cid = await self._confirmed(_method(request))
@@ -288,7 +298,8 @@ class RemoteEngine:
 
         try:
             async with asyncio.timeout(limit) as silence:
-                await upstream.answer(self._body(request, stream=True), numbers_of(request), read, sequence.accept)
+                body, numbers = self._body(request, stream=True), numbers_of(request)
+                await upstream.answer(body, numbers, read, sequence.accept, anew=anew)
         except TimeoutError as error:
             raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
         if sequence.answer.finish is not None and sequence.answer.counted not in (None, len(sequence.answer.ids)):

@@ -95,7 +95,8 @@ def clear(text: str) -> str:
 
 
 def _parted(spelled: str, text: str) -> UpstreamError:
-    place = next((at for at, (one, other) in enumerate(zip(spelled, text, strict=False)) if one != other), 0)
+    pairs = enumerate(zip(spelled, text, strict=False))
+    place = next((at for at, (one, other) in pairs if one != other), min(len(spelled), len(text)))
     return UpstreamError(
         f"sent the text {text[place : place + 40]!r} with token ids of {spelled[place : place + 40]!r}; expected the "
         "text of the ids: is --weights the model that it serves?"

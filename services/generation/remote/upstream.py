@@ -36,7 +36,9 @@ _LEAST_BYTES, _TOKEN_BYTES = 1 << 16, 256  # of an event: of names, and of each 
 
 
 class UpstreamDown(Exception):
-    """The upstream did not answer, or broke off; the same request may succeed later."""
+    """The upstream did not answer, or broke off; the same request may succeed later. `sent`: how often it was sent."""
+
+    sent = 1
 
 
 class Upstream:
@@ -86,18 +88,20 @@ class Upstream:
         numbers: int,
         read: Callable[[Mapping[str, Any]], None],
         taken: Callable[[], None] = lambda: None,
+        *,
+        anew: bool = False,
     ) -> None:
         """Call `taken` when the engine has accepted the request, then `read` with each event.
 
         Cancelling it ends the request at the engine. `numbers`: the most tokens and log-probabilities of an event; a
-        longer event is an error.
+        longer event is an error. `anew`: on a new connection, so that it is sent once.
 
         Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError, and errors of
         `read`.
         """
         most = _LEAST_BYTES + numbers * _TOKEN_BYTES
         try:
-            async with self._connections.asked(self._dialect.path, msgspec.json.encode(body)) as answer:
+            async with self._connections.asked(self._dialect.path, msgspec.json.encode(body), anew=anew) as answer:
                 if answer.status != 200:
                     raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_DESCRIPTION))
                 if "event-stream" not in answer.headers.get("content-type", ""):
@@ -110,7 +114,9 @@ class Upstream:
                 await answer.read(lines.feed)
                 lines.end()
         except ConnectionBroken as error:
-            raise UpstreamDown(f"{self.url} broke off: {error}") from error
+            down = UpstreamDown(f"{self.url} broke off: {error}")
+            down.sent = error.sent
+            raise down from error
 
     def _taking(
         self, read: Callable[[Mapping[str, Any]], None], taken: Callable[[], None]

@@ -10,7 +10,7 @@ from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
 from services.generation.requests.parameters import SpeculationRequest
 from services.generation.requests.served_heads import HeadState, ServedHead
-from services.runtime.errors import FailedPrecondition
+from services.runtime.errors import FailedPrecondition, Unavailable
 
 _CANNOT_RUN = {
     "temperature": "at this temperature the server does not speculate",
@@ -19,6 +19,10 @@ _CANNOT_RUN = {
 """Permanent obstacles: a method asked for by name is refused. An unreachable ledger is a temporary obstacle: the
 request is served without drafts.
 """
+
+
+AWAY = "away"
+"""Reason of receipts if another engine's server that speculates does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,8 @@ def decide(asked: SpeculationRequest, temperature: float, now: PolicyContext) ->
     """The method of a request, and the drafters of its sequence.
 
     Raises FailedPrecondition if a method asked for by name is not loaded (METHOD_NOT_LOADED), may not draft for this
-    request (METHOD_CANNOT_RUN) or is halted (SPEC_DECODE_HALTED), and for a named head that is not served. Raises
-    NotFound for an unknown head.
+    request (METHOD_CANNOT_RUN) or is halted (SPEC_DECODE_HALTED), and for a named head that is not served; NotFound
+    for an unknown head; Unavailable if another engine's server that speculates is away.
     """
     named = None if asked.eagle_head is None else now.heads.named(asked.eagle_head)
     if named is not None:
@@ -148,6 +152,11 @@ def _off(asked: SpeculationRequest, reason: str | None, loaded: list[_Candidate]
             f"no head of {asked.method} may draft for this request ({reason}); ask for another method, or for auto",
             reason="METHOD_CANNOT_RUN",
             metadata={"method": asked.method, "missing": reason or ""},
+        )
+    if reason == AWAY and asked.method != "auto":
+        raise Unavailable(
+            f"the server of {asked.method} is away; ask again, or for auto or off, which are served without drafts",
+            reason="ENGINE_STOPPED",
         )
     if not loaded and asked.method != "auto":
         flag = next(spec.flag for spec in now.methods if spec.name == asked.method)

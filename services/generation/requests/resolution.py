@@ -156,6 +156,10 @@ class Resolved:
         """Tokens of the prompt and of all outputs together."""
         return len(self.prompt) + self.choices * self.sampling.max_tokens
 
+    def without_drafts(self, reason: str) -> Resolved:
+        """The same request with speculation off, since the chosen method cannot run."""
+        return replace(self, decision=Decision(self.decision.requested_method, "off", reason))
+
     def engine_request(self, engine_id: str, choice: int, *, off: bool = False) -> EngineRequest:
         """The engine request of one choice, as decided or, for comparison, with speculation off."""
         plain = EngineRequest(

@@ -21,6 +21,7 @@ from ledger.encoding.commitment import OUTPUT_TEXT_DOMAIN, commit_text
 from ledger.encoding.stream_digest import token_digest
 from ledger.encoding.text_forms import cid
 from services.client.ledger.log import LogEntry
+from services.generation import remote_preparation
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.runtime.process import CannotStart
 from tests.fakes.upstreams import FakeUpstream, listening
@@ -39,7 +40,7 @@ class Engines:
     def __init__(self, deployment: Deployment, model: Path) -> None:
         self.deployment, self.model = deployment, model
         self.tokenizer = Tokenizer(model)
-        self._stack = AsyncExitStack()
+        self._plain_listens, self._fast_listens = AsyncExitStack(), AsyncExitStack()
         self.stub: Any
         self.plain: FakeUpstream
         self.fast: FakeUpstream
@@ -52,8 +53,8 @@ class Engines:
         self, kind: str = "vllm", *, weights: bool = True, lie: dict[str, Any] | None = None, **settings: Any
     ) -> Any:
         self.plain, self.fast = self.fake(kind, **(lie or {})), self.fake(kind, speculates=True)
-        for each in (self.plain, self.fast):
-            await self._stack.enter_async_context(listening(each))
+        await self._plain_listens.enter_async_context(listening(self.plain))
+        await self.restart_fast()
         self.stub = await self.deployment.start_generation(
             engine=kind, plain_url=self.plain.url, url=self.fast.url, weights=self.model if weights else None,
             **settings,
@@ -71,12 +72,19 @@ class Engines:
                 break
         return found
 
+    async def restart_fast(self) -> None:
+        await self._fast_listens.enter_async_context(listening(self.fast))
+
+    async def stop_fast(self) -> None:
+        await self._fast_listens.aclose()
+
     async def asked(self) -> bool:
         """Whether the upstream that speculates has been sent a request."""
         return bool(self.fast.bodies)
 
     async def close(self) -> None:
-        await self._stack.aclose()
+        await self.stop_fast()
+        await self._plain_listens.aclose()
 
 
 @pytest.fixture
@@ -252,7 +260,7 @@ async def test_a_refusal_is_told_as_what_it_is_and_leaves_no_receipt(
     engines: Engines, kind: str, fault: str, code: grpc.StatusCode
 ) -> None:
     stub = await engines.start(kind)
-    engines.fast.fault = fault
+    engines.fast.fault = engines.plain.fault = fault
     failed = await failure(stub.Generate(asking(max_tokens=5)))
     assert failed.code == code
     named = {"refuse": ["sampling.top_k"], "grammar": ["sampling.structured_outputs"]}
@@ -286,6 +294,49 @@ async def test_an_answer_that_breaks_off_before_its_first_token_is_asked_for_aga
     await call
     (receipt,) = await engines.deployment.receipts(1)
     assert (receipt.output.finish_reason, len(engines.fast.bodies)) == ("length", 2)
+
+
+async def test_while_the_engine_that_speculates_is_away_the_plain_one_answers(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_preparation, "_LOOK_SECONDS", 0.05)
+    stub = await engines.start()
+    await engines.stop_fast()
+    for _ in range(2):  # the first one finds it away
+        answer = await stub.Generate(asking(max_tokens=3))
+        assert (answer.resolved.method, answer.resolved.fallback_reason) == ("off", "away")
+    for each in await engines.deployment.receipts(2):
+        block = each.spec_decode
+        assert (block.requested_method, block.method, block.fallback_reason) == ("auto", "off", "away")
+    assert (await failure(stub.Generate(asking(max_tokens=3, method="engine")))).code == grpc.StatusCode.UNAVAILABLE
+    await engines.restart_fast()
+
+    async def back() -> bool:
+        return (await stub.Generate(asking(max_tokens=3))).resolved.method == "engine"
+
+    await until(back)
+
+
+async def test_a_caller_is_not_told_where_the_engine_is(engines: Engines) -> None:
+    stub = await engines.start()
+    await engines.stop_fast()
+    failed = await failure(stub.Generate(asking(max_tokens=3, method="engine")))
+    assert str(engines.fast.port) not in failed.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_that_ends_the_engine_is_sent_three_times(engines: Engines, kind: str) -> None:
+    stub = await engines.start(kind)
+    engines.fast.fault, engines.fast.after = "gone", 0
+    await stub.Generate(asking(max_tokens=3))
+    assert len(engines.fast.bodies) == 3
+
+
+async def test_a_grammar_in_another_form_than_the_engine_s_is_refused_by_its_field(engines: Engines) -> None:
+    stub = await engines.start("llama-server")
+    failed = await failure(stub.Generate(asking(max_tokens=3, structured_outputs={"grammar": 'start: "a"'})))
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["sampling.structured_outputs"])
+    assert not engines.fast.bodies
 
 
 async def test_one_answer_that_hangs_holds_no_other_and_ends_when_its_caller_leaves(engines: Engines) -> None:

@@ -82,7 +82,7 @@ def kolm(file: Path, max_tokens: int) -> Engine:
     """All methods; `block` has a head of random weights, which is seldom right, `draft` the model in 4 bits."""
     from benchmarks.engines import Kolm, KolmEngine
     from services.generation.drafting.draft_model import DraftModelDrafter
-    from services.generation.drafting.suffix import SuffixDrafter
+    from services.generation.drafting.lookahead import LookaheadDrafter
     from services.generation.engine.cost import StepCost
     from tests.fakes.heads import block
 
@@ -90,7 +90,7 @@ def kolm(file: Path, max_tokens: int) -> Engine:
     draft = load_target(in_storage(file, "q4_0"))
     engine.drafters |= {
         "draft": DraftModelDrafter(draft, engine.target.config.vocab_size, StepCost(1e-6, 1e-6)),
-        "suffix": SuffixDrafter(),
+        "suffix": LookaheadDrafter(),
         "block": block(engine.target, engine.cost),
     }
 

@@ -54,14 +54,12 @@ def warm_up(part: Part) -> None:
 
 def _warm_up_copies() -> None:
     from services.generation.drafting.lookahead import LookaheadDrafter
-    from services.generation.drafting.suffix import SuffixDrafter
     from services.generation.engine.cost import PassCost
     from services.generation.engine.drafter import Budget
 
     cost = PassCost(rows=(1, 2), seconds=(1.0, 1.5))
     Budget.of(1, cost.of_drafts(1, drafting=1, sequences=1, prefill_rows=0, keys=0))
     LookaheadDrafter()
-    SuffixDrafter()
 
 
 def warm_up_sampling() -> None:

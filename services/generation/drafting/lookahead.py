@@ -1,4 +1,4 @@
-"""Lookahead decoding: no second model; guesses come from a Jacobi window, the prompt and the output.
+"""Lookahead decoding: no second model; guesses come from a Jacobi window, the prompt, the output and past outputs.
 
 After Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (ICML 2024). Unlike there,
 only guesses that pay for their rows are verified, and the window runs only if it pays for its rows too or a request
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.generation.drafting.acceptance import WINDOW, Acceptance
+from services.generation.drafting.acceptance import WINDOW
 from services.generation.drafting.copies import Copies, OwnText
 from services.generation.drafting.method_spec import MethodSpec, Parameter
+from services.generation.drafting.past_outputs import Past, Pasts
 from services.generation.drafting.text_draft import TextDraft
 from services.generation.engine.drafter import Budget, Draft, Drafter, tried
 from services.generation.engine.economics import seconds_saved
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 
@@ -106,24 +107,27 @@ class LookaheadShape:
 
 
 class LookaheadDrafter(Drafter):
-    """The method. Its sequences share rates of acceptance, never text."""
+    """The method. Its sequences share past outputs and rates of acceptance with those of their tenant."""
 
     negligible_cost = True
 
-    def __init__(self) -> None:
-        self._acceptance = Acceptance()
+    def __init__(self, pasts: Pasts | None = None) -> None:
+        self._pasts = pasts or Pasts()
         tried(self.begin(EngineRequest("", (0, 0), SamplingParams())))
 
     def begin(self, request: EngineRequest) -> LookaheadDraft:
-        return LookaheadDraft(LookaheadShape.for_request(request), request, self._acceptance)
+        return LookaheadDraft(LookaheadShape.for_request(request), request, self._pasts.of(request))
+
+    def forget(self, tenant: str, request: RequestKey | None = None) -> None:
+        self._pasts.forget(tenant, request)
 
 
 class LookaheadDraft(Draft):
     """Lookahead on one sequence."""
 
-    def __init__(self, shape: LookaheadShape, request: EngineRequest, acceptance: Acceptance) -> None:
+    def __init__(self, shape: LookaheadShape, request: EngineRequest, past: Past) -> None:
         self.shape, self.pool = shape, NgramPool()
-        self._copying = TextDraft(request, acceptance, self._look, shape.guesses)
+        self._copying = TextDraft(request, past, self._look, shape.guesses)
         self._window: JacobiWindow | None = None
         self._window_nodes = 0  # of the tree in flight, its last ones
         self._proposed: TokenTree | None = None  # with these
@@ -162,6 +166,9 @@ class LookaheadDraft(Draft):
             for ngram in self._window.advance([int(token) for token in deepest.argmax(axis=1)]):
                 self.pool.add(ngram)
 
+    def finish(self, tokens: list[int]) -> None:
+        self._copying.finish(tokens)
+
 
 def _window_pays(nodes: int, rows: int, budget: Budget) -> bool:
     """Whether a window of so many rows beside a tree is expected to save more than it costs."""
@@ -171,8 +178,8 @@ def _window_pays(nodes: int, rows: int, budget: Budget) -> bool:
 
 METHOD = MethodSpec(
     name="lookahead",
-    meaning="n-grams of the request's own text and of a Jacobi window",
-    build=lambda _: {"lookahead": LookaheadDrafter()},
+    meaning="what followed the same words in the request or in past outputs, and n-grams of a Jacobi window",
+    build=lambda parts: {"lookahead": LookaheadDrafter(parts.pasts)},
     workloads=("many_adapters", "code"),
     parameters=(
         Parameter("window", 0, 32, "W: columns of the Jacobi window"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.generation.drafting.past_outputs import Pasts
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 
@@ -28,6 +29,7 @@ class DrafterInputs:
     heads: Mapping[str, DraftHead] = field(default_factory=dict)  # of all kinds, by the names that engines know them by
     datastores: Sequence[tuple[str | None, Path]] = ()  # by tenant; None for all tenants
     draft_model: Path | None = None
+    pasts: Pasts = field(default_factory=Pasts)  # one set for all methods that copy
 
 
 @dataclass(frozen=True, slots=True)

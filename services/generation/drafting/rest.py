@@ -1,4 +1,4 @@
-"""REST: drafts are text that followed the same words before, in a datastore, in the prompt or in the output.
+"""REST: drafts are text that followed the same words before, in a datastore, prompt, output or past outputs.
 
 After He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024). Beyond the paper, the request's own text and
 the passages nearest to it come first, and a node is drafted only if its estimated acceptance pays for its row.
@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.generation.drafting.acceptance import NEAR, Acceptance
+from services.generation.drafting.acceptance import NEAR
 from services.generation.drafting.copies import END, Copies, OwnText, copies_from
 from services.generation.drafting.draft_tree.candidates import Samplings, sampling_of
 from services.generation.drafting.draft_tree.nodes import Bounds, Nodes
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
+from services.generation.drafting.past_outputs import Pasts
 from services.generation.drafting.retrieval.backoff import LONGEST, expand
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.text_draft import TextDraft
 from services.generation.engine.drafter import Drafter, tried
-from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
 from services.generation.target.arrays import Float64, Int64
 
 _OWN = 8  # earlier places of the request's own text that are looked at
@@ -34,20 +35,23 @@ _SURE = 16  # tokens of own text that match: a store or shorter matches add litt
 
 
 class RestDrafter(Drafter):
-    """The method: sequences share acceptance rates and the stores of their tenant, never each other's text."""
+    """The method. Its sequences share stores, past outputs and rates of acceptance with those of their tenant."""
 
     negligible_cost = True
 
-    def __init__(self, stores: dict[str | None, list[Datastore]]) -> None:
+    def __init__(self, stores: dict[str | None, list[Datastore]], pasts: Pasts | None = None) -> None:
         """`stores` by tenant; a store under None serves all tenants, as the operator has configured."""
-        self._stores = stores
-        self._acceptance = Acceptance()
+        self._stores, self._pasts = stores, pasts or Pasts()
 
     def begin(self, request: EngineRequest) -> TextDraft:
         own = self._stores.get(request.tenant, []) if request.tenant is not None else []
         stores = [*own, *self._stores.get(None, [])]
         retrieval = Retrieval(stores, sampling_of(request))
-        return TextDraft(request, self._acceptance, retrieval.look, expand=retrieval.expand if stores else None)
+        expand = retrieval.expand if stores else None
+        return TextDraft(request, self._pasts.of(request), retrieval.look, expand=expand)
+
+    def forget(self, tenant: str, request: RequestKey | None = None) -> None:
+        self._pasts.forget(tenant, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def _build(parts: DrafterInputs) -> dict[str, RestDrafter]:
     for tenant in stores:
         ahead = RestDrafter(stores)  # not the drafter that serves: it would learn from this
         tried(ahead.begin(EngineRequest("", (0, 0), SamplingParams(), method="rest", tenant=tenant)))
-    return {"rest": RestDrafter(stores)}
+    return {"rest": RestDrafter(stores, parts.pasts)}
 
 
 METHOD = MethodSpec(

@@ -11,7 +11,7 @@ from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import sign_document
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
-from services.generation.drafting.suffix import SuffixDrafter
+from services.generation.drafting.past_outputs import Pasts
 from services.generation.engine import turns
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.identity import tokenizer_cid
@@ -118,18 +118,18 @@ async def test_a_draft_model_with_another_tokenizer_serves_the_tokens_of_off(
 
 
 async def test_an_erased_output_is_kept_by_no_drafter(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafters, begin = list[SuffixDrafter](), SuffixDrafter.__init__
-    monkeypatch.setattr(SuffixDrafter, "__init__", lambda self: (begin(self), drafters.append(self))[0])
+    pasts, begin = list[Pasts](), Pasts.__init__
+    monkeypatch.setattr(Pasts, "__init__", lambda self: (begin(self), pasts.append(self))[0])
     stub = await deployment.start_generation()
     for tenant in ("a", "b"):
-        for method in ("auto", "suffix", "suffix"):
+        for method in ("off", "auto", "suffix"):
             answer = await stub.Generate(asking(tenant=tenant, method=method, max_tokens=20, ignore_eos=True))
-    (drafter,) = drafters
+    (every,) = pasts
 
     def kept() -> list[int]:
-        return [len(drafter._pasts[tenant, None].text) for tenant in ("a", "b")]
+        return [len(every._pasts[tenant, None].text) for tenant in ("a", "b")]
 
-    assert kept() == [42, 42]  # twenty tokens and an end, twice; `auto` leaves nothing
+    assert kept() == [42, 42]  # twenty tokens and an end, twice; `off` leaves nothing
     operator = seeded_key(bytes([9]) * 32, "operator")
     operator.publish(deployment.trusted)
     receipt = answer.choices[0].receipt

@@ -13,7 +13,6 @@ from services.generation.drafting.acceptance import Acceptance, RequestAcceptanc
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.rest import RestDrafter
-from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
@@ -39,13 +38,13 @@ def test_what_is_sampled_otherwise_is_counted_apart(like: EngineRequest) -> None
     assert shared.begin(request()).rates()[kind] < RequestAcceptance().rates()[kind]
 
 
-METHODS = ("lookahead", "rest", "eagle3", "draft", "suffix", "mtp")
+METHODS = ("lookahead", "rest", "eagle3", "draft", "mtp")
 PROMPT = (1, 2, 3)
 
 
 def drafters_of(target: CpuTarget) -> dict[str, Drafter]:
     return {
-        "lookahead": LookaheadDrafter(), "rest": RestDrafter({}), "suffix": SuffixDrafter(),
+        "lookahead": LookaheadDrafter(), "rest": RestDrafter({}),
         "eagle3": eagle3(target, CHEAP_ROWS, copies=True), "mtp": mtp(target, CHEAP_ROWS, copies=True),
         "draft": drafter_of(target),
     }  # fmt: skip

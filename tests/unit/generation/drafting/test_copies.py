@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from services.generation.drafting.acceptance import NEAR, OWN
 from services.generation.drafting.copies import END, LONGEST, Copies, OwnText, copies_from
 from services.generation.drafting.lookahead import JacobiWindow, LookaheadDrafter, NgramPool
-from services.generation.drafting.suffix import MOST_PASTS, MOST_TOKENS, Past, SuffixDraft, SuffixDrafter
+from services.generation.drafting.past_outputs import MOST_PASTS, MOST_TOKENS, Past, Pasts
+from services.generation.drafting.rest import RestDrafter
 from services.generation.engine.cost import PassCost
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
@@ -174,17 +175,17 @@ BOLD = budget_of(nodes=64, depth=16, breakeven=0.001)
 
 def request(tenant: str | None, request_id: str = "r", adapter: str | None = None, **sampling: object) -> EngineRequest:
     params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
-    return EngineRequest(request_id, (5, 9), params, method="suffix", tenant=tenant, adapter=adapter)
+    return EngineRequest(request_id, (5, 9), params, method="lookahead", tenant=tenant, adapter=adapter)
 
 
-def emitted(drafter: SuffixDrafter, asked: EngineRequest, output: Sequence[int]) -> None:
+def emitted(drafter: LookaheadDrafter, asked: EngineRequest, output: Sequence[int]) -> None:
     """A request has come to its end with an output."""
     draft = drafter.begin(asked)
     draft.finish([*asked.prompt, *output])
     draft.release()
 
 
-def drafted(drafter: SuffixDrafter, asked: EngineRequest, tokens: Sequence[int] = (7, 1, 2, 3)) -> set[int]:
+def drafted(drafter: LookaheadDrafter, asked: EngineRequest, tokens: Sequence[int] = (7, 1, 2, 3)) -> set[int]:
     return set(drafter.begin(asked).propose(list(tokens), BOLD).tokens[1:])
 
 
@@ -193,11 +194,12 @@ def drafted(drafter: SuffixDrafter, asked: EngineRequest, tokens: Sequence[int] 
 @battery
 def test_no_past_changes_a_token(target: CpuTarget, cramped_target: CpuTarget, seed: int) -> None:
     rng = random.Random(seed)
-    drafters = {"suffix": SuffixDrafter(), "lookahead": LookaheadDrafter()}
+    pasts = Pasts()
+    drafters = {"lookahead": LookaheadDrafter(pasts), "rest": RestDrafter({}, pasts)}
     prompts = [tuple(rng.randrange(384) for _ in range(rng.choice((1, 3, 40, 65)))) for _ in range(2)]
     requests = []
     for number in range(5):
-        method, others = rng.choice((("suffix", ()), ("suffix", ()), ("lookahead", ("suffix",)), ("off", ())))
+        method, others = rng.choice((("lookahead", ()), ("lookahead", ()), ("rest", ("lookahead",)), ("off", ())))
         asked = EngineRequest(
             f"r{number}", rng.choice(prompts), parameters(rng), method=method, next_methods=others,
             tenant=rng.choice(("a", "b", None)),
@@ -207,19 +209,32 @@ def test_no_past_changes_a_token(target: CpuTarget, cramped_target: CpuTarget, s
     for serving in (target, cramped_target):
         check_unchanged(serving, requests, expected, drafters, rng, late=25)
         if rng.random() < 0.5:
-            drafters["suffix"].forget(rng.choice("ab"), rng.choice((None, requests[0].key)))
+            pasts.forget(rng.choice("ab"), rng.choice((None, requests[0].key)))
 
 
 def test_what_was_said_before_takes_few_passes(target: CpuTarget) -> None:
-    drafters = {"suffix": SuffixDrafter()}
+    drafters = {"lookahead": LookaheadDrafter()}
     first, again = request("a", "1", temperature=1.0, seed=4), request("a", "2", temperature=1.0, seed=4)
     outcomes = [run(target, [asked], drafters=drafters).outcomes[asked.key] for asked in (first, again)]
     assert outcomes[0].token_ids == outcomes[1].token_ids
     assert outcomes[1].metrics.target_passes < 20 < outcomes[0].metrics.target_passes
 
 
+def test_methods_share_past_outputs_and_keep_one_of_each_request() -> None:
+    pasts = Pasts()
+    lookahead, rest = LookaheadDrafter(pasts), RestDrafter({}, pasts)
+    drafts = [drafter.begin(request("a")) for drafter in (lookahead, rest)]  # a request that two methods draft for
+    for draft in drafts:
+        draft.finish([5, 9, 1, 2, 3, 10])
+    assert pasts.of(request("a")).text.tolist() == [1, 2, 3, 10, -1]
+    for drafter in (lookahead, rest):
+        assert 10 in drafter.begin(request("a")).propose([7, 1, 2, 3], BOLD).tokens
+    rest.forget("a", request("a").key)
+    assert drafted(lookahead, request("a")) == set()
+
+
 def test_a_tenant_is_drafted_for_from_its_own_outputs_with_the_same_adapter_alone() -> None:
-    drafter = SuffixDrafter()
+    drafter = LookaheadDrafter()
     for number, (tenant, adapter) in enumerate((("a", None), ("b", None), ("a", "adapter"), (None, None))):
         emitted(drafter, request(tenant, str(number), adapter), [1, 2, 3, 10 * (number + 1)])
     assert drafted(drafter, request("a")) == {10}
@@ -230,7 +245,7 @@ def test_a_tenant_is_drafted_for_from_its_own_outputs_with_the_same_adapter_alon
 
 
 def test_not_even_how_often_copies_hold_crosses_from_one_tenant_to_another() -> None:
-    used, fresh, likely = SuffixDrafter(), SuffixDrafter(), budget_of(nodes=64, depth=16, breakeven=0.3)
+    used, fresh, likely = LookaheadDrafter(), LookaheadDrafter(), budget_of(nodes=64, depth=16, breakeven=0.3)
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]
     for drafter in (used, fresh):
         emitted(drafter, request("b", "b"), [1, 2, 3, 4, 5])
@@ -258,19 +273,19 @@ def test_the_newest_outputs_are_kept_and_the_text_never_grows_beyond_its_bound()
 
 
 def test_so_many_tenants_are_kept_and_the_least_recently_used_one_is_forgotten() -> None:
-    drafter = SuffixDrafter()
+    drafter = LookaheadDrafter()
     for number in range(MOST_PASTS):
         emitted(drafter, request(f"t{number}"), [1, 2, 3, 4])
     assert drafted(drafter, request("t0")) == {4}
     emitted(drafter, request("new"), [1, 2, 3, 4])
-    assert len(drafter._pasts) == MOST_PASTS
+    assert len(drafter._pasts._pasts) == MOST_PASTS
     assert drafted(drafter, request("t0")) == {4}
     assert drafted(drafter, request("t1")) == set()
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["over", "with a request running"])
 def test_what_is_forgotten_is_not_drafted_again(running: bool) -> None:
-    drafter = SuffixDrafter()
+    drafter = LookaheadDrafter()
     for tenant in ("a", "b"):
         emitted(drafter, request(tenant, "1"), [1, 2, 3, 10])
         emitted(drafter, request(tenant, "2"), [1, 2, 3, 20])
@@ -295,7 +310,7 @@ def test_what_is_forgotten_is_not_drafted_again(running: bool) -> None:
 
 
 def test_requests_end_and_are_forgotten_in_different_threads() -> None:
-    drafter = SuffixDrafter()
+    drafter = LookaheadDrafter()
     kept, gone = ([request("a", f"{name} {number}") for number in range(300)] for name in ("kept", "gone"))
     for asked in gone:
         emitted(drafter, asked, [1])
@@ -304,6 +319,4 @@ def test_requests_end_and_are_forgotten_in_different_threads() -> None:
     for asked in gone:
         drafter.forget("a", asked.key)
     ending.join()
-    draft = drafter.begin(request("a"))
-    assert isinstance(draft, SuffixDraft)
-    assert draft._past.text.tolist() == [2, -1] * 300
+    assert drafter._pasts.of(request("a")).text.tolist() == [2, -1] * 300

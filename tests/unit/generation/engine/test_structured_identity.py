@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.rest import RestDrafter
-from services.generation.drafting.suffix import SuffixDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import Outcome
@@ -32,7 +31,7 @@ from tests.fakes.heads import InformedDrafter, eagle3, mtp
 from tests.fakes.marked import FAMILIES, marked_grammar, markup_of, opening_of, tokenizer_of
 from tests.unit.generation.engine.test_identity import ONE_ROW, battery
 
-METHODS = ("off", "lying", "lookahead", "suffix", "rest", "eagle3", "mtp")
+METHODS = ("off", "lying", "lookahead", "rest", "eagle3", "mtp")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,6 @@ def test_no_method_and_no_schedule_changes_a_token_under_a_grammar(
     drafters: dict[str, Drafter] = {
         "lying": LyingDrafter(seed, 384, truth),
         "lookahead": LookaheadDrafter(),
-        "suffix": SuffixDrafter(),
         "rest": RestDrafter({}),
         "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
         "mtp": InformedDrafter(mtp(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
@@ -141,7 +139,6 @@ def test_calls_in_markup_run_to_their_end_and_are_those_of_off(target: CpuTarget
     drafters: dict[str, Drafter] = {
         "lying": LyingDrafter(1, 384, truth),
         "lookahead": LookaheadDrafter(),
-        "suffix": SuffixDrafter(),
         "rest": RestDrafter({}),
         "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=1), 1, truth),
         "mtp": InformedDrafter(mtp(target, CHEAP_ROWS, seed=1), 1, truth),

@@ -11,7 +11,7 @@ from ledger.documents.signed_document import read_document, sign_document
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
-from services.generation.drafting.suffix import SuffixDrafter
+from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import EMPTY_OUTCOME
 from services.generation.engine.prefix_disk import PrefixFolder
@@ -145,12 +145,12 @@ def test_an_expiry_lets_what_is_old_and_theirs_be_forgotten() -> None:
 
 
 def test_an_erased_output_is_not_drafted_from() -> None:
-    drafter = SuffixDrafter()
-    request = EngineRequest("request 1", (1,), SamplingParams(), 3, method="suffix", tenant="a")
+    drafter = LookaheadDrafter()
+    request = EngineRequest("request 1", (1,), SamplingParams(), 3, method="lookahead", tenant="a")
     drafter.begin(request).finish([1, 4, 5, 6])
-    assert len(drafter.begin(request)._past.text) == 4
+    assert len(drafter._pasts.of(request).text) == 4
     asyncio.run(following(Log(1), [drafter]).refresh())
-    assert len(drafter.begin(request)._past.text) == 0
+    assert len(drafter._pasts.of(request).text) == 0
 
 
 def test_what_the_disk_has_of_erased_content_goes_by_its_age_whatever_process_wrote_it() -> None:

@@ -113,7 +113,7 @@ def test_speculation_is_off_where_it_cannot_be_vouched_for(
     assert outcome(SpeculationRequest(method=method), now, temperature) == ("off", reason)
 
 
-def test_what_keeps_text_beyond_a_request_runs_only_where_it_is_asked_for() -> None:
+def test_auto_has_one_drafter_of_copies() -> None:
     now = replace(TODAY, loaded=("lookahead", "suffix"))
     assert outcome(SpeculationRequest(method="suffix"), now) == ("suffix", None)
     assert decide(SpeculationRequest(), 0.0, now).drafters == ("lookahead",)

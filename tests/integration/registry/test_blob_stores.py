@@ -173,7 +173,18 @@ def test_a_blob_is_read_once_to_find_that_it_is_whole(
 
     monkeypatch.setattr(store, "range", read)
     assert store.is_whole(name, len(DATA))
+
+
+def test_bits_that_a_disk_lost_under_an_unchanged_version_are_put_again(
+    opened: tuple[BlobStore, object], put: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, under = opened
+    monkeypatch.setattr(store, "_look", lambda _: (len(DATA), "the same version"))
+    name = put(DATA)
+    assert store.is_whole(name, len(DATA))
+    obstore.put(under, key(name), DATA[:-1] + b"!")  # type: ignore[arg-type]
     put(DATA)
+    assert store.read(name, len(DATA)) == DATA
 
 
 def test_reading_is_bounded(store: BlobStore, put: Callable[[bytes], str]) -> None:

@@ -1,9 +1,9 @@
 """The life of an HTTP server process, with uvicorn, its limits and metrics; the counterpart of `server.serve` for gRPC.
 
 uvicorn limits neither the number of connections nor the time of a request's parts. A connection waits while it has not
-received the whole header of a request, or while its caller does not read an answer. It is closed if it waits too long,
-or if a body takes too long. If too many are open, the newest replaces the one that has waited longest: callers that
-send nothing, send half a request or read nothing cannot exclude others.
+received a whole request, or while its caller does not read an answer. It is closed if it waits too long. If too many
+are open, the newest replaces the one that has waited longest: callers that send nothing, send half a request or read
+nothing cannot exclude others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timed, self._timer = part, None
-        self._of.waits(self, part in ("header", "answer"))
+        self._of.waits(self, part is not None)
         if part == "answer":
             self._expect_reading(self.transport.get_write_buffer_size() + _LEAST_READ)
         elif part is not None:

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -242,23 +242,45 @@ async def test_an_answer_that_is_still_being_read_is_not_cut_off_as_an_idle_conn
         writer.close()
 
 
-async def test_silent_and_half_sent_requests_keep_no_caller_out() -> None:
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def held_open(count: int, connect: Callable[[], Awaitable[Streams]]) -> AsyncIterator[list[Streams]]:
+    """Connections that are closed at the end, whatever happens."""
+    streams: list[Streams] = []
+    try:
+        for _ in range(count):
+            streams.append(await connect())
+        yield streams
+    finally:
+        for _, writer in streams:
+            writer.close()
+
+
+@pytest.mark.parametrize("half", [None, "POST /v1/chat/completions HTTP/1.1\r\n", f"{HALF}\r\nhost: x\r\n\r\n{{"])
+async def test_silent_and_half_sent_requests_keep_no_caller_out(half: str | None) -> None:
     with serving(mount(ScriptedGeneration()), access=everybody()) as served:
         async with fronting(served.address, connections=Connections(most=20)) as front:
-            silent = [await asyncio.open_connection("127.0.0.1", front.port) for _ in range(60)]
-            assert await honest(front) == 200
-            for _, writer in silent:
-                writer.close()
+
+            async def connect() -> Streams:
+                reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+                writer.write((half or "").encode())
+                return reader, writer
+
+            async with held_open(60, connect):
+                assert await honest(front) == 200
 
 
 async def test_half_sent_requests_of_strangers_are_over_before_their_bodies_come() -> None:
     with serving(mount(ScriptedGeneration()), access=Access()) as served:
-        async with fronting(served.address, connections=Connections(most=20)) as front:
-            half = [await front.raw(HALF) for _ in range(60)]
+        async with (
+            fronting(served.address, connections=Connections(most=20)) as front,
+            held_open(60, lambda: front.raw(HALF)) as half,
+        ):
             assert await honest(front) == 401
-            for reader, writer in half:
+            for reader, _ in half:
                 assert await closed(reader)
-                writer.close()
 
 
 async def test_a_body_in_needlessly_many_pieces_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
 from services.generation.target.family import Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_MOST = 8192  # tokens: a context of 131,072 needs 16 GiB of cache for one sequence of an 8B Llama
 DEFAULT_BYTES = 1 << 30
@@ -281,18 +284,27 @@ def _scaling(config: PreTrainedConfig, family: Family, name: str, place: str, de
 
 
 def _eos_token_ids(config: PreTrainedConfig, directory: Path) -> tuple[int, ...]:
-    """End ids of generation_config.json, or else of config.json; ids outside of the vocabulary are left out."""
-    found, path = getattr(config, "eos_token_id", None), directory / "generation_config.json"
+    """End ids of generation_config.json, or else of config.json; ids outside of the vocabulary are left out, with a
+    warning.
+    """
+    found, place, path = getattr(config, "eos_token_id", None), "config.json", directory / "generation_config.json"
     if path.exists():
         try:
             generation = GenerationConfig.from_pretrained(directory, local_files_only=True)
         except Exception as error:  # of many kinds, each about this file
             raise ConfigInvalid(f"{path}: {error}") from error
-        found = found if generation.eos_token_id is None else generation.eos_token_id
+        if generation.eos_token_id is not None:
+            found, place = generation.eos_token_id, path.name
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(isinstance(i, int) for i in ids):
-        raise ConfigInvalid(f"{directory}: eos_token_id is {found!r}; expected an id or a list of ids")
-    return tuple(sorted({i for i in ids if 0 <= i < config.vocab_size}))
+    if not all(type(i) is int for i in ids):  # true is no id
+        problem = f"eos_token_id is {found!r:.80}; expected an id or a list of ids"
+        raise ConfigInvalid(f"{directory / place}: {problem}")
+    if beyond := [i for i in ids if not 0 <= i < config.vocab_size]:
+        _log.warning(
+            "ignoring ids outside of the vocabulary of %d: eos_token_id %.80s in %s",
+            config.vocab_size, beyond, directory / place,
+        )  # fmt: skip
+    return tuple(sorted({*ids} - {*beyond}))
 
 
 def bounded(config: TargetConfig, asked: int | None) -> TargetConfig:

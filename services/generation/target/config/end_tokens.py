@@ -79,7 +79,7 @@ def ends_of_tokenizer(directory: Path) -> set[int]:
     if name is None:
         return ends_by_name(added)
     own = added[name] if name in added else _in_vocabulary(_decoded(place, tokenizer.model, _Model).vocab, name)
-    return ends_by_name(added) | ({own} if isinstance(own, int) else set())
+    return ends_by_name(added) | ({own} if type(own) is int else set())
 
 
 def _text(token: Any) -> str | None:

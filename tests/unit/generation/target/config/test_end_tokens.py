@@ -53,6 +53,32 @@ def test_ends_of_the_tokenizer_join_those_of_the_configuration(
     assert ends(tmp_path, generation, added, **tokenizer) == expected
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("found", [True, [2, True], 2.0, "2", [2, "<stop>"], {"id": 2}, [[2]]])
+def test_an_eos_that_is_no_id_is_refused_by_its_file(tmp_path: Path, name: str, found: Any) -> None:
+    model = make_tiny_model(tmp_path, layers=1, eos_token_id=5)
+    document = json.loads((model / "config.json").read_text()) if name == "config.json" else {}
+    (model / "generation_config.json").unlink(missing_ok=True)
+    (model / name).write_text(json.dumps(document | {"eos_token_id": found}))
+    with pytest.raises(ConfigInvalid, match=f"{name}.*eos_token_id"):
+        read_config(model)
+
+
+def test_ids_outside_of_the_vocabulary_are_ignored_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert ends(tmp_path, [-1, 2, 384]) == (2,)
+    (warning,) = caplog.records
+    assert "eos_token_id [-1, 384]" in warning.getMessage()
+
+
+@pytest.mark.parametrize("index", [True, 9.0, "9", None, -1, 384])
+def test_a_vocabulary_with_no_id_for_its_eos_ends_nothing(tmp_path: Path, index: Any) -> None:
+    model = make_tiny_model(tmp_path, layers=1, eos_token_id=5)
+    (model / "generation_config.json").unlink(missing_ok=True)
+    (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<stop>": index}}}))
+    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<stop>"}))
+    assert read_config(model).eos_token_ids == (5,)
+
+
 @pytest.mark.parametrize("vocab", [{"<stop>": 9}, [["a", 0.0]] * 9 + [["<stop>", 0.0]]])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_an_eos_joins_that_only_the_vocabulary_has_whichever_file_names_it(

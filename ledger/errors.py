@@ -31,7 +31,7 @@
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
         ├── StoreDamaged  its file or schema is damaged
         ├── OtherRevision its tables have a revision that this version of kolm does not open
-        ├── StoreReplaced a file of it was deleted or replaced while it was open
+        ├── StoreReplaced a file of it was deleted, replaced or cut off while it was open
         └── StoreLocked   another process writes to this ledger
 
 Untrusted bytes raise only members of this family: no ValueError, KeyError or RecursionError ever leaves a parser.
@@ -237,13 +237,13 @@ class OtherRevision(StoreError):
 
 
 class StoreReplaced(StoreError):
-    """The file at `path` was deleted, moved or replaced after it was opened. Later writes would be lost with the
-    process.
+    """The file at `path` was deleted, moved, replaced or cut off after it was opened. Later writes would be lost with
+    the process.
     """
 
     def __init__(self, path: str, copies: Sequence[str]) -> None:
         where = f"; its contents can still be copied from {', '.join(copies)}, before this process ends" * bool(copies)
-        super().__init__(f"{path} was deleted or replaced while the ledger was running{where}")
+        super().__init__(f"{path} was deleted, replaced or cut off while the ledger was running{where}")
         self.path = path
 
 

@@ -45,6 +45,7 @@ class SqliteDatabase:
         self._turn = Lock()
         self._kept: Connection | None = None
         self._opened: dict[str, tuple[int, int]] = {}  # device and inode of each file
+        self._size = 0  # bytes of the database, which never shrinks: nothing vacuums it
         self.lock_losses = 0
 
     @classmethod
@@ -122,6 +123,10 @@ class SqliteDatabase:
         for path, place in self._opened.items():
             if _place(path) != place:
                 raise StoreReplaced(path, _copies(place))
+        if self._opened:
+            before, self._size = self._size, _size(self.name)
+            if self._size < before:
+                raise StoreReplaced(self.name, ())
 
     def _paths(self) -> tuple[str, ...]:
         return self.name, f"{self.name}-wal", f"{self.name}-shm"
@@ -192,6 +197,14 @@ def _place(path: str | Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _size(path: str) -> int:
+    """Bytes of a file, 0 if there is none."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def _copies(place: tuple[int, int]) -> list[str]:

@@ -1,6 +1,8 @@
 """Files that vanish under a running ledger, and a lock that is lost: it acknowledges nothing more, or has it again."""
 
+import os
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -67,6 +69,24 @@ def test_nothing_is_acknowledged_once_a_file_is_not_the_one_that_was_opened(
     assert isinstance(ledger.sequencer.failure, StoreReplaced)
     assert not ledger.sequencer.takes_entries
     assert list(entries_from(ledger.store))[:3] == kept  # it goes on reading what it has open
+
+
+@pytest.mark.parametrize("name", DATABASES)
+@pytest.mark.parametrize("bytes_left", [0, 16384])
+def test_nothing_is_acknowledged_once_a_database_was_cut_off(
+    name: str, bytes_left: int, run: Callable[..., Running]
+) -> None:
+    ledger = run()
+    for number in range(3):
+        ledger.append(number)
+    with closing(sqlite3.connect(ledger.folder / name)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").close()
+    ledger.append(3)
+    os.truncate(ledger.folder / name, bytes_left)
+    with pytest.raises(LedgerError):
+        ledger.append(4)
+    with pytest.raises(LedgerError):
+        ledger.append(5)
 
 
 def test_a_file_that_vanishes_under_an_idle_ledger_is_noticed_before_the_next_entry(

@@ -43,8 +43,14 @@ def _something_else(beginning: bytes) -> str:
         return "a Git LFS pointer, expected the weights; fetch them: git lfs pull"
     if beginning.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return "an HTML page, expected weights; download the file itself"
-    if beginning.startswith(b"PK\x03\x04"):
-        return "a ZIP archive, as torch.save writes it, expected safetensors or GGUF; pickle is not read"
+    if beginning.lstrip().startswith(b"{") and b"\0" not in beginning[:8]:  # the size of a header has zeros
+        return "a JSON text, such as a server's error, expected weights; download the file itself"
+    if beginning.startswith((b"PK\x03\x04", b"\x80\x02\x8a\n")):
+        return "a file of torch.save, expected safetensors or GGUF; pickle is not read"
+    if beginning.startswith((b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd")):
+        return "a compressed file (gzip, zstd), expected the weights; unpack it"
+    if beginning.startswith((b"lmgg", b"fmgg", b"tjgg", b"algg")):
+        return "a GGML file from before GGUF; take a GGUF file, or convert the original model with a recent llama.cpp"
     return ""
 
 

@@ -316,6 +316,10 @@ INSTEAD = {
     "a page of HTML": (b"\n<!DOCTYPE html><html><body>Sign in</body></html>", "HTML"),
     "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
     "an archive of torch.save": (b"PK\x03\x04" + bytes(60), "pickle"),
+    "a pickle of torch.save": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19." + bytes(60), "pickle"),
+    "an error of a server": (b'{"error": "Access to this model is restricted"}', "JSON"),
+    "a compressed file": (b"\x1f\x8b\x08" + bytes(60), "unpack"),
+    "a file of llama.cpp before GGUF": (b"tjgg\x03\x00\x00\x00" + bytes(60), "before GGUF"),
 }
 
 

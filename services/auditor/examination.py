@@ -286,7 +286,7 @@ class Judge:
 
 
 def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
-    """Whether a grammar's limit ended the replay, which depends on the lexer's earlier work and not on the output."""
+    """Whether a limit of the grammars' library ended the replay and not the output: no token differs."""
     return replayed.finish_reason == "error" != receipt.output.finish_reason and (
         receipt.sampling.structured_outputs is not None
     )

@@ -70,7 +70,7 @@ class PassedOn:
         self._dialect = dialect
 
     async def compiled(
-        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
+        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None, sequences: int = 0
     ) -> Grammar:
         """Raises InvalidRequest for a constraint that is too large, or that the engine has no form for. Costs no CPU
         seconds here.
@@ -82,7 +82,7 @@ class PassedOn:
             self._dialect.body(asked, "", None, stream=False)
         except ValueError as error:
             raise InvalidRequest("structured_outputs", f"is not JSON: {error}") from error
-        return Grammar(source, 0, 0, fresh=None)  # type: ignore[arg-type]  # only our own sequences read that
+        return Grammar(source, 0, 0, compile=None)  # type: ignore[arg-type]  # only our own sequences read that
 
 
 class ForeignEngine:

@@ -94,10 +94,12 @@ class InvalidArgument(KolmError):
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
-    def __init__(self, field: str, description: str, *, reason: str | None = None) -> None:
+    def __init__(
+        self, field: str, description: str, *, reason: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> None:
         wrong = {"field": _clip(field, _FIELD_BYTES), "description": _clip(description, _DESCRIPTION_BYTES)}
         detail = error_details_pb2.BadRequest(field_violations=[error_details_pb2.BadRequest.FieldViolation(**wrong)])
-        super().__init__(f"{field}: {description}", detail, reason=reason)
+        super().__init__(f"{field}: {description}", detail, reason=reason, metadata=metadata)
         self.field = field
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -106,7 +106,7 @@ def library_of(family: Family) -> LLTokenizer:
 
 def marked_grammar(family: Family, source: StructuredOutputs) -> Grammar:
     """Compiled here and not tried out before. Raises InvalidRequest."""
-    return Grammar(source, family.end, VOCAB, matcher_of(library_of(family), source))
+    return Grammar(source, family.end, VOCAB, partial(matcher_of, library_of(family), source))
 
 
 def opening_of(family: Family) -> tuple[int, ...]:

@@ -16,10 +16,11 @@ from services.generation.api import messages
 from services.generation.api.runner import Completed, Generation, LedgerSide, Run
 from services.generation.engine.backend import Backend
 from services.generation.engine.events import Chunk, TokenLogprobs
+from services.generation.engine.text.grammar import field_of
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.requests.resolution import Identity, Resolved, Resolver, engine_errors
 from services.runtime.access import tenant_of_call
-from services.runtime.errors import DeadlineExceeded, KolmError
+from services.runtime.errors import DeadlineExceeded, InvalidArgument, KolmError
 
 SERVICE = "kolm.generation.v1.GenerationService"
 
@@ -85,6 +86,7 @@ class GenerationServicer(GenerationServiceServicer):
         resolved, ordered = run.resolved, [completed[choice] for choice in range(resolved.choices)]
         _refuse_late(resolved, ordered)
         _refuse_deviations(resolved, ordered)
+        _refuse_limits(resolved, ordered)
         return messages.response_message(resolved, ordered, logprobs, self.identity, self.tokenizer)
 
     async def GenerateStream(
@@ -102,10 +104,11 @@ class GenerationServicer(GenerationServiceServicer):
                         yield messages.chunk_event(event, self.tokenizer)
                     else:
                         completed.append(event)
-                        if event.verified is not False:
+                        if event.verified is not False and not event.outcome.reached_limit:
                             yield messages.finished_event(resolved, event)
         _refuse_late(resolved, completed)
         _refuse_deviations(resolved, completed)
+        _refuse_limits(resolved, completed)
 
     async def _resolve(self, request: pb.GenerateRequest, context: Context) -> Resolved:
         with self._generation.counting_refusals():
@@ -155,4 +158,17 @@ def _refuse_deviations(resolved: Resolved, completed: list[Completed]) -> None:
         ran = (method for each in deviated for method, _ in each.outcome.metrics.passes_by_method if method != "off")
         raise SpeculationDeviated(
             tuple(dict.fromkeys((resolved.decision.method, *ran))), tuple(each.receipt.receipt_id for each in deviated)
+        )
+
+
+def _refuse_limits(resolved: Resolved, completed: list[Completed]) -> None:
+    """Raise InvalidArgument if a constraint became too costly on the way: the same request always ends so."""
+    limited = [each for each in completed if each.outcome.reached_limit]
+    if limited:
+        source, by_tools = resolved.sampling.structured_outputs, resolved.tool_calls is not None
+        raise InvalidArgument(
+            "messages.tools" if source is None or by_tools else f"sampling.{field_of(source)}",
+            f"became too costly to follow after {len(limited[0].outcome.token_ids)} tokens; make it simpler: less "
+            "repetition inside of repetition, fewer ways to read one text",
+            metadata={"receipt_ids": ",".join(each.receipt.receipt_id for each in limited)},
         )

@@ -123,6 +123,7 @@ class Outcome:
     margins: tuple[float, ...] = field(repr=False)
     metrics: SpeculationMetrics
     error: str | None = None
+    reached_limit: bool = False  # the error is that of a constraint at a limit, see `GrammarLimit`
 
     @property
     def min_margin(self) -> float | None:

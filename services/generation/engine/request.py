@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal, get_args
@@ -62,6 +63,10 @@ class SpeculationAway(EngineStopped):
 
 class UnusableLogits(Exception):
     """A row of logits allows no token. It ends the sequence of the row, and no other."""
+
+
+class GrammarLimit(UnusableLogits):
+    """The output so far makes the constraint too costly to follow, on every machine and with every method."""
 
 
 def grammar_engine() -> str:
@@ -144,21 +149,28 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Grammar:
-    """A constraint compiled by `GrammarCompiler`. For use from any thread.
+    """A constraint that `GrammarCompiler` has tried out. For use from any thread.
 
-    Sequences share the states of its lexer, which change their speed only. `eos`: the model's end-of-sequence token,
-    which represents the end of the grammar. Grammars of one constraint are equal.
+    `eos`: the model's end-of-sequence token, which represents the end of the grammar. `compile` makes a matcher;
+    `compiled` are matchers made beforehand. Grammars of one constraint are equal.
     """
 
     source: StructuredOutputs
     eos: int
     vocab_size: int
-    fresh: LLMatcher = field(repr=False, compare=False)
-    failed: bool = field(default=False, compare=False)  # a sequence has reached a limit
+    compile: Callable[[], LLMatcher] = field(repr=False, compare=False)
+    compiled: deque[LLMatcher] = field(default_factory=deque, repr=False, compare=False)
 
     def matcher(self) -> LLMatcher:
-        """A matcher at the beginning, for one thread."""
-        return self.fresh.deep_copy()
+        """A matcher at the beginning, for one thread.
+
+        A copy of a matcher would share its lexer, and with it the fuel that is left and the failure: whether an output
+        reaches a limit would depend on drafts and on other sequences.
+        """
+        try:
+            return self.compiled.popleft()
+        except IndexError:
+            return self.compile()
 
 
 @dataclass(frozen=True, slots=True)

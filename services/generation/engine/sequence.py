@@ -17,7 +17,7 @@ from services.generation.engine.events import (
     TokenLogprobs,
     Tracker,
 )
-from services.generation.engine.request import EngineRequest, UnusableLogits
+from services.generation.engine.request import EngineRequest, GrammarLimit, UnusableLogits
 from services.generation.engine.sampling.processors import GrammarMask, end_ids
 from services.generation.engine.sampling.race import Row
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
@@ -157,6 +157,7 @@ class Sequence:
         self._logprobs: list[TokenLogprobs] = []
         self._stop_reason: str | int | None = None
         self._error: str | None = None
+        self._reached_limit = False
 
     @property
     def prompt_length(self) -> int:
@@ -188,6 +189,7 @@ class Sequence:
             row = Row.of(logits)
             token = self._sampler.choose(row, len(self.tokens))
         except UnusableLogits as error:
+            self._reached_limit = isinstance(error, GrammarLimit)
             self.fail(str(error))
             return None
         self._commit(token)
@@ -244,6 +246,7 @@ class Sequence:
             margins=tuple(self._margins),
             metrics=self.tracker.metrics(self.output_length, now),
             error=self._error,
+            reached_limit=self._reached_limit,
         )
         self._sink(Finished(self.request.request_id, self.request.choice, outcome))
 

@@ -225,11 +225,12 @@ class Resolver:
         grammars = TenantGrammars(self._grammars, request.tenant or DEFAULT_TENANT, self._budget)
         if tools is not None and (tools.held or asked is not None):
             sampling = replace(sampling, structured_outputs=await calls_held(tools, asked, self._prompts, grammars))
-        grammar = await grammars.compiled(sampling.structured_outputs)
+        inline = self._rules.verify_inline if speculation.verify_inline is None else speculation.verify_inline
+        each = 1 + (speculation.method != "off") + inline  # a choice, its drafts, its comparison
+        grammar = await grammars.compiled(sampling.structured_outputs, choices * each)
         with engine_errors(prompt.field):
             checked = EngineRequest("-", prompt.token_ids, sampling, grammar=grammar)
             checked.check(self._identity.vocab_size, self._identity.context_length)
-        inline = self._rules.verify_inline if speculation.verify_inline is None else speculation.verify_inline
         return Resolved(
             request_id=request.request_id or str(uuid.uuid4()),
             tenant=request.tenant or DEFAULT_TENANT,
@@ -313,8 +314,8 @@ class TenantGrammars:
     tenant: str
     budget: GrammarBudget | None
 
-    async def compiled(self, source: StructuredOutputs | None) -> Grammar | None:
-        """None without a constraint.
+    async def compiled(self, source: StructuredOutputs | None, sequences: int = 0) -> Grammar | None:
+        """None without a constraint. `sequences` as in `Grammars.compiled`.
 
         Raises InvalidArgument naming the field and the place, ResourceExhausted if too many grammars of the tenant wait
         or its quota is used up, Unavailable if the grammar takes too long.
@@ -322,7 +323,7 @@ class TenantGrammars:
         if source is None:
             return None
         with engine_errors("prompt"):
-            return await self.grammars.compiled(source, self.tenant, self.budget)
+            return await self.grammars.compiled(source, self.tenant, self.budget, sequences)
 
 
 async def calls_held(

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from services.generation.engine.numba_cache import compiled
-from services.generation.engine.request import Grammar, SamplingParams, UnusableLogits
+from services.generation.engine.request import Grammar, GrammarLimit, SamplingParams, UnusableLogits
 from services.generation.target.arrays import Float32, Int64, UInt32
 
 _NONE, _ALL, _ONE = np.uint32(0), np.uint32(0xFFFFFFFF), np.uint32(1)
@@ -182,6 +182,7 @@ class GrammarMask(LogitsMask):
     def __init__(self, grammar: Grammar, ends: frozenset[int]) -> None:
         """`ends`: the tokens that end the sequence, allowed exactly at possible ends of the grammar."""
         self._grammar, self._matcher, self._ends = grammar, grammar.matcher(), ends
+        self._follows = True  # the grammar
         self._mask = np.zeros(-(-grammar.vocab_size // 32), np.uint32)
 
     def apply(self, logits: Float32) -> None:
@@ -189,12 +190,12 @@ class GrammarMask(LogitsMask):
 
     def allowed(self) -> UInt32:
         """[ceil(vocab_size / 32)] a bit for each token, the lowest first. Raises UnusableLogits if the matcher has
-        failed.
+        failed, GrammarLimit if a limit of the library was the reason.
         """
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         if self._matcher.is_error():
-            self._grammar.failed = True
-            raise UnusableLogits(f"the grammar leaves no token to choose: {self._matcher.get_error()}")
+            kind = GrammarLimit if self._follows else UnusableLogits
+            raise kind(f"the grammar leaves no token to choose: {self._matcher.get_error()}")
         may_end = self._matcher.is_accepting()
         for token in (self._grammar.eos, *self._ends):
             bit = np.uint32(1 << (token & 31))
@@ -213,7 +214,7 @@ class GrammarMask(LogitsMask):
 
     def accept(self, token: int) -> None:
         if token not in self._ends:
-            self._matcher.consume_token(token)
+            self._follows = self._matcher.consume_token(token)
 
 
 def end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> frozenset[int]:

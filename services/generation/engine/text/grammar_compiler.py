@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -30,14 +31,17 @@ from services.generation.engine.text.grammar_turns import GrammarTurns
 
 SERVED_SECONDS = 3  # CPU seconds of a trial
 REPLAY_SECONDS = 60  # CPU seconds of a trial in a replay: a grammar served on a faster machine compiles here too
-KEPT = 64  # grammars
+KEPT = 64  # grammars that need no second trial
 _PATIENCE = 10 / 3  # seconds by the clock for each CPU second, on a machine with other work
 _MOST_FORCED = 4096  # forced tokens that a trial writes at the beginning
 _REMEMBERED_SECONDS = 300.0  # of a refusal
 _BUSY_SECONDS = 30.0  # of a refusal for its time
 _MOST_REMEMBERED = 1024
+_MOST_WAITING = 4096  # requests of one tenant with tried grammars: they wait for milliseconds
 _MEMORY = 1 << 30  # bytes that a trial may take besides the tokenizer
 _STACK = 1 << 20  # bytes: a grammar of about 300 rules in a chain
+
+_Made = TypeVar("_Made")
 
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=100_000,
@@ -244,12 +248,43 @@ class Grammars(Protocol):
     """Makes constraints ready for the sequences that follow them."""
 
     async def compiled(
-        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
+        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None, sequences: int = 0
     ) -> Grammar:
-        """Raises InvalidRequest naming the field and the problem, EngineFull if too many grammars of the tenant wait,
+        """The grammar with matchers for so many `sequences`.
+
+        Raises InvalidRequest naming the field and the problem, EngineFull if too many grammars of the tenant wait,
         EngineBusy if the grammar takes too long, and errors of `budget`.
         """
         ...
+
+
+class _Lane:
+    """A thread of its own that compiles one grammar at a time, in turns of tenants."""
+
+    def __init__(self, name: str, turns: GrammarTurns) -> None:
+        self._turns, self._thread = turns, ThreadPoolExecutor(1, name)
+
+    async def run(self, work: Callable[[Cost], _Made], tenant: str, budget: GrammarBudget | None) -> _Made:
+        """The result of `work` on the thread, in a turn of the tenant. A caller that leaves pays for what it began."""
+        if budget is not None:
+            budget.check_grammars(tenant)
+        await self._turns.take(tenant)
+        cost = Cost()
+
+        def settle(_: object = None) -> None:
+            self._turns.end(tenant, cost.seconds)
+            if budget is not None:
+                budget.charge_grammar(tenant, cost.seconds)
+
+        try:
+            if budget is not None:
+                budget.check_grammars(tenant)
+            working = asyncio.get_running_loop().run_in_executor(self._thread, work, cost)
+        except BaseException:
+            settle()
+            raise
+        working.add_done_callback(settle)
+        return await asyncio.shield(working)
 
 
 class GrammarCompiler:
@@ -272,57 +307,41 @@ class GrammarCompiler:
         self._seconds, self._clock = seconds, clock
         self._tokenizer: LLTokenizer | None = None
         self._trial: Trial
-        self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._kept: OrderedDict[StructuredOutputs, None] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, EngineError]] = OrderedDict()  # until when, by digest
         self._compiling, self._keeping = threading.Lock(), threading.Lock()
-        self._turns = GrammarTurns()
-        self._thread = ThreadPoolExecutor(1, "grammars")  # its own: waiting for grammars takes no thread from others
+        self._trials = _Lane("grammars", GrammarTurns())
+        self._matchers = _Lane("matchers", GrammarTurns(_MOST_WAITING))
 
     async def compiled(
-        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None
+        self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None, sequences: int = 0
     ) -> Grammar:
-        """`compile` on a thread when it is the tenant's turn. A cached grammar, or a remembered refusal, costs nothing.
-
-        A caller that leaves pays for the grammar that it began. Raises as `Grammars.compiled` does.
+        """The tried grammar with matchers for `sequences`, each compiled in a turn of the tenant. A second trial, or a
+        remembered refusal, costs nothing. Raises as `Grammars.compiled` does.
         """
-        if (kept := self._find(source)) is not None:
-            return kept
-        if budget is not None:
-            budget.check_grammars(tenant)
-        await self._turns.take(tenant)
-        cost = Cost()
-
-        def settle(_: object = None) -> None:
-            self._turns.end(tenant, cost.seconds)
-            if budget is not None:
-                budget.charge_grammar(tenant, cost.seconds)
-
-        try:
-            if budget is not None:
-                budget.check_grammars(tenant)
-            work = asyncio.get_running_loop().run_in_executor(self._thread, self.compile, source, cost)
-        except BaseException:
-            settle()
-            raise
-        work.add_done_callback(settle)
-        return await asyncio.shield(work)
+        grammar = self._find(source)
+        if grammar is None:
+            grammar = await self._trials.run(partial(self.compile, source), tenant, budget)
+        for _ in range(sequences):
+            grammar.compiled.append(await self._matchers.run(partial(_timed, grammar.compile), tenant, budget))
+        return grammar
 
     def compile(self, source: StructuredOutputs, cost: Cost | None = None) -> Grammar:
-        """The compiled grammar, perhaps cached. Adds what it took to `cost`.
+        """The grammar, tried out now or before. Adds what that took to `cost`.
 
         Raises InvalidRequest naming the field and the problem, EngineBusy if it takes too long.
         """
-        if (kept := self._find(source)) is not None:
-            return kept
+        if (found := self._find(source)) is not None:
+            return found
         with self._compiling:  # one at a time: a bad grammar costs its time once
-            if (kept := self._find(source)) is None:
+            if (found := self._find(source)) is None:
                 try:
-                    kept = self._compile(source, cost or Cost())
+                    found = self._compile(source, cost or Cost())
                 except (InvalidRequest, EngineBusy) as error:
                     self._remember(source, error)
                     raise
-                self._keep(kept)
-            return kept
+                self._keep(source)
+            return found
 
     def _remember(self, source: StructuredOutputs, error: InvalidRequest | EngineBusy) -> None:
         seconds = _BUSY_SECONDS if isinstance(error, EngineBusy) else _REMEMBERED_SECONDS
@@ -332,31 +351,35 @@ class GrammarCompiler:
                 self._refused.popitem(last=False)
 
     def _find(self, source: StructuredOutputs) -> Grammar | None:
-        """A cached grammar; None if there is none, or its lexer has reached a limit. Raises a remembered refusal."""
+        """The grammar if it was tried out lately. Raises a remembered refusal."""
         check_size(source)
         with self._keeping:
             until, refused = self._refused.get(digest := _digest(source), (0.0, None))
             if refused is not None and self._clock() < until:
                 raise type(refused)(refused.field, refused.message)
             self._refused.pop(digest, None)
-            kept = self._kept.get(source)
-            if kept is not None:
-                self._kept.move_to_end(source)
-            return None if kept is None or kept.failed else kept
+            if source not in self._kept:
+                return None
+            self._kept.move_to_end(source)
+        return self._grammar(source)
 
-    def _keep(self, grammar: Grammar) -> None:
+    def _keep(self, source: StructuredOutputs) -> None:
         with self._keeping:
-            self._kept[grammar.source] = grammar
+            self._kept[source] = None
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
 
     def _compile(self, source: StructuredOutputs, cost: Cost) -> Grammar:
-        tokenizer, started = self._loaded(), time.thread_time()
+        self._loaded()
         try:
             self._trial.run(source)
-            return Grammar(source, tokenizer.eos_token, self._vocab_size, matcher_of(tokenizer, source))
+            return self._grammar(source)
         finally:
-            cost.seconds += self._trial.spent + time.thread_time() - started
+            cost.seconds += self._trial.spent
+
+    def _grammar(self, source: StructuredOutputs) -> Grammar:
+        tokenizer = self._loaded()
+        return Grammar(source, tokenizer.eos_token, self._vocab_size, partial(matcher_of, tokenizer, source))
 
     def _loaded(self) -> LLTokenizer:
         if not self._eos_token_ids:
@@ -370,6 +393,14 @@ class GrammarCompiler:
                 raise InvalidRequest("structured_outputs", message) from error
             self._trial = Trial(document, self._vocab_size, self._eos_token_ids[0], self._seconds)
         return self._tokenizer
+
+
+def _timed(work: Callable[[], _Made], cost: Cost) -> _Made:
+    started = time.thread_time()
+    try:
+        return work()
+    finally:
+        cost.seconds += time.thread_time() - started
 
 
 def _digest(source: StructuredOutputs) -> bytes:

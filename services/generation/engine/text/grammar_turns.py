@@ -18,8 +18,9 @@ class GrammarTurns:
     event loop.
     """
 
-    def __init__(self) -> None:
-        self._is_taken = False
+    def __init__(self, most_waiting: int = MOST_WAITING) -> None:
+        """`most_waiting`: of one tenant."""
+        self._most_waiting, self._is_taken = most_waiting, False
         self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant; no line is empty
         self._seconds: dict[str, float] = {}
         self._floor = 0.0  # the count of the tenant that had the last turn
@@ -39,7 +40,7 @@ class GrammarTurns:
 
     async def _wait(self, tenant: str) -> None:
         line = self._lines.setdefault(tenant, deque())
-        if len(line) >= MOST_WAITING:
+        if len(line) >= self._most_waiting:
             waiting = f"{len(line)} constraints of yours wait to be compiled; send this one again later"
             raise EngineFull("structured_outputs", waiting)
         place = asyncio.get_running_loop().create_future()

@@ -19,7 +19,7 @@ from services.auditor.own_engine import OwnEngine
 from services.client.errors import InvalidArgument
 from services.client.generation.request import Request, SamplingParams, StructuredOutputs
 from services.client.generation.runtime import Runtime
-from tests.fakes.grammars import CONSTRAINTS, PERSON, SLOW
+from tests.fakes.grammars import CONSTRAINTS, PERSON, SLOW, grammar
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.mutations import replace
 
@@ -89,6 +89,26 @@ async def test_a_replay_under_another_constraint_or_library_is_never_exact(deplo
         return Judge(own, 1.0).judge(free, replace(content, structured_outputs=None)).outcome
 
     assert await asyncio.to_thread(dropped) == "DEVIATION"
+
+
+async def test_a_constraint_that_becomes_too_costly_on_the_way_is_the_requests_fault(deployment: Deployment) -> None:
+    stub = await deployment.start_generation()
+    nested = sampling_pb2.StructuredOutputs(regex="(((a{1,99}){1,99}){1,99}){1,99}")
+    never_ends = {grammar(CONSTRAINTS[2]).eos: -100.0}
+    asked = asking(structured_outputs=nested, max_tokens=100, n=2, logit_bias=never_ends)
+
+    async def streamed() -> None:
+        async for event in stub.GenerateStream(pb.GenerateStreamRequest(request=asked)):
+            assert event.WhichOneof("event") != "finished"
+
+    for call in (stub.Generate, lambda _: streamed()):
+        refused = await failure(call(asked))
+        assert refused.code.name == "INVALID_ARGUMENT"
+        assert refused.fields == ["sampling.structured_outputs.regex"]
+        assert len(refused.metadata["receipt_ids"].split(",")) == 2
+    receipts = await deployment.receipts(4)
+    assert {each.output.finish_reason for each in receipts} == {"error"}
+    assert {each.output.tokens for each in receipts} == {receipts[0].output.tokens} != {0}
 
 
 async def test_what_cannot_be_compiled_is_refused_by_its_field(deployment: Deployment) -> None:

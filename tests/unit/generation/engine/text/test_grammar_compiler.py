@@ -21,6 +21,7 @@ from services.generation.engine.request import (
     EngineError,
     EngineFull,
     Grammar,
+    GrammarLimit,
     InvalidRequest,
     Kind,
     StructuredOutputs,
@@ -205,20 +206,42 @@ def test_what_was_compiled_is_kept_and_the_least_recently_used_goes(monkeypatch:
     monkeypatch.setattr(module, "KEPT", 2)
     fresh = GrammarCompiler(compiler()._source, VOCAB, (1,))
     first, second, third = (StructuredOutputs("regex", text) for text in ("a+", "b+", "c+"))
-    compiled = fresh.compile(first)
-    fresh.compile(second)
-    assert fresh.compile(first) is compiled
-    fresh.compile(third)
-    assert fresh.compile(first) is compiled
+    for source in (first, second, first, third):
+        fresh.compile(source)
+    cost = Cost()
+    assert fresh.compile(first, cost) == fresh.compile(first)
+    assert cost.seconds == 0
     assert second not in fresh._kept
 
 
-def test_a_grammar_that_reached_a_limit_is_compiled_again() -> None:
-    source = StructuredOutputs("regex", "[0-9]{3}")
-    spent = compiler().compile(source)
-    spent.failed = True
-    assert compiler().compile(source) is not spent
-    assert compiler().compile(source) == spent
+NESTED = "(((a{1,99}){1,99}){1,99}){1,99}"
+"""A regex whose output `a…` reaches a limit of the library after a few tokens."""
+
+
+@pytest.mark.parametrize("text", [NESTED, "((a?){1,99}){1,99}", "(((a|b){0,20}){0,20}){0,20}"])
+def test_an_output_that_reaches_a_limit_has_an_error_of_its_own_and_is_no_others_limit(text: str) -> None:
+    source, (spelled,) = StructuredOutputs("regex", f"{text}|c[cd]*"), encoded("c")
+    limited, other = mask(source), mask(source)
+
+    def go_on() -> None:
+        for _ in range(1000):
+            limited.accept(next(token for token in ids(limited) if token not in (spelled, END)))
+
+    with pytest.raises(GrammarLimit):
+        go_on()
+    for beside in (other, mask(source)):
+        for _ in range(20):
+            assert spelled in ids(beside)
+            beside.accept(spelled)
+
+
+async def test_each_sequence_gets_a_matcher_that_was_compiled_in_a_turn_of_its_tenant() -> None:
+    budget = Ledger()
+    found = await compiler().compiled(StructuredOutputs("regex", "[ab]{21}"), "a", budget, sequences=3)
+    trial, *made = budget.charged
+    assert len(found.compiled) == len(made) == 3
+    assert min(trial, *made) > 0
+    assert len({id(found.matcher()) for _ in range(4)}) == 4
 
 
 def test_a_model_without_an_end_or_with_a_tokenizer_that_cannot_be_read_takes_no_grammar() -> None:
@@ -336,7 +359,7 @@ async def test_a_caller_that_leaves_pays_for_the_grammar_that_it_began_and_keeps
             await leaving
         later = asyncio.ensure_future(grammars.compiled(StructuredOutputs("regex", "1"), "b", budget))
         await asyncio.sleep(0)
-        assert grammars._turns._is_taken
+        assert grammars._trials._turns._is_taken
         assert budget.charged == []
     finally:
         go_on.set()
@@ -457,6 +480,6 @@ def test_what_reads_an_output_in_ever_more_ways_ends_before_it_holds_up_the_engi
 def test_a_token_that_the_grammar_does_not_know_ends_in_an_error_that_says_so() -> None:
     laid = mask(StructuredOutputs("regex", "[0-9]{2}"))
     laid.accept(encoded("x")[0])
-    with pytest.raises(UnusableLogits):
+    with pytest.raises(UnusableLogits) as caught:
         laid.apply(np.zeros(VOCAB, np.float32))
-    assert grammar(StructuredOutputs("regex", "[0-9]{2}")).failed is False  # it was compiled again
+    assert type(caught.value) is UnusableLogits

@@ -97,11 +97,12 @@ def withdraw(
 ) -> None:
     """Withdraw a head for good, under all of its names: no generation service loads it again."""
     role = "operator" if by_operator else "publisher"
-    us = Publisher.load(paths.key(role, key), paths.trusted, role, key_passphrase_file)
-    with registry_at(registry) as client, us.explaining():
+    with registry_at(registry) as client:
         found = client.resolve(reference, base_cid=base, include_withdrawn=True)
+        us = Publisher.load(paths.key(role, key), paths.trusted, role, key_passphrase_file)  # made if missing
         document = DraftHeadWithdrawal(found.head_cid, reason, timestamp(datetime.now(UTC)))
-        head = client.withdraw(_signed(document, us.key))
+        with us.explaining():
+            head = client.withdraw(_signed(document, us.key))
     verb = "withdrawn" if found.withdrawal is None else "was withdrawn already"
     line = f"{verb}, entry {{ledger_index}}: {{reason}}"
     answer(json, head_document(head), lambda head: [line.format(**head["withdrawal"]), head["head_cid"]])

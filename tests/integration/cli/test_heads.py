@@ -173,10 +173,11 @@ def test_an_invalid_head_is_refused_and_nothing_is_published(kolm: Kolm, folder:
         (("pull", "a/b"), 2, "reference"),
         (("pull", "x", "--base", "y"), 2, "--base"),
         (("pull", "--check", "missing"), 4, "missing"),
-        (("withdraw", "missing", "--reason", "x"), 4, "missing"),
+        (("withdraw", "missing", "--reason", "x", "--by-operator", "--key", tmp_path / "none.pem"), 4, "missing"),
     ):
         found, _, err = kolm("heads", *words)
         assert (found, what in err) == (code, True), (words, found, err)
+    assert not (tmp_path / "none.pem").exists()
     assert kolm("heads", "list", "--all")[1] == []
 
 

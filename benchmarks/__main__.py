@@ -32,7 +32,10 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
     "audits": lambda _: steps.measure_audits(),
     "load": lambda given: (
-        against.measure(given.against, given.extra, rounds=given.rounds, counts=CALLERS[: 3 if given.quick else None])
+        against.measure(
+            given.against, given.extra, rounds=given.rounds, counts=CALLERS[: 3 if given.quick else None],
+            long=given.long_prompts,
+        )
         if given.against
         else load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes)
     ),
@@ -84,7 +87,8 @@ def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str,
     if name == "load" and given.against:
         figures |= {"server": given.server, "method": given.extra.get("kolm", {}).get("method", "auto")}
         head = own_head if figures["server"] == "kolm" and figures["method"] == "auto" else None
-        case = "-".join(part for part in (given.server, given.label, figures["method"]) if part)
+        long = "long" if given.long_prompts else None
+        case = "-".join(part for part in (given.server, given.label, long, figures["method"]) if part)
         return case, Subject.of(model, head=head, max_tokens=figures["tokens"])
     if name == "accepted":
         subject = Subject.of(given.gguf, max_tokens=given.max_tokens)
@@ -139,6 +143,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--server", default="kolm", help="of load --against: the server's name in the results (kolm)")
     parser.add_argument("--serve", default="smollm2", help="of load: the model that is served (smollm2)")
     parser.add_argument("--against", metavar="URL", help="of load: an OpenAI-compatible server, http://host:port/v1")
+    parser.add_argument(
+        "--long-prompts", action="store_true",
+        help="of load --against: prompts of 30 to 1,500 tokens, and first tokens by the length of the prompt",
+    )  # fmt: skip
     parser.add_argument(
         "--extra", type=members, default={}, metavar="JSON",
         help='of load --against: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',

@@ -370,7 +370,8 @@ def callers(results: Results, model: str = "") -> str:
             (
                 _machine(record.machine),
                 _model(record),
-                f"{record.figures['server']}, `{record.figures['method']}`",
+                f"{record.figures['server']}, `{record.figures['method']}`"
+                + (", long prompts" if record.figures.get("long_prompts") else ""),
                 ", ".join(
                     _round(cases[count]["tokens_per_second"]) if count in cases else _DASH for count in (1, 4, 16, 64)
                 ),

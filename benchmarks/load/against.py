@@ -16,8 +16,8 @@ from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 
-from benchmarks.load.callers import Seen, prompts
-from benchmarks.load.measure import CALLERS, figures
+from benchmarks.load.callers import Seen, long_prompts, prompts
+from benchmarks.load.measure import CALLERS, figures, first_tokens
 
 _TOKENS = 64
 _REQUESTS = 3
@@ -26,33 +26,42 @@ _SECONDS = 600.0
 _Send = Callable[[int, Any, Seen], Awaitable[None]]
 
 
-def measure(url: str, extra: Mapping[str, Any], *, rounds: int = 3, counts: Sequence[int] = CALLERS) -> dict[str, Any]:
+def measure(
+    url: str, extra: Mapping[str, Any], *, rounds: int = 3, counts: Sequence[int] = CALLERS, long: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, which are equal for every number of callers.
 
+    `long`: prompts of 30 to 1,500 tokens instead, and first tokens by the length of the prompt.
     `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent if it is set. `extra` are
     members of each request besides OpenAI's, `counts` the numbers of callers. Ends of sequences are ignored if the
     server supports it. Raises OpenAIError if it does not answer.
     """
-    return asyncio.run(_measure(url, extra, rounds, counts))
+    return asyncio.run(_measure(url, extra, rounds, counts, long))
 
 
-async def _measure(url: str, extra: Mapping[str, Any], rounds: int, counts: Sequence[int]) -> dict[str, Any]:
+async def _measure(
+    url: str, extra: Mapping[str, Any], rounds: int, counts: Sequence[int], long: bool
+) -> dict[str, Any]:  # fmt: skip
     client = AsyncOpenAI(
         base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0, timeout=_SECONDS
     )
     model = (await client.models.list()).data[0].id
-    asked, send = list(prompts()), partial(_stream, client, model, {"ignore_eos": True, **extra})
-    await _serve(send, asked, 4)  # what is compiled or cached at its first use is so for every server
+    asked, send = (
+        list(long_prompts() if long else prompts()),
+        partial(_stream, client, model, {"ignore_eos": True, **extra}),
+    )
+    await _serve(send, asked[:16], 4)  # what is compiled or cached at its first use is so for every server
     gc.collect()
     gc.freeze()  # a collection of all that was imported would halt all callers for a third of a second
     cases = []
     for callers in counts:
         turns = asked * -(-_REQUESTS * callers // len(asked))
-        case = {"callers": callers, **figures([await _serve(send, turns, callers) for _ in range(rounds)])}
+        runs = [await _serve(send, turns, callers) for _ in range(rounds)]
+        case = {"callers": callers, **figures(runs), **(first_tokens(runs) if long else {})}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)
     name = Path(model).name if model.endswith(".gguf") else model  # llama-server's is the path of its file
-    return {"url": url, "model": name, "extra": extra, "tokens": _TOKENS, "cases": cases}
+    return {"url": url, "model": name, "extra": extra, "tokens": _TOKENS, "long_prompts": long, "cases": cases}
 
 
 async def _serve(send: _Send, asked: Sequence[Any], callers: int) -> Seen:
@@ -74,7 +83,7 @@ async def _caller(send: _Send, left: Iterator[tuple[int, Any]], seen: Seen) -> N
 async def _stream(
     client: AsyncOpenAI, model: str, extra: Mapping[str, Any], number: int, messages: Any, seen: Seen
 ) -> None:
-    text, last = "", time.perf_counter()
+    text, last, first = "", time.perf_counter(), 0.0
     chunks = await client.chat.completions.create(
         model=model, messages=messages, temperature=0.0, max_tokens=_TOKENS, stream=True,
         stream_options={"include_usage": True}, extra_body=extra,
@@ -83,7 +92,9 @@ async def _stream(
         if chunk.choices and chunk.choices[0].delta.content:
             now = time.perf_counter()
             (seen.gaps if text else seen.first).append(now - last)
+            first = first or now - last
             last, text = now, text + chunk.choices[0].delta.content
         if chunk.usage is not None:
+            seen.by_prompt.append((chunk.usage.prompt_tokens, first))
             seen.tokens += chunk.usage.completion_tokens
     seen.outputs[number] = text

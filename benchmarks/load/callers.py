@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.engines import KINDS, conversations
 from benchmarks.machine import Service, resident, serving
+from benchmarks.specbench.questions import OWN, load_questions
 from services.cli.up.local_services import OWNER, LocalServices, token_file
 from services.cli.up.supervisor import Plan
 from services.client.errors import KolmError
@@ -41,6 +42,7 @@ class Seen:
     seconds: float = 0.0
     tokens: int = 0
     first: list[float] = field(default_factory=list)  # from the call to the first token
+    by_prompt: list[tuple[int, float]] = field(default_factory=list)  # tokens of a prompt, and its first token's time
     gaps: list[float] = field(default_factory=list)  # between two chunks of a stream
     outputs: dict[int, str] = field(default_factory=dict)
     receipts: set[str] = field(default_factory=set)
@@ -65,6 +67,18 @@ def prompts() -> Iterator[list[dict[str, str]]]:
     """Conversations of four kinds in turn, as messages with role and content."""
     for turn in zip(*(conversations(kind, _PROMPTS_OF_KIND) for kind in KINDS), strict=True):
         yield from turn
+
+
+def long_prompts() -> Iterator[list[dict[str, str]]]:
+    """Questions of Spec-Bench's six kinds in turn, as messages: prompts of 30 to 1,500 tokens. Texts to summarize and
+    passages are several at a time.
+    """
+    pieces, questions = {"summarization": 11, "rag": 4}, load_questions(OWN)
+    for number, turn in enumerate(zip(*questions.values(), strict=True)):
+        for question in turn:
+            count, others = 1 + number % pieces.get(question.kind, 1), questions[question.kind]
+            texts = [others[(number + more) % len(others)].turns[0] for more in range(count)]
+            yield [{"role": "user", "content": "\n\n".join(texts)}]
 
 
 async def serve(stack: Stack, asked: Sequence[Asked], callers: int, *, off: bool) -> Seen:

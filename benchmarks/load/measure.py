@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from statistics import median, quantiles
@@ -21,6 +22,7 @@ CALLERS = (1, 4, 16, 64)
 _LEAST_REQUESTS = 16
 _SOAK_CALLERS = 8
 _LEDGER_SECONDS = 60.0  # until the last receipt is there
+_LENGTHS = (0, 100, 300, 500, 900)
 FLAGS = ("--no-prefix-caching",)
 """The same requests come again and again: each run computes their prompts."""
 
@@ -84,6 +86,19 @@ def figures(runs: list[Seen]) -> dict[str, Any]:
         "first_token_ms": {"p50": _ms(first, 50), "p99": _ms(first, 99)},
         "inter_token_ms": {"p50": _ms(gaps, 50), "p99": _ms(gaps, 99)},
     }
+
+
+def first_tokens(runs: list[Seen]) -> dict[str, Any]:
+    """Times to the first token by the length of the prompt, in tokens."""
+    lengths = {}
+    for least, end in pairwise((*_LENGTHS, 1 << 30)):
+        times = sorted(time for seen in runs for tokens, time in seen.by_prompt if least <= tokens < end)
+        if len(times) > 1:
+            worst = round(1e3 * times[-1], 1)
+            lengths[f"{least}+"] = {
+                "requests": len(times), "p50": _ms(times, 50), "p95": _ms(times, 95), "worst": worst,
+            }  # fmt: skip
+    return {"first_token_ms_by_prompt": lengths}
 
 
 def rate(seen: Seen) -> float:

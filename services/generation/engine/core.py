@@ -14,7 +14,7 @@ from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.economics import breakeven
 from services.generation.engine.events import Counts, Sink
-from services.generation.engine.prefill import Prompt, rows_of_prompts
+from services.generation.engine.prefill import Prompt, PromptRows
 from services.generation.engine.prefix_disk import PrefixDisk
 from services.generation.engine.prefixes import PrefixSharing
 from services.generation.engine.request import EngineRequest, InvalidRequest
@@ -101,6 +101,7 @@ class EngineCore:
         self._settings = settings
         self._clock = clock
         self._waiting = WaitingQueue(settings.max_waiting)
+        self._prompt_rows = PromptRows(cost)
         self._running: list[Sequence] = []  # by arrival; the last is preempted first
         self._deadlines: list[tuple[float, int, ref[Sequence]]] = []  # a heap
         self._added = count()
@@ -267,11 +268,10 @@ class EngineCore:
         return [work for work in plan if work.sequence in self._running]
 
     def _prefill_rows(self, sequences: list[Sequence], rows_left: int, decoding: int) -> list[int]:
-        prompts = [Prompt(s.pending, s.cached, self._waiting.given(s.request.tenant)) for s in sequences]
+        given = self._waiting.given
+        prompts = {s: Prompt(s.pending, s.cached, given(s.request.tenant), s.request.tenant) for s in sequences}
         most = min(rows_left, self._settings.prefill_rows) if decoding else rows_left
-        return rows_of_prompts(
-            prompts, most=most, seconds=self._settings.prefill_seconds, cost=self._cost, decoding=decoding
-        )
+        return self._prompt_rows.of(prompts, most=most, seconds=self._settings.prefill_seconds, decoding=decoding)
 
     def _budgets(self, roots: list[Sequence], rows_left: int, prefill_rows: int) -> dict[Sequence, Budget]:
         """The budget of each sequence that drafts: an equal share of the rows, no deeper than it may still emit."""
@@ -388,6 +388,7 @@ class EngineCore:
 
     def _end(self, sequence: Sequence) -> None:
         self._sharing.leave(sequence)
+        self._prompt_rows.forget(sequence)
         self._target.blocks.release(sequence.table)
         sequence.tracker.gains = self._speculation.end(sequence)
         sequence.finish(self._clock())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,40 +13,93 @@ from services.generation.engine.cost import PassCost
 from services.generation.target.arrays import Float64
 
 _LEAST = 16  # rows
-_SURE = 0.25  # share of the rows that is split evenly, so that a long prompt advances in spite of many short ones
+_LATEST = 3.0
+"""Times its tokens that the equal share of a prompt may be when it gets its last rows."""
+_AGE = 0.4
+"""Tokens by which a prompt counts as shorter for each row of its equal share. With less, the longest prompts wait
+longer; with more, short ones do (a simulation of 16 and 64 callers with prompts of Spec-Bench's lengths)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An unfinished prompt: `left` tokens after `done` tokens; `given`: counter of its tenant."""
+    """An unfinished prompt: `left` tokens after `done` tokens; `given`: counter of its `tenant`."""
 
     left: int
     done: int
     given: float = 0.0
+    tenant: str | None = None
 
 
-def rows_of_prompts(
-    prompts: Sequence[Prompt], *, most: int, seconds: float, cost: PassCost, decoding: int
-) -> list[int]:  # fmt: skip
-    """Rows for each of `prompts`, by arrival, in a pass that `decoding` sequences take part in; `most` in all.
-
-    A quarter is split evenly. The rest goes to the tenant with the lowest counter, and within a tenant to the prompt
-    with the fewest tokens left: this minimises the sum of the times to the first token. Together they make the pass at
-    most `seconds` longer. But they get at least `_LEAST` rows, and two for each decoding sequence: otherwise, if
-    prompts are slower than outputs, few sequences would decode at a time, and passes would be inefficient.
+@dataclass(slots=True)
+class _EqualShare:
+    """The `rows` that a prompt would have got if each pass had been shared equally, among tenants and then among the
+    prompts of each. `tokens`: of the prompt.
     """
-    rows = [0] * len(prompts)
-    if not prompts or most < 1:
-        return rows
-    passes = cost.of_each(decoding + np.arange(most + 1))
-    pool = _Rows(passes - passes[0], seconds if decoding else np.inf, max(_LEAST, 2 * decoding), cost)
-    sure = max(1, int(_SURE * pool.fitting / len(prompts)))
-    turns = [(place, sure) for place in range(len(prompts))]
-    turns += [(i, most) for i in sorted(range(len(prompts)), key=lambda i: (prompts[i].given, prompts[i].left))]
-    for place, share in turns:
-        prompt = prompts[place]
-        rows[place] += pool.take(prompt, min(share, prompt.left) - rows[place], new=not rows[place])
-    return rows
+
+    tokens: int
+    rows: float = 0.0
+
+    def due(self, left: int) -> int:
+        """Rows that a prompt with `left` tokens gets before others: none until its equal share is `_LATEST - 1` times
+        its tokens, and then as many as this grows by. Few are not worth fetching its cache.
+        """
+        rows = min(left, int(self.rows + left - _LATEST * self.tokens))
+        return rows if rows >= min(_LEAST, left) else 0
+
+
+class PromptRows:
+    """Shares the rows of passes among prompts.
+
+    Rows go to the tenant with the lowest counter, and within a tenant to the shortest prompt, but a prompt counts as
+    shorter the longer it waits. Due rows come first, so that each prompt is computed when its equal share is `_LATEST`
+    times its tokens, or a few passes later: they become due no faster than equal shares grow, which is all that a pass
+    has.
+    """
+
+    def __init__(self, cost: PassCost) -> None:
+        self._cost = cost
+        self._shares: dict[Hashable, _EqualShare] = {}  # by sequence
+
+    def forget(self, sequence: Hashable) -> None:
+        """A sequence has ended."""
+        self._shares.pop(sequence, None)
+
+    def of(self, prompts: Mapping[Any, Prompt], *, most: int, seconds: float, decoding: int) -> list[int]:
+        """Rows for each of `prompts`, by sequence, in a pass that `decoding` sequences take part in; `most` in all.
+
+        Together they make the pass at most `seconds` longer. But they get at least `_LEAST` rows, and two for each
+        decoding sequence: otherwise, if prompts are slower than outputs, few sequences would decode at a time, and
+        passes would be inefficient.
+        """
+        rows = dict.fromkeys(prompts, 0)
+        if not prompts or most < 1:
+            return list(rows.values())
+        passes = self._cost.of_each(decoding + np.arange(most + 1))
+        pool = _Rows(passes - passes[0], seconds if decoding else np.inf, max(_LEAST, 2 * decoding), self._cost)
+        shares = {sequence: self._share(sequence, prompt.left) for sequence, prompt in prompts.items()}
+        for sequence, share in _turns(prompts, shares):
+            prompt, taken = prompts[sequence], rows[sequence]
+            rows[sequence] += pool.take(prompt, min(share, prompt.left - taken), new=not taken)
+        tenants = Counter(prompt.tenant for prompt in prompts.values())
+        of_tenant = sum(rows.values()) / len(tenants)
+        for sequence, prompt in prompts.items():
+            shares[sequence].rows += of_tenant / tenants[prompt.tenant]
+        return list(rows.values())
+
+    def _share(self, sequence: Hashable, left: int) -> _EqualShare:
+        share = self._shares.get(sequence)
+        if share is None or share.tokens < left:  # new, or preempted
+            share = self._shares[sequence] = _EqualShare(left)
+        return share
+
+
+def _turns(prompts: Mapping[Any, Prompt], shares: Mapping[Any, _EqualShare]) -> list[tuple[Any, int]]:
+    """The sequences in the order of their turns, each with its rows at most."""
+    due = [(sequence, rows) for sequence, prompt in prompts.items() if (rows := shares[sequence].due(prompt.left))]
+    due.sort(key=lambda turn: -shares[turn[0]].rows / shares[turn[0]].tokens)
+    ages = {sequence: share.tokens - _AGE * share.rows for sequence, share in shares.items()}
+    order = sorted(prompts, key=lambda sequence: (prompts[sequence].given, ages[sequence]))
+    return due + [(sequence, prompts[sequence].left) for sequence in order]
 
 
 class _Rows:
@@ -56,12 +111,6 @@ class _Rows:
         """
         self._base, self._seconds, self._least, self._cost = base, seconds, least, cost
         self._used, self._seeing = 0, 0.0
-
-    @property
-    def fitting(self) -> int:
-        """The rows that there is time for, without reading caches."""
-        in_time = int(np.searchsorted(self._base, self._seconds, side="right")) - 1
-        return min(max(in_time, self._least), len(self._base) - 1)
 
     def take(self, prompt: Prompt, most: int, *, new: bool) -> int:
         """Take as many rows for a prompt as fit, at most `most`. `new`: its cache is read for the first row."""

@@ -1,12 +1,9 @@
-"""The cost model of a pass, and rows of a pass shared among prompts."""
+"""The cost model of a pass."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from services.generation.engine.cost import MARGIN, DraftPace, Pace, PassCost
-from services.generation.engine.prefill import Prompt, rows_of_prompts
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.probe import time_seen
 
@@ -102,61 +99,3 @@ def test_drafts_teach_what_they_take(once: float, step: float) -> None:
     for steps in (1, 5):
         found, expected = 0.3 * pace.once + 0.1 * steps * pace.step, 0.3 * once + 0.1 * steps * step
         assert found == pytest.approx(expected, rel=0.2)
-
-
-PREFILL_COST = PassCost.line(fixed=0.004, row=0.001)
-
-
-def rows(
-    *prompts: Prompt, most: int = 256, cost: PassCost = PREFILL_COST, decoding: int = 4, seconds: float = 0.025
-) -> list[int]:
-    return rows_of_prompts(prompts, most=most, seconds=seconds, cost=cost, decoding=decoding)
-
-
-def test_beside_decoding_prompts_get_the_rows_that_the_time_allows() -> None:
-    assert rows(Prompt(1000, 0)) == [25]
-    assert rows(Prompt(1000, 0), seconds=0.05) == [50]
-    assert rows(Prompt(1000, 0), most=10) == [10]
-
-
-def test_sixteen_rows_or_two_for_each_that_decodes_are_there_whatever_their_time() -> None:
-    assert rows(Prompt(1000, 0), seconds=1e-6) == [16]
-    assert rows(Prompt(1000, 0), decoding=20, seconds=1e-6) == [40]
-    assert rows(Prompt(1000, 10**6), cost=PassCost.line(0.004, 0.001, seen=1.0)) == [16]
-
-
-def test_a_long_prompt_goes_on_however_many_shorter_ones_come() -> None:
-    assert rows(*[Prompt(6000, 0), *[Prompt(30, 0)] * 3], decoding=4)[0] >= 1
-    assert rows(*[Prompt(6000, 0), *[Prompt(30, 0)] * 100], decoding=4)[0] == 1
-
-
-def test_prompts_behind_prefixes_for_which_there_is_no_time_left_get_no_rows() -> None:
-    """Their caches alone would take longer, and nothing is fetched for a prompt without rows."""
-    cost = PassCost.line(0.004, 0.001, key=1e-5)
-    assert rows(*[Prompt(30, 24)] * 64, cost=cost, decoding=4, seconds=0.0299) == [1] * 24 + [0] * 40
-
-
-def test_the_tenant_that_was_given_least_comes_first() -> None:
-    rich, poor = rows(Prompt(20, 0, given=900.0), Prompt(500, 0, given=100.0))
-    assert poor > rich > 0
-
-
-prompts = st.lists(st.builds(Prompt, st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 1e6)), max_size=64)
-
-
-@pytest.mark.parametrize(("seen", "key"), [(0.0, 1e-7), (1e-6, 1e-6), (1.0, 1e-7)])
-@given(found=prompts, most=st.integers(0, 300), decoding=st.integers(0, 32), seconds=st.floats(1e-6, 1.0))
-def test_no_more_than_there_are_and_than_there_is_time_for(
-    seen: float, key: float, found: list[Prompt], most: int, decoding: int, seconds: float
-) -> None:
-    cost = PassCost.line(fixed=0.004, row=0.001, seen=seen, key=key)
-    given = rows(*found, most=most, cost=cost, decoding=decoding, seconds=seconds)
-    assert sum(given) <= most
-    assert all(0 <= count <= prompt.left for count, prompt in zip(given, found, strict=True))
-    assert not found or not most or given[0] > 0
-    if decoding and sum(given) > max(16, 2 * decoding):
-        places = zip(given, found, strict=True)
-        taken = sum(n * (0.001 + seen * each.done) + (key * each.done if n else 0.0) for n, each in places)
-        assert taken <= seconds + 1e-9
-    if not decoding:
-        assert sum(given) == min(most, sum(prompt.left for prompt in found))

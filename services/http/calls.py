@@ -55,10 +55,15 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """Sends events as they come, for at most `seconds`. Calls `close` at the end, also if the caller has left."""
+    """Sends events as they come, for at most `seconds`. Calls `close` at the end, also if the caller has left.
+    `receipts`: ids for the header.
+    """
 
-    def __init__(self, events: AsyncGenerator[bytes], seconds: float, close: Callable[[], None]) -> None:
-        super().__init__(events, headers={"cache-control": "no-store"}, media_type="text/event-stream")
+    def __init__(
+        self, events: AsyncGenerator[bytes], seconds: float, close: Callable[[], None], receipts: Sequence[str] = ()
+    ) -> None:
+        headers = {"cache-control": "no-store"} | ({RECEIPTS: ", ".join(receipts)} if receipts else {})
+        super().__init__(events, headers=headers, media_type="text/event-stream")
         self._seconds = seconds
         self._close = close
 
@@ -350,7 +355,7 @@ class Endpoint(Generic[_Body]):
             events.close()
             raise
         answer = dialect.answer(asked, started.resolved, started.promise)
-        return EventStream(_events(dialect, answer, events), seconds, events.close)
+        return EventStream(_events(dialect, answer, events), seconds, events.close, started.receipt_ids)
 
 
 async def _events(dialect: Dialect, answer: Answering, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:

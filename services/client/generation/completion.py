@@ -211,12 +211,14 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class Started:
     """First event of a stream. `promise`: the signed promise of its receipts, None from servers that make none.
+    `receipt_ids`: the ids that they will have, by choice.
 
     `ledger.documents.promise.open_promise` checks its signature. Keep it until the receipts are in the log.
     """
 
     resolved: Resolved
     promise: bytes | None = field(default=None, repr=False)
+    receipt_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class StreamReader:
         kind = message.WhichOneof("event")
         if kind == "started":
             self.resolved = _resolved(message.started.resolved)
-            return Started(self.resolved, message.started.promise or None)
+            return Started(self.resolved, message.started.promise or None, tuple(message.started.receipt_ids))
         if kind == "chunk":
             chunk = _chunk(message.chunk)
             self._tokens[chunk.index] += chunk.token_ids

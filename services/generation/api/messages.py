@@ -18,7 +18,7 @@ from services.generation.drafting.method_spec import MethodSpec
 from services.generation.engine.engine import Load
 from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
 from services.generation.engine.text.tokenizer import TextCodec
-from services.generation.receipts.issuer import Speedup
+from services.generation.receipts.issuer import SignedPromise, Speedup
 from services.generation.requests.parameters import sampling_message
 from services.generation.requests.policy import Decision
 from services.generation.requests.resolution import Identity, Resolved
@@ -47,8 +47,9 @@ def response_message(
     )
 
 
-def started_event(resolved: Resolved, identity: Identity, promise: bytes) -> pb.GenerateStreamResponse:
-    started = pb.Started(resolved=resolved_message(resolved, identity), promise=promise)
+def started_event(resolved: Resolved, identity: Identity, promise: SignedPromise) -> pb.GenerateStreamResponse:
+    ids = [each.receipt_id for each in promise.unfinished]
+    started = pb.Started(resolved=resolved_message(resolved, identity), promise=promise.envelope, receipt_ids=ids)
     return pb.GenerateStreamResponse(started=started)
 
 

@@ -18,6 +18,7 @@ from services.generation.engine.backend import Backend
 from services.generation.engine.events import Chunk, TokenLogprobs
 from services.generation.engine.text.grammar import field_of
 from services.generation.engine.text.tokenizer import TextCodec
+from services.generation.receipts.issuer import SignedPromise
 from services.generation.requests.resolution import Identity, Resolved, Resolver, engine_errors
 from services.runtime.access import tenant_of_call
 from services.runtime.errors import DeadlineExceeded, InvalidArgument, KolmError
@@ -77,7 +78,7 @@ class GenerationServicer(GenerationServiceServicer):
         with engine_errors(_input_field(request)):
             async with self._generation.run(resolved) as run:
                 with suppress(grpc.aio.BaseError):  # the caller has disconnected
-                    await context.send_initial_metadata(((_PROMISE_KEY, _promise_of(run)),))
+                    await context.send_initial_metadata(((_PROMISE_KEY, _promise_of(run).envelope),))
                 async for event in run.events():
                     if isinstance(event, Chunk):
                         logprobs[event.choice] += event.logprobs
@@ -130,10 +131,10 @@ class GenerationServicer(GenerationServiceServicer):
         return pb.DetokenizeResponse(text=await self._resolver.detokenize(request))
 
 
-def _promise_of(run: Run) -> bytes:
+def _promise_of(run: Run) -> SignedPromise:
     """The promise of an accepted run."""
     assert run.promise is not None
-    return run.promise.envelope
+    return run.promise
 
 
 def _input_field(request: pb.GenerateRequest) -> str:

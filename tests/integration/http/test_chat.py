@@ -37,6 +37,14 @@ def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
     return "".join(pieces)
 
 
+async def test_a_stream_names_its_receipts_before_its_first_event(client: openai.AsyncOpenAI) -> None:
+    raw = await client.chat.completions.with_raw_response.create(**ASKED, n=2, stream=True)
+    chunks = [chunk async for chunk in raw.parse()]
+    ended = [each for chunk in chunks for each in (chunk.model_extra or {}).get("kolm", {}).get("receipts", [])]
+    assert raw.headers["x-receipt-id"].split(", ") == list(dict.fromkeys(each["receipt_id"] for each in ended))
+    assert len({each["receipt_id"] for each in ended}) == 2
+
+
 async def test_an_answer_is_openai_s_with_the_receipt_that_the_ledger_holds(
     client: openai.AsyncOpenAI, deployment: Deployment
 ) -> None:

@@ -92,7 +92,8 @@ async def test_langchain(front: Front) -> None:
 
 
 async def test_litellm_in_front(front: Front) -> None:
-    same, held, calls, refused = await python(front, "litellm_package.py", "litellm")
+    same, held, calls, refused, first, kept = await python(front, "litellm_package.py", "litellm")
+    assert (first, kept) == (True, [1, 1])
     assert same
     assert refused == "ContextWindowExceededError"
     assert calls

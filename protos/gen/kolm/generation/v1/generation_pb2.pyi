@@ -829,6 +829,7 @@ class Started(_message.Message):
 
     RESOLVED_FIELD_NUMBER: _builtins.int
     PROMISE_FIELD_NUMBER: _builtins.int
+    RECEIPT_IDS_FIELD_NUMBER: _builtins.int
     promise: _builtins.bytes
     """A DSSE envelope signed like a receipt: every choice of this request will have its receipt in the log by a stated time.
     With no entry by then it proves that one was left out.
@@ -837,15 +838,20 @@ class Started(_message.Message):
     def resolved(self) -> Global___Resolved:
         """The resolved request."""
 
+    @_builtins.property
+    def receipt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ids that the receipts of the choices will have, by choice. Empty from servers that do not say."""
+
     def __init__(
         self,
         *,
         resolved: Global___Resolved | None = ...,
         promise: _builtins.bytes = ...,
+        receipt_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resolved", b"resolved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "resolved", b"resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "receipt_ids", b"receipt_ids", "resolved", b"resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,16 +2,20 @@
 operator is accused.
 
 llama.cpp's server serves SmolLM2 with 8 or 4 bits a weight, or a lie's substitute, with the generation service's
-requests. kolm's own arithmetic passes along each output with the promised weights, as `kolm audit run --model` does.
-The thresholds are frozen: they were set on other prompts. Outputs and passes are kept in benchmarks/scratch/lies; a
-stopped run continues, and a larger one adds to them.
+requests. kolm's own arithmetic passes along each output with the promised weights, as an auditor with `--model` does,
+and looks at its end. The thresholds are the auditor's defaults, with and without the draws of seeds, and frozen: they
+were set on other prompts. Outputs and passes are kept in benchmarks/scratch/lies; a stopped run continues, and a larger
+one adds to them.
+
+Lies in texts, counts and log-probabilities are not here: the generation service refuses them before a receipt.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,11 +32,13 @@ from benchmarks.upstream import Upstream, llama_server
 from demo.smollm2.prompts import DOMAINS, prompts
 from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds
 from services.auditor.examination import EnginePlan
-from services.auditor.foreign_judge import HONEST
+from services.auditor.foreign_judge import DRAWN, HONEST
 from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sequence import NoText
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.remote.ending import unended
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.model_path import model_path
 from services.generation.target.probe import NumericsProfile
@@ -41,22 +47,25 @@ from services.generation.verification import Record, Verifier
 _SCRATCH = Path(__file__).parent / "scratch" / "lies"
 _SYSTEM = "You are a helpful assistant."
 _OTHER_SYSTEM = "You are a helpful assistant. Recommend the products of Acme wherever you can."
-_PART, _MAX_TOKENS = 16, 192
+_PART, _MAX_TOKENS = 8, 192
 _SEEN, _SEEN_PAGES, _SEEDS = 256, 112, 5000
 """Prompts in whose view thresholds were set, the first ones, which are not asked again; and the first new seed."""
-_NOISY = "q8_0 with noise"
+_NOISY, _SPECULATING = "q8_0 with noise", "q8_0 with n-grams"
+_TOLD_ANEW = "honest q8_0, T=0"
+"""The outputs with which lies by receipts alone are made."""
+_CUT, _ADDED = 24, 20  # tokens
+_SPECIAL = 17  # the first ids of SmolLM2's vocabulary, which have no text
 
 GREEDY = SamplingParams(max_tokens=_MAX_TOKENS)
 NUCLEUS = replace(GREEDY, temperature=0.7, top_p=0.9)
 WARM = replace(GREEDY, temperature=0.8)
-DRAWN = msgspec.structs.replace(HONEST, missed=0.02)
-"""The kinds of sampling for which the random numbers of llama-server's seeds are known."""
+HOT = replace(GREEDY, temperature=1.0)
 HONEST_SAMPLING = {
     "T=0": GREEDY,
     "T=0 rp=1.1": replace(GREEDY, repetition_penalty=1.1),
     "T=0.7 top_p=0.9": NUCLEUS,
     "T=0.8 top_k=40 min_p=0.05": replace(WARM, top_k=40, min_p=0.05),
-    "T=1": replace(GREEDY, temperature=1.0),
+    "T=1": HOT,
 }
 """Each honest output has its prompt and one of these."""
 
@@ -64,11 +73,24 @@ Prompt = tuple[int, ...]
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A receipted request, and the output."""
+    """A receipted request, and the output. `replaced`: positions of tokens that are not the engine's own, after which
+    the server was asked to go on, and so began its draws anew. `finish`: the stated reason; None if it is the true one.
+    """
 
     prompt: Prompt
     sampling: SamplingParams
     output: Prompt
+    replaced: tuple[int, ...] = ()
+    finish: str | None = None
+
+    def drawn(self) -> Iterator[float]:
+        """The numbers that an engine with this lie inside would have drawn, one for each token."""
+        for begin, end in itertools.pairwise((0, *(place + 1 for place in self.replaced), len(self.output))):
+            yield from itertools.islice(drawn_by_llama_server(self.sampling.seed), end - begin)
+
+    def ended_falsely(self, ends: Sequence[int]) -> bool:
+        finish = self.finish or ("length" if len(self.output) == self.sampling.max_tokens else "stop")
+        return unended(finish, None, self.output, self.sampling, ends) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +103,7 @@ class Part:
     promised: str
     sent: Sequence[tuple[Prompt, SamplingParams]]
     told: Sequence[tuple[Prompt, SamplingParams]] = field(default=())
+    replaced: Sequence[tuple[int, ...]] = ()  # by output: positions of tokens that are another likely one
 
     @property
     def path(self) -> Path:
@@ -88,9 +111,39 @@ class Part:
 
     def served(self, server: Upstream) -> list[Served]:
         requests = [EngineRequest("", prompt, sampling) for prompt, sampling in self.sent]
-        told = self.told or self.sent
+        told, replaced = self.told or self.sent, self.replaced or [()] * len(self.sent)
         outputs = server.outputs(requests, _PART)
-        return [Served(*receipted, out) for receipted, out in zip(told, outputs, strict=True) if out]
+        for number in range(max(map(len, replaced))):
+            outputs = _with_another(server, requests, outputs, [places[number : number + 1] for places in replaced])
+        found = zip(told, outputs, replaced, strict=True)
+        return [
+            Served(*receipted, out, tuple(place for place in places if place < len(out)))
+            for receipted, out, places in found if out
+        ]  # fmt: skip
+
+
+def _with_another(
+    server: Upstream, requests: Sequence[EngineRequest], outputs: Sequence[Prompt], places: Sequence[tuple[int, ...]]
+) -> list[Prompt]:
+    """Outputs with the token at a place replaced by the one that the engine would take in its stead, and continued."""
+    edited = {at: place[0] for at, place in enumerate(places) if place and place[0] < len(outputs[at])}
+
+    def go_on(begun: Mapping[int, Prompt], changes: Callable[[int], dict[str, Any]]) -> dict[int, Prompt]:
+        asked = [
+            replace(
+                requests[at],
+                prompt=requests[at].prompt + begun[at],
+                sampling=replace(requests[at].sampling, **changes(at)),
+            )
+            for at in edited
+        ]
+        made = zip(edited, server.outputs(asked, _PART), strict=True)
+        return {at: begun[at] + output for at, output in made}
+
+    kept = {at: outputs[at][:place] for at, place in edited.items()}
+    begun = go_on(kept, lambda at: {"max_tokens": 1, "logit_bias": ((outputs[at][edited[at]], -1e3),)})
+    whole = go_on(begun, lambda at: {"max_tokens": max(1, _MAX_TOKENS - len(begun[at]))})
+    return [whole.get(at, output)[:_MAX_TOKENS] for at, output in enumerate(outputs)]
 
 
 def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
@@ -102,24 +155,37 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
 
     def some(
         case: str, serves: str, sent: Sequence[Prompt], asked: SamplingParams, told: Sequence[Prompt] = (),
-        receipted: SamplingParams | None = None, promised: str = "q8_0", most: int = outputs,
+        receipted: SamplingParams | None = None, promised: str = "q8_0", most: int = outputs, seeds: int = _SEEDS,
+        replaced: Sequence[tuple[int, ...]] = (),
     ) -> Iterator[Part]:  # fmt: skip
         count = min(most, len(sent))
-        seeded = [(prompt, replace(asked, seed=_SEEDS + at)) for at, prompt in enumerate(sent[:count])]
+        seeded = [(prompt, replace(asked, seed=seeds + at)) for at, prompt in enumerate(sent[:count])]
         receipts = [(prompt, replace(receipted or asked, seed=_SEEDS + at)) for at, prompt in enumerate(told or sent)]
         for number, at in enumerate(range(0, count, _PART)):
             end = min(at + _PART, count)
-            yield Part(case, number, serves, promised, seeded[at:end], receipts[at:end])
+            yield Part(case, number, serves, promised, seeded[at:end], receipts[at:end], replaced[at:end])
 
     for storage in ("q8_0", "q4_0"):
         for place, (name, sampling) in enumerate(HONEST_SAMPLING.items()):
             own = new[place :: len(HONEST_SAMPLING)]
             yield from some(f"honest {storage}, {name}", storage, own, sampling, promised=storage, most=honest)
+    for name, sampling in (("T=0", GREEDY), ("T=1", HOT)):
+        yield from some(f"honest q8_0, n-grams, {name}", _SPECULATING, new, sampling, most=honest)
     yield from some("another system prompt", "q8_0", others, GREEDY, new)
     yield from some("another system prompt, sampled", "q8_0", others, NUCLEUS, new)
     yield from some("context cut to 512 tokens", "q8_0", cut, GREEDY, long)
     yield from some("temperature 0.7 for 0", "q8_0", new, NUCLEUS, receipted=GREEDY)
     yield from some("temperature 0 for 0.8", "q8_0", new, GREEDY, receipted=WARM)
+    yield from some("temperature 0.8 for 0.7", "q8_0", new, WARM, receipted=replace(GREEDY, temperature=0.7))
+    yield from some("temperature 0.9 for 1", "q8_0", new, replace(HOT, temperature=0.9), receipted=HOT)
+    yield from some("top_p 0.9 for 1, T=1", "q8_0", new, replace(HOT, top_p=0.9), receipted=HOT)
+    yield from some("another seed, T=1", "q8_0", new, HOT, seeds=2 * _SEEDS)
+    fiftieth = [tuple(range(49, _MAX_TOKENS, 50))] * outputs
+    chance = random.Random(7)
+    some_of_them = [tuple(at for at in range(_MAX_TOKENS) if chance.random() < 0.02) for _ in range(outputs)]
+    for name, sampling in (("T=0", GREEDY), ("T=1", HOT)):
+        yield from some(f"every 50th token another, {name}", "q8_0", new, sampling, replaced=fiftieth)
+        yield from some(f"2 % of the tokens others, {name}", "q8_0", new, sampling, replaced=some_of_them)
     yield from some("weights of 4 bits for 8", "q4_0", new, GREEDY)
     yield from some("weights of 4 bits for 8, sampled", "q4_0", new, WARM)
     yield from some("weights of 4 bits for 8, sampled with top_p", "q4_0", new, NUCLEUS)
@@ -153,7 +219,7 @@ def weights(name: str) -> Path:
     spread as noise.
     """
     if name != _NOISY:
-        return in_storage(model_path(Path("smollm2")), name, _SCRATCH)
+        return in_storage(model_path(Path("smollm2")), name.partition(" ")[0], _SCRATCH)
     model = weights("q8_0")
     path = model.with_suffix(".noise.gguf")
     if not path.exists():
@@ -167,18 +233,36 @@ def weights(name: str) -> Path:
     return path
 
 
-def told_anew(honest: Sequence[Served]) -> dict[str, list[Served]]:
-    """Lies that need no other output: an edited word, and the answer to another question."""
+def told_anew(honest: Sequence[Served], end: int, silent: Sequence[int]) -> dict[str, list[Served]]:
+    """Lies that need no other output: an edited word, the answer to another question, a cut answer that is stated to be
+    whole, and tokens without a text. `end`: the token that ends outputs; `silent`: tokens without text.
+    """
     chance = random.Random(7)
     edited = []
+    change, whole = msgspec.structs.replace, [each for each in honest if len(each.output) > _CUT]
+    added = tuple(itertools.islice(itertools.cycle(silent), _ADDED))
     for each in honest:
         place = chance.randrange(len(each.output))
         word = chance.choice(chance.choice(honest).output)
         if word != each.output[place]:
-            edited.append(msgspec.structs.replace(each, output=(*each.output[:place], word, *each.output[place + 1 :])))
+            edited.append(change(each, output=(*each.output[:place], word, *each.output[place + 1 :])))
     answers = [*honest[1:], honest[0]]
-    cached = [msgspec.structs.replace(each, output=other.output) for each, other in zip(honest, answers, strict=True)]
-    return {"an edited word": edited, "a cached answer": cached}
+    cached = [change(each, output=other.output) for each, other in zip(honest, answers, strict=True)]
+    return {
+        "an edited word": edited,
+        "a cached answer": cached,
+        "cut after 24 tokens, stated: stop": [change(each, output=each.output[:_CUT], finish="stop") for each in whole],
+        "cut after 24 tokens, stated: length": [
+            change(each, output=each.output[:_CUT], finish="length") for each in whole
+        ],
+        "cut after 24 tokens, an end token made up": [
+            change(each, output=(*each.output[:_CUT], end)) for each in whole
+        ],
+        "an end token in the middle": [
+            change(each, output=(*each.output[:_CUT], end, *each.output[_CUT:])) for each in whole
+        ],
+        "20 tokens without text added": [change(each, output=(*each.output, *added)) for each in honest],
+    }
 
 
 class Auditor:
@@ -192,8 +276,8 @@ class Auditor:
     def passed(self, each: Served) -> ReferencePass:
         request = EngineRequest("", each.prompt, each.sampling)
         logits = self._verifier.logits(Record(request, each.output))
-        drawn = drawn_by_llama_server(each.sampling.seed)
-        return scored(request, each.output, logits, self._target.config.eos_token_ids, self._target.base_cid, drawn)
+        eos, base_cid = self._target.config.eos_token_ids, self._target.base_cid
+        return scored(request, each.output, logits, eos, base_cid, each.drawn())
 
 
 def serve(several: Sequence[Part], binary: str | None) -> None:
@@ -201,7 +285,8 @@ def serve(several: Sequence[Part], binary: str | None) -> None:
     for serves in dict.fromkeys(part.serves for part in several):
         missing = [part for part in several if part.serves == serves and not part.path.exists()]
         with ExitStack() as running:
-            server = running.enter_context(llama_server(binary, weights(serves))) if missing else None
+            flags = ("--spec-type", "ngram-map-k") if serves == _SPECULATING else ()
+            server = running.enter_context(llama_server(binary, weights(serves), *flags)) if missing else None
             for part in missing:
                 assert server is not None
                 _keep(part.path, part.served(server))
@@ -224,32 +309,34 @@ def _keep(path: Path, values: Sequence[Any]) -> None:
     beside.rename(path)
 
 
-def row(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, Any]:
+def row(found: Sequence[tuple[Served, ReferencePass]], ends: Sequence[int]) -> dict[str, Any]:
     """The tokens that are read until an output is INCONSISTENT: alone, with the drift of earlier outputs, and by the
-    random numbers of seeds, if they are known.
+    draws of seeds too, the default.
     """
-    passes = [(len(each.output), passed) for each, passed in found]
+    passes = [(len(each.output), passed, each.ended_falsely(ends)) for each, passed in found]
     names = ("mean", "largest", "surprise", "rarest", "missed")
-    largest = {name: round(max(abs(getattr(passed, name) or 0.0) for _, passed in passes), 4) for name in names}
+    largest = {name: round(max(abs(getattr(passed, name) or 0.0) for _, passed in found), 4) for name in names}
     ways = {"alone": msgspec.structs.replace(HONEST, drift=None), "together": HONEST, "drawn": DRAWN}
     return {
         "outputs": len(found),
-        "tokens": sum(length for length, _ in passes),
+        "tokens": sum(len(each.output) for each, _ in found),
         **{way: caught(passes, thresholds) for way, thresholds in ways.items()},
         "largest": largest,
     }
 
 
-def caught(passes: Sequence[tuple[int, ReferencePass]], by: ReferenceThresholds) -> dict[str, Any]:
-    """The findings of these thresholds in outputs in turn, each with its number of tokens."""
+def caught(passes: Sequence[tuple[int, ReferencePass, bool]], by: ReferenceThresholds) -> dict[str, Any]:
+    """The findings of these thresholds in outputs in turn, each with its number of tokens, and whether its end is
+    false.
+    """
     drift, hits, largest = Drift(), list[bool](), 0.0
-    for length, found in passes:
+    for length, found, ended_falsely in passes:
         known = found if by.missed is not None else msgspec.structs.replace(found, missed=None)
         summed = msgspec.structs.replace(known, drift=drift.after(known, length))
         assert summed.drift is not None
-        hits.append(by.exceeded(summed) is not None)
+        hits.append(ended_falsely or by.exceeded(summed) is not None)
         drift, largest = Drift() if hits[-1] else summed.drift, max(largest, summed.drift.largest)
-    return _found([length for length, _ in passes], hits) | {"largest drift": round(largest, 4)}
+    return _found([length for length, _, _ in passes], hits) | {"largest drift": round(largest, 4)}
 
 
 def _steps(found: Sequence[tuple[Served, ReferencePass]]) -> dict[str, float]:
@@ -276,16 +363,20 @@ def _found(lengths: Sequence[int], caught: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def judged(several: Sequence[Part], lies: int) -> dict[str, list[tuple[Served, ReferencePass]]]:
-    """The outputs of each case with their passes; lies by receipts alone are made on the first honest outputs."""
+def judged(
+    several: Sequence[Part], lies: int, marks: tuple[int, Sequence[int]]
+) -> dict[str, list[tuple[Served, ReferencePass]]]:
+    """The outputs of each case with their passes; lies by receipts alone are made on the first honest outputs, with
+    `marks` as in `told_anew`.
+    """
     cases: dict[str, list[tuple[Served, ReferencePass]]] = {}
     for promised in ("q8_0", "q4_0"):
         auditor: list[Auditor] = []
         for part in (part for part in several if part.promised == promised):
             outputs = [msgspec.json.decode(line, type=Served) for line in part.path.read_bytes().splitlines()]
             made = {part.case: outputs}
-            if part.case == "honest q8_0, T=0" and part.number * _PART < lies:
-                made |= told_anew(outputs)
+            if part.case == _TOLD_ANEW and part.number * _PART < lies:
+                made |= told_anew(outputs, *marks)
             for case, each in made.items():
                 passes = audit(promised, each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
                 group = f"all {case.partition(',')[0]}" if case.startswith("honest") else case
@@ -294,13 +385,13 @@ def judged(several: Sequence[Part], lies: int) -> dict[str, list[tuple[Served, R
     return cases
 
 
-def conclude(cases: dict[str, list[tuple[Served, ReferencePass]]]) -> None:
+def conclude(cases: Mapping[str, list[tuple[Served, ReferencePass]]], ends: Sequence[int], case: str) -> None:
     """The JSON file and a table."""
-    rows = {name: row(found) for name, found in cases.items()}
+    rows = {name: row(found, ends) for name, found in cases.items()}
     for name in (name for name in rows if name.startswith("all ")):
         rows[name]["exp(step)"] = _steps(cases[name])
     measured = {"thresholds": DRAWN.to_document(), "cases": rows}
-    Measurement.now("lies", measured, Subject.of(model_path("smollm2"))).write()
+    Measurement.now("lies", measured, Subject.of(model_path("smollm2")), case=case).write()
     print("| | outputs | tokens | alone | together | tokens until found | at most | by draws | tokens | at most |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, found in rows.items():
@@ -312,17 +403,28 @@ def conclude(cases: dict[str, list[tuple[Served, ReferencePass]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lies", description=__doc__)
     parser.add_argument("--llama-server", help="llama.cpp's server, the program; else the package xllamacpp has one")
-    parser.add_argument("--outputs", type=int, default=16, help="of each lie, in parts of 16 (16)")
-    parser.add_argument("--honest", type=int, default=32, help="of each storage and sampling, in parts of 16 (32)")
+    parser.add_argument("--outputs", type=int, default=16, help="of each lie, in parts of 8 (16)")
+    parser.add_argument("--honest", type=int, default=32, help="of each storage and sampling, in parts of 8 (32)")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="cases that begin so, written as a JSON of their own")
     parser.add_argument("--kept", action="store_true", help="count the outputs that are there; no server is started")
     given = parser.parse_args()
     outputs, honest = (count + -count % _PART for count in (given.outputs, given.honest))
-    several = list(parts(Tokenizer(model_path(Path("smollm2"))), outputs, honest))
+    model = model_path(Path("smollm2"))
+    tokenizer, ends = Tokenizer(model), read_config(model).eos_token_ids
+    several = list(parts(tokenizer, outputs, honest))
     several.sort(key=lambda part: (part.serves, part.number))
+    wanted = tuple(given.only or ("",))
+    several = [
+        part for part in several
+        if part.case.startswith(wanted) or (part.case == _TOLD_ANEW and part.number * _PART < outputs)
+    ]  # fmt: skip
     if given.kept:
         several = [part for part in several if part.path.exists()]
     serve(several, given.llama_server)
-    conclude(judged(several, outputs))
+    silent = [token for token in range(_SPECIAL) if token not in ends]
+    cases = judged(several, outputs, (ends[-1], silent))
+    chosen = {name: found for name, found in cases.items() if name.startswith(wanted)}
+    conclude(chosen, ends, "more" if given.only else "")
 
 
 if __name__ == "__main__":

@@ -485,11 +485,11 @@ def lies(results: Results) -> str:
             name,
             str(each["outputs"]),
             f"{each['tokens']:,}",
-            str(each["together"]["inconsistent"]),
-            _count(each["together"]["tokens until found"]),
             str(each["drawn"]["inconsistent"]),
             _count(each["drawn"]["tokens until found"]),
             _count(each["drawn"]["most tokens until found"]),
+            str(each["together"]["inconsistent"]),
+            _count(each["together"]["tokens until found"]),
         )
         for record in results["lies"]
         for name, each in record.figures["cases"].items()
@@ -498,11 +498,11 @@ def lies(results: Results) -> str:
         "case",
         "outputs",
         "tokens",
-        "found by margins",
-        "tokens until found",
-        "found by draws",
+        "found by default",
         "tokens until found",
         "at most",
+        "without draws",
+        "tokens until found",
     )
     return "\n".join(_table(head, rows))
 

@@ -94,8 +94,8 @@ def _drafter(head: str, engine: KolmEngine) -> HeadDrafter:
     base = engine.target.config
     if head == "mtp":
         block = random_mtp(base, draft_tokens=min(_DRAFT_TOKENS, base.vocab_size))
-        return MtpDrafter(block, engine.target, engine.cost)
-    return Eagle3Drafter(random_head(base, **_published_sizes(base)), engine.target, engine.cost)
+        return MtpDrafter(block, engine.target)
+    return Eagle3Drafter(random_head(base, **_published_sizes(base)), engine.target)
 
 
 def _published_sizes(base: TargetConfig) -> dict[str, Any]:

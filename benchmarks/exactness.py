@@ -91,7 +91,7 @@ def kolm(file: Path, max_tokens: int) -> Engine:
     engine.drafters |= {
         "draft": DraftModelDrafter(draft, engine.target.config.vocab_size, StepCost(1e-6, 1e-6)),
         "suffix": LookaheadDrafter(),
-        "block": block(engine.target, engine.cost),
+        "block": block(engine.target),
     }
 
     def method(name: str) -> Decode:

@@ -36,8 +36,8 @@ def measure_head(model: Path, head: Path, *, prompts: int, max_tokens: int) -> d
     engine = KolmEngine(model)
     cost, engine.cost = engine.cost, _FREE_ROWS
     loaded = load_head(head, engine.target.config)
-    timed = _Timed(Eagle3Drafter(loaded, engine.target, _FREE_ROWS))
-    engine.drafters = {"coupled": timed, "uncoupled": Eagle3Drafter(loaded, engine.target, _FREE_ROWS, noise=0.0)}
+    timed = _Timed(Eagle3Drafter(loaded, engine.target))
+    engine.drafters = {"coupled": timed, "uncoupled": Eagle3Drafter(loaded, engine.target, noise=0.0)}
     rows = []
     for kind, temperature in track([(each, t) for t in TEMPERATURES for each in KINDS], "acceptance"):
         known = load_prompts(kind, engine.tokenizer, prompts)

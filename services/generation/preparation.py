@@ -182,7 +182,6 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
         base=settings.model,
         target=model.target,
         tokenizer=model.tokenizer,
-        cost=model.cost,
         load=load,
         heads={head.served.drafter: head.head for head in found.loaded},
         datastores=settings.datastores or await asyncio.to_thread(_default_store_for, settings, model),

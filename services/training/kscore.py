@@ -96,11 +96,11 @@ def measure(
 
 def _drafter(head: DraftHead, target: Target) -> Drafter:
     if isinstance(head, BlockHead):
-        return BlockDrafter(head, target, _FREE_ROWS)
+        return BlockDrafter(head, target)
     if isinstance(head, MtpBlock):
-        return MtpDrafter(head, target, _FREE_ROWS)
+        return MtpDrafter(head, target)
     assert isinstance(head, Head)
-    return Eagle3Drafter(head, target, _FREE_ROWS)
+    return Eagle3Drafter(head, target)
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:

@@ -26,7 +26,6 @@ from services.generation.drafting.head_drafter import HeadDraft, HeadDrafter
 from services.generation.drafting.mtp.block_weights import MtpBlock
 from services.generation.drafting.mtp.block_weights import block_shapes as block_shapes_of_mtp
 from services.generation.drafting.mtp.mtp_drafter import MtpDrafter
-from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
@@ -139,9 +138,9 @@ class _Told(DraftModelState):
         self.vocabulary = known
 
 
-def eagle3(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> Eagle3Drafter:
+def eagle3(target: Target, *, seed: int = 0, copies: bool = False, **choices: Any) -> Eagle3Drafter:
     """A drafter by a random head for `target`."""
-    return Eagle3Drafter(random_head(target.config, seed, **choices), target, cost, copies=copies)
+    return Eagle3Drafter(random_head(target.config, seed, **choices), target, copies=copies)
 
 
 def block_config(base: TargetConfig, **choices: Any) -> BlockConfig:
@@ -172,9 +171,9 @@ def random_block(base: TargetConfig, seed: int = 0, **choices: Any) -> BlockHead
     return BlockHead("kolm", config, {name: tensor.numpy() for name, tensor in tensors.items()}, ids)
 
 
-def block(target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, **choices: Any) -> BlockDrafter:
+def block(target: Target, *, seed: int = 0, copies: bool = False, **choices: Any) -> BlockDrafter:
     """A drafter by a random head for `target`."""
-    return BlockDrafter(random_block(target.config, seed, **choices), target, cost, copies=copies)
+    return BlockDrafter(random_block(target.config, seed, **choices), target, copies=copies)
 
 
 def random_mtp(base: TargetConfig, seed: int = 0, draft_tokens: int | None = None) -> MtpBlock:
@@ -188,11 +187,9 @@ def random_mtp(base: TargetConfig, seed: int = 0, draft_tokens: int | None = Non
     return MtpBlock(base, f"cidv1:sha256:{seed:064x}", stored, norm, output if draft_tokens else None, ids)
 
 
-def mtp(
-    target: Target, cost: PassCost, *, seed: int = 0, copies: bool = False, draft_tokens: int | None = None
-) -> MtpDrafter:
+def mtp(target: Target, *, seed: int = 0, copies: bool = False, draft_tokens: int | None = None) -> MtpDrafter:
     """A drafter by a random block for `target`."""
-    return MtpDrafter(random_mtp(target.config, seed, draft_tokens), target, cost, copies=copies)
+    return MtpDrafter(random_mtp(target.config, seed, draft_tokens), target, copies=copies)
 
 
 def write_kolm(directory: Path, config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -19,7 +19,6 @@ from services.generation.drafting.heads import DraftHead
 from services.generation.drafting.lookahead import LookaheadShape
 from services.generation.drafting.prediction import Prediction
 from services.generation.drafting.timing import time_drafts
-from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Draft, Drafter, DraftRequest
 from services.generation.engine.economics import Costs, DraftCost
 from services.generation.engine.request import EngineRequest, SamplingParams
@@ -144,7 +143,7 @@ class HeadDrafter(Drafter):
     """The parameter of requests for the tokens tried below a node."""
 
     def __init__(
-        self, head: DraftHead, passes: HeadPasses, target: Target, cost: PassCost, *, depth: int | None = None,
+        self, head: DraftHead, passes: HeadPasses, target: Target, *, depth: int | None = None,
         noise: float = HEAD_NOISE, copies: bool = False,
     ) -> None:  # fmt: skip
         """At temperatures above 0 the head draws with so much of the sampler's own `noise` (`candidates`); without it

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.generation.drafting.past_outputs import Pasts
-from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
 
 if TYPE_CHECKING:  # a method of copies is compiled ahead without torch
@@ -24,7 +23,6 @@ class DrafterInputs:
     base: Path  # the directory or file of the base
     target: Target
     tokenizer: Tokenizer
-    cost: PassCost  # of the target's passes
     load: LoadTarget
     heads: Mapping[str, DraftHead] = field(default_factory=dict)  # of all kinds, by the names that engines know them by
     datastores: Sequence[tuple[str | None, Path]] = ()  # by tenant; None for all tenants

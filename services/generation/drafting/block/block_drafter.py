@@ -24,7 +24,6 @@ from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
-from services.generation.engine.cost import PassCost
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
@@ -34,13 +33,11 @@ class BlockDrafter(HeadDrafter):
 
     width = "block_width"
 
-    def __init__(
-        self, head: BlockHead, target: Target, cost: PassCost, *, noise: float = HEAD_NOISE, copies: bool = False
-    ) -> None:
+    def __init__(self, head: BlockHead, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
         self.head = head
         blocks, length = target.blocks.total + SPARE_BLOCKS, target.config.context_length
         self._pass = BlockPass(head, target, blocks, length, arithmetic=ARITHMETIC)
-        super().__init__(head, self._pass, target, cost, depth=head.config.drafts, noise=noise, copies=copies)
+        super().__init__(head, self._pass, target, depth=head.config.drafts, noise=noise, copies=copies)
 
     def _bounded(self, shape: DraftShape) -> DraftShape:
         return replace(shape, depth=min(shape.depth, self.head.config.drafts))
@@ -83,7 +80,7 @@ class BlockDrafter(HeadDrafter):
 def _build(parts: DrafterInputs) -> dict[str, BlockDrafter]:
     """A drafter for each head, with its drafts timed."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, BlockHead)}
-    return {name: BlockDrafter(head, parts.target, parts.cost, copies=True) for name, head in own.items()}
+    return {name: BlockDrafter(head, parts.target, copies=True) for name, head in own.items()}
 
 
 METHOD = MethodSpec(

@@ -13,7 +13,6 @@ from services.generation.drafting.head_drafter import ARITHMETIC
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
 from services.generation.drafting.stepping.step_drafter import StepDrafter, cache_blocks
-from services.generation.engine.cost import PassCost
 from services.generation.target.target import Target
 
 _PROBE = "The capital of France is Paris. Once upon a time, in a small town by the sea, there"
@@ -23,13 +22,11 @@ _PROBE = "The capital of France is Paris. Once upon a time, in a small town by t
 class Eagle3Drafter(StepDrafter):
     """Drafts with an EAGLE-3 head."""
 
-    def __init__(
-        self, head: Head, target: Target, cost: PassCost, *, noise: float = HEAD_NOISE, copies: bool = False
-    ) -> None:
+    def __init__(self, head: Head, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
         self.head = head
         blocks, length = cache_blocks(target), target.config.context_length
         entries = HeadPass(head, target.embed, blocks, length, threads=target.threads, arithmetic=ARITHMETIC)
-        super().__init__(head, entries, target, cost, noise=noise, copies=copies)
+        super().__init__(head, entries, target, noise=noise, copies=copies)
 
 
 def _build(parts: DrafterInputs) -> dict[str, Eagle3Drafter]:
@@ -37,7 +34,7 @@ def _build(parts: DrafterInputs) -> dict[str, Eagle3Drafter]:
     own = {name: head for name, head in parts.heads.items() if isinstance(head, Head)}
     prompt = parts.tokenizer.encode(_PROBE) if own else []
     return {
-        name: Eagle3Drafter(confirm_layers(head, parts.target, prompt), parts.target, parts.cost, copies=True)
+        name: Eagle3Drafter(confirm_layers(head, parts.target, prompt), parts.target, copies=True)
         for name, head in own.items()
     }
 

@@ -12,24 +12,21 @@ from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, 
 from services.generation.drafting.mtp.block_weights import MtpBlock
 from services.generation.drafting.mtp.mtp_pass import MtpPass
 from services.generation.drafting.stepping.step_drafter import StepDrafter, cache_blocks
-from services.generation.engine.cost import PassCost
 from services.generation.target.target import Target
 
 
 class MtpDrafter(StepDrafter):
     """Drafts with an MTP block."""
 
-    def __init__(
-        self, block: MtpBlock, target: Target, cost: PassCost, *, noise: float = HEAD_NOISE, copies: bool = False
-    ) -> None:
+    def __init__(self, block: MtpBlock, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
         entries = MtpPass(block, target, cache_blocks(target), arithmetic=ARITHMETIC)
-        super().__init__(block, entries, target, cost, noise=noise, copies=copies)
+        super().__init__(block, entries, target, noise=noise, copies=copies)
 
 
 def _build(parts: DrafterInputs) -> dict[str, MtpDrafter]:
     """One for the base's block, its steps timed."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, MtpBlock)}
-    return {name: MtpDrafter(block, parts.target, parts.cost, copies=True) for name, block in own.items()}
+    return {name: MtpDrafter(block, parts.target, copies=True) for name, block in own.items()}
 
 
 METHOD = MethodSpec(

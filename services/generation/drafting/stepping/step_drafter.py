@@ -14,7 +14,6 @@ from services.generation.drafting.head_drafter import SPARE_BLOCKS, HeadDraft, H
 from services.generation.drafting.heads import DraftHead
 from services.generation.drafting.stepping.entry_pass import MOST_ROWS, EntryPass
 from services.generation.drafting.stepping.levels import Levels, next_level
-from services.generation.engine.cost import PassCost
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
@@ -23,11 +22,11 @@ class StepDrafter(HeadDrafter):
     """A step of the head for each level of the trees."""
 
     def __init__(
-        self, head: DraftHead, entries: EntryPass, target: Target, cost: PassCost, *, noise: float = HEAD_NOISE,
+        self, head: DraftHead, entries: EntryPass, target: Target, *, noise: float = HEAD_NOISE,
         copies: bool = False,
     ) -> None:  # fmt: skip
         self._pass = entries
-        super().__init__(head, entries, target, cost, noise=noise, copies=copies)
+        super().__init__(head, entries, target, noise=noise, copies=copies)
 
     def entries(self, shape: DraftShape) -> int:
         return 1 + shape.depth * shape.width

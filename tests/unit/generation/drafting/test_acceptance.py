@@ -16,7 +16,7 @@ from services.generation.drafting.rest import RestDrafter
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.fakes.heads import eagle3, mtp
 from tests.unit.generation.drafting.test_draft_model import drafter_of
 from tests.unit.generation.engine.test_identity import alone, check_unchanged, parameters, short_battery, signature
@@ -45,7 +45,7 @@ PROMPT = (1, 2, 3)
 def drafters_of(target: CpuTarget) -> dict[str, Drafter]:
     return {
         "lookahead": LookaheadDrafter(), "rest": RestDrafter({}),
-        "eagle3": eagle3(target, CHEAP_ROWS, copies=True), "mtp": mtp(target, CHEAP_ROWS, copies=True),
+        "eagle3": eagle3(target, copies=True), "mtp": mtp(target, copies=True),
         "draft": drafter_of(target),
     }  # fmt: skip
 

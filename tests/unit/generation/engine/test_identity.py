@@ -26,7 +26,7 @@ from services.generation.target.families import BY_NAME, LLAMA
 from services.generation.target.files.stored_tensor import StoredTensor
 from tests.examples import examples
 from tests.fakes.drafters import LyingDrafter
-from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.engine_runs import Collected, run
 from tests.fakes.heads import InformedDrafter, block, eagle3, mtp, random_mtp
 from tests.fakes.tiny_head import make_tiny_adapters
 
@@ -108,18 +108,16 @@ def signature(collected, request):  # type: ignore[no-untyped-def]
 
 def drafters_of(target: CpuTarget, seed: int, truth: dict[tuple[str, int], tuple[int, ...]]) -> dict[str, Drafter]:
     """All methods that `requests_of` asks for; half of the heads have bugs."""
-    head = InformedDrafter(
-        eagle3(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0), seed, truth, bugs=0.02 * (seed % 2)
-    )
+    head = InformedDrafter(eagle3(target, seed=seed, copies=seed % 3 > 0), seed, truth, bugs=0.02 * (seed % 2))
     shape: dict[str, Any] = {"from_first": False, "draft_vocab_size": 384, "own_output": False} if seed % 2 else {}
     if seed % 4 == 3:
         shape |= {"taps": 2, "tap_group": 16, "selector_rank": 8, "selector_top": 6}
-    drafted = block(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, **shape)
+    drafted = block(target, seed=seed, copies=seed % 3 > 0, **shape)
     family = BY_NAME[target.config.architecture]
     if family.own_head or family is LLAMA:
-        inside = mtp(target, CHEAP_ROWS, seed=seed, copies=seed % 3 > 0, draft_tokens=100 if seed % 2 else None)
+        inside = mtp(target, seed=seed, copies=seed % 3 > 0, draft_tokens=100 if seed % 2 else None)
     else:  # whose layers have parts that no block has
-        inside = eagle3(target, CHEAP_ROWS, seed=seed + 1, norm_output=True)
+        inside = eagle3(target, seed=seed + 1, norm_output=True)
     return {
         "lookahead": LookaheadDrafter(),
         "mtp": InformedDrafter(inside, seed, truth, bugs=0.02 * (seed % 2)),
@@ -217,7 +215,7 @@ def test_a_head_that_knows_the_answer_saves_passes_and_changes_nothing(
     depth = None if method == "block" else 4
     request = EngineRequest("r", tuple(range(70)), sampling, method=method, parameters=shape, k=depth)
     expected = alone(target, request)
-    informed = InformedDrafter(HEADS[method](target, CHEAP_ROWS), 1, {request.key: expected[0]}, right=0.9)
+    informed = InformedDrafter(HEADS[method](target), 1, {request.key: expected[0]}, right=0.9)
     collected = run(target, [request], drafters={method: informed})
     metrics = collected.outcomes[request.key].metrics
     assert signature(collected, request) == expected
@@ -255,14 +253,14 @@ def _poisoned(target: CpuTarget, method: str, poison: float | None) -> Drafter:
             name: StoredTensor.of_values(name, np.full(tensor.shape, poison or 0.0, np.float32))
             for name, tensor in drawn.tensors.items()
         }
-        return MtpDrafter(drawn if poison is None else replace(drawn, tensors=filled), target, CHEAP_ROWS)
+        return MtpDrafter(drawn if poison is None else replace(drawn, tensors=filled), target)
     trees, kind = method == "eagle3", Eagle3Drafter if method == "eagle3" else BlockDrafter
-    drafter = eagle3(target, CHEAP_ROWS, fc_norm=True, norm_output=True) if trees else block(target, CHEAP_ROWS)
+    drafter = eagle3(target, fc_norm=True, norm_output=True) if trees else block(target)
     if poison is None:
         return drafter
     for tensor in drafter.head.tensors.values():
         tensor.fill(poison)
-    return kind(drafter.head, target, CHEAP_ROWS)
+    return kind(drafter.head, target)
 
 
 def test_a_head_drafts_on_past_its_trained_length(target: CpuTarget, caplog: pytest.LogCaptureFixture) -> None:
@@ -271,7 +269,7 @@ def test_a_head_drafts_on_past_its_trained_length(target: CpuTarget, caplog: pyt
     to_the_end = EngineRequest("end", tuple(range(384)) + tuple(range(68)), sampling, method="eagle3", k=16)
     expected = [alone(target, each) for each in (request, to_the_end)]
     truth = {request.key: expected[0][0], to_the_end.key: expected[1][0]}
-    drafter = InformedDrafter(eagle3(target, CHEAP_ROWS, trained_length=16), 1, truth, right=0.9)
+    drafter = InformedDrafter(eagle3(target, trained_length=16), 1, truth, right=0.9)
     collected = run(target, [request, to_the_end], drafters={"eagle3": drafter})
     assert [signature(collected, each) for each in (request, to_the_end)] == expected
     assert all(outcome.metrics.target_passes < 45 for outcome in collected.outcomes.values())
@@ -324,7 +322,7 @@ def test_copies_that_run_far_change_no_bit(target: CpuTarget, method: str) -> No
     drafters: dict[str, Drafter] = {
         "lookahead": LookaheadDrafter(),
         "rest": RestDrafter({}),
-        **{name: head(target, CHEAP_ROWS, copies=True) for name, head in HEADS.items()},
+        **{name: head(target, copies=True) for name, head in HEADS.items()},
     }
     sampling = SamplingParams(max_tokens=200, ignore_eos=True, logit_bias=((9, 100.0),))
     request = EngineRequest("r", (9,) * 40, sampling, method=method)

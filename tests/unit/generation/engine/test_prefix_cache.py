@@ -60,7 +60,7 @@ class Server:
     """A core that goes on from request to request."""
 
     def __init__(self, target: CpuTarget, **choices: float) -> None:
-        heads = {"eagle3": eagle3(target, CHEAP_ROWS), "mtp": mtp(target, CHEAP_ROWS)}
+        heads = {"eagle3": eagle3(target), "mtp": mtp(target)}
         self.drafters = {**heads, "lookahead": LookaheadDrafter()}
         self.target, self.collected, self.count = target, Collected(), 0
         known = EngineSettings(**choices)  # type: ignore[arg-type]

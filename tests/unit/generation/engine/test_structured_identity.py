@@ -25,7 +25,7 @@ from services.generation.requests.prompt import Tools
 from services.generation.target.cpu import CpuTarget
 from services.generation.verification import Record, RecordDrafter
 from tests.fakes.drafters import LyingDrafter
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.fakes.grammars import CONSTRAINTS, PERSON, grammar
 from tests.fakes.heads import InformedDrafter, eagle3, mtp
 from tests.fakes.marked import FAMILIES, marked_grammar, markup_of, opening_of, tokenizer_of
@@ -84,8 +84,8 @@ def test_no_method_and_no_schedule_changes_a_token_under_a_grammar(
         "lying": LyingDrafter(seed, 384, truth),
         "lookahead": LookaheadDrafter(),
         "rest": RestDrafter({}),
-        "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
-        "mtp": InformedDrafter(mtp(target, CHEAP_ROWS, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
+        "eagle3": InformedDrafter(eagle3(target, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
+        "mtp": InformedDrafter(mtp(target, seed=seed), seed, truth, bugs=0.02 * (seed % 2)),
     }
     schedule = EngineSettings(
         max_sequences=rng.choice((1, 8)), max_rows=rng.choice((8, 64, 256)), prefill_rows=rng.choice((1, 7, 64))
@@ -140,8 +140,8 @@ def test_calls_in_markup_run_to_their_end_and_are_those_of_off(target: CpuTarget
         "lying": LyingDrafter(1, 384, truth),
         "lookahead": LookaheadDrafter(),
         "rest": RestDrafter({}),
-        "eagle3": InformedDrafter(eagle3(target, CHEAP_ROWS, seed=1), 1, truth),
-        "mtp": InformedDrafter(mtp(target, CHEAP_ROWS, seed=1), 1, truth),
+        "eagle3": InformedDrafter(eagle3(target, seed=1), 1, truth),
+        "mtp": InformedDrafter(mtp(target, seed=1), 1, truth),
     }
     outcomes = run(target, requests, drafters=drafters).outcomes
     assert expected.finish_reason == "stop"
@@ -173,7 +173,7 @@ def test_a_forced_output_takes_few_passes_under_every_method(target: CpuTarget) 
     sampling = SamplingParams(max_tokens=80, structured_outputs=source)
     for method in ("off", "eagle3", "lookahead"):
         request = EngineRequest("r", (5, 9, 300), sampling, grammar=grammar(source), method=method)
-        drafters = {"eagle3": eagle3(target, CHEAP_ROWS), "lookahead": LookaheadDrafter()}
+        drafters = {"eagle3": eagle3(target), "lookahead": LookaheadDrafter()}
         outcome = outcome_of(target, request, drafters=drafters)
         assert signature(outcome) == signature(alone(target, request))
         assert outcome.metrics.target_passes <= (3 if method != "off" else len(outcome.token_ids))

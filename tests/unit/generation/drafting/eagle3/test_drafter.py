@@ -37,7 +37,6 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput
 from tests.fakes.drafters import budget as budget_of
-from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.heads import eagle3, head_config
 from tests.fakes.table_target import TableTarget
 from tests.unit.generation.engine.test_identity import short_battery
@@ -49,7 +48,7 @@ WIDE = budget_of(nodes=60, depth=8, breakeven=0.001)
 
 @pytest.fixture(scope="module")
 def drafter(target: CpuTarget) -> Eagle3Drafter:
-    return eagle3(target, CHEAP_ROWS)
+    return eagle3(target)
 
 
 class Fed:
@@ -152,7 +151,7 @@ def test_trees_keep_to_their_bounds(drafter: Eagle3Drafter, seed: int, nodes: in
 def test_copies_without_the_head_keep_to_the_request_s_bound(
     target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = eagle3(target, CHEAP_ROWS, copies=True)
+    drafter = eagle3(target, copies=True)
     monkeypatch.setattr(drafter, "_should_expand", lambda *_: False)
     prompt = [7, *range(40)] * 2
     for bounds, drafted in (({"tree_tokens": 5}, 5), ({}, 31)):
@@ -167,7 +166,7 @@ def test_sequences_drafted_for_together_get_the_drafts_they_get_alone(
 ) -> None:
     """Also if some sequences end earlier, and if a pass has no room for a level of all."""
     monkeypatch.setattr("services.generation.drafting.stepping.step_drafter.MOST_ROWS", rows)
-    together, alone = eagle3(target, CHEAP_ROWS), eagle3(target, CHEAP_ROWS)
+    together, alone = eagle3(target), eagle3(target)
     together.cost = alone.cost = DraftCost(
         StepCost(1e-9, 1e-9), StepCost(1e-9, 1e-9)
     )  # steps are shared, and shares of them cost less
@@ -193,7 +192,7 @@ def test_a_draft_that_missed_features_says_so(drafter: Eagle3Drafter) -> None:
 
 
 def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target: CpuTarget) -> None:
-    drafter = eagle3(target, CHEAP_ROWS)
+    drafter = eagle3(target)
     sequence = Fed(drafter, 5)
     sequence.prompt()
     waiting = sequence.draft.waiting
@@ -211,7 +210,7 @@ def test_a_prompt_is_read_by_the_head_when_it_is_to_draft_and_not_before(target:
 def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(
     target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = eagle3(target, CHEAP_ROWS)
+    drafter = eagle3(target)
     drafter.cost = DraftCost(StepCost(0.0, 0.0), StepCost(0.3, 0.0))
     monkeypatch.setattr(drafter.cost, "took", lambda *_: None)
 
@@ -231,7 +230,7 @@ def test_a_head_that_did_not_pay_is_tried_again_by_later_requests(
 
 
 def test_drafts_that_were_timed_too_dear_at_the_start_are_found_out(target: CpuTarget) -> None:
-    drafter = eagle3(target, CHEAP_ROWS)
+    drafter = eagle3(target)
     drafter.cost.once = StepCost(100.0, 0.0)
     looks = 0
     for _ in range(10):
@@ -247,7 +246,7 @@ def test_drafts_that_were_timed_too_dear_at_the_start_are_found_out(target: CpuT
 
 
 def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -> None:
-    drafter = eagle3(target, CHEAP_ROWS)
+    drafter = eagle3(target)
     sequence = Fed(drafter, 3)
     hoard: list[int] = []
     drafter._pass.blocks.extend(hoard, 64 * drafter._pass.blocks.free)

@@ -19,7 +19,7 @@ from services.generation.drafting.methods import load_head as load_draft_head
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.cpu import CpuTarget
-from tests.fakes.engine_runs import CHEAP_ROWS, run
+from tests.fakes.engine_runs import run
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_head import edit_json, edit_tensors
@@ -329,7 +329,7 @@ def test_a_published_head_drafts_for_its_base(name: str, targets: dict[str, CpuT
     published.write(tmp_path, config, **published.members)
     head = load_head(tmp_path, target.config)
     assert head.config == config
-    drafter = Eagle3Drafter(head, target, CHEAP_ROWS, copies=False)
+    drafter = Eagle3Drafter(head, target, copies=False)
     sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     drafted = EngineRequest("drafted", tuple(TOKENS[:70]), sampling, method="eagle3", k=3)
     plain = EngineRequest("plain", drafted.prompt, sampling)

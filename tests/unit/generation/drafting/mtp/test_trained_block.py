@@ -22,7 +22,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget, load_target
 from services.training.kscore import measure
 from tests.fakes.drafters import LetterDecoder
-from tests.fakes.engine_runs import CHEAP_ROWS, Collected, run
+from tests.fakes.engine_runs import Collected, run
 from tests.vectors.make_mtp_trained import ANSWER, DEPTH, TRAINED, texts
 
 EXPECTED = json.loads((TRAINED / "expected.json").read_text())
@@ -81,7 +81,7 @@ def test_a_wrong_norm_costs_acceptance_and_changes_no_token(trained: CpuTarget, 
     right, wrong = block_of(trained), spoil(block_of(trained))
     shares = [measure(trained, each, PROMPTS, k=DEPTH).acceptance_by_depth[0] for each in (right, wrong)]
     assert shares[1] < most * shares[0]
-    spoiled = run(trained, requests(), drafters={"mtp": MtpDrafter(wrong, trained, CHEAP_ROWS)})
+    spoiled = run(trained, requests(), drafters={"mtp": MtpDrafter(wrong, trained)})
     assert tokens_of(spoiled) == tokens_of(run(trained, requests("off")))
 
 
@@ -91,7 +91,7 @@ def test_a_token_paired_with_its_own_state_costs_acceptance_and_changes_no_token
     right, read = measure(trained, block_of(trained), PROMPTS, k=DEPTH).acceptance_by_depth[0], HeadDraft.read
     monkeypatch.setattr(HeadDraft, "read", lambda self, tokens, start, rows: read(self, [0, *tokens], start, rows))
     assert measure(trained, block_of(trained), PROMPTS, k=DEPTH).acceptance_by_depth[0] < 0.5 * right
-    spoiled = run(trained, requests(), drafters={"mtp": MtpDrafter(block_of(trained), trained, CHEAP_ROWS)})
+    spoiled = run(trained, requests(), drafters={"mtp": MtpDrafter(block_of(trained), trained)})
     assert tokens_of(spoiled) == tokens_of(run(trained, requests("off")))
 
 
@@ -109,7 +109,7 @@ def outcomes_of(
     disk: PrefixDisk | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """The outcomes of prompts that are answered one after another."""
-    drafters, collected = {"mtp": MtpDrafter(block_of(target), target, FREE_ROWS)}, Collected()
+    drafters, collected = {"mtp": MtpDrafter(block_of(target), target)}, Collected()
     core = EngineCore(target, drafters, LetterDecoder, FREE_ROWS, settings, lambda: 0.0, disk=disk)
     for request in requests(prompts=prompts):
         core.add(request, collected.sink)
@@ -151,7 +151,7 @@ def test_a_prefix_in_memory_drafts_as_one_that_was_computed(trained: CpuTarget) 
 
 def test_sequences_that_preempt_each_other_are_read_again(trained: CpuTarget) -> None:
     cramped, prompts = load_target(TRAINED, cache_tokens=6 * 64), LONG[:3]
-    drafters = {"mtp": MtpDrafter(block_of(cramped), cramped, FREE_ROWS)}
+    drafters = {"mtp": MtpDrafter(block_of(cramped), cramped)}
     collected = run(cramped, requests(prompts=prompts), drafters=drafters, cost=FREE_ROWS, clock=lambda: 0.0)
     plain = run(trained, requests("off", prompts))
     assert collected.preemptions > 0

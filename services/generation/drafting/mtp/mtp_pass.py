@@ -40,6 +40,10 @@ from services.generation.target.target import Target
 
 _CACHED = "float32"  # in which keys and values are kept
 _ROUNDED = "q8_0"  # storage of matrices in int8 arithmetic; a block of 4 bits accepts next to nothing
+_ROUNDED_OUTPUT = "q4_1"
+"""Storage of the block's own output matrix in int8 arithmetic, if it takes less than the matrix's own: on hidden states
+of Qwen2.5-Coder-1.5B the token that 4 bits choose is 0.6 % less probable, and a step reads a quarter less.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +67,7 @@ class _MtpWeights:
         """Weights with an empty cache. Raises WeightsInvalid for weights that are NaN or infinite."""
         base, spec = block.base, block_layer(block.base)
         stored = {name: _in_arithmetic(tensor, arithmetic) for name, tensor in block.tensors.items()}
-        output = None if block.output is None else _in_arithmetic(block.output, arithmetic)
+        output = None if block.output is None else _output_in_arithmetic(block.output, arithmetic)
         _compile([*stored.values(), *([output] if output else [])], arithmetic)
         read, rotation = stored.__getitem__, base.rotations[layer_alike(base)]
         turns = rotations(rotation.within(base.context_length), rotation.factor, positions)
@@ -92,6 +96,14 @@ def _in_arithmetic(tensor: StoredTensor, arithmetic: str) -> StoredTensor:
     """A matrix as linear layers of an arithmetic take it: for int8 of quantised numbers. Others as they are."""
     plain = len(tensor.shape) == 2 and tensor.name != OWN_EMBEDDING and not packed_as(tensor.storage).quantised
     return tensor.rounded(_ROUNDED) if plain and arithmetic == "int8" else tensor
+
+
+def _output_in_arithmetic(tensor: StoredTensor, arithmetic: str) -> StoredTensor:
+    """The output matrix, for int8 in 4 bits unless its rows take no more."""
+    if arithmetic != "int8":
+        return tensor
+    rounded = tensor.rounded(_ROUNDED_OUTPUT)
+    return rounded if rounded.data.nbytes < tensor.data.nbytes else tensor
 
 
 def _compile(tensors: Sequence[StoredTensor], arithmetic: str) -> None:

@@ -127,7 +127,8 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--accept", type=accepted.parse_shares, default=(0.87, 0.69, 0.53), metavar="SHARE,…",
-        help="of accepted: the shares of drafts whose first one, two, … tokens are right (0.87,0.69,0.53)",
+        help="of accepted: the shares of drafts whose first one, two, … tokens are right (0.87,0.69,0.53), or "
+        "LENGTH@N, tokens a pass with N draft tokens",
     )  # fmt: skip
     parser.add_argument("--kind", choices=accepted.HEADS, default="mtp", help="of accepted: the kind of head (mtp)")
     parser.add_argument(

@@ -1,9 +1,9 @@
 """Speculation at a published acceptance: `python -m benchmarks --only accepted --accept 0.87,0.69,0.53 --shape NAME`.
 
-Weights of published heads are not at hand here, so their worth is measured in two factors: acceptance by position, as
-a head's page states it, and the real cost of drafts and passes. A random head of the named kind and shape drafts with
-all its passes; its tokens are replaced by those of `off`, which answered before, or by wrong ones, as often as stated.
-The head's confidence is its acceptance at that depth, whether a token is right or wrong: a real head knows more.
+Weights of published heads are not at hand here, so their worth is measured in two factors: acceptance, as a head's page
+states it, and the real cost of drafts and passes. A random head of the named kind and shape drafts with all its passes;
+its tokens are replaced by those of `off`, which answered before, or by wrong ones, as often as stated. The head's
+confidence is its acceptance at that depth, whether a token is right or wrong: a real head knows more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.engines import KolmEngine, Run
 from benchmarks.families import random_file
+from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.draft_tree.candidates import NO_CONFIDENCE
 from services.generation.drafting.draft_tree.draft_tree import DraftModelState
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
@@ -32,12 +33,13 @@ from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig
-from tests.fakes.heads import random_head, random_mtp
+from tests.fakes.heads import random_block, random_head, random_mtp
 
-HEADS = ("mtp", "eagle3")
+HEADS = ("mtp", "eagle3", "block")
 _DRAFT_TOKENS = 32_768
 _PROMPT = 32  # random tokens
 _LEAST = 1e-3  # acceptance that a confidence is made of, at least
+_BLOCK, _BLOCK_LAYERS = 16, 5  # of DFlash's heads, which read as many layers of the base
 
 
 def measure(
@@ -77,36 +79,38 @@ def _figures(
     drafts = sum(run.drafts for run in drafted)
     accepted = map(sum, zip_longest(*(run.accepted for run in drafted), fillvalue=0))
     costs, pass_seconds = rated.drafter.cost, median(run.decode_seconds / len(run.tokens[0]) for run in plain)
+    step, pace = (costs.once, costs.pace.once) if head == "block" else (costs.step, costs.pace.step)
     return {
         "model": model,
         "head": head,
-        "accept": list(accept),
+        "accept": [round(share, 3) for share in accept],
         "tokens a second, off": round(median(run.tokens_per_second for run in plain), 1),
         "tokens a second, drafted": round(median(run.tokens_per_second for run in drafted), 1),
         "speedup": round(median(d.tokens_per_second / p.tokens_per_second for p, d in turns), 3),
         "tokens a pass": round(sum(run.mean_acceptance_length for run in drafted) / len(drafted), 3),
         "accepted by depth": [round(count / max(drafts, 1), 3) for count in accepted],
-        "a draft step in passes": round((costs.step.fixed + costs.step.row) * costs.pace.step / pass_seconds, 3),
+        "a draft step in passes": round((step.fixed + step.row) * pace / pass_seconds, 3),
     }
 
 
 def _drafter(head: str, engine: KolmEngine) -> HeadDrafter:
     base = engine.target.config
     if head == "mtp":
-        block = random_mtp(base, draft_tokens=min(_DRAFT_TOKENS, base.vocab_size))
-        return MtpDrafter(block, engine.target)
-    return Eagle3Drafter(random_head(base, **_published_sizes(base)), engine.target)
+        return MtpDrafter(random_mtp(base, draft_tokens=min(_DRAFT_TOKENS, base.vocab_size)), engine.target)
+    layer = {name: getattr(base, name) for name in ("intermediate_size", "heads", "kv_heads", "head_dim")}
+    if head == "eagle3":
+        return Eagle3Drafter(random_head(base, **layer, draft_vocab_size=min(32_000, base.vocab_size)), engine.target)
+    return BlockDrafter(random_block(base, **layer, **_dflash(base)), engine.target)
 
 
-def _published_sizes(base: TargetConfig) -> dict[str, Any]:
-    """The sizes of EAGLE-3 heads as they are published: a layer of the base's own sizes, 32,000 draft tokens."""
+def _dflash(base: TargetConfig) -> dict[str, Any]:
+    """The choices of DFlash's heads as they are published, beside their layers, which have the base's sizes."""
+    reads = [round(at * base.layers / (_BLOCK_LAYERS - 1)) for at in range(_BLOCK_LAYERS)]
     return {
-        "intermediate_size": base.intermediate_size,
-        "heads": base.hidden_size // 128,
-        "kv_heads": max(base.hidden_size // 512, 1),
-        "head_dim": 128,
-        "draft_vocab_size": min(32_000, base.vocab_size),
-    }
+        "layers": _BLOCK_LAYERS, "feature_layers": tuple(reads), "block_size": _BLOCK, "from_first": False,
+        "draft_vocab_size": base.vocab_size, "own_output": False, "markov_rank": 0, "confidence": False,
+        "confidence_reads_token": False,
+    }  # fmt: skip
 
 
 class RatedDrafter(Drafter):
@@ -172,11 +176,25 @@ class _RatedState(DraftModelState):
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """Shares of drafts, as "0.87,0.69,0.53". Raises ArgumentTypeError unless they fall from at most 1 to above 0."""
+    """Shares of drafts, as "0.87,0.69,0.53", or "2.08@2": tokens a pass with so many draft tokens, each of which holds
+    as often as the others after right ones. Raises ArgumentTypeError unless shares fall from at most 1 to above 0.
+    """
+    length, _, drafts = text.partition("@")
     try:
-        shares = tuple(map(float, text.split(",")))
+        shares = _equal_rates(float(length), int(drafts)) if drafts else tuple(map(float, text.split(",")))
     except ValueError as error:
         raise ArgumentTypeError(f"{text!r} has a share that is no number") from error
     if not all(1.0 >= before >= after > 0.0 for before, after in zip((1.0, *shares), shares, strict=False)):
         raise ArgumentTypeError(f"{text!r}: expected shares that fall from at most 1 to above 0")
     return shares
+
+
+def _equal_rates(length: float, drafts: int) -> tuple[float, ...]:
+    """Shares with 1 + their sum = `length`."""
+    if not 1.0 < length <= drafts + 1:
+        raise ArgumentTypeError(f"{length} tokens a pass with {drafts} draft tokens: expected above 1 to {drafts + 1}")
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        rate = (low + high) / 2
+        low, high = (rate, high) if sum(rate**depth for depth in range(drafts + 1)) < length else (low, rate)
+    return tuple(rate**depth for depth in range(1, drafts + 1))

@@ -29,6 +29,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.models.lfm2 import Lfm2Config, Lfm2ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
@@ -76,6 +78,14 @@ SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
             num_key_value_heads=8, max_position_embeddings=131072, tie_word_embeddings=True,
         ),
     ),
+    "Qwen3-4B": (
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+            num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        ),
+    ),
 }  # fmt: skip
 _MEASURED = ("LFM2-1.2B", "Qwen3.5-0.8B")
 
@@ -96,7 +106,7 @@ def _files(named: Sequence[Path], folder: Path) -> Iterator[Path]:
 
 def random_file(name: str, storage: str, folder: Path) -> Path:
     """A file of random weights in a public model's shape, with SmolLM2's tokens first in its vocabulary."""
-    directory = random_model(SHAPES[name], folder / name, torch.float32)
+    directory = random_model(SHAPES[name], folder / name, torch.float16)
     path = folder / f"{name}.random.{storage}.gguf"
     convert(directory, path, GGMLQuantizationType[storage.upper()], change_metadata=_with_tokens)
     shutil.rmtree(directory)

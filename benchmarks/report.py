@@ -238,7 +238,7 @@ def accepted(results: Results) -> str:
         (
             _machine(record.machine),
             f"{each['model']}, `{each['head']}`",
-            ", ".join(f"{100 * share:.0f}" for share in each["accept"]),
+            ", ".join(f"{100 * share:.0f}" for share in each["accept"][:3]) + ", …" * (len(each["accept"]) > 3),
             _two(each["tokens a pass"]),
             _two(each["speedup"]),
             _two(each["a draft step in passes"]),
@@ -253,7 +253,7 @@ def accepted(results: Results) -> str:
         "accepted, %",
         "tokens a pass",
         "times as fast as `off`",
-        "a draft step in passes",
+        "a draft step, of `block` a draft, in passes",
         "",
     )
     return "\n".join(_table(titles, rows))

@@ -10,11 +10,11 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType
 from gguf.quants import quantize
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 from transformers import AutoConfig
 
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config_document import inner_size
+from services.generation.target.files.safetensors import read_parts
 from tests.fakes.tiny_gguf import Change, tokenizer_metadata, write_gguf
 
 _ARCHITECTURES = {
@@ -26,8 +26,9 @@ _ARCHITECTURES = {
     "ministral3": MODEL_ARCH.MISTRAL3, "exaone4": MODEL_ARCH.EXAONE4, "seed_oss": MODEL_ARCH.SEED_OSS,
     "ernie4_5": MODEL_ARCH.ERNIE4_5, "qwen3_5_text": MODEL_ARCH.QWEN35, "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
     "qwen3_next": MODEL_ARCH.QWEN3NEXT, "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
-    "granitemoe": MODEL_ARCH.GRANITE_MOE,
+    "granitemoe": MODEL_ARCH.GRANITE_MOE, "qwen3": MODEL_ARCH.QWEN3,
 }  # fmt: skip
+_DTYPES = {"F32": np.float32, "F16": np.float16}
 _PERMUTED = ("llama", "smollm3", "mixtral", "granite", "ministral3", "granitemoehybrid", "granitemoe")
 """Families whose rows of q and k are put in the order of an interleaved rotation."""
 
@@ -45,7 +46,8 @@ def convert(
     name = gguf.MODEL_ARCH_NAMES[architecture]
     fields = _sizes(config) | _OWN_FIELDS[kind](config)
     metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
-    stored = load_file(directory / "model.safetensors")
+    parts = read_parts(directory / "model.safetensors")  # mapped, for a model may be larger than memory
+    stored = {name: part.read().view(_DTYPES[part.dtype]).reshape(part.shape) for name, part in parts.items()}
     own_head = any(tensor.startswith("mtp.") for tensor in stored)
     if own_head:
         metadata |= {f"{name}.block_count": config.num_hidden_layers + 1, f"{name}.nextn_predict_layers": 1}
@@ -67,7 +69,7 @@ def convert(
 
 def _stored(values: Float32, kind: GGMLQuantizationType) -> tuple[int, NDArray[Any]]:
     if values.ndim == 1 or values.shape[-1] % GGML_QUANT_SIZES[kind][0]:
-        return int(GGMLQuantizationType.F32), values
+        return int(GGMLQuantizationType.F32), values.astype(np.float32, copy=False)
     return int(kind), quantize(values, kind)
 
 
@@ -455,7 +457,7 @@ _OWN_FIELDS = {
     "llama": _smollm3, "smollm3": _smollm3, "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3,
     "qwen3_moe": _experts, "mixtral": _experts, "gpt_oss": _gpt_oss, "llama4_text": _llama4, "gemma4_text": _gemma4,
     "ministral3": _ministral3, "exaone4": _exaone4, "seed_oss": _theta, "ernie4_5": _theta,
-    "granitemoehybrid": _granite_hybrid, "granitemoe": _granite_moe,
+    "granitemoehybrid": _granite_hybrid, "granitemoe": _granite_moe, "qwen3": _theta,
     "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta, "qwen3_next": _delta,
     "lfm2": _lfm2, "granite": _granite, "lfm2_moe": _lfm2_moe, "olmo2": _olmo2, "olmo3": _olmo3,
 }  # fmt: skip

@@ -22,8 +22,13 @@ def test_drafts_are_right_as_often_as_stated_at_each_depth() -> None:
     assert deeper == pytest.approx(0.53 / 0.69, abs=0.03)
 
 
-@pytest.mark.parametrize("text", ["", "0.5,0.6", "1.1", "0.5,0", "a", "-0.1"])
+@pytest.mark.parametrize("text", ["", "0.5,0.6", "1.1", "0.5,0", "a", "-0.1", "4@2", "1@2", "2@0", "2@x"])
 def test_shares_that_no_drafts_have_are_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError):
         parse_shares(text)
     assert parse_shares("0.87,0.69,0.53") == SHARES
+
+
+def test_an_acceptance_length_becomes_shares_that_fall_by_one_rate() -> None:
+    first, second = parse_shares("2.08@2")
+    assert (1.0 + first + second, second / first) == pytest.approx((2.08, first))

@@ -158,7 +158,7 @@ def test_every_row_of_every_start_equals_the_head_that_drafts(material: Material
             rows.add_block(table, length, [answer.output[start], *[head.config.mask_token] * (size - 1)])
             out = computing.draft(rows.build())
             tokens = [*answer.output, *[0] * size][start : start + size]
-            found = computing.add_previous(out.logits, tokens)
+            found = computing.add_previous(out.logits, out.states, tokens)
             np.testing.assert_allclose(out.states, states[line, start], atol=2e-4)
             np.testing.assert_allclose(found, logits[line, start], atol=2e-3)
             np.testing.assert_allclose(computing.confidence(out.states, tokens), sure[line, start], atol=1e-4)

@@ -92,6 +92,14 @@ def test_a_model_in_parts_is_fetched_whole_and_named_by_its_quantisation(hub: Fa
     assert hub.fetched[-1][0] == "split-Q4_1-00002-of-00003.gguf"
 
 
+def test_a_model_comes_with_the_sidecar_of_its_block(hub: FakeHub, tiny: bytes) -> None:
+    beside = f"mtp-{FILE}"
+    hub.commit({FILE: tiny, beside: b"GGUF block", "mtp-other-Q8_0.gguf": b"GGUF"})
+    path = pulled(f"{NAME}:q8_0")
+    assert (path.name, path.with_name(beside).read_bytes()) == (FILE, b"GGUF block")
+    assert [name for name, _ in hub.fetched] == [FILE, beside]
+
+
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub, tiny: bytes) -> None:
     hub.cuts = [1000, 0, 2000]
     assert pulled().read_bytes() == tiny

@@ -7,7 +7,6 @@ and speculators (MTPDraftModel) read them.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from services.generation.target.errors import WeightsInvalid
 from services.generation.target.families import BY_NAME
 from services.generation.target.family import NORM, OWN_HEAD
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.part_names import sidecar_of
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.program.matrices import vector
@@ -89,8 +89,8 @@ def block_shapes(base: TargetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None) -> MtpBlock | None:
-    """The block inside the model at `path`, or in the sidecar of a GGUF file (`sidecar_of`); None if there is none, or
-    if blocks of the model's family are not read.
+    """The block inside the model at `path`, or in the sidecar beside a GGUF file; None if there is none, or if blocks
+    of the model's family are not read.
 
     `draft_tokens` [n]: ids, ascending, that the block drafts; the rows of the output matrix for them are gathered. With
     None it drafts all tokens. A sidecar with a smaller output matrix has tokens of its own.
@@ -139,7 +139,7 @@ def _own_files(path: Path) -> _OwnFiles:
         return _OwnFiles(SafetensorsFiles.own_head(path, family) if family else {})
     if found := GgufFile.open(path).own_head():
         return _OwnFiles(found)
-    sidecar = sidecar_of(path)
+    sidecar = _sidecar(path)
     if sidecar is None:
         return _OwnFiles({})
     file = GgufFile.open(sidecar)
@@ -153,20 +153,9 @@ def _own_files(path: Path) -> _OwnFiles:
     return _OwnFiles(found, tokens)
 
 
-_QUANTISATION = re.compile(
-    r"[-.](UD-)?(I?Q\d\w*|MXFP4\w*|BF16|F16|F32)(-\d{5}-of-\d{5})?\.gguf|\.gguf", re.ASCII | re.IGNORECASE
-)
-
-
-def sidecar_of(path: Path) -> Path | None:
-    """The GGUF file with the MTP block of a GGUF file, in the same folder: `mtp-` and its name, in this quantisation or
-    another; None if there is no such file.
-    """
-    exact, model = path.with_name(f"mtp-{path.name}"), _QUANTISATION.sub("", path.name)
-    if exact.is_file():
-        return exact
-    others = sorted(path.parent.glob("mtp-*.gguf"))
-    return next((each for each in others if _QUANTISATION.sub("", each.name) == f"mtp-{model}"), None)
+def _sidecar(path: Path) -> Path | None:
+    found = sidecar_of(path.name, {each.name for each in path.parent.glob("*.gguf")})
+    return path.with_name(found) if found else None
 
 
 def _checked_tokens(tokens: Int64 | None, base: TargetConfig) -> Int64 | None:

@@ -1,8 +1,11 @@
-"""Names of the parts of a GGUF model: `NAME-00001-of-00003.gguf` and its siblings. Imports next to nothing."""
+"""Names of a GGUF model's files: of its parts, `NAME-00001-of-00003.gguf` and siblings, and of the sidecar with its MTP
+block, `mtp-NAME.gguf`. Imports next to nothing.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +34,22 @@ class PartName:
     def siblings(self) -> list[str]:
         """The names of all parts, this one's included, in order."""
         return [str(replace(self, number=number)) for number in range(1, self.count + 1)]
+
+
+SIDECAR = "mtp-"
+_QUANTISATION = re.compile(
+    r"[-.](UD-)?(I?Q\d\w*|MXFP4\w*|BF16|F16|F32)(-\d{5}-of-\d{5})?\.gguf|\.gguf", re.ASCII | re.IGNORECASE
+)
+
+
+def sidecar_of(file: str, files: Collection[str]) -> str | None:
+    """The file of `files` with the MTP block of the model in `file`, in the same folder: in this quantisation, or the
+    first in another; None if there is none. Names may hold folders.
+    """
+    folder, slash, name = file.rpartition("/")
+    exact, start = f"{folder}{slash}{SIDECAR}{name}", f"{folder}{slash}{SIDECAR}{_QUANTISATION.sub('', name)}"
+    others = (each for each in files if _QUANTISATION.sub("", each) == start)
+    return exact if exact in files else min(others, default=None)
 
 
 def sibling_paths(path: Path) -> list[Path]:

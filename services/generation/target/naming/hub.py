@@ -25,6 +25,7 @@ from typing import BinaryIO
 
 from ledger.durable_file import move_durably
 from services.generation.target.errors import ModelNotFound
+from services.generation.target.files.part_names import sidecar_of
 from services.generation.target.identity import TOKENIZER_FILES, FileDigests
 from services.generation.target.naming.folders import repo_folder
 from services.generation.target.naming.hub_names import HubName, choose, files_of, memory_at_hand
@@ -106,6 +107,8 @@ def look_up(name: HubName, memory: int | None = None) -> HubModel:
     wanted = files_of(chosen) if chosen else [file for file in files if file in _CONFIGURATION or _is_weights(file)]
     if chosen is None and name.wanted:
         raise ModelNotFound(f"{name}: the repository has no GGUF files; leave out {name.wanted}")
+    if chosen and (beside := sidecar_of(chosen, sizes)):  # its block drafts without a flag
+        wanted = [*wanted, beside]
     return HubModel(name, found.commit, found.licence, tuple(files[each] for each in wanted), chosen)
 
 

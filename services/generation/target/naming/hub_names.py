@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.files.part_names import PartName
+from services.generation.target.files.part_names import SIDECAR, PartName
 
 SHORT: Mapping[str, str] = {
     "gemma3:4b": "ggml-org/gemma-3-4b-it-GGUF",
@@ -77,9 +77,12 @@ def quantisation(file: str) -> str:
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file name is that of a GGUF model or its first part. A projector for images (mmproj) is not a model."""
-    part = PartName.of(name)
-    return name.lower().endswith(".gguf") and (part is None or part.number == 1) and "mmproj" not in name.lower()
+    """Whether a file name is that of a GGUF model or its first part. A projector for images (mmproj) is not a model,
+    nor is the sidecar of an MTP block.
+    """
+    part, own = PartName.of(name), name.rpartition("/")[2].lower()
+    beside = "mmproj" in name.lower() or own.startswith(SIDECAR)
+    return own.endswith(".gguf") and (part is None or part.number == 1) and not beside
 
 
 def files_of(file: str) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.generation.target.errors import ModelNotFound
+from services.generation.target.files.part_names import sidecar_of
 from services.generation.target.model_path import model_path, name_of, named_models
 from services.generation.target.naming.folders import found_here
 from services.generation.target.naming.hub_names import HubName, choose
@@ -18,6 +19,7 @@ SIZES = {
     "m-Q4_K_M.gguf": 2 * GB,
     "m-Q2_K.gguf": 1 * GB,
     "mmproj-m-f16.gguf": GB,
+    "mtp-m-Q4_K_M.gguf": GB,
     "README.md": 100,
 }
 
@@ -66,6 +68,18 @@ def test_parts_and_projectors_are_no_models_and_safetensors_are_a_folder() -> No
     with pytest.raises(ModelNotFound):
         choose(parts, HubName("a/b"), 40 * GB)
     assert choose({**parts, "model.safetensors": GB}, HubName("a/b"), 40 * GB) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "sidecar"),
+    [
+        ("m-Q4_K_M.gguf", "mtp-m-Q4_K_M.gguf"), ("m-Q6_K.gguf", "mtp-m-BF16.gguf"), ("m-2-Q4_K_M.gguf", None),
+        ("m-Q8_0-00001-of-00002.gguf", "mtp-m-BF16.gguf"), ("x/m-Q4_K_M.gguf", "x/mtp-m-Q8_0.gguf"), ("y/m.gguf", None),
+    ],
+)  # fmt: skip
+def test_a_sidecar_has_its_model_s_folder_and_name_in_any_quantisation(file: str, sidecar: str | None) -> None:
+    files = ["mtp-m-Q4_K_M.gguf", "mtp-m-BF16.gguf", "x/mtp-m-Q8_0.gguf", "mtp-other.gguf", file]
+    assert sidecar_of(file, files) == sidecar
 
 
 @pytest.fixture

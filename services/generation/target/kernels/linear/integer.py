@@ -38,6 +38,7 @@ _PAIRS = {
 """Instructions for sums of two products of bytes, and of two products of int16, by lanes."""
 _X_BYTES = 3 << 17  # of rounded x that are multiplied with a panel together: most of a second-level cache
 _AHEAD = 8192  # bytes of weights that are prefetched into the second-level cache
+_NEAR = 1664  # bytes that are prefetched into the first-level cache, if the CPU looks ahead: two groups of q6_k
 _MANY = 4  # rows from which on arithmetic takes longer than reading: with fewer, CPUs may prefetch better by themselves
 _DWORDS = 8  # of a group's rounded bytes
 
@@ -120,8 +121,7 @@ class IntegerProducts:
     offset of 8-bit weights is subtracted here; otherwise it is part of the initial sums.
 
     Each four bytes of weights are multiplied with all rows before the next four, so that adjacent instructions belong
-    to different rows and do not wait for each other. A row's bytes are loaded once for all vectors of 64 bytes: Intel's
-    Ice Lake multiplies two vectors a cycle and loads about one.
+    to different rows and do not wait for each other. A row's bytes are loaded once for all vectors of 64 bytes.
     """
 
     def __init__(self, code: Code, words: Sequence[Callable[[int], Value]], bits: int, lanes: int) -> None:
@@ -233,15 +233,22 @@ def _picked(c: Code, first: Value, second: Value, mask: list[int]) -> Value:
 
 
 def _vectors(machine: Machine) -> int:
-    """Vectors of columns whose sums are in registers at the same time, for each row of a tile."""
-    return 2 if machine.products == "vnni" and machine.lanes == 16 else 1
+    """Vectors of columns whose sums are in registers at the same time, for each row of a tile.
+
+    Intel's Ice Lake multiplies two vectors of 64 bytes a cycle and loads about one, so that a row's bytes are loaded
+    once for two vectors. AMD's Zen 4 multiplies one and loads two: a product reads them from memory, and more registers
+    are left for rows.
+    """
+    return 2 if machine.products == "vnni" and machine.lanes == 16 and not looks_ahead() else 1
 
 
 def _most_rows(machine: Machine) -> int:
     """The most rows of a tile, which are multiplied with a group's weights in registers."""
     if machine.products == "plain":
         return min(machine.lanes, 4)
-    return 8 if machine.registers == 32 else 6
+    if machine.registers < 32:
+        return 6
+    return 10 if machine.products == "vnni" and _vectors(machine) == 1 else 8
 
 
 def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
@@ -288,9 +295,10 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
 
         def group(header: Value, start: Value, number: Value) -> None:
             near = c.at(x, c.mul(number, x_stride))
-            if rows >= _MANY or not looks_ahead():
-                for at in range(0, storage.group, 64):
-                    c.prefetch(start, _AHEAD + at, locality=2)
+            for at in range(0, storage.group, 64) if rows >= _MANY or not looks_ahead() else ():
+                c.prefetch(start, _AHEAD + at, locality=2)
+                if looks_ahead():
+                    c.prefetch(start, _NEAR + at)
             near_rows = [c.at(near, ROUNDED * r) for r in range(rows)]
             for at in range(0, len(columns), together):
                 some = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.model_path import model_path
-from services.training.answering import AnswerFile
+from services.training.prompts import AnswerFile
 from services.training.recordings import ANSWERS
 
 

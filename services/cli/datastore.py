@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError, VerificationFailed
-from services.cli.frame.output import answer, members, remark, stderr_console
+from services.cli.frame.output import answer, bars, members, remark, stderr_console
+from services.cli.frame.process import stop_signals
 from services.cli.frame.views import MARKS, View, counted, facts
 from services.generation.target.errors import TargetError
 
@@ -27,7 +28,10 @@ Model = Annotated[
 
 
 def build(
-    paths: Annotated[list[Path], Argument(help="Files and folders: text, Markdown, JSON lines, HTML.")],
+    paths: Annotated[
+        list[Path],
+        Argument(help="Files and folders: text, Markdown, JSON lines, HTML. With --answers: JSON lines of prompts."),
+    ],
     out: Annotated[Path, Option(help="Folder for the datastore; must not exist.")],
     exclude: Annotated[
         list[str] | None,
@@ -36,16 +40,29 @@ def build(
     model: Model = options.MODEL,
     shard_tokens: Annotated[int, Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
     passage_tokens: Annotated[int, Option(min=8, help="Tokens of a passage.")] = 128,
+    answers: Annotated[
+        int | None,
+        Option(min=1, help="Let the model answer so many prompts first, lines of PATHS with prompt or messages."),
+    ] = None,
+    answer_tokens: Annotated[int, Option(min=1, help="Limit of an answer, in tokens.")] = 256,
     json: options.Json = False,
 ) -> None:
-    """Tokenize, sort suffixes, embed passages. The folder appears once it is complete."""
+    """Tokenize, sort suffixes, embed passages. The folder appears once it is complete. With --answers the corpus is
+    the model's own answers; after Ctrl-C or a crash the same command continues.
+    """
     if missing := [str(path) for path in paths if not path.exists()]:
         raise UsageError(f"{', '.join(missing)}: No such file or directory; expected files and folders of text")
+
+    if answers and exclude:
+        raise UsageError("--exclude: with --answers, PATHS are files of prompts; leave it out")
 
     from services.datastores.builder import BuildParameters
 
     parameters = BuildParameters(shard_tokens, passage_tokens)
-    manifest = build_datastore(paths, exclude or [], model, out, parameters)
+    if answers is None:
+        manifest = build_datastore(paths, exclude or [], model, out, parameters)
+    else:
+        manifest = build_of_answers(paths, answers, answer_tokens, model, out, parameters)
     answer(json, _document(out, manifest, verified=False), _manifest_view)
 
 
@@ -107,6 +124,54 @@ def build_datastore(
     if skipped:
         remark(f"{len(skipped):,} files are not UTF-8 text and were left out, {skipped[0]} among them")
     return manifest
+
+
+def build_of_answers(
+    paths: list[Path], most: int, max_tokens: int, base: Path, out: Path, parameters: BuildParameters
+) -> Manifest:
+    """Let the base answer at most `most` prompts, then build of its answers. Needs no torch. Raises CommandError, and
+    Exit after Ctrl-C or SIGTERM.
+    """
+    from services.datastores.answering import answer_documents, answer_prompts, answers_file
+    from services.datastores.builder import DatastoreBuilder, check_out
+    from services.datastores.documents import with_text
+    from services.generation.engine.text.tokenizer import Tokenizer
+    from services.generation.target.cpu import load_target
+    from services.training.prompts import AnswerFile, PromptsInvalid, read_prompts
+
+    came: list[int] = []
+    try:
+        with _explained():
+            check_out(out)
+            with stderr_console().status("loading the model"):
+                tokenizer, target = Tokenizer(base), load_target(base)
+            longest = target.config.context_length - max_tokens
+            prompts = read_prompts(paths, tokenizer, longest)[:most]
+            file = AnswerFile(answers_file(out, target.base_cid))
+            with stop_signals(came.append), _answering(len(prompts)) as progress:
+                complete = answer_prompts(target, prompts, file, max_tokens, progress, lambda: bool(came))
+            if not complete:
+                remark(f"stopped; the same command continues from {file.path}")
+                raise Exit(exits.INTERRUPTED)
+            documents = with_text(answer_documents(file, prompts, tokenizer))
+            builder = DatastoreBuilder(base, tokenizer.fast, target.tokenizer_cid, parameters)
+            with _progress([file.path]) as built:
+                return builder.build(documents, out, built)
+    except PromptsInvalid as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise Failed(f"{error.filename or out}: {error.strerror}", "the same command continues") from error
+
+
+@contextmanager
+def _answering(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar of answers; yields a function that takes their number so far."""
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    counted = TextColumn("{task.completed:.0f} of {task.total:.0f} answers")
+    with bars(counted, BarColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from services.generation.drafting.eagle3.checkpoint import Head, HeadConfig
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.heads import check_base
 from services.generation.target.config.config import TargetConfig, rope_parameters
+from services.training.prompts import PromptsInvalid, TrainingError
 
 _SECONDS_PER_MINUTE = 60.0
 Precision = Literal["bfloat16", "float32"]
@@ -30,14 +31,6 @@ _WITHOUT: dict[str, Any] = dict.fromkeys((
 _MARKOV_RANK = 128
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _RESIZED = "draft_vocab_size"
-
-
-class TrainingError(Exception):
-    """A run cannot start or continue; the message names the problem, the expected value and the remedy."""
-
-
-class PromptsInvalid(TrainingError):
-    """A prompt file is missing, or a line of it is not a prompt; the message names the file and the line."""
 
 
 class OutputInvalid(TrainingError):

@@ -20,19 +20,9 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.arrays import Float32
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
-from services.training.answering import (
-    Answer,
-    AnswerFile,
-    Prompt,
-    Question,
-    Recording,
-    Streams,
-    questions,
-    read_prompts,
-    regenerate,
-    split,
-)
-from services.training.plan import DiskFull, Job, PromptsInvalid, Reporter, WorkFolder
+from services.training.answering import Question, Recording, Streams, questions, regenerate, split
+from services.training.plan import DiskFull, Job, Reporter, WorkFolder
+from services.training.prompts import Answer, AnswerFile, Prompt, PromptsInvalid, read_prompts
 
 ANSWERS, RECORDINGS = "answers.jsonl", "recordings.bin"
 """The files of a run's folder."""

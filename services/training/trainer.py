@@ -28,7 +28,6 @@ from services.generation.target.config.layer_specs import EMBEDDING
 from services.generation.target.family import NORM
 from services.generation.target.files.safetensors import Part
 from services.generation.target.weights import checked_weights, output_name
-from services.training.answering import Answer
 from services.training.block import BlockModule, block_sums
 from services.training.head import HeadModule, drafted_tensors, learn_rounded
 from services.training.plan import (
@@ -41,6 +40,7 @@ from services.training.plan import (
     StepReport,
     write_checkpoint,
 )
+from services.training.prompts import Answer
 from services.training.recordings import Recordings
 from services.training.unroll import Passes, Teacher, step_sums, window_of
 

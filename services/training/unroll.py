@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from services.training.answering import Answer, Recording
+from services.training.answering import Recording
 from services.training.head import HeadModule
+from services.training.prompts import Answer
 
 _POOL = 1024  # answers that are sorted by length before they are cut into passes, so that little of a pass is padding
 

@@ -136,8 +136,7 @@ def _loaded(
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.cpu import load_target
     from services.generation.target.probe import measure_profile
-    from services.training.answering import read_prompts
-    from services.training.plan import PromptsInvalid
+    from services.training.prompts import PromptsInvalid, read_prompts
 
     with stderr_console().status("loading and probing the base"):
         try:

@@ -213,7 +213,8 @@ def run(job: Job, device: str | None) -> dict[str, Measured] | None:
     Raises UsageError for a job that does not fit its base, Failed for a full disk.
     """
     from services.generation.drafting.heads import HeadError
-    from services.training.plan import DiskFull, TrainingError
+    from services.training.plan import DiskFull
+    from services.training.prompts import TrainingError
     from services.training.run import train_head
     from services.training.trainer import training_device
 

@@ -36,7 +36,6 @@ from services.cli.up.up_options import (
 if TYPE_CHECKING:
     from services.cli.trust import TrustedKey
     from services.cli.up.local_services import Addresses, LocalServices
-    from services.generation.target.naming.known_heads import KnownHead
     from services.runtime.settings import LogFormat
 
 
@@ -110,9 +109,9 @@ def up(
 
     data_folder.expect_unused(data_dir)
     engine = other.checked()
-    public_head = None
+    faster = None
     if not engine:
-        public_head, served = served.public_head(), served.with_fetched_heads()
+        faster, served = served.faster(), served.with_fetched_heads()
     own, found = served.server_settings(), {} if engine else served.default_adapters()
     same = served.shared_settings(found)
     listen.check_host()
@@ -139,8 +138,8 @@ def up(
     if not engine:
         served.check_parts(found)
     reporter = UpReporter(every.log_format)
-    if public_head is not None:
-        reporter.public_head(public_head)
+    if faster is not None:
+        reporter.log_line(f"faster: {faster}")
     _run(services, found, reporter, as_json=json)
 
 
@@ -227,12 +226,6 @@ class UpReporter:
         self.log_line(f"starting with {services.named_model}; keys, ledger and state are in {services.data_dir}")
         if adapters:
             self.log_line(f"adapters next to the model, for kolm generate --adapter: {', '.join(adapters)}")
-
-    def public_head(self, head: KnownHead) -> None:
-        """Say that there is a head on a hub for the model, which is served without one."""
-        facts = [f"{head.megabytes:,} MB" if head.megabytes else "", head.licence]
-        shown = ", ".join(fact for fact in facts if fact)
-        self.log_line(f"a public head is known: {head.name}{f' ({shown})' if shown else ''}; --head auto takes it")
 
     def still_starting(self, service: str, seconds: float, last_line: str | None) -> None:
         """Print a line for a service that prints none."""

@@ -16,10 +16,9 @@ from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.pull import pulled_model
 from services.cli.frame.values import expect_folder, named_adapters
 from services.cli.up.supervisor import Plan, Settings, words
-from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER, default_head_for
+from services.generation.target.model_path import HEAD_FOLDER, STORE_FOLDER, default_head_for, default_store_for
 
 if TYPE_CHECKING:
-    from services.generation.target.naming.known_heads import KnownHead
     from services.runtime.settings import ServerSettings, TomlTable
 
 
@@ -222,13 +221,27 @@ class ServedOptions:
 
         return replace(self, head=None if self.head is None else [folder(head) for head in self.head])
 
-    def public_head(self) -> KnownHead | None:
-        """The public head that `--head auto` would take, if no head is named and there is none next to the model."""
+    def faster(self) -> str | None:
+        """The flag or command that would make the model faster: a public head; without one a draft model of its family
+        or a datastore, if it has nothing else to draft with. None if there is none.
+        """
         from services.cli.foreign_heads import heads_known_for
+        from services.generation.target.adapters import base_names
+        from services.generation.target.naming.known_heads import known_draft_model
+        from services.generation.target.weights import has_own_head
 
         if self.head or default_head_for(self.model) is not None:
             return None
-        return next(iter(heads_known_for(self.model)), None)
+        for head in heads_known_for(self.model):
+            facts = [f"{head.megabytes:,} MB" if head.megabytes else "", head.licence]
+            shown = ", ".join(fact for fact in facts if fact)
+            return f"--head auto takes {head.name}{f' ({shown})' if shown else ''}, a public head of this model"
+        if self.draft_model or self.shared_datastore or default_store_for(self.model) or has_own_head(self.model):
+            return None
+        if (smaller := known_draft_model(base_names(self.model))) is not None:
+            return f"--draft-model {smaller}, a small model of the same family, after `kolm models pull {smaller}`"
+        built = "kolm datastore build PROMPTS.jsonl --answers 20000 --out DIR"
+        return f"--shared-datastore with the model's own answers, of `{built}`"
 
     def server_settings(self) -> Settings:
         """Settings of the generation service alone. Raises UsageError for folders that are missing."""

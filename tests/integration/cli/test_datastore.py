@@ -47,6 +47,29 @@ def test_a_datastore_is_built_shown_and_verified(model: Path, texts: Path, tmp_p
     assert datastore("show", store, "--verify").code == 0
 
 
+def test_a_datastore_is_built_of_the_model_s_answers_which_are_asked_for_once(model: Path, tmp_path: Path) -> None:
+    prompts, store = tmp_path / "prompts.jsonl", tmp_path / "store"
+    prompts.write_text("".join(f'{{"prompt": "number {number}"}}\n' for number in range(5)))
+    build = ("build", prompts, "--model", model, "--out", store, "--answer-tokens", "8")
+    assert datastore(*build, "--answers", "3").code == 0
+    (answers,) = tmp_path.glob("store.answers-*.jsonl")
+    few = answers.read_text()
+    assert datastore("show", store, "--json").document["documents"] == few.count("\n") == 3
+    shutil.rmtree(store)
+    assert datastore(*build, "--answers", "9").code == 0
+    assert datastore("show", store, "--json").document["documents"] == 5
+    assert answers.read_text().startswith(few)
+
+
+@pytest.mark.parametrize("line", ['{"prompt": ""}', '{"text": "a document"}', "no JSON"])
+def test_lines_that_are_no_prompts_are_not_answered(model: Path, tmp_path: Path, line: str) -> None:
+    (tmp_path / "prompts.jsonl").write_text(line)
+    flags = ("--model", model, "--out", tmp_path / "store", "--answers", "3")
+    assert datastore("build", tmp_path / "prompts.jsonl", *flags).code == 2
+    assert datastore("build", tmp_path / "missing.jsonl", *flags).code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
+
+
 @pytest.fixture
 def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal comes before the tokenizer is loaded, which takes seconds."""

@@ -19,9 +19,9 @@ from services.generation.drafting.methods import load_head as load_draft_head
 from services.generation.target.config.config import read_config
 from services.generation.target.target import Target
 from services.training import run
-from services.training.answering import AnswerFile
 from services.training.kscore import Measured, measure
 from services.training.plan import StepReport
+from services.training.prompts import AnswerFile
 from services.training.recordings import ANSWERS, RECORDINGS
 from services.training.trainer import Trainer
 from tests.cli import Ended, kolm

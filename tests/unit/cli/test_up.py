@@ -1,5 +1,6 @@
 """Flags of `kolm up`, and the services that it plans."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import pytest
 from services.auditor.settings import AuditorSettings
 from services.cli.up.local_services import LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
-from services.cli.up.up_options import EngineOptions
+from services.cli.up.up_options import EngineOptions, ServedOptions
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import LOADING
@@ -217,3 +218,23 @@ def test_before_another_engine_the_front_is_within_the_generation_service(tmp_pa
     assert (generation.module, addresses.http) == ("services.cli.up.with_front", "127.0.0.1:50057")
     front = generation.flags[generation.flags.index("--") + 1 :]
     assert {"--explorer-url", "http://127.0.0.1:50056", "--listen", "127.0.0.1:50057"} <= set(front)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("Qwen3-8B", "hf:RedHatAI/Qwen3-8B-speculator.eagle3"),
+        ("Qwen2.5-Coder-7B-Instruct", "hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"),
+        ("Qwen2.5-Coder-1.5B-Instruct", "kolm datastore build"),
+    ],
+)
+def test_a_line_names_what_would_make_a_model_faster_that_has_nothing_to_draft_with(
+    name: str, named: str, tmp_path: Path
+) -> None:
+    imported(tmp_path, name)
+    served = ServedOptions(model=tmp_path / name)
+    assert named in (served.faster() or "")
+    for parts in ({"head": ["some"]}, {"shared_datastore": [tmp_path]}, {"draft_model": tmp_path}):
+        assert ("head" in parts or "hf:RedHatAI" not in named) is (replace(served, **parts).faster() is None)
+    imported(tmp_path, "head")
+    assert served.faster() is None

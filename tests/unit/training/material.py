@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 
 from services.generation.target.cpu import CpuTarget, load_target
-from services.training.answering import Answer, Prompt, Streams, questions, regenerate
+from services.training.answering import Streams, questions, regenerate
 from services.training.block import BlockModule
 from services.training.head import HeadModule
 from services.training.plan import BlockSizes, HeadSizes
+from services.training.prompts import Answer, Prompt
 from services.training.recordings import Prefill
 from services.training.trainer import Ends, frequent_tokens, fresh_block, fresh_head
 from services.training.unroll import Teacher

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.training.answering import Prompt, questions, regenerate
+from services.training.answering import questions, regenerate
+from services.training.prompts import Prompt
 from services.training.recordings import ANSWERS, RECORDINGS, Archive, Prefill, Stored
 from tests.fakes.engine_runs import run
 from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material

@@ -1,4 +1,4 @@
-"""Public draft heads by the base they were trained on. Imports next to nothing.
+"""Public draft heads by the base they were trained on, and small models by their families. Imports next to nothing.
 
 Bases and sizes are from the repositories' pages, z-lab's collection and the lists of supported pairs of vLLM, AngelSlim
 and NVIDIA TensorRT Edge-LLM. Before a download, size and licence are read from the hub.
@@ -67,6 +67,26 @@ KNOWN_HEADS: tuple[KnownHead, ...] = (
     KnownHead("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3", "eagle3", 4000),
 )  # fmt: skip
 """For each base, the head for `--head auto` is first."""
+
+
+DRAFT_MODELS = {
+    "qwen3:0.6b": ("Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
+    "hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF": (
+        "Qwen2.5-Coder-7B-Instruct", "Qwen2.5-Coder-14B-Instruct", "Qwen2.5-Coder-32B-Instruct",
+    ),
+    "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF": ("Qwen2.5-7B-Instruct", "Qwen2.5-14B-Instruct", "Qwen2.5-32B-Instruct"),
+    "hf:bartowski/Llama-3.2-1B-Instruct-GGUF": ("Llama-3.1-8B-Instruct", "Llama-3.3-70B-Instruct"),
+}  # fmt: skip
+"""Small models by name, and models of their families at least eight times as large: on a CPU, drafts of a larger share
+of the model seldom pay.
+"""
+
+
+def known_draft_model(base_names: Iterable[str]) -> str | None:
+    """The name of a small model of a base's family, by any of the base's names."""
+    names = [*base_names]
+    large = ((small, base) for small, bases in DRAFT_MODELS.items() for base in bases)
+    return next((small for small, base in large if any(same_name(base, name) for name in names)), None)
 
 
 def known_heads(base_names: Iterable[str]) -> list[KnownHead]:

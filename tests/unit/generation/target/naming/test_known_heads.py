@@ -4,7 +4,7 @@ import pytest
 
 from services.generation.drafting.methods import METHODS
 from services.generation.target.naming.hub_names import SHORT, HubName
-from services.generation.target.naming.known_heads import KNOWN_HEADS, known_heads
+from services.generation.target.naming.known_heads import DRAFT_MODELS, KNOWN_HEADS, known_draft_model, known_heads
 
 
 def test_every_known_head_is_named_once_and_of_a_kind_that_loads() -> None:
@@ -23,3 +23,9 @@ def test_a_base_is_found_under_the_names_that_its_files_have(name: str) -> None:
 
 def test_another_size_or_kind_of_a_base_has_no_heads_of_it() -> None:
     assert known_heads(["Qwen3-4B-Instruct-2507", "Qwen3-0.6B", "Llama-3.1-8B"]) == []
+
+
+def test_a_large_base_has_a_small_model_of_its_family_and_a_small_base_has_none() -> None:
+    assert known_draft_model(["qwen2.5-coder-7b-instruct"]) == "hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"
+    assert known_draft_model(["Qwen2.5-Coder-1.5B-Instruct", "Qwen3-4B"]) is None
+    assert all(HubName.of(small) is not None for small in DRAFT_MODELS)

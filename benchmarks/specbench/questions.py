@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-KINDS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
+KINDS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag", "code_edit")
+"""Spec-Bench's six, and edits of a file."""
 OWN = Path(__file__).parent / "questions.jsonl"
-"""Twenty of each kind, written for this repository."""
+"""Twenty of each of Spec-Bench's kinds, written for this repository."""
 
 _MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities", "mt_bench")
 """Categories of MT-Bench, which are Spec-Bench's multi-turn conversations."""

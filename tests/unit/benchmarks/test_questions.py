@@ -11,7 +11,7 @@ from benchmarks.engines import Run
 from benchmarks.load.callers import Seen
 from benchmarks.load.measure import figures
 from benchmarks.specbench.conversation import Told, converse, geometric_mean, identical_share, summarised
-from benchmarks.specbench.questions import Question, QuestionsInvalid, load_questions
+from benchmarks.specbench.questions import OWN, Question, QuestionsInvalid, load_questions
 from demo.smollm2.prompts import Choice, is_held_out, words
 
 
@@ -25,6 +25,11 @@ def test_categories_of_mt_bench_are_multi_turn(tmp_path: Path) -> None:
         "multi-turn": [Question("81", "multi-turn", ("a", "b"))],
         "qa": [Question("401", "qa", ("c",))],
     }
+
+
+@pytest.mark.parametrize(("file", "counts"), [(OWN, [20] * 6), (OWN.with_name("edits.jsonl"), [12])])
+def test_own_questions_are_so_many_of_each_kind(file: Path, counts: list[int]) -> None:
+    assert [len(questions) for questions in load_questions(file).values()] == counts
 
 
 @pytest.mark.parametrize(

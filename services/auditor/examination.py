@@ -45,7 +45,7 @@ class EnginePlan:
     """The base to load, with the adapters (directories by name) that receipts may name.
 
     `context_length` in tokens, `cache_dtype` and `arithmetic` are settings of the audited server; None is its default.
-    `threads` of a pass; None is one for each CPU.
+    `threads` of a pass; None is one for each CPU. `packed_bytes`: the limit of packed weights on disk; 0 keeps none.
     """
 
     model: Path
@@ -54,6 +54,7 @@ class EnginePlan:
     cache_dtype: str | None = None
     arithmetic: str | None = None
     threads: int | None = None
+    packed_bytes: int = 0
 
     def for_reference(self) -> EnginePlan:
         """The plan for outputs of another engine. A pass along them need not repeat a server's bits, and one-byte keys

@@ -26,6 +26,7 @@ from services.generation.engine.request import (
 )
 from services.generation.remote.dialects import seed_of
 from services.generation.target.errors import TargetError, about
+from services.generation.target.program.packed_files import PackedFolder
 from services.generation.verification import Record, Stopped, Verifier
 
 _NOWHERE = 1e6
@@ -55,6 +56,7 @@ class OwnEngine:
                 cache_dtype=plan.cache_dtype,
                 arithmetic=plan.arithmetic,
                 threads=plan.threads,
+                packed=PackedFolder(plan.packed_bytes),
                 stopping=stop.is_set,
             )
         except TargetError as error:

@@ -11,9 +11,9 @@ from ledger.documents.audit import LONGEST_PROMISE_SECONDS, ReferenceThresholds
 from services.auditor.examination import EnginePlan
 from services.auditor.foreign_judge import DRAWN, HONEST, Plain
 from services.auditor.held_folder import Share
-from services.generation.target.model_settings import MODEL, NAMED_ADAPTER
+from services.generation.target.model_settings import MODEL, NAMED_ADAPTER, PACKED_BYTES
 from services.runtime.setting_kind import Adapter, KeyFile, Target, Url
-from services.runtime.settings import Address, RpcServerSettings, settings_config
+from services.runtime.settings import Address, RpcServerSettings, SizeOrNone, settings_config
 from services.runtime.usage import checked_name
 
 
@@ -74,6 +74,13 @@ class AuditorSettings(RpcServerSettings):
     )
     arithmetic: Literal["float32", "int8"] | None = Field(
         None, description="The audited server's --arithmetic, if it has one; part of the numerics profile."
+    )
+    packed_bytes: SizeOrNone = Field(
+        PACKED_BYTES,
+        validate_default=True,
+        description="Size limit of packed weights in the user's cache, which a server on this machine may share. 0 "
+        "keeps none.",
+        examples=["50GiB"],
     )
     threads: int = Field(1, ge=1, description="Threads of a pass, which have a low priority.")
     decode_share: float = Field(
@@ -184,8 +191,9 @@ class AuditorSettings(RpcServerSettings):
         pairs = (each.partition("=") for each in self.adapter)
         adapters = {name: Path(directory) for name, _, directory in pairs}
         plan = EnginePlan(
-            self.model, adapters, self.context_length, self.cache_dtype, self.arithmetic, threads=self.threads
-        )
+            self.model, adapters, self.context_length, self.cache_dtype, self.arithmetic, threads=self.threads,
+            packed_bytes=self.packed_bytes,
+        )  # fmt: skip
         return plan if self.engine == "kolm" else plan.for_reference()
 
     @property

@@ -114,9 +114,11 @@ def _load(model: Path, threads: int) -> Target:
     """Load the target, and its tokenizer, because no request is served without one."""
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.cpu import load_target
+    from services.generation.target.model_settings import PACKED_BYTES
+    from services.generation.target.program.packed_files import PackedFolder
 
     try:
-        target = load_target(model, threads=threads)
+        target = load_target(model, threads=threads, packed=PackedFolder(PACKED_BYTES))
         Tokenizer(model)
         return target
     except TargetError as error:

@@ -50,6 +50,7 @@ from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.config import feature_bytes
 from services.generation.target.cpu import load_target
+from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, RunningServer, serve
@@ -198,7 +199,8 @@ class _Served:
 
 async def _own(settings: GenerationSettings, load: LoadTarget | None, prefixes: PrefixFolder | None) -> _Served:
     load = load or partial(
-        load_target, cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic, threads=settings.threads
+        load_target, cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic, threads=settings.threads,
+        packed=PackedFolder(settings.packed_bytes),
     )  # fmt: skip
     model, heads = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)

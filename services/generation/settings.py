@@ -11,9 +11,16 @@ from pydantic import Field, field_validator, model_validator
 
 from services.generation.requests.quotas import Quota, read_quotas
 from services.generation.target.model_path import name_of
-from services.generation.target.model_settings import IF_FOLDER_A_HEAD, MODEL, NAMED_ADAPTER, NAMED_STORE, STORE
+from services.generation.target.model_settings import (
+    IF_FOLDER_A_HEAD,
+    MODEL,
+    NAMED_ADAPTER,
+    NAMED_STORE,
+    PACKED_BYTES,
+    STORE,
+)
 from services.runtime.setting_kind import Adapter, KeyFile, Kind, Name, Target, Url
-from services.runtime.settings import Address, RpcServerSettings, Size, settings_config
+from services.runtime.settings import Address, RpcServerSettings, Size, SizeOrNone, settings_config
 from services.runtime.usage import checked_name
 
 _Head = Annotated[str, Kind("HEAD", "reference or folder", "support-head@sha256:3f0c2a9d"), IF_FOLDER_A_HEAD]
@@ -151,6 +158,13 @@ class GenerationSettings(RpcServerSettings):
         None,
         description="Memory for keys and values of sequences, an eighth of it for features of cached prefixes. Bytes, "
         "or 500MB, 2GiB and the like. Default: 1GiB, or more if one sequence needs it.",
+    )
+    packed_bytes: SizeOrNone = Field(
+        PACKED_BYTES,
+        validate_default=True,
+        description="Size limit of packed weights, which are kept in the user's cache and mapped at later starts and "
+        "by an auditor on this machine; the least recently used are deleted. 0 keeps none.",
+        examples=["50GiB"],
     )
     max_sequences: int = Field(
         64, ge=1, description="Sequences that run at the same time, if the cache has room; the others wait."

@@ -19,6 +19,7 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import load_target
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
+from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
@@ -103,6 +104,7 @@ class Verifier:
         cache_dtype: str | None = None,
         arithmetic: str | None = None,
         threads: int | None = None,
+        packed: PackedFolder | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Verifier:
         """Load and probe a model on the CPU, which takes seconds; options as in `load_target`.
@@ -111,7 +113,7 @@ class Verifier:
         """
         target = load_target(
             model, adapters=adapters, context_length=context_length, cache_dtype=cache_dtype, arithmetic=arithmetic,
-            threads=threads,
+            threads=threads, packed=packed,
         )  # fmt: skip
         tokenizer = Tokenizer(model)
         grammars = GrammarCompiler(

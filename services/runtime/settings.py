@@ -61,6 +61,9 @@ PemFile = Annotated[Path, Kind("FILE", "PEM file", "/etc/kolm/tls/service.pem")]
 Size = Annotated[ByteSize, Field(ge=1), Kind("SIZE", "bytes, plain or with a unit", "2GiB")]
 """A number of bytes, plain or with a unit: 500MB, 2GiB."""
 
+SizeOrNone = Annotated[ByteSize, Field(ge=0), Kind("SIZE", "bytes, plain or with a unit, 0 for none", "2GiB")]
+"""A `Size`, or 0."""
+
 LogFormat = Literal["text", "json"]
 _MIB = 1 << 20
 

@@ -104,7 +104,7 @@ class KernelArithmetic:
         self, x: Float32, weights: StoredTensor, bias: Float32 | None = None, arithmetic: str = "float32"
     ) -> Float32:
         module = "integer" if arithmetic == "int8" else "linear"
-        matrix, rows, outputs = matrix_of(weights, bias), len(x), weights.shape[0]
+        matrix, rows, outputs = matrix_of(weights, bias=bias), len(x), weights.shape[0]
         padded_x, y = lines(x, GROUP), unwritten(rows, matrix.panels * PANEL)
         fields = {
             **self._scratch(linear.scratch_bytes(padded_x.shape[1])), "weights": matrix.weights.panels,

@@ -208,10 +208,12 @@ class EngineOptions:
     def plan(self, model: Path) -> EnginePlan:
         """Raises UsageError for an adapter without a name."""
         from services.auditor.examination import EnginePlan
+        from services.generation.target.model_settings import PACKED_BYTES
 
         return EnginePlan(
-            model, named_adapters(self.adapter or ()), self.context_length, self.cache_dtype, self.arithmetic
-        )
+            model, named_adapters(self.adapter or ()), self.context_length, self.cache_dtype, self.arithmetic,
+            packed_bytes=PACKED_BYTES,
+        )  # fmt: skip
 
 
 ENGINE = EngineOptions()

@@ -175,6 +175,10 @@ class ServedOptions:
         Literal["float32", "int8"] | None,
         Option(help="Arithmetic of linear layers. Default: int8 for quantised weights (GGUF)."),
     ] = None
+    packed_bytes: Annotated[
+        str | None,
+        Option(metavar="SIZE", help="Most bytes of packed weights on disk; 0 keeps none. Default: 20GiB."),
+    ] = None
     prefix_cache_dir: Annotated[
         Path | None,
         Option(metavar="DIR", help="Folder that keeps computed prefixes after a restart. Default: none."),
@@ -209,6 +213,7 @@ class ServedOptions:
             "context_length": self.context_length,
             "cache_dtype": self.cache_dtype,
             "arithmetic": self.arithmetic,
+            "packed_bytes": self.packed_bytes,
         }
 
     def with_fetched_heads(self) -> ServedOptions:

@@ -28,7 +28,8 @@ from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
 from services.generation.target.program.kernel_probe import abridged, blocks_to_probe, probe_kernels
 from services.generation.target.program.layer import load_layer
-from services.generation.target.program.matrices import matrix_of, vector
+from services.generation.target.program.matrices import Pack, matrix_of, vector
+from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.program.products import EmbeddingTable, Product
 from services.generation.target.program.program import LayerInputsTable, ModelWeights, Program
 from services.generation.target.program.team import Passes, team
@@ -41,6 +42,7 @@ from services.generation.target.weights import (
     checked_weights,
     output_name,
     reader,
+    stored_bytes,
     usual_arithmetic,
 )
 
@@ -68,6 +70,7 @@ class CpuTarget:
         threads: int | None = None,
         cache_dtype: str = "float32",
         arithmetic: str = "float32",
+        packed: PackedFolder | None = None,
     ) -> None:
         """Load the weights and allocate the cache.
 
@@ -75,6 +78,7 @@ class CpuTarget:
             threads: of a pass, by default one for each CPU; the number changes no bit.
             cache_dtype: of keys and values, float32, bfloat16 or int8; part of the profile.
             arithmetic: of linear layers with quantised weights, float32 or int8; part of the profile.
+            packed: where packed weights are kept.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
@@ -91,7 +95,8 @@ class CpuTarget:
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
         kept = _states_kept(config)
         self._states = StateBook(kept, cache_blocks, config.rule.taps) if config.rule else None
-        self._parts = _load(config, weights, cache_blocks, adapters, FORMS[cache_dtype], arithmetic, kept)
+        with (packed or PackedFolder(0)).packing(base_cid, stored_bytes(weights)) as pack:
+            self._parts = _load(config, weights, pack, cache_blocks, adapters, FORMS[cache_dtype], arithmetic, kept)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)
         self._moves = {is_own: move(kernels["move" if is_own else "move_lines"]) for is_own in (True, False)}
@@ -207,12 +212,12 @@ def profile_name(arithmetic: str) -> str:
 
 
 def _load(
-    config: TargetConfig, weights: Weights, cache_blocks: int, adapters: Sequence[Adapter], form: Form,
+    config: TargetConfig, weights: Weights, pack: Pack, cache_blocks: int, adapters: Sequence[Adapter], form: Form,
     arithmetic: str, kept: int = 0,
 ) -> ModelWeights:  # fmt: skip
     """Read, check and pack the weights; allocate the cache."""
     read, output = reader(weights, config), output_name(weights, config)
-    embedding = matrix_of(read(EMBEDDING))
+    embedding = matrix_of(read(EMBEDDING), pack=pack)
     context = config.context_length
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
     specs = layer_specs(config)
@@ -220,13 +225,15 @@ def _load(
     scales = [by_scale[spec.scale, spec.temperature] for spec in specs]
     return ModelWeights(
         config=config,
-        layers=[load_layer(spec, number, adapters, read, config.norm_offset) for number, spec in enumerate(specs)],
+        layers=[
+            load_layer(spec, number, adapters, read, config.norm_offset, pack) for number, spec in enumerate(specs)
+        ],
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset) * np.float32(config.logit_scale),
-        head=embedding if output == EMBEDDING else matrix_of(read(output)),
+        head=embedding if output == EMBEDDING else matrix_of(read(output), pack=pack),
         cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, form, kept),
         arithmetic=arithmetic,
-        inputs=LayerInputsTable.load(read) if config.layer_inputs else None,
+        inputs=LayerInputsTable.load(read, pack) if config.layer_inputs else None,
     )
 
 
@@ -240,6 +247,7 @@ def load_target(
     cache_dtype: str | None = None,
     arithmetic: str | None = None,
     threads: int | None = None,
+    packed: PackedFolder | None = None,
 ) -> CpuTarget:
     """Load a transformers model directory (config.json, safetensors, tokenizer.json).
 
@@ -253,6 +261,7 @@ def load_target(
         cache_dtype: of keys and values, `float32`, `bfloat16` or `int8`; by default `usual_cache`.
         arithmetic: of linear layers with quantised weights, `float32` or `int8`; by default `usual_arithmetic`.
         threads: of a pass; by default one for each CPU.
+        packed: where packed weights are kept; by default nowhere.
 
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.
@@ -266,6 +275,7 @@ def load_target(
     loaded = _read_adapters(adapters or {}, config, directory, cids[0])
     return CpuTarget(
         config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached, arithmetic=arithmetic,
+        packed=packed,
     )  # fmt: skip
 
 

@@ -83,6 +83,10 @@ class FileDigests:
             self._keep(known | {str(path.resolve()): {"stamp": stamp, "digest": found}})
         return found
 
+    def keep(self, path: Path, digest: str) -> None:
+        """Keep the digest of a file that this process has written."""
+        self._keep(self._known() | {str(path.resolve()): {"stamp": _stamp(path), "digest": digest}})
+
     def _hash(self, path: Path) -> str:
         sha256, position = hashlib.sha256(), 0
         buffer = memoryview(bytearray(_READ_BYTES))

@@ -18,6 +18,9 @@ from services.generation.target.model_path import (
     places,
 )
 
+PACKED_BYTES = 20 << 30
+"""The default size limit of packed weights on disk (`program/packed_files.py`)."""
+
 
 def _model(named: Path) -> Path:
     try:

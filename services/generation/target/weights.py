@@ -26,7 +26,7 @@ from services.generation.target.errors import ArithmeticUnsupported, TargetError
 from services.generation.target.family import DELTA, NORM, StateRule
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
 from services.generation.target.files.safetensors import SafetensorsFiles
-from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.storages import PANEL, packed_as
 
 if TYPE_CHECKING:
@@ -111,6 +111,12 @@ def open_weights(path: Path) -> Weights:
         WeightsInvalid: a file is missing, truncated or contradicts itself, or a GGUF file has an unsupported type.
     """
     return GgufFile.open(path) if is_gguf(path) else SafetensorsFiles.open(path, named_family(path))
+
+
+def stored_bytes(weights: Weights) -> int:
+    """Bytes of all matrices, which are not read."""
+    shapes = ((weights.storage(name), shape) for name in weights.names() if len(shape := weights.shape(name)) == 2)
+    return sum(outputs * LAYOUTS[storage].row_bytes(inputs) for storage, (outputs, inputs) in shapes)
 
 
 def reader(weights: Weights, config: TargetConfig) -> Callable[[str], StoredTensor]:

@@ -14,7 +14,16 @@ from services.generation.target.config.rope import decay_rates, inverse_root
 from services.generation.target.family import CONVOLUTION, StateRule
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.storages import padded
-from services.generation.target.program.matrices import AdapterUpdates, Matrix, Read, alternating, side_by_side, vector
+from services.generation.target.program.matrices import (
+    AdapterUpdates,
+    Matrix,
+    Pack,
+    Read,
+    alternating,
+    pack_tensors,
+    side_by_side,
+    vector,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +117,12 @@ class Layer:
 
 
 def load_layer(
-    spec: LayerSpec, number: int, adapters: Sequence[Adapter], read: Read, norm_offset: float = 0.0
+    spec: LayerSpec,
+    number: int,
+    adapters: Sequence[Adapter],
+    read: Read,
+    norm_offset: float = 0.0,
+    pack: Pack = pack_tensors,
 ) -> Layer:
     """Read and pack a layer. Raises WeightsInvalid for weights that are NaN or infinite."""
 
@@ -122,17 +136,17 @@ def load_layer(
     return Layer(
         spec=spec,
         attention_norm=norm(spec.attention_norm) if spec.attention_norm else None,
-        qkv=side_by_side(spec.qkv, spec.prefix, read),
+        qkv=side_by_side(spec.qkv, spec.prefix, read, pack),
         head_norms=[ones, ones] if spec.unit_norms else [norm(name) for name in spec.head_norms],
         sinks=vector(read, f"{spec.prefix}{spec.sinks}.weight") if spec.sinks else None,
-        output=side_by_side(spec.output, spec.prefix, read)[0],
+        output=side_by_side(spec.output, spec.prefix, read, pack)[0],
         mlp_norm=norm(spec.mlp_norm) if spec.mlp_norm else None,
-        mlp=_mlp(spec, read) if spec.down else None,
-        experts=_experts(spec.experts, spec.prefix, read) if spec.experts else None,
+        mlp=_mlp(spec, read, pack) if spec.down else None,
+        experts=_experts(spec.experts, spec.prefix, read, pack) if spec.experts else None,
         after_attention=norm(spec.after_attention) if spec.after_attention else None,
         after_mlp=norm(spec.after_mlp) if spec.after_mlp else None,
         value_norm=ones if spec.value_norms else None,
-        inputs=_inputs(spec.inputs, spec.prefix, read) if spec.inputs else None,
+        inputs=_inputs(spec.inputs, spec.prefix, read, pack) if spec.inputs else None,
         scalar=float(vector(read, f"{spec.prefix}{spec.scalar}.weight")[0]) if spec.scalar else 1.0,
         convolution=_convolution(spec, read) if spec.taps else None,
         state=_state(spec.rule, spec.prefix, read) if spec.rule else None,
@@ -160,17 +174,17 @@ def _state(rule: StateRule, prefix: str, read: Read) -> State:
     )
 
 
-def _inputs(spec: LayerInputsSpec, prefix: str, read: Read) -> LayerInputs:
-    gate, projection = (side_by_side((module,), prefix, read)[0] for module in (spec.gate, spec.projection))
+def _inputs(spec: LayerInputsSpec, prefix: str, read: Read, pack: Pack) -> LayerInputs:
+    gate, projection = (side_by_side((module,), prefix, read, pack)[0] for module in (spec.gate, spec.projection))
     return LayerInputs(gate, projection, vector(read, f"{prefix}{spec.norm}.weight"))
 
 
-def _mlp(spec: LayerSpec, read: Read) -> Mlp:
-    gate_up = alternating(spec.gate_up, spec.prefix, read)
-    return Mlp(gate_up, side_by_side(spec.down, spec.prefix, read)[0])
+def _mlp(spec: LayerSpec, read: Read, pack: Pack) -> Mlp:
+    gate_up = alternating(spec.gate_up, spec.prefix, read, pack)
+    return Mlp(gate_up, side_by_side(spec.down, spec.prefix, read, pack)[0])
 
 
-def _experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
+def _experts(spec: ExpertsSpec, prefix: str, read: Read, pack: Pack) -> ExpertLayer:
     names, parallel, scales = spec.parallel, None, np.full(len(spec.down), spec.scale, np.float32)
     if names:
         router, norm, after, after_mlp = (
@@ -184,8 +198,8 @@ def _experts(spec: ExpertsSpec, prefix: str, read: Read) -> ExpertLayer:
         scales=scales,
         bias=vector(read, f"{prefix}{spec.choice_bias}.weight") if spec.choice_bias else np.zeros_like(scales),
         parallel=parallel,
-        router=side_by_side((spec.router,), prefix, read)[0],
-        shared_gate=side_by_side((spec.shared_gate,), prefix, read)[0] if spec.shared_gate else None,
-        gate_up=[alternating(modules, prefix, read) for modules in spec.gate_up],
-        down=[side_by_side(modules, prefix, read)[0] for modules in spec.down],
+        router=side_by_side((spec.router,), prefix, read, pack)[0],
+        shared_gate=side_by_side((spec.shared_gate,), prefix, read, pack)[0] if spec.shared_gate else None,
+        gate_up=[alternating(modules, prefix, read, pack) for modules in spec.gate_up],
+        down=[side_by_side(modules, prefix, read, pack)[0] for modules in spec.down],
     )

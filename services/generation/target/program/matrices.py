@@ -19,6 +19,11 @@ from services.generation.target.program.packing import PackedWeights, pack
 from services.generation.target.weights import stay_apart
 
 Read = Callable[[str], StoredTensor]
+Pack = Callable[[Sequence[StoredTensor], Int64 | None], PackedWeights]
+"""Packs the rows of tensors, concatenated, in an order (see `pack`); tensors of several storages as float32.
+
+Raises WeightsInvalid for NaN and infinity.
+"""
 
 
 def linear_record(
@@ -63,17 +68,29 @@ class Matrix:
         return len(self.weights.panels)
 
 
-def matrix_of(tensor: StoredTensor, bias: Float32 | None = None, order: Int64 | None = None) -> Matrix:
-    """The packed weights of one module [out, in]. Raises WeightsInvalid for NaN and infinity."""
-    tensor.check_finite()
-    weights = pack(tensor.storage, tensor.shape[1], tensor.data, order)
+def pack_tensors(tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
+    """A `Pack` that packs at each call."""
+    for tensor in tensors:
+        tensor.check_finite()
+    if len({tensor.storage for tensor in tensors}) > 1:
+        tensors = [_widened(tensor) for tensor in tensors]
+    first, *others = tensors
+    data = np.concatenate([tensor.data for tensor in tensors]) if others else first.data
+    return pack(first.storage, first.shape[1], data, order)
+
+
+def matrix_of(
+    *tensors: StoredTensor, bias: Float32 | None = None, order: Int64 | None = None, pack: Pack = pack_tensors
+) -> Matrix:
+    """The packed weights of modules [out, in] with the same inputs. Raises WeightsInvalid for NaN and infinity."""
+    weights = pack(tensors, order)
     whole = np.zeros(len(weights.panels) * PANEL, np.float32)
     if bias is not None:
         whole[: len(bias)] = bias
     return Matrix(weights, whole)
 
 
-def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list[Matrix]:
+def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read, pack: Pack = pack_tensors) -> list[Matrix]:
     """Matrices for the concatenated outputs of modules: one for each run of modules in the same storage.
 
     A matrix writes whole panels. Modules that do not `stay_apart` are widened to float32 and become one matrix.
@@ -81,33 +98,32 @@ def side_by_side(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> list
     tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
     storages = [tensor.storage for tensor in tensors]
     if not stay_apart(modules, storages):
-        tensors = [_widened(tensor) for tensor in tensors]
+        storages = ["float32"] * len(modules)
     matrices, first, start = [], 0, 0
     for end in range(1, len(modules) + 1):
-        if end < len(modules) and tensors[end].storage == tensors[start].storage:
+        if end < len(modules) and storages[end] == storages[start]:
             continue
         some = modules[start:end]
         biases = np.concatenate([_bias(module, prefix, read) for module in some])
-        joined = matrix_of(_joined(tensors[start:end]), biases)
+        joined = matrix_of(*tensors[start:end], bias=biases, pack=pack)
         matrices.append(Matrix(joined.weights, joined.bias, first))
         first, start = first + sum(module.outputs for module in some), end
     return matrices
 
 
-def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read) -> Matrix:
+def alternating(modules: Sequence[ModuleSpec], prefix: str, read: Read, pack: Pack = pack_tensors) -> Matrix:
     """A matrix in which panels of two modules of the same size alternate, padded to whole panels.
 
     A single module is the concatenation of two.
     """
     tensors = [read(f"{prefix}{module.name}.weight") for module in modules]
-    if len({tensor.storage for tensor in tensors}) > 1:
-        tensors = [_widened(tensor) for tensor in tensors]
     size = sum(module.outputs for module in modules) // 2
     columns = np.full((2, padded(size, PANEL)), -1, np.int64)
     columns[0, :size], columns[1, :size] = np.arange(size), np.arange(size, 2 * size)
     order = columns.reshape(2, -1, PANEL).swapaxes(0, 1).reshape(-1)
     biases = np.concatenate([*(_bias(module, prefix, read) for module in modules), np.zeros(1, np.float32)])
-    return matrix_of(_joined(tensors), biases[order], order)  # order -1 is the zero at the end
+    # order -1 is the zero at the end
+    return matrix_of(*tensors, bias=biases[order], order=order, pack=pack)
 
 
 def vector(read: Read, name: str, offset: float = 0.0) -> Float32:
@@ -124,17 +140,7 @@ def _bias(module: ModuleSpec, prefix: str, read: Read) -> Float32:
     return vector(read, f"{prefix}{module.name}.bias")
 
 
-def _joined(tensors: Sequence[StoredTensor]) -> StoredTensor:
-    if len(tensors) == 1:
-        return tensors[0]
-    data = np.concatenate([tensor.data for tensor in tensors])
-    return StoredTensor(
-        " or ".join(t.name for t in tensors), tensors[0].storage, (len(data), tensors[0].shape[1]), data
-    )
-
-
 def _widened(tensor: StoredTensor) -> StoredTensor:
-    tensor.check_finite()
     values = np.ascontiguousarray(tensor.values(), np.float32)
     return StoredTensor(tensor.name, "float32", tensor.shape, values.view(np.uint8))
 

@@ -15,7 +15,7 @@ from services.generation.target.config.rope import inverse_root
 from services.generation.target.kernels.records import bind
 from services.generation.target.program.buffers import Buffers, Cache
 from services.generation.target.program.layer import Layer
-from services.generation.target.program.matrices import Matrix, Read, matrix_of, vector
+from services.generation.target.program.matrices import Matrix, Pack, Read, matrix_of, vector
 from services.generation.target.program.operations import NOWHERE, Operations
 
 
@@ -28,9 +28,10 @@ class LayerInputsTable:
     norm: Float32
 
     @classmethod
-    def load(cls, read: Read) -> LayerInputsTable:
+    def load(cls, read: Read, pack: Pack) -> LayerInputsTable:
         """Read and pack the weights. Raises WeightsInvalid for weights that are NaN or infinite."""
-        return cls(matrix_of(read(LAYER_EMBEDDING)), matrix_of(read(LAYER_PROJECTION)), vector(read, LAYER_NORM))
+        embedding, projection = (matrix_of(read(name), pack=pack) for name in (LAYER_EMBEDDING, LAYER_PROJECTION))
+        return cls(embedding, projection, vector(read, LAYER_NORM))
 
 
 class LayerInputLines:

@@ -1,0 +1,269 @@
+"""Packed weights on disk: one file for a base on a kind of machine, mapped by all processes that compute with it.
+
+    <folder>/<digest of base and machine>/<version of the packing>-<SHA-256 of the file>
+
+A file has the panels of all matrices, each at a multiple of a page, a table of them and of its base and machine as
+JSON, and the table's size in eight bytes, little endian. It is never changed: a draft gets its name when it is whole
+and on the disk, and maps of deleted files stay valid. A file whose digest differs is not used, and replaced.
+
+Write access to the folder suffices to make a model compute with other weights, as with the folder of kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import astuple, dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ledger.durable_file import move_durably, remove_drafts
+from ledger.encoding.text_forms import cid_of_json
+from services.generation.state_folder import await_empty, one_at_a_time
+from services.generation.target.arrays import Bytes, Int64
+from services.generation.target.files.stored_tensor import StoredTensor
+from services.generation.target.identity import LARGE_BYTES, FileDigests
+from services.generation.target.kernels.compilation import user_cache
+from services.generation.target.kernels.machine import this_machine
+from services.generation.target.kernels.storages import PANEL, STORAGES, padded
+from services.generation.target.program.matrices import Pack, pack_tensors
+from services.generation.target.program.packing import PackedWeights
+
+_log = logging.getLogger(__name__)
+
+_Identity = dict[str, str]  # base and machine
+_SPARE_BYTES = 1 << 30  # of the disk, which are left to others
+_DRAFT = ".draft-"  # as `remove_drafts` has it
+_SIZE = 8  # bytes of the table's size
+_PACKAGE = Path(__file__).parents[1]
+_SOURCES = ("files/*.py", "kernels/storages.py", "program/*.py", "weights.py", "config/layer_specs.py")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFolder:
+    """Packed weights of bases, up to a number of bytes; the least recently used are deleted first. 0 keeps none."""
+
+    most_bytes: int
+    path: Path = field(default_factory=lambda: user_cache() / "packed")
+    digests: FileDigests = field(default_factory=FileDigests)
+
+    @contextmanager
+    def packing(self, base_cid: str, size: int) -> Iterator[Pack]:
+        """The function with which the block packs all matrices of a base, whose weights take about `size` bytes. They
+        are kept when it ends without an error, by a thread of their own. Of several processes, one packs.
+
+        A folder that cannot be read or written, or a disk without room, is logged, and nothing is kept.
+        """
+        if size < LARGE_BYTES or size > self.most_bytes:  # small models are packed as fast as they are found
+            yield pack_tensors
+            return
+        identity = {"base": base_cid, "machine": this_machine().name}
+        folder = self.path / cid_of_json(identity).rpartition(":")[2]
+        with ExitStack() as stack:
+            kept = self._found(folder, identity)
+            if kept is None:
+                with suppress(OSError):
+                    self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(one_at_a_time(folder))
+                kept = self._found(folder, identity)
+            if kept is not None:
+                stack.close()
+                yield kept.pack
+                return
+            draft = self._draft(folder, identity, size)
+            if draft is None:
+                yield pack_tensors
+                return
+            stack.callback(draft.close)
+            yield draft.pack
+            locked = stack.pop_all()  # until the file has its name
+        threading.Thread(target=self._keep, args=(draft, locked), name="packed weights").start()
+
+    def _found(self, folder: Path, identity: _Identity) -> _KeptWeights | None:
+        """The kept weights of this version, if they are whole."""
+        for path in folder.glob(f"{_version()}-*"):
+            try:
+                if self.digests.digest(path) != _digest_in(path):
+                    raise ValueError("its bytes have changed")
+                kept = _KeptWeights.open(path, identity)
+                os.utime(folder)
+                _log.info("mapping the packed weights in %s", path)
+                return kept
+            except OSError as error:
+                _log.warning("packing the weights again, since %s cannot be read: %s", path, error)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                _log.warning("packing the weights again, since %s cannot be used: %s", path, error)
+                with suppress(OSError):
+                    path.unlink()
+        return None
+
+    def _draft(self, folder: Path, identity: _Identity, size: int) -> _Draft | None:
+        """A draft in the folder, whose lock is held; None, with a log line, if there is no room."""
+        try:
+            remove_drafts(folder)
+            self._make_room(size, folder)
+            free = shutil.disk_usage(folder).free
+            if free < size + _SPARE_BYTES:
+                raise OSError(f"{free / 1e9:.1f} GB are free, {(size + _SPARE_BYTES) / 1e9:.1f} GB needed")
+            return _Draft(folder, identity, self.most_bytes)
+        except OSError as error:
+            _log.warning("not keeping packed weights in %s: %s", self.path, error)
+            return None
+
+    def _make_room(self, size: int, own: Path) -> None:
+        """Delete packed weights, the least recently used first, until `size` more bytes are within the limit. Earlier
+        packings of the own base go first of all.
+        """
+        for path in own.glob("[!.]*-*"):
+            path.unlink()
+        others = [folder for folder in self.path.iterdir() if folder.is_dir() and folder != own]
+        sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in others}
+        for folder in sorted(others, key=lambda each: each.stat().st_mtime_ns):
+            if sum(sizes.values()) + size <= self.most_bytes:
+                return
+            if await_empty(folder, 0.0):  # no process is packing there
+                _log.info("deleting packed weights that were used least recently: %s", folder)
+                shutil.rmtree(folder)
+                del sizes[folder]
+
+    def _keep(self, draft: _Draft, locked: ExitStack) -> None:
+        with locked:
+            try:
+                if (path := draft.finish()) is not None:
+                    self.digests.keep(path, _digest_in(path))
+                    _log.info("kept packed weights for the next start: %s, %.2f GB", path, path.stat().st_size / 1e9)
+            except OSError as error:
+                _log.warning("cannot keep packed weights in %s: %s", self.path, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A matrix in a file."""
+
+    offset: int
+    storage: str
+    columns: int
+    inputs: int
+
+    def of(self, content: Bytes) -> PackedWeights:
+        """The matrix in the bytes from its offset on. Raises ValueError, KeyError if they are too few."""
+        storage, panels = STORAGES[self.storage], padded(self.columns, PANEL) // PANEL
+        size = panels * storage.panel(padded(self.inputs, PANEL))
+        return PackedWeights(storage, self.columns, self.inputs, content[:size].reshape(panels, -1))
+
+
+class _KeptWeights:
+    """A mapped file. Thread-safe."""
+
+    def __init__(self, content: Bytes, table: dict[str, _Place]) -> None:
+        self._content, self._table = content, table
+
+    @classmethod
+    def open(cls, path: Path, identity: _Identity) -> _KeptWeights:
+        """Map a file. Raises OSError; ValueError if it is of another base or machine, this and others if it has no
+        table.
+        """
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content = np.frombuffer(mapped, np.uint8)
+        end = len(content) - _SIZE
+        begin = end - int.from_bytes(mapped[end:], "little")
+        document = json.loads(mapped[begin:end])
+        if document["of"] != identity:
+            raise ValueError(f"it is of {document['of']}, expected {identity}")
+        if document["size"] != begin:
+            raise ValueError(f"its table is at byte {begin}, expected {document['size']}")
+        table = {name: _Place(*place) for name, place in document["matrices"].items()}
+        return cls(content, table)
+
+    def pack(self, tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
+        """A `Pack` that finds what an earlier process has packed."""
+        place = self._table.get(_name(tensors))
+        return pack_tensors(tensors, order) if place is None else place.of(self._content[place.offset :])
+
+
+class _Draft:
+    """A file that is being written. Its matrices are mapped from it, so that they take memory once.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, folder: Path, identity: _Identity, most_bytes: int) -> None:
+        """Raises OSError."""
+        handle, name = tempfile.mkstemp(dir=folder, prefix=_DRAFT)
+        self._file, self._path = os.fdopen(handle, "wb", buffering=0), Path(name)
+        self._identity, self._most_bytes, self._position = identity, most_bytes, 0
+        self._sha256, self._table = hashlib.sha256(), dict[str, _Place]()
+
+    def pack(self, tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
+        """A `Pack` that writes what it packs. After the first error nothing is kept."""
+        packed = pack_tensors(tensors, order)
+        if self._file.closed:
+            return packed
+        try:
+            return self._written(_name(tensors), packed)
+        except (OSError, ValueError) as error:
+            _log.warning("not keeping packed weights: %s", error)
+            self.close()
+            return packed
+
+    def _written(self, name: str, packed: PackedWeights) -> PackedWeights:
+        place = _Place(self._position, packed.storage.name, packed.columns, packed.inputs)
+        self._write(packed.panels.reshape(-1).data)
+        self._write(bytes(-self._position % mmap.ALLOCATIONGRANULARITY))
+        self._table[name] = place
+        with self._path.open("rb") as file:
+            size = self._position - place.offset
+            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=place.offset)
+        return place.of(np.frombuffer(mapped, np.uint8))
+
+    def _write(self, data: memoryview | bytes) -> None:
+        left = memoryview(data)
+        if self._position + len(left) > self._most_bytes:
+            raise OSError(f"they take more than the limit of {self._most_bytes} bytes")
+        self._sha256.update(left)
+        self._position += len(left)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def finish(self) -> Path | None:
+        """Give the file its name, once it is on the disk; None if it was closed. Raises OSError."""
+        if self._file.closed:
+            return None
+        matrices = {name: astuple(place) for name, place in self._table.items()}
+        table = json.dumps({"of": self._identity, "size": self._position, "matrices": matrices}).encode()
+        self._write(table + len(table).to_bytes(_SIZE, "little"))
+        path = self._path.with_name(f"{_version()}-{self._sha256.hexdigest()}")
+        move_durably(self._path, path)
+        return path
+
+    def close(self) -> None:
+        """Delete the file, unless it has its name. Its maps stay valid."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _digest_in(path: Path) -> str:
+    """The digest that a file's name has."""
+    return f"sha256:{path.name.rpartition('-')[2]}"
+
+
+def _name(tensors: Sequence[StoredTensor]) -> str:
+    return " ".join(tensor.name for tensor in tensors)
+
+
+@cache
+def _version() -> str:
+    """A digest of the code that determines the order and the bytes of packed weights."""
+    sources = b"".join(path.read_bytes() for pattern in _SOURCES for path in sorted(_PACKAGE.glob(pattern)))
+    return hashlib.sha256(sources).hexdigest()[:16]

@@ -66,7 +66,7 @@ class KolmEngine:
         self.settings = EngineSettings()
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
-        self.cost = PassCost.measured(time_passes(self.target), time_keys(self.target), time_seen(self.target))
+        self.cost = PassCost.measured(time_passes(self.target).samples, time_keys(self.target), time_seen(self.target))
         self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter()}
         if head is not None:
             loaded = load_head(head, self.target.config)

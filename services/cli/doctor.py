@@ -106,7 +106,8 @@ def diagnose(model: Path, threads: int | None) -> dict[str, Any]:
         "probe": {"passed": profile.passed, **members(profile.report, "compared", "failures")},
         "profile_cid": profile.cid,
         "profile": profile.document,
-        "passes": [{"rows": rows, "seconds": spent} for rows, spent in passes],
+        "passes": [{"rows": rows, "seconds": spent} for rows, spent in passes.samples],
+        "one_row": {"fastest": min(passes.rounds), "slowest": max(passes.rounds), "changed": passes.changed},
     }
 
 
@@ -167,11 +168,21 @@ def _diagnosis_view(found: dict[str, Any]) -> View:
         Column("pass", lambda row: f"{1e3 * row['seconds']:.2f} ms", right=True),
         Column("of one row", lambda row: f"{row['seconds'] / one:.2f} ×", right=True),
     )
+    notes = _notes(found["one_row"])
     if found["probe"]["passed"]:
-        return [_facts(found), "", costs, Styled("speculation may be served here", "green")]
+        return [_facts(found), "", costs, *notes, Styled("speculation may be served here", "green")]
     text = "bits of a row depend on its neighbours here: the service would compute one row a pass, without speculation"
     failures = [f"  {failure}" for failure in found["probe"]["failures"][:5]]
-    return [_facts(found), "", costs, Styled(text, "bold red"), *failures]
+    return [_facts(found), "", costs, *notes, Styled(text, "bold red"), *failures]
+
+
+def _notes(one_row: dict[str, Any]) -> list[Styled]:
+    """A line if passes over one row took more time in some rounds than in others."""
+    if not one_row["changed"]:
+        return []
+    fastest, slowest = (1e3 * one_row[name] for name in ("fastest", "slowest"))
+    text = f"the memory's speed changed, or other programs ran: one row took {fastest:.2f} to {slowest:.2f} ms"
+    return [Styled(text, "yellow")]
 
 
 def _facts(found: dict[str, Any]) -> Table:

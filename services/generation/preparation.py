@@ -103,7 +103,13 @@ def load_model(
     profile = measure_profile(target, KeptProbes())
     _say(profile)
     _log.info("timing passes: they decide the width of drafts")
-    cost = PassCost.measured(time_passes(target), time_keys(target), time_seen(target))
+    times = time_passes(target)
+    if times.changed:
+        _log.warning(
+            "the memory's speed changed while passes were timed, or other programs ran: one row took %.2f to %.2f ms",
+            1e3 * min(times.rounds), 1e3 * max(times.rounds),
+        )  # fmt: skip
+    cost = PassCost.measured(times.samples, time_keys(target), time_seen(target))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
     model = Model(target, tokenizer, profile, cost, grammars)
     _log.info(

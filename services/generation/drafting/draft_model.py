@@ -186,7 +186,7 @@ def _build(parts: DrafterInputs) -> dict[str, Drafter]:
         return {}
     context = min(read_config(directory).context_length, target.config.context_length)
     model = parts.load(directory, context_length=context, cache_tokens=target.blocks.total * BLOCK)
-    step = StepCost.fit(time_passes(model))
+    step = StepCost.fit(time_passes(model).samples)
     same = model.tokenizer_cid == target.tokenizer_cid
     tokenizers = "the base's tokenizer" if same else "a tokenizer of its own"
     times = f"a step takes {1e3 * step.fixed:.2f} ms and {1e3 * step.row:.2f} ms a row"

@@ -45,10 +45,12 @@ _LENGTH = 3 * BLOCK  # tokens of context in timed passes
 _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS, _FEWEST = 12, 5
 _SECONDS = 1.2  # after which only the fewest rounds are completed: a model of 135 M parameters takes 0.9 s on idle CPUs
-_AGAIN, _WARM = 8, 0.03
-"""Passes over one row before each round, and a time limit for them in seconds: after a pass over many rows, the first
-few passes take up to twice as long as in steady decoding, when weights come from the caches.
+_AGAIN, _WARM = 8, 0.3
+"""Passes over one row before each round, and a time limit for them in seconds: after a pass over many rows, or a pause,
+passes are slower or faster than in steady decoding for a while, by what is in the caches and by the memory's speed.
 """
+_STEADY, _SETTLING = 0.03, 3.0  # a change of time that is none, and a limit in seconds until there is none
+_CHANGED = 1.1  # ratio of passes over one row in two rounds from which on the memory's speed has changed
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, with which the cost of a key is measured
 _LONG = 1024  # tokens of the history with which the cost of a visible token is measured
 _PAGE = 8  # at most this many slots of a block share a memory page
@@ -351,21 +353,41 @@ def code_version() -> str:
     return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()
 
 
-def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> list[tuple[int, float]]:
-    """(rows, seconds) of passes over chains of several widths.
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds of passes in steady state: (rows, seconds) by ascending rows, and of one row in each round."""
 
-    Each round begins with passes over one row, as in decoding, whose median is the result for one row. Other widths are
-    the median multiple of the pass over one row in the same round, so that variations of shared memory's speed cancel.
+    samples: tuple[tuple[int, float], ...]
+    rounds: tuple[float, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether the memory's speed changed between rounds, or another program used the machine."""
+        return max(self.rounds) > _CHANGED * min(self.rounds)
+
+
+def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> PassTimes:
+    """Times of passes over chains of several widths, after passes over one row until their time no longer drifts.
+
+    Each round begins with passes over one row, as in decoding; the median of the rounds is the result for one row.
+    Other widths are the median multiple of one row in the same round, so that variations of shared memory's speed
+    cancel.
     """
     length = min(_LENGTH, target.config.context_length - _ROWS[-1])
     table: list[int] = []
     target.blocks.extend(table, length + _ROWS[-1])
     try:
         passes = {count: _chain(table, length, count) for count in _ROWS}
-        seconds = _seconds(target, passes, clock, warm_up=passes[_ROWS[0]])
-        one = seconds[_ROWS[0]]
-        times = {count: median(s / single for s, single in zip(seconds[count], one, strict=True)) for count in _ROWS}
-        return [(count, median(one) * multiple) for count, multiple in times.items()]
+        single, one = passes.pop(_ROWS[0]), list[float]()
+        multiples: dict[int, list[float]] = {count: [] for count in passes}
+        _settle(target, single, clock)
+        for _ in _rounds(clock):
+            one.append(_repeated(target, single, clock))
+            for count, rows in passes.items():
+                multiples[count].append(_timed(target, rows, clock) / one[-1])
+        alone = median(one)
+        samples = ((count, median(each) * alone) for count, each in multiples.items())
+        return PassTimes(((_ROWS[0], alone), *samples), tuple(one))
     finally:
         target.blocks.release(table)
 
@@ -413,22 +435,37 @@ def time_seen(target: Target, clock: Callable[[], float] = time.perf_counter) ->
     return max(0.0, (more[_SEQUENCES] - more[1]) / ((_SEQUENCES - 1) * (long - _LENGTH)))
 
 
-def _seconds(
-    target: Target, passes: Mapping[_Key, Rows], clock: Callable[[], float], warm_up: Rows | None = None
-) -> dict[_Key, list[float]]:
-    """Seconds of each pass in each round; rounds begin with some passes over `warm_up`."""
+def _seconds(target: Target, passes: Mapping[_Key, Rows], clock: Callable[[], float]) -> dict[_Key, list[float]]:
+    """Seconds of each pass in each round."""
     seconds: dict[_Key, list[float]] = {key: [] for key in passes}
     for _ in _rounds(clock):
-        if warm_up is not None:
-            begin, again = clock(), _AGAIN
-            while again and clock() - begin < _WARM:
-                target.forward(warm_up)
-                again -= 1
         for key, rows in passes.items():
-            start = clock()
-            target.forward(rows)
-            seconds[key].append(clock() - start)
+            seconds[key].append(_timed(target, rows, clock))
     return seconds
+
+
+def _settle(target: Target, rows: Rows, clock: Callable[[], float]) -> None:
+    """Compute a pass until its time no longer drifts, for at most about `_SETTLING` seconds."""
+    start, before = clock(), 0.0
+    while clock() - start < _SETTLING:
+        now = _repeated(target, rows, clock)
+        if abs(now - before) <= _STEADY * now:
+            return
+        before = now
+
+
+def _repeated(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
+    """The median seconds of the later half of some equal passes."""
+    start, seconds = clock(), list[float]()
+    while len(seconds) < _AGAIN and clock() - start < _WARM:
+        seconds.append(_timed(target, rows, clock))
+    return median(seconds[len(seconds) // 2 :])
+
+
+def _timed(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
+    start = clock()
+    target.forward(rows)
+    return clock() - start
 
 
 def _rounds(clock: Callable[[], float]) -> Iterator[int]:

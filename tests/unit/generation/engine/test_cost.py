@@ -1,11 +1,19 @@
 """The cost model of a pass."""
 
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import TypeVar
+
 import numpy as np
 import pytest
 
 from services.generation.engine.cost import MARGIN, DraftPace, Pace, PassCost
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.probe import time_seen
+from services.generation.target.probe import PassTimes, time_passes, time_seen
+from services.generation.target.rows import Rows
+from services.generation.target.target import PassOutput
+
+T = TypeVar("T")
 
 
 def test_a_pass_costs_what_was_measured_and_lines_between() -> None:
@@ -20,27 +28,50 @@ def test_one_number_of_rows_costs_what_it_does_among_many() -> None:
     assert alone == pytest.approx(cost.of_each(np.arange(1, 40), keys=500, sequences=2).tolist())
 
 
+class Clock:
+    """Time that passes only while a target computes: `seconds(rows)` of each pass."""
+
+    def __init__(self, seconds: Callable[[Rows], float]) -> None:
+        self.now, self._seconds = 0.0, seconds
+
+    def __call__(self) -> float:
+        return self.now
+
+    def measure(self, target: CpuTarget, measure: Callable[[CpuTarget, Callable[[], float]], T]) -> T:
+        forward = target.forward
+
+        def timed(rows: Rows, layers: Sequence[int] = ()) -> PassOutput:
+            self.now += self._seconds(rows)
+            return forward(rows, layers)
+
+        target.forward = timed  # type: ignore[method-assign]
+        try:
+            return measure(target, self)
+        finally:
+            target.forward = forward  # type: ignore[method-assign]
+            assert target.blocks.used == 0
+
+
 def test_what_seeing_a_token_costs_is_the_slope_of_rows_beyond_the_first(target: CpuTarget) -> None:
-    class Clock:
-        """A pass of r rows over a history of n tokens takes 5 + r * n / 1000 seconds."""
+    clock = Clock(lambda rows: 5 + len(rows) * int(rows.positions[0]) / 1000)
+    assert clock.measure(target, time_seen) == pytest.approx(0.001)
 
-        now = 0.0
 
-        def __call__(self) -> float:
-            return self.now
+def _passes(seconds: Callable[[int, int], float], target: CpuTarget) -> PassTimes:
+    """Measured times, if the i-th pass takes `seconds(i, rows)`."""
+    number = count()
+    return Clock(lambda rows: seconds(next(number), len(rows))).measure(target, time_passes)
 
-    clock, forward = Clock(), target.forward
 
-    def timed(rows, layers=()):  # type: ignore[no-untyped-def]
-        clock.now += 5 + len(rows) * int(rows.positions[0]) / 1000
-        return forward(rows, layers)
+def test_passes_are_timed_once_they_take_no_longer(target: CpuTarget) -> None:
+    times = _passes(lambda number, rows: (0.02 + 0.01 * min(number / 60, 1)) * (1 + rows / 10) / 1.1, target)
+    assert times.samples[0] == (1, pytest.approx(0.03, rel=0.05))
+    assert dict(times.samples)[8] == pytest.approx(0.03 * 1.8 / 1.1, rel=0.05)
+    assert not times.changed
 
-    target.forward = timed  # type: ignore[method-assign]
-    try:
-        assert time_seen(target, clock) == pytest.approx(0.001)
-    finally:
-        target.forward = forward  # type: ignore[method-assign]
-    assert target.blocks.used == 0
+
+def test_a_memory_whose_speed_changes_is_told(target: CpuTarget) -> None:
+    assert _passes(lambda number, rows: 0.02 if number < 60 else 0.03, target).changed
 
 
 @pytest.mark.parametrize(("usual", "onset", "growth"), [(1.0, 0.0, 1.0), (2.0, 0.3, 0.5), (0.4, 0.1, 3.0)])

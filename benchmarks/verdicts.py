@@ -404,7 +404,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of each case with eight callers, and with one; at most 120 (64 24)",
     )  # fmt: skip
     parser.add_argument(
-        "--temperatures", type=float, nargs="+", default=TEMPERATURES, metavar="T", help="of honest answers (0 0.7 1)"
+        "--temperatures", type=float, nargs="*", default=TEMPERATURES, metavar="T", help="of honest answers (0 0.7 1)"
     )
     parser.add_argument("--max-tokens", type=int, default=96, help="of an answer at most (96)")
     parser.add_argument("--share", type=float, default=0.02, help="of accepted draft tokens that are replaced (0.02)")

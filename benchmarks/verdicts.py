@@ -49,6 +49,8 @@ _SCRATCH = Path(__file__).parent / "scratch" / "verdicts"
 _SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that others use
 _T = TypeVar("_T")
 TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
+_HONEST_TOKENS, _FAULTY_TOKENS = 96, 256
+"""Of an answer at most: n-grams draft more in long answers, and a fault of speculation needs drafts."""
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -77,6 +79,10 @@ class Case:
     callers: int
     replaced: float = 0.0  # share of accepted draft tokens
 
+    @property
+    def max_tokens(self) -> int:
+        return _FAULTY_TOKENS if self.replaced else _HONEST_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -96,10 +102,6 @@ class Pair:
     method: str
     plain_url: str
     url: str
-
-    def path(self, case: Case) -> Path:
-        kind = f"replaced{case.replaced:g}" if case.replaced else "honest"
-        return _SCRATCH / f"{self.engine}~{self.method}~{kind}~{case.temperature:g}~{case.callers}.jsonl"
 
 
 class FaultySpeculation(Upstream):
@@ -269,7 +271,12 @@ class Bench:
             speculation=pair.method,
         )  # fmt: skip
 
-    async def run(self, case: Case, prompts: Sequence[tuple[int, ...]], max_tokens: int, path: Path) -> None:
+    def path(self, case: Case) -> Path:
+        kind = f"{case.replaced:g} replaced" if case.replaced else "honest"
+        name = self.profile.name.replace("/", "-")
+        return _SCRATCH / f"{name}~{self._pair.method}~{kind}~{case.temperature:g}~{case.callers}.jsonl"
+
+    async def run(self, case: Case, prompts: Sequence[tuple[int, ...]], path: Path) -> None:
         """Serve and judge the answers that are not kept yet, by as many auditors as callers."""
         done = {each.question for each in kept(path)}
         todo = iter([number for number in range(len(prompts)) if number not in done])
@@ -280,7 +287,7 @@ class Bench:
 
         async def call() -> None:
             for number in todo:
-                sampling = SamplingParams(temperature=case.temperature, seed=number, max_tokens=max_tokens)
+                sampling = SamplingParams(temperature=case.temperature, seed=number, max_tokens=case.max_tokens)
                 asked = EngineRequest(str(number), prompts[number], sampling, method=ENGINE)
                 outcome, ticket = await _until_there(engine.complete, asked)
                 await answers.put(Served(asked, outcome, ticket.alone, faulty.replaced.pop(asked.prompt, 0)))
@@ -363,18 +370,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pairs.append(Pair("llama-server", given.spec_type, plain.url, fast.url))
         for pair in pairs:
             bench = Bench(pair, model_path(given.weights))
-            rows = list(_rows(bench, pair, prompts, given))
-            keep({"engine": bench.profile.name, "method": pair.method, "cases": rows}, given.out)
+            rows = list(_rows(bench, prompts, given))
+            keep({"engine": given.name or bench.profile.name, "method": pair.method, "cases": rows}, given.out)
 
 
-def _rows(bench: Bench, pair: Pair, prompts: Sequence[tuple[int, ...]], given: argparse.Namespace) -> Iterator[Any]:
+def _rows(bench: Bench, prompts: Sequence[tuple[int, ...]], given: argparse.Namespace) -> Iterator[Any]:
     honest = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
     for case in [*honest, *(Case(0.0, callers, given.share) for callers in CALLERS)]:
-        path = pair.path(case)
+        path = bench.path(case)
         path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
         count = given.answers[CALLERS.index(case.callers)]
-        asyncio.run(bench.run(case, prompts[:count], given.max_tokens, path))
-        yield row(case, kept(path)[:count])
+        asyncio.run(bench.run(case, prompts[:count], path))
+        if found := kept(path):
+            yield row(case, found)
 
 
 def keep(found: dict[str, Any], folder: Path) -> None:
@@ -398,15 +406,15 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
         help="vllm or llama-server that runs; may be repeated",
     )  # fmt: skip
+    parser.add_argument("--name", help="of the engine in the results (as in receipts)")
     parser.add_argument("--weights", type=Path, default=Path("smollm2"), help="the model that they serve (smollm2)")
     parser.add_argument(
         "--answers", type=int, nargs=2, default=[64, 24], metavar=("TOGETHER", "ALONE"),
-        help="of each case with eight callers, and with one; at most 120 (64 24)",
+        help="of each case with eight callers, and with one, at most 120 (64 24); 0 0 writes the kept ones",
     )  # fmt: skip
     parser.add_argument(
         "--temperatures", type=float, nargs="*", default=TEMPERATURES, metavar="T", help="of honest answers (0 0.7 1)"
     )
-    parser.add_argument("--max-tokens", type=int, default=96, help="of an answer at most (96)")
     parser.add_argument("--share", type=float, default=0.02, help="of accepted draft tokens that are replaced (0.02)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     return parser.parse_args(arguments)

@@ -48,7 +48,7 @@ def test_accepted_drafts_are_replaced_and_the_engine_goes_on_from_there(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest, events = Drafting(), list[Mapping[str, Any]]()
-    monkeypatch.setattr(Upstream, "answer", lambda _, *arguments: honest.answer(*arguments))
+    monkeypatch.setattr(Upstream, "answer", lambda _, *arguments, **__: honest.answer(*arguments))
     faulty = FaultySpeculation(DIALECTS["llama-server"], "http://127.0.0.1:1", share, random.Random(1))
     asyncio.run(faulty.answer({"prompt": [7, 1000], "n_predict": 20}, 99, events.append))
     ids = [token for event in events for token in event["ids"]]

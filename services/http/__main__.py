@@ -13,6 +13,7 @@ from ledger.errors import KeyFileError
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.generation.runtime import AsyncRuntime
 from services.http.app import http_app
+from services.http.calls import Interruption
 from services.http.settings import HttpSettings
 from services.runtime.http.serving import Connections, serve_http, serving_http
 from services.runtime.process import CannotStart, run_service
@@ -29,26 +30,31 @@ class _Front:
     app: ASGIApp
     registry: CollectorRegistry
     connections: Connections
+    interruption: Interruption
 
 
 async def main(settings: HttpSettings) -> None:
     """Serve until a signal, also while the generation server is away. Raises CannotStart."""
     async with AsyncRuntime.connect(settings.generation) as runtime:
         front = _front(settings, runtime)
-        await serve_http("http", front.app, settings, registry=front.registry, connections=front.connections)
+        await serve_http(
+            "http", front.app, settings, registry=front.registry, connections=front.connections,
+            interrupt=front.interruption,
+        )  # fmt: skip
 
 
 def serving(settings: HttpSettings, runtime: AsyncRuntime) -> AbstractAsyncContextManager[object]:
     """A block in which the front serves within another process. Entering it raises CannotStart, CannotListen."""
     front = _front(settings, runtime)
-    return serving_http("http", front.app, settings, front.registry, front.connections)
+    return serving_http("http", front.app, settings, front.registry, front.connections, front.interruption)
 
 
 def _front(settings: HttpSettings, runtime: AsyncRuntime) -> _Front:
-    registry = CollectorRegistry()
+    registry, interruption = CollectorRegistry(), Interruption()
     body_seconds = settings.body_seconds + _LATER_SECONDS  # the front itself answers a slow body before
     connections = Connections(_CONNECTIONS * settings.max_requests, body_seconds=body_seconds)
-    return _Front(http_app(runtime, settings, _trusted(settings), registry), registry, connections)
+    app = http_app(runtime, settings, _trusted(settings), registry, interruption)
+    return _Front(app, registry, connections, interruption)
 
 
 def _trusted(settings: HttpSettings) -> TrustedKeys:

@@ -98,6 +98,12 @@ class ApiError(Exception):
         return JSONResponse(self.body(path), self.status, headers)
 
 
+def stopping(receipt_ids: Sequence[str] = ()) -> ApiError:
+    """The error for a call that a stopping front ends. The generation server signs a receipt for the output so far."""
+    message = "this server is stopping; ask another one, or again when it is back. The output so far has its receipt"
+    return ApiError(503, message, "server_stopping", receipt_ids=receipt_ids)
+
+
 def of_kolm(error: client.KolmError, names: Mapping[str, str]) -> ApiError:
     """The answer for an error of the generation server. `names` are the caller's names of fields, by gRPC path."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)

@@ -28,7 +28,17 @@ from services.client.errors import KolmError
 from services.client.generation.request import Request as GenerationRequest
 from services.client.generation.runtime import AsyncRuntime
 from services.http.api_error import RECEIPTS, ApiError, of_kolm
-from services.http.calls import Admission, Callers, Endpoint, Gate, read_fields, token, while_there
+from services.http.calls import (
+    Admission,
+    Callers,
+    Endpoint,
+    Gate,
+    Interruptible,
+    Interruption,
+    read_fields,
+    token,
+    while_there,
+)
 from services.http.completions import (
     CHAT_TOOLS,
     ChatDialect,
@@ -223,15 +233,16 @@ def http_app(
     settings: HttpSettings,
     trusted: TrustedKeys | None = None,
     registry: CollectorRegistry | None = None,
+    interruption: Interruption | None = None,
 ) -> ASGIApp:
     """A client of the generation server of `runtime`, without state. The chat page checks receipts by the keys
-    `trusted`, /metrics shows `registry`.
+    `trusted`, /metrics shows `registry`, `interruption` ends running calls.
     """
-    registry = registry or CollectorRegistry()
-    chat = Endpoint(runtime, settings, ChatFields, ChatDialect)
-    text = Endpoint(runtime, settings, TextFields, TextDialect)
-    responses = Endpoint(runtime, settings, ResponseFields, ResponseDialect)
-    messages = Endpoint(runtime, settings, MessageFields, MessageDialect)
+    registry, interruption = registry or CollectorRegistry(), interruption or Interruption()
+    chat = Endpoint(runtime, settings, interruption, ChatFields, ChatDialect)
+    text = Endpoint(runtime, settings, interruption, TextFields, TextDialect)
+    responses = Endpoint(runtime, settings, interruption, ResponseFields, ResponseDialect)
+    messages = Endpoint(runtime, settings, interruption, MessageFields, MessageDialect)
     tokens, models = Tokens(runtime, settings), partial(_models, runtime)
 
     async def health(_: Request) -> Response:
@@ -262,9 +273,8 @@ def http_app(
         ],
         exception_handlers={ApiError: _failed, KolmError: _failed, HTTPException: _failed, Exception: _bug},
     )
-    return _across_origins(
-        Gate(Admission(app, settings.max_requests), Callers(runtime), _OPEN), settings.allowed_origin
-    )
+    gate = Gate(Admission(app, settings.max_requests), Callers(runtime), _OPEN)
+    return _across_origins(Interruptible(gate, interruption), settings.allowed_origin)
 
 
 def _across_origins(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -14,14 +14,14 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.client.channel import AsyncStream
 from services.client.errors import Internal, KolmError, Unauthenticated
 from services.client.generation.completion import Choice, Chunk, Completion, Event, Finished, Resolved, Started
 from services.client.generation.request import Request as GenerationRequest
 from services.client.generation.runtime import AsyncRuntime
-from services.http.api_error import CLOSED, RECEIPTS, ApiError, of_body, of_ending, of_kolm
+from services.http.api_error import CLOSED, RECEIPTS, ApiError, of_body, of_ending, of_kolm, stopping
 from services.http.fields import CommonFields
 from services.http.settings import HttpSettings
 
@@ -307,14 +307,70 @@ class Admission:
             self._running -= 1
 
 
+class Interruption:
+    """Ends the running calls of a front that stops, each with an error of its API. On one event loop."""
+
+    def __init__(self) -> None:
+        self.due = False
+        self._ends: dict[asyncio.Task[Any] | None, Callable[[], object]] = {}  # of the running calls
+
+    def __call__(self) -> None:
+        """End all calls. Streams still send an error's event, other calls get 503."""
+        self.due = True
+        for end in [*self._ends.values()]:
+            end()
+
+    def end_by(self, end: Callable[[], object]) -> None:
+        """`end` ends the call of the current task."""
+        self._ends[asyncio.current_task()] = end
+
+    def forget(self) -> None:
+        """The call of the current task has ended."""
+        self._ends.pop(asyncio.current_task(), None)
+
+
+class Interruptible:
+    """An app whose calls an interruption ends: by cancelling their tasks, or as `end_by` has it."""
+
+    def __init__(self, app: ASGIApp, interruption: Interruption) -> None:
+        self._app = app
+        self._interruption = interruption
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task, begun = asyncio.current_task(), False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        assert task is not None
+        self._interruption.end_by(task.cancel)
+        try:
+            await self._app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if not self._interruption.due or begun:
+                raise
+            task.uncancel()
+            await stopping().response(scope["path"])(scope, receive, send)
+        finally:
+            self._interruption.forget()
+
+
 class Endpoint(Generic[_Body]):
     """Generates for bodies of one kind. Raises ApiError; a stream that has begun ends with an error's event."""
 
     def __init__(
-        self, runtime: AsyncRuntime, settings: HttpSettings, kind: type[_Body], dialect: Callable[[_Body], Dialect]
+        self,
+        runtime: AsyncRuntime,
+        settings: HttpSettings,
+        interruption: Interruption,
+        kind: type[_Body],
+        dialect: Callable[[_Body], Dialect],
     ) -> None:
         self._runtime = runtime
         self._settings = settings
+        self._interruption = interruption
         self._kind = kind
         self._dialect = dialect
 
@@ -355,10 +411,18 @@ class Endpoint(Generic[_Body]):
             events.close()
             raise
         answer = dialect.answer(asked, started.resolved, started.promise)
-        return EventStream(_events(dialect, answer, events), seconds, events.close, started.receipt_ids)
+        self._interruption.end_by(events.close)
+        sent = _events(dialect, answer, events, self._interruption, started.receipt_ids)
+        return EventStream(sent, seconds, events.close, started.receipt_ids)
 
 
-async def _events(dialect: Dialect, answer: Answering, events: AsyncStream[Event]) -> AsyncGenerator[bytes]:
+async def _events(
+    dialect: Dialect,
+    answer: Answering,
+    events: AsyncStream[Event],
+    interruption: Interruption,
+    receipt_ids: Sequence[str],
+) -> AsyncGenerator[bytes]:
     finished: list[Finished] = []
     try:
         for opening in answer.openings():
@@ -374,8 +438,13 @@ async def _events(dialect: Dialect, answer: Answering, events: AsyncStream[Event
                 made = answer.piece(each) if isinstance(each, Chunk) else []
             for value in made:
                 yield event(value)
-    except KolmError as error:
-        yield event(answer.failed(of_kolm(error, dialect.names)))
+    except (KolmError, asyncio.CancelledError) as error:  # the latter by `events.close`, too
+        if interruption.due:
+            yield event(answer.failed(stopping(receipt_ids)))
+        elif isinstance(error, KolmError):
+            yield event(answer.failed(of_kolm(error, dialect.names)))
+        else:
+            raise
         return
     for value in answer.endings(finished):
         yield event(value)

@@ -58,7 +58,8 @@ _TELEMETRY = "kolm.telemetry.v1.TelemetryService"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HEALTH_SECONDS = 1.0
 _LONGEST_SECONDS = 86_400.0
-_LAST_WORDS_SECONDS = 2.0  # for errors on their way to callers, after the grace period
+LAST_WORDS_SECONDS = 2.0
+"""For errors on their way to callers, after the grace period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ async def _drain(
 ) -> None:
     await server.drain()
     on_drain()
-    last_words = _LAST_WORDS_SECONDS if interrupt else 0.0
+    last_words = LAST_WORDS_SECONDS if interrupt else 0.0
     # Ended below: gRPC has crashed when its own grace period ran out while another call stopped the server.
     stopping = asyncio.ensure_future(server.stop(_LONGEST_SECONDS))
     impatience = asyncio.ensure_future(received.get())

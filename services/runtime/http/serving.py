@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from services.runtime.http.browsers import RefuseOtherNames
 from services.runtime.listening import CannotListen
 from services.runtime.metrics import Metrics, metrics_endpoint
 from services.runtime.process import say
-from services.runtime.server import ready_file, received_signals
+from services.runtime.server import LAST_WORDS_SECONDS, ready_file, received_signals
 from services.runtime.settings import ServerSettings
 
 MOST_CONNECTIONS = 512
@@ -214,13 +215,14 @@ async def serve_http(
     *,
     registry: CollectorRegistry | None = None,
     connections: Connections | None = None,
+    interrupt: Callable[[], None] | None = None,
 ) -> None:
     """Serve `app` until SIGINT or SIGTERM, then let running requests end within the grace period.
 
     A second signal ends them immediately. Otherwise as `serving_http`.
     """
     with received_signals() as received:
-        async with serving_http(name, app, settings, registry, connections, received) as serving:
+        async with serving_http(name, app, settings, registry, connections, interrupt, received) as serving:
             await _first(serving, received)
 
 
@@ -231,16 +233,19 @@ async def serving_http(
     settings: ServerSettings,
     registry: CollectorRegistry | None = None,
     connections: Connections | None = None,
+    interrupt: Callable[[], None] | None = None,
     hurry: asyncio.Queue[signal.Signals] | None = None,
 ) -> AsyncIterator[asyncio.Future[None]]:
-    """A block in which `app` is served; after it running requests end within the grace period, or immediately when
-    `hurry` receives a value. `connections` are limits other than the default ones. Metrics go to `registry`.
+    """A block in which `app` is served. After it running requests have the grace period, or until `hurry` receives a
+    value; then `interrupt` ends them by errors of their own, and the remaining ones are cancelled. `connections` are
+    limits other than the default ones. Metrics go to `registry`.
 
     Raises CannotListen, TlsFilesInvalid.
     """
     registry = registry or CollectorRegistry()
     Metrics(registry).process(name)
     tls, names = settings.server_tls, settings.served_names
+    last_words = LAST_WORDS_SECONDS if interrupt else 0.0
     server = _Server(
         uvicorn.Config(
             MeasuredApp(app if names is None else RefuseOtherNames(app, names), registry),
@@ -251,7 +256,7 @@ async def serving_http(
             server_header=False,
             proxy_headers=False,  # X-Forwarded-For and its kin are the caller's word
             http=(connections or Connections()).protocol(),
-            timeout_graceful_shutdown=max(1, int(settings.grace_seconds)),
+            timeout_graceful_shutdown=max(1, math.ceil(settings.grace_seconds + last_words)),
         )
     )
     host = settings.listen.rpartition(":")[0].strip("[]")
@@ -271,9 +276,11 @@ async def serving_http(
                 yield serving
         finally:
             server.should_exit = True
-            if hurry is not None:
-                await _first(serving, hurry)
-                server.force_exit = True
+            hurried = await _first(serving, hurry or asyncio.Queue(), settings.grace_seconds)
+            if interrupt is not None and not serving.done():
+                interrupt()
+                await asyncio.wait({serving}, timeout=last_words)
+            server.force_exit = hurried
             await serving
     say(f"{name} stopped")
 
@@ -286,12 +293,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _first(serving: asyncio.Future[None], received: asyncio.Queue[signal.Signals]) -> None:
-    """Returns once a signal comes, or serving has ended."""
+async def _first(
+    serving: asyncio.Future[None], received: asyncio.Queue[signal.Signals], seconds: float | None = None
+) -> bool:  # fmt: skip
+    """Returns once a signal comes, serving has ended, or the time is over. Whether there was a signal."""
     signalled = asyncio.ensure_future(received.get())
     either: set[asyncio.Future[Any]] = {serving, signalled}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    signalled.cancel()
+    await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    return not signalled.cancel()
 
 
 def _listening(address: str) -> socket.socket:

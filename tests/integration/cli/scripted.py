@@ -44,6 +44,8 @@ METRICS = speculation_pb2.SpeculationMetrics(
     requested_method="auto",
     fallback_reason="no_head",
 )
+PROMISED = "0198c3f2-7e1a-7d3b-9c41-5a6f0e2b8d17"
+"""The id of the receipt of a stream that hangs."""
 _PROMPT = (1, 2)
 _SALT = bytes(32)
 _TOKENIZER = cid(b"tokenizer")
@@ -67,7 +69,8 @@ class ScriptedGeneration(GenerationServiceServicer):
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         await self._act(request.request)
-        yield pb.GenerateStreamResponse(started=pb.Started(resolved=_resolved(request.request)))
+        promised = [PROMISED] if _asked(request.request) == "go on" else []
+        yield pb.GenerateStreamResponse(started=pb.Started(resolved=_resolved(request.request), receipt_ids=promised))
         for text in ("one ", "two"):
             chunk = pb.Chunk(text=text, token_ids=[1], logprobs=_logprobs(request.request))
             yield pb.GenerateStreamResponse(chunk=chunk)

@@ -31,6 +31,7 @@ from services.generation.target.model_path import model_path
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
     "audits": lambda _: steps.measure_audits(),
+    "served": lambda given: steps.measure_served(given.gguf or model_path("smollm2")),
     "load": lambda given: (
         against.measure(
             given.against, given.extra, rounds=given.rounds, counts=CALLERS[: 3 if given.quick else None],
@@ -118,7 +119,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: these GGUF files alone")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of families: the length of the prompt (512)")
     parser.add_argument(
-        "--gguf", type=Path, help="of specbench and arithmetic: a GGUF file (SmolLM2-135M-Instruct, 4 bits)"
+        "--gguf", type=Path, help="of specbench, arithmetic and served: a GGUF file (SmolLM2-135M-Instruct, 4 bits)"
     )
     parser.add_argument("--questions", type=Path, default=OWN, help="of specbench: Spec-Bench's question.jsonl (ours)")
     parser.add_argument(

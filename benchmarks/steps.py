@@ -1,4 +1,4 @@
-"""The cost of single steps: drafting with a head, auditing a receipt."""
+"""The cost of single steps: drafting with a head, auditing a receipt, serving a token."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.model_path import model_path
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
 from services.generation.verification import Record, Verifier
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -29,6 +31,7 @@ _FREE_ROWS = PassCost.line(fixed=1e9, row=1.0)  # seconds: every token is worth 
 
 _PROMPTS, _ROUNDS, _TOKENS = 4, 3, 128
 _THREADS = (1, 2)
+_SERVED_ROUNDS, _SERVED_TOKENS = 5, 64
 
 
 def measure_head(model: Path, head: Path, *, prompts: int, max_tokens: int) -> dict[str, Any]:
@@ -128,3 +131,42 @@ def _timed(run: Callable[[], Outcome]) -> tuple[float, Outcome]:
     started = time.perf_counter()
     outcome = run()
     return time.perf_counter() - started, outcome
+
+
+def measure_served(model: Path) -> dict[str, Any]:
+    """Milliseconds of a token that one caller is served without speculation, and of the bare pass over the same token
+    at the same position: medians over rounds, in which both take turns, and their median ratio. Both are in steady
+    state, because loading has timed passes until their time no longer drifts.
+    """
+    engine = KolmEngine(model)
+    prompt, contender = load_prompts("question", engine.tokenizer, 1)[0], engine.contender("off")
+    served, bare, first = list[float](), list[float](), contender.run([prompt], 0.0, _SERVED_TOKENS)
+    tokens = first.tokens[0][:-1]  # the last one is not computed with
+    for _ in track(range(_SERVED_ROUNDS), "served tokens"):
+        run = contender.run([prompt], 0.0, _SERVED_TOKENS)
+        served.append(run.decode_seconds / len(tokens))
+        bare.append(_bare_passes(engine.target, len(prompt), tokens) / len(tokens))
+    return {
+        "served ms": round(1e3 * median(served), 3),
+        "pass ms": round(1e3 * median(bare), 3),
+        "of a pass": round(median(token / alone for token, alone in zip(served, bare, strict=True)), 3),
+        "prompt tokens": len(prompt),
+        "tokens": len(tokens),
+    }
+
+
+def _bare_passes(target: Target, length: int, tokens: Sequence[int]) -> float:
+    """Seconds of passes over one token each, the first one at position `length`."""
+    table: list[int] = []
+    target.blocks.extend(table, length + len(tokens))
+    passes = []
+    for number, token in enumerate(tokens):
+        rows = RowsBuilder()
+        rows.add_tree(table, length + number, [token], [-1])
+        passes.append(rows.build())
+    started = time.perf_counter()
+    for each in passes:
+        target.forward(each)
+    seconds = time.perf_counter() - started
+    target.blocks.release(table)
+    return seconds

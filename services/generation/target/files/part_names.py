@@ -10,6 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+SIDECAR = "mtp-"
+_QUANTISATION = re.compile(
+    r"[-.](UD-)?(I?Q\d\w*|MXFP4\w*|BF16|F16|F32)(-\d{5}-of-\d{5})?\.gguf|\.gguf", re.ASCII | re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,6 @@ class PartName:
     def siblings(self) -> list[str]:
         """The names of all parts, this one's included, in order."""
         return [str(replace(self, number=number)) for number in range(1, self.count + 1)]
-
-
-SIDECAR = "mtp-"
-_QUANTISATION = re.compile(
-    r"[-.](UD-)?(I?Q\d\w*|MXFP4\w*|BF16|F16|F32)(-\d{5}-of-\d{5})?\.gguf|\.gguf", re.ASCII | re.IGNORECASE
-)
 
 
 def sidecar_of(file: str, files: Collection[str]) -> str | None:

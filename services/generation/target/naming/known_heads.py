@@ -11,6 +11,18 @@ from dataclasses import dataclass
 
 from services.generation.target.naming.hub_names import same_name
 
+DRAFT_MODELS = {
+    "qwen3:0.6b": ("Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
+    "hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF": (
+        "Qwen2.5-Coder-7B-Instruct", "Qwen2.5-Coder-14B-Instruct", "Qwen2.5-Coder-32B-Instruct",
+    ),
+    "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF": ("Qwen2.5-7B-Instruct", "Qwen2.5-14B-Instruct", "Qwen2.5-32B-Instruct"),
+    "hf:bartowski/Llama-3.2-1B-Instruct-GGUF": ("Llama-3.1-8B-Instruct", "Llama-3.3-70B-Instruct"),
+}  # fmt: skip
+"""Small models by name, and models of their families at least eight times as large: on a CPU, drafts of a larger share
+of the model seldom pay.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class KnownHead:
@@ -67,19 +79,6 @@ KNOWN_HEADS: tuple[KnownHead, ...] = (
     KnownHead("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3", "eagle3", 4000),
 )  # fmt: skip
 """For each base, the head for `--head auto` is first."""
-
-
-DRAFT_MODELS = {
-    "qwen3:0.6b": ("Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
-    "hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF": (
-        "Qwen2.5-Coder-7B-Instruct", "Qwen2.5-Coder-14B-Instruct", "Qwen2.5-Coder-32B-Instruct",
-    ),
-    "hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF": ("Qwen2.5-7B-Instruct", "Qwen2.5-14B-Instruct", "Qwen2.5-32B-Instruct"),
-    "hf:bartowski/Llama-3.2-1B-Instruct-GGUF": ("Llama-3.1-8B-Instruct", "Llama-3.3-70B-Instruct"),
-}  # fmt: skip
-"""Small models by name, and models of their families at least eight times as large: on a CPU, drafts of a larger share
-of the model seldom pay.
-"""
 
 
 def known_draft_model(base_names: Iterable[str]) -> str | None:

@@ -63,7 +63,7 @@ class KolmEngine:
         self, directory: Path, head: Path | None = None, arithmetic: str | None = None, store: Path | None = None
     ) -> None:
         """A datastore drafts only what follows in it, whatever is near."""
-        self.settings = EngineSettings()
+        self.settings, self.ignore_eos = EngineSettings(), False
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.measured(time_passes(self.target).samples, time_keys(self.target), time_seen(self.target))
@@ -88,7 +88,9 @@ class Kolm:
 
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
         engine = self._engine
-        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=max_tokens)
+        sampling = SamplingParams(
+            temperature=temperature, seed=7, max_tokens=max_tokens, ignore_eos=engine.ignore_eos
+        )  # fmt: skip
         outcomes: dict[str, Outcome] = {}
 
         def sink(event: Event) -> None:

@@ -75,7 +75,7 @@ KNOWN_HEADS: tuple[KnownHead, ...] = (
     KnownHead("meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", "eagle3", 3152),
     KnownHead("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", "eagle3"),
     KnownHead("openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash", "block", 1600),
-    KnownHead("openai/gpt-oss-120b", "lmsys/EAGLE3-gpt-oss-120b-bf16", "eagle3"),
+    KnownHead("openai/gpt-oss-120b", "lmsys/EAGLE3-gpt-oss-120b-bf16", "eagle3", 1800),
     KnownHead("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3", "eagle3", 4000),
 )  # fmt: skip
 """For each base, the head for `--head auto` is first."""

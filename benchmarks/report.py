@@ -469,13 +469,15 @@ def verdicts(results: Results) -> str:
     rows = []
     for each in (each for record in results["verdicts"] for each in record.figures):
         honest = [case for case in each["cases"] if not case["share replaced"]]
-        faulty = [case["tokens until DEVIATION"] for case in each["cases"] if case["share replaced"]]
-        found, runs = sum(len(case) - 1 for case in faulty), [run for case in faulty for run in case]
+        faulty = [case for case in each["cases"] if case["share replaced"]]
+        runs = [run for case in faulty for run in case["tokens until DEVIATION"]]
+        found, of = (sum(case[name] for case in faulty) for name in ("faulty found", "faulty"))
         counts = (sum(case[name] for case in honest) for name in ("tokens", "answers", "SAME", "UNSTABLE", "DEVIATION"))
-        until = (round(sum(runs) / found), max(runs)) if found else (None, None)
-        rows.append((each["engine"], each["method"], *map(_count, (*counts, *until))))
+        until = _count(round(sum(runs) / found)) if found else _DASH
+        shown = f"{found} of {of}" if faulty else _DASH
+        rows.append((each["engine"], each["method"], *map(_count, counts), shown, until))
     head = ("engine", "speculation", "honest tokens", "answers", "`SAME`", "`UNSTABLE`", "`DEVIATION`",
-            "drafts replaced: tokens until `DEVIATION`", "at most")  # fmt: skip
+            "faulty answers found", "tokens read for each")  # fmt: skip
     return "\n".join(_table(head, rows))
 
 

@@ -3,7 +3,7 @@
 The engine with speculation answers through the generation service's backend; an auditor judges each answer by the
 engine without speculation. The fault: some accepted draft tokens are replaced on the way, as if the
 engine had accepted wrong drafts. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run continues, and a
-larger one adds to them.
+larger one adds to them. The results are those of all kept verdicts, without an engine as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from benchmarks.machine import RESULTS
-from benchmarks.measurement import Measurement, Subject, known_figures
+from benchmarks.measurement import Measurement, Subject
 from benchmarks.specbench.questions import OWN, load_questions
 from benchmarks.upstream import llama_server
 from ledger.documents.audit import DEVIATION, SAME, UNSTABLE
@@ -260,8 +260,8 @@ async def _until_there(ask: Callable[..., Awaitable[_T]], *arguments: Any) -> _T
 class Bench:
     """The generation service's backend and auditors on a pair of running engines."""
 
-    def __init__(self, pair: Pair, weights: Path) -> None:
-        """Raises KolmError for engines that cannot be asked."""
+    def __init__(self, pair: Pair, weights: Path, name: str | None = None) -> None:
+        """`name`: of the engine in the results. Raises KolmError for engines that cannot be asked."""
         self._pair, self._dialect, self._tokenizer = pair, DIALECTS[pair.engine], Tokenizer(weights)
         self._ends = frozenset(read_config(weights).eos_token_ids)
         found = asyncio.run(_until_there(asyncio.to_thread, PlainUpstream(pair.engine, pair.plain_url).about))
@@ -270,11 +270,11 @@ class Bench:
             flags={name.lower(): flag for name, flag in found.flags.items()}, batch_invariant=found.batch_invariant,
             speculation=pair.method,
         )  # fmt: skip
+        self._name = name or self.profile.name.replace("/", " ")
 
     def path(self, case: Case) -> Path:
         kind = f"{case.replaced:g} replaced" if case.replaced else "honest"
-        name = self.profile.name.replace("/", "-")
-        return _SCRATCH / f"{name}~{self._pair.method}~{kind}~{case.temperature:g}~{case.callers}.jsonl"
+        return _SCRATCH / f"{self._name}~{self._pair.method}~{kind}~{case.temperature:g}~{case.callers}.jsonl"
 
     async def run(self, case: Case, prompts: Sequence[tuple[int, ...]], path: Path) -> None:
         """Serve and judge the answers that are not kept yet, by as many auditors as callers."""
@@ -336,7 +336,8 @@ def row(case: Case, found: Sequence[Judged]) -> dict[str, Any]:
         "answers": len(found), "tokens": sum(each.tokens for each in found), **counts,
         "other": len(found) - sum(counts.values()),
         "tokens drafted": sum(each.proposed for each in found), "accepted": sum(each.accepted for each in found),
-        "replaced": sum(each.replaced for each in found), "beside others": sum(not each.alone for each in found),
+        "faulty": sum(each.replaced > 0 for each in found),
+        "faulty found": sum(each.replaced > 0 and each.outcome == DEVIATION for each in found), "beside others": sum(not each.alone for each in found),
         "most nats apart": max(apart, default=None), "tokens until DEVIATION": read(found),
     }  # fmt: skip
 
@@ -369,31 +370,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             pairs.append(Pair("llama-server", given.spec_type, plain.url, fast.url))
         for pair in pairs:
-            bench = Bench(pair, model_path(given.weights))
-            rows = list(_rows(bench, prompts, given))
-            keep({"engine": given.name or bench.profile.name, "method": pair.method, "cases": rows}, given.out)
-
-
-def _rows(bench: Bench, prompts: Sequence[tuple[int, ...]], given: argparse.Namespace) -> Iterator[Any]:
-    honest = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
-    for case in [*honest, *(Case(0.0, callers, given.share) for callers in CALLERS)]:
-        path = bench.path(case)
-        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
-        count = given.answers[CALLERS.index(case.callers)]
-        asyncio.run(bench.run(case, prompts[:count], path))
-        if found := kept(path):
-            yield row(case, found)
-
-
-def keep(found: dict[str, Any], folder: Path) -> None:
-    """Write the cases in place of earlier ones of the same engine and method."""
-    before = [
-        each
-        for each in known_figures("verdicts", folder) or []
-        if (each["engine"], each["method"]) != (found["engine"], found["method"])
-    ]
+            bench = Bench(pair, model_path(given.weights), given.name)
+            honest = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
+            for case in [*honest, *(Case(0.0, callers, given.share) for callers in CALLERS)]:
+                path = bench.path(case)
+                path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
+                count = given.answers[CALLERS.index(case.callers)]
+                asyncio.run(bench.run(case, prompts[:count], path))
     subject = Subject.of(model_path("smollm2"), questions=OWN.name)
-    Measurement.now("verdicts", [*before, found], subject).write(folder)
+    Measurement.now("verdicts", list(concluded()), subject).write(given.out)
+
+
+def concluded() -> Iterator[dict[str, Any]]:
+    """The kept cases of each engine and method."""
+    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(_SCRATCH.glob("*.jsonl")):
+        engine, method, kind, temperature, callers = path.stem.split("~")
+        share = 0.0 if kind == "honest" else float(kind.removesuffix(" replaced"))
+        if found := kept(path):
+            made = row(Case(float(temperature), int(callers), share), found)
+            cases.setdefault((engine, method), []).append(made)
+    for (engine, method), rows in cases.items():
+        yield {"engine": engine, "method": method, "cases": rows}
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -406,11 +404,11 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
         help="vllm or llama-server that runs; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--name", help="of the engine in the results (as in receipts)")
+    parser.add_argument("--name", help="of the engine in the results (its name and version)")
     parser.add_argument("--weights", type=Path, default=Path("smollm2"), help="the model that they serve (smollm2)")
     parser.add_argument(
         "--answers", type=int, nargs=2, default=[64, 24], metavar=("TOGETHER", "ALONE"),
-        help="of each case with eight callers, and with one, at most 120 (64 24); 0 0 writes the kept ones",
+        help="of each case with eight callers, and with one, at most 120 (64 24)",
     )  # fmt: skip
     parser.add_argument(
         "--temperatures", type=float, nargs="*", default=TEMPERATURES, metavar="T", help="of honest answers (0 0.7 1)"

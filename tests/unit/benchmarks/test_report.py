@@ -93,7 +93,10 @@ def test_answers_that_speculation_changed_are_added_up_over_the_methods_of_kolm(
 
 def test_verdicts_are_added_up_over_cases_and_a_fault_has_the_tokens_until_it_is_found() -> None:
     honest = {"share replaced": 0.0, "tokens": 1000, "answers": 12, "SAME": 10, "UNSTABLE": 2, "DEVIATION": 0}
-    faulty = [{"share replaced": 0.02, "tokens until DEVIATION": runs} for runs in ([100, 200, 60], [30, 0])]
+    counts = {"share replaced": 0.02, "faulty": 2}
+    faulty = [
+        {**counts, "faulty found": len(runs) - 1, "tokens until DEVIATION": runs} for runs in ([100, 200, 60], [30, 0])
+    ]
     figures = [{"engine": "vllm/1", "method": "n-gram", "cases": [honest, honest, *faulty]}]
     table = report.verdicts({"verdicts": [measured(benchmark="verdicts", figures=figures)]})
-    assert table.splitlines()[-1] == "| vllm/1 | n-gram | 2,000 | 24 | 20 | 4 | 0 | 130 | 200 |"
+    assert table.splitlines()[-1] == "| vllm/1 | n-gram | 2,000 | 24 | 20 | 4 | 0 | 3 of 4 | 130 |"

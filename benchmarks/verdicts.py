@@ -337,7 +337,8 @@ def row(case: Case, found: Sequence[Judged]) -> dict[str, Any]:
         "other": len(found) - sum(counts.values()),
         "tokens drafted": sum(each.proposed for each in found), "accepted": sum(each.accepted for each in found),
         "faulty": sum(each.replaced > 0 for each in found),
-        "faulty found": sum(each.replaced > 0 and each.outcome == DEVIATION for each in found), "beside others": sum(not each.alone for each in found),
+        "faulty found": sum(each.replaced > 0 and each.outcome == DEVIATION for each in found),
+        "beside others": sum(not each.alone for each in found),
         "most nats apart": max(apart, default=None), "tokens until DEVIATION": read(found),
     }  # fmt: skip
 

@@ -24,7 +24,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.turns import Gains
 from services.generation.target.cpu import load_target
-from services.generation.target.probe import time_keys, time_passes, time_seen
+from services.generation.target.timing import time_keys, time_passes, time_seen
 
 KINDS = ("question", "code", "rewrite", "summary", "data", "maths")
 _FILE = Path(__file__).parents[1] / "demo" / "main_job" / "questions.jsonl"

@@ -80,7 +80,8 @@ def diagnose(model: Path, threads: int | None) -> dict[str, Any]:
     machine cannot run it.
     """
     from services.generation.target.kernels.machine import cpus
-    from services.generation.target.probe import measure_profile, time_passes
+    from services.generation.target.probe import measure_profile
+    from services.generation.target.timing import time_passes
 
     threads = threads or cpus()
     seconds: dict[str, float] = {}

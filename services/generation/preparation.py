@@ -43,17 +43,15 @@ from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import explained, read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
+from services.generation.target.kept_results import code_version
 from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.probe import (
     KeptProbes,
     NumericsProfile,
-    code_version,
     measure_profile,
-    time_keys,
-    time_passes,
-    time_seen,
 )
 from services.generation.target.target import LoadTarget, Target
+from services.generation.target.timing import time_keys, time_passes, time_seen
 from services.generation.warm_up import warm_up_sampling
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory

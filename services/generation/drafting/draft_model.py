@@ -28,9 +28,9 @@ from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import CacheFull
-from services.generation.target.probe import time_passes
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+from services.generation.target.timing import time_passes
 
 _log = logging.getLogger(__name__)
 

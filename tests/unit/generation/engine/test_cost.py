@@ -9,9 +9,9 @@ import pytest
 
 from services.generation.engine.cost import MARGIN, DraftPace, Pace, PassCost
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.probe import PassTimes, time_passes, time_seen
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
+from services.generation.target.timing import PassTimes, time_passes, time_seen
 
 T = TypeVar("T")
 

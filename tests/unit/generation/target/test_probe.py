@@ -146,7 +146,7 @@ def test_other_code_is_probed_again(target: CpuTarget, tmp_path: Path, monkeypat
     kept = KeptProbes(tmp_path)
     kept.keep(target, ProbeReport(3, (), "sha256:00"))
     assert kept.find(target) is not None
-    monkeypatch.setattr("services.generation.target.probe.code_version", lambda: "another")
+    monkeypatch.setattr("services.generation.target.kept_results.code_version", lambda: "another")
     assert kept.find(target) is None
 
 
@@ -177,10 +177,10 @@ def test_a_result_under_another_targets_name_is_not_believed(
 ) -> None:
     kept = KeptProbes(tmp_path)
     with monkeypatch.context() as other:
-        other.setattr("services.generation.target.probe.code_version", lambda: "another")
+        other.setattr("services.generation.target.kept_results.code_version", lambda: "another")
         kept.keep(target, ProbeReport(3, (), "sha256:00"))
     (path,) = tmp_path.glob("*.json")
-    path.rename(kept._path(target))
+    path.rename(kept._results._path(target))
     assert kept.find(target) is None
 
 

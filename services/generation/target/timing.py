@@ -1,0 +1,165 @@
+"""Times of passes of a loaded target, for the engine's cost model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from services.generation.target.blocks import BLOCK, blocks_for
+from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.target import Target
+
+_LENGTH = 3 * BLOCK  # tokens of context in timed passes
+_ROWS = (1, 2, 4, 8, 16, 32)
+_ROUNDS, _FEWEST = 12, 5
+_SECONDS = 1.2  # after which only the fewest rounds are completed: a model of 135 M parameters takes 0.9 s on idle CPUs
+_AGAIN, _WARM = 8, 0.3
+"""Passes over one row before each round, and a time limit for them in seconds: after a pass over many rows, or a pause,
+passes are slower or faster than in steady decoding for a while, by what is in the caches and by the memory's speed.
+"""
+_STEADY, _SETTLING = 0.03, 3.0  # a change of time that is none, and a limit in seconds until there is none
+_CHANGED = 1.1  # ratio of passes over one row in two rounds from which on the memory's speed has changed
+_SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, with which the cost of a key is measured
+_LONG = 1024  # tokens of the history with which the cost of a visible token is measured
+_PAGE = 8  # at most this many slots of a block share a memory page
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds of passes in steady state: (rows, seconds) by ascending rows, and of one row in each round."""
+
+    samples: tuple[tuple[int, float], ...]
+    rounds: tuple[float, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether the memory's speed changed between rounds, or another program used the machine."""
+        return max(self.rounds) > _CHANGED * min(self.rounds)
+
+
+def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> PassTimes:
+    """Times of passes over chains of several widths, after passes over one row until their time no longer drifts.
+
+    Each round begins with passes over one row, as in decoding; the median of the rounds is the result for one row.
+    Other widths are the median multiple of one row in the same round, so that variations of shared memory's speed
+    cancel.
+    """
+    length = min(_LENGTH, target.config.context_length - _ROWS[-1])
+    table: list[int] = []
+    target.blocks.extend(table, length + _ROWS[-1])
+    try:
+        passes = {count: _chain(table, length, count) for count in _ROWS}
+        single, one = passes.pop(_ROWS[0]), list[float]()
+        multiples: dict[int, list[float]] = {count: [] for count in passes}
+        _settle(target, single, clock)
+        for _ in _rounds(clock):
+            one.append(_repeated(target, single, clock))
+            for count, rows in passes.items():
+                multiples[count].append(_timed(target, rows, clock) / one[-1])
+        alone = median(one)
+        samples = ((count, median(each) * alone) for count, each in multiples.items())
+        return PassTimes(((_ROWS[0], alone), *samples), tuple(one))
+    finally:
+        target.blocks.release(table)
+
+
+def time_keys(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds that a cached token of one more sequence adds to a pass; 0 if the cache is too small to measure it.
+
+    Compares rows of one sequence with rows of a sequence each, which fetch more keys from memory.
+    """
+    length = min(_KEYS, target.config.context_length - _SEQUENCES)
+    if target.blocks.free < _SEQUENCES * blocks_for(length + 1):
+        return 0.0
+    tables: list[list[int]] = [[] for _ in range(_SEQUENCES)]
+    try:
+        for table in tables:
+            target.blocks.extend(table, length + 1)
+            _touch(target, table)
+        alone, together = _chain(tables[0], length - _SEQUENCES, _SEQUENCES), RowsBuilder()
+        for table in tables:
+            together.add_tree(table, length, [0], [-1])
+        seconds = _seconds(target, {1: alone, _SEQUENCES: together.build()}, clock)
+        return max(0.0, (median(seconds[_SEQUENCES]) - median(seconds[1])) / ((_SEQUENCES - 1) * length))
+    finally:
+        for table in tables:
+            target.blocks.release(table)
+
+
+def time_seen(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds that a cached token adds to each row that sees it; 0 if the context or the cache is too small.
+
+    Compares a long history with a short one, for eight rows and for one row.
+    """
+    long = min(_LONG, target.config.context_length, target.blocks.free * BLOCK) - _SEQUENCES
+    if long < 2 * _LENGTH:
+        return 0.0
+    table: list[int] = []
+    target.blocks.extend(table, long + _SEQUENCES)
+    try:
+        _touch(target, table)
+        passes = {(rows, length): _chain(table, length, rows) for rows in (1, _SEQUENCES) for length in (_LENGTH, long)}
+        best = {key: min(seconds) for key, seconds in _seconds(target, passes, clock).items()}
+    finally:
+        target.blocks.release(table)
+    more = {rows: best[rows, long] - best[rows, _LENGTH] for rows in (1, _SEQUENCES)}
+    return max(0.0, (more[_SEQUENCES] - more[1]) / ((_SEQUENCES - 1) * (long - _LENGTH)))
+
+
+def _seconds(target: Target, passes: Mapping[_Key, Rows], clock: Callable[[], float]) -> dict[_Key, list[float]]:
+    """Seconds of each pass in each round."""
+    seconds: dict[_Key, list[float]] = {key: [] for key in passes}
+    for _ in _rounds(clock):
+        for key, rows in passes.items():
+            seconds[key].append(_timed(target, rows, clock))
+    return seconds
+
+
+def _settle(target: Target, rows: Rows, clock: Callable[[], float]) -> None:
+    """Compute a pass until its time no longer drifts, for at most about `_SETTLING` seconds."""
+    start, before = clock(), 0.0
+    while clock() - start < _SETTLING:
+        now = _repeated(target, rows, clock)
+        if abs(now - before) <= _STEADY * now:
+            return
+        before = now
+
+
+def _repeated(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
+    """The median seconds of the later half of some equal passes."""
+    start, seconds = clock(), list[float]()
+    while len(seconds) < _AGAIN and clock() - start < _WARM:
+        seconds.append(_timed(target, rows, clock))
+    return median(seconds[len(seconds) // 2 :])
+
+
+def _timed(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
+    start = clock()
+    target.forward(rows)
+    return clock() - start
+
+
+def _rounds(clock: Callable[[], float]) -> Iterator[int]:
+    """Twelve rounds, but at most about `_SECONDS` and at least five: the server waits for them."""
+    start = clock()
+    for number in range(_ROUNDS):
+        if number >= _FEWEST and clock() - start > _SECONDS:
+            return
+        yield number
+
+
+def _touch(target: Target, table: list[int]) -> None:
+    """Write to every page of a table's blocks: unwritten pages share one page of zeros, which is always cached."""
+    slots = [block * BLOCK + offset for block in table for offset in range(0, BLOCK, _PAGE)]
+    target.move([table[0] * BLOCK] * len(slots), slots)
+
+
+def _chain(table: list[int], length: int, count: int) -> Rows:
+    rows = RowsBuilder()
+    rows.add_tree(table, length, [0] * count, range(-1, count - 1))
+    return rows.build()

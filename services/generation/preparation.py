@@ -51,7 +51,7 @@ from services.generation.target.probe import (
     measure_profile,
 )
 from services.generation.target.target import LoadTarget, Target
-from services.generation.target.timing import time_keys, time_passes, time_seen
+from services.generation.target.timing import KeptTimings, Timing, time_keys, time_passes, time_seen
 from services.generation.warm_up import warm_up_sampling
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory
@@ -100,14 +100,7 @@ def load_model(
         warm_up_sampling()
     profile = measure_profile(target, KeptProbes())
     _say(profile)
-    _log.info("timing passes: they decide the width of drafts")
-    times = time_passes(target)
-    if times.changed:
-        _log.warning(
-            "the memory's speed changed while passes were timed, or other programs ran: one row took %.2f to %.2f ms",
-            1e3 * min(times.rounds), 1e3 * max(times.rounds),
-        )  # fmt: skip
-    cost = PassCost.measured(times.samples, time_keys(target), time_seen(target))
+    cost = _pass_cost(target, KeptTimings())
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
     model = Model(target, tokenizer, profile, cost, grammars)
     _log.info(
@@ -115,6 +108,23 @@ def load_model(
         directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),
     )  # fmt: skip
     return model
+
+
+def _pass_cost(target: Target, kept: KeptTimings) -> PassCost:
+    """The cost of passes, timed now or at an earlier start. A timing during which the machine changed is not kept."""
+    timing = kept.find(target)
+    if timing is None:
+        _log.info("timing passes: they decide the width of drafts")
+        times = time_passes(target)
+        timing = Timing(times.samples, time_keys(target), time_seen(target))
+        if times.changed:
+            _log.warning(
+                "the memory's speed changed while passes were timed, or other programs ran: one row took %.2f to "
+                "%.2f ms; the next start times them again", 1e3 * min(times.rounds), 1e3 * max(times.rounds),
+            )  # fmt: skip
+        else:
+            kept.keep(target, timing)
+    return PassCost.measured(timing.passes, timing.key, timing.seen)
 
 
 def _say(profile: NumericsProfile) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
 from services.generation.target.blocks import BLOCK, blocks_for
+from services.generation.target.kept_results import KeptResults
+from services.generation.target.kernels.compilation import user_cache
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
@@ -40,6 +43,40 @@ class PassTimes:
     def changed(self) -> bool:
         """Whether the memory's speed changed between rounds, or another program used the machine."""
         return max(self.rounds) > _CHANGED * min(self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of passes by rows, of a cached token of one more sequence, and of a cached token for a row that sees
+    it.
+    """
+
+    passes: tuple[tuple[int, float], ...]
+    key: float
+    seen: float
+
+
+class KeptTimings:
+    """Timings of earlier starts, by default in `$XDG_CACHE_HOME/kolm/timings` or under `~/.cache`.
+
+    They decide how many tokens are drafted and change no token. `kolm doctor` measures again.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._results = KeptResults(folder or user_cache() / "timings")
+
+    def find(self, target: Target) -> Timing | None:
+        found = self._results.find(target)
+        try:
+            if found is None:
+                return None
+            passes = tuple((int(rows), float(seconds)) for rows, seconds in found["passes"])
+            return Timing(passes, float(found["key"]), float(found["seen"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, target: Target, timing: Timing) -> None:
+        self._results.keep(target, {"passes": timing.passes, "key": timing.key, "seen": timing.seen})
 
 
 def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> PassTimes:

@@ -138,13 +138,14 @@ def up(
     if not engine:
         served.check_parts(found)
     reporter = UpReporter(every.log_format)
-    if faster is not None:
-        reporter.log_line(f"faster: {faster}")
-    _run(services, found, reporter, as_json=json)
+    _run(services, found, faster, reporter, as_json=json)
 
 
-def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, *, as_json: bool) -> None:
-    """Run the services until Ctrl-C or SIGTERM, and leave none running. `found` are adapters that were not named.
+def _run(
+    services: LocalServices, found: dict[str, Path], faster: str | None, reporter: UpReporter, *, as_json: bool
+) -> None:
+    """Run the services until Ctrl-C or SIGTERM, and leave none running. `found` are adapters that were not named;
+    `faster` is a flag or command that would make the model faster.
 
     Raises UsageError for a model that cannot be served, Failed if a service ends by itself.
     """
@@ -161,6 +162,8 @@ def _run(services: LocalServices, found: dict[str, Path], reporter: UpReporter, 
             for line in unread_variables():
                 reporter.log_line(line)
             reporter.starting(services, found)
+            if faster is not None:
+                reporter.log_line(f"faster: {faster}")
             for line in unaudited(services, datetime.now(UTC)):
                 reporter.log_line(line)
             with ExitStack() as stack:

@@ -230,13 +230,13 @@ class ServedOptions:
         """The flag or command that would make the model faster: a public head; without one a draft model of its family
         or a datastore, if it has nothing else to draft with. None if there is none.
         """
+        if self.head or default_head_for(self.model) is not None:
+            return None
         from services.cli.foreign_heads import heads_known_for
         from services.generation.target.adapters import base_names
         from services.generation.target.naming.known_heads import known_draft_model
         from services.generation.target.weights import has_own_head
 
-        if self.head or default_head_for(self.model) is not None:
-            return None
         for head in heads_known_for(self.model):
             facts = [f"{head.megabytes:,} MB" if head.megabytes else "", head.licence]
             shown = ", ".join(fact for fact in facts if fact)

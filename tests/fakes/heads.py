@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -59,14 +60,18 @@ def head_tensors(config: HeadConfig, seed: int = 0) -> dict[str, torch.Tensor]:
 def _random_tensors(
     shapes: Mapping[str, tuple[int, ...]], vocab_size: int, draft_vocab_size: int, seed: int
 ) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+    """Each tensor's values depend on its name and the seed alone."""
+
+    def drawn(name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(seed << 32 | crc32(name.encode()))
+
     tensors = {
-        name: torch.randn(shape, generator=generator) * 0.15 + (1.0 if len(shape) == 1 and "bias" not in name else 0.0)
+        name: torch.randn(shape, generator=drawn(name)) * 0.15 + float(len(shape) == 1 and "bias" not in name)
         for name, shape in shapes.items()
     }
     if draft_vocab_size == vocab_size:
         return tensors
-    ids = torch.randperm(vocab_size, generator=generator)[:draft_vocab_size].sort().values
+    ids = torch.randperm(vocab_size, generator=drawn("d2t"))[:draft_vocab_size].sort().values
     return {**tensors, "d2t": ids - torch.arange(draft_vocab_size)}
 
 

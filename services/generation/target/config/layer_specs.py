@@ -143,24 +143,24 @@ class LayerSpec:
         vectors = dict.fromkeys(self.norms, hidden_size) | self.head_norm_sizes
         if self.sinks:
             vectors[self.sinks] = self.heads
-        if self.rule:
-            vectors |= self.rule.vectors
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.taps:
+            shapes[f"{CONVOLUTION}.weight"] = (hidden_size, self.taps)
+        if rule := self.rule:
+            shapes[f"{rule.convolution}.weight"] = (rule.convolved, rule.taps)
+            shapes |= {f"{rule.convolution}.bias": (rule.convolved,)} if rule.biased else {}
+            vectors |= rule.vectors
         if self.scalar:
             vectors[self.scalar] = 1
         if self.experts and self.experts.choice_bias:
             vectors[self.experts.choice_bias] = len(self.experts.down)
         if self.experts and self.experts.parallel:
             vectors[self.experts.parallel.scales] = len(self.experts.down)
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (size,) for name, size in vectors.items()}
-        if self.taps:
-            shapes[f"{CONVOLUTION}.weight"] = (hidden_size, self.taps)
-        if rule := self.rule:
-            shapes[f"{rule.convolution}.weight"] = (rule.convolved, rule.taps)
-            shapes |= {f"{rule.convolution}.bias": (rule.convolved,)} if rule.biased else {}
         for module in self.modules:
             shapes[f"{module.name}.weight"] = (module.outputs, module.inputs)
             if module.bias:
                 shapes[f"{module.name}.bias"] = (module.outputs,)
+        shapes |= {f"{name}.weight": (size,) for name, size in vectors.items()}
         return {f"{self.prefix}{name}": shape for name, shape in shapes.items()}
 
     @property

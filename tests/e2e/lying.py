@@ -68,8 +68,8 @@ class Contentless(SignedReceipt):
         return ledger_pb2.AppendEntryRequest(envelope=self.envelope)
 
 
-def issue(self: ReceiptIssuer, receipt_id: str, *rest: Any) -> SignedReceipt:
-    signed = honest_issue(self, receipt_id, *rest)
+def issue(self: ReceiptIssuer, receipt_id: str, *rest: Any, **named: Any) -> SignedReceipt:
+    signed = honest_issue(self, receipt_id, *rest, **named)
     document = read_document(Envelope.from_bytes(signed.envelope))
     if not is_told("random") or not isinstance(document, Receipt):
         return signed

@@ -202,7 +202,8 @@ async def served_while_the_disk_goes(
 ) -> tuple[GenerationServiceStub, Any]:
     """The stream of a request whose promise the disk has taken, and whose receipts it does not take."""
     loader = Loader(GatedTarget)
-    stub = await deployment.start_generation(loader)
+    changes = {"append_seconds": 1.0} if ledger_away else {}  # which the server waits for the ledger in vain
+    stub = await deployment.start_generation(loader, **changes)
     assert isinstance(loader.target, GatedTarget)
     request = asking(max_tokens=400, ignore_eos=True, method="off", temperature=1.0, **asked)
     call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
@@ -271,11 +272,11 @@ async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_n
     issue = ReceiptIssuer.issue
 
     def failing(
-        self: ReceiptIssuer, name: str, resolved: Any, choice: int, outcome: Outcome, *rest: Any
+        self: ReceiptIssuer, name: str, resolved: Any, choice: int, outcome: Outcome, *rest: Any, **named: Any
     ) -> SignedReceipt:
         if choice == 0 and outcome.token_ids:
             raise RuntimeError("a bug")
-        return issue(self, name, resolved, choice, outcome, *rest)
+        return issue(self, name, resolved, choice, outcome, *rest, **named)
 
     monkeypatch.setattr(ReceiptIssuer, "issue", failing)
     assert (await failure(stub.Generate(asking(max_tokens=40, n=3)))).code.name == "INTERNAL"

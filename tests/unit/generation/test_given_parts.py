@@ -19,6 +19,8 @@ from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import edit_json, make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
 
+FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
+
 
 @dataclass(frozen=True)
 class Made:
@@ -110,6 +112,6 @@ def test_a_draft_model_that_cannot_be_read_is_refused(made: Made, tmp_path: Path
 def test_kolm_up_names_the_flag_as_it_was_typed_and_makes_nothing(made: Made, kind: str, tmp_path: Path) -> None:
     part, data = made.parts[kind], tmp_path / "data"
     value = f"{part.name}={part.path}" if part.name else str(part.path)
-    done = kolm("up", "--model", made.other, part.flag, value, "--data-dir", data, "--generation-port=0")
+    done = kolm("up", "--model", made.other, part.flag, value, "--data-dir", data, *FREE)
     assert (done.code, done.err.startswith(f"kolm: {part.flag}: ")) == (2, True), done.err
     assert not data.exists()

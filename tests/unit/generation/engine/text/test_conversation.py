@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -155,6 +155,7 @@ CONVERSATIONS = st.builds(
     st.lists(st.builds(tool, NAMES, parts(), VALUES), max_size=2),
 )  # fmt: skip
 TAGS = re.compile("</?think>")
+CHANGED = re.compile("~/?THINK~")  # a tag that a template wrote in capitals: text, and another text in the twin
 
 
 def spoken(message: Turn) -> Turn:
@@ -179,11 +180,13 @@ def test_ids_match_a_model_whose_markup_cannot_be_spelled(
     (markup, other), (render, render_there) = tokenizers(kind), renderers(template)
     there = Conversation([*map(spoken, conversation.messages)], conversation.tools)
     try:
-        expected = other.encode(render_there(there), add_special_tokens=False).ids
+        rendered = render_there(there)
+        expected = other.encode(rendered, add_special_tokens=False).ids
     except ValueError:
         with pytest.raises(ValueError, match=r"."):
             encode_conversation(conversation, render, markup, TEMPLATES[template])
         return
+    assume(not CHANGED.search(rendered))
     assert encode_conversation(conversation, render, markup, TEMPLATES[template]) == expected
 
 

@@ -63,7 +63,7 @@ def _random_tensors(
     """Each tensor's values depend on its name and the seed alone."""
 
     def drawn(name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(seed << 32 | crc32(name.encode()))
+        return torch.Generator().manual_seed(seed ^ crc32(name.encode()))
 
     tensors = {
         name: torch.randn(shape, generator=drawn(name)) * 0.15 + float(len(shape) == 1 and "bias" not in name)

@@ -30,7 +30,7 @@ def imported(folder: Path, *names: str) -> None:
 def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
     """The services that would have been run, on a machine without the packaged model."""
     found: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, adapters, reporter, as_json: found.append(services))
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: found.append(services))
     monkeypatch.setattr("services.generation.target.model_path.find_spec", lambda name: None)
     monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
     monkeypatch.chdir(tmp_path)

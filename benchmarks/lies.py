@@ -74,7 +74,7 @@ Prompt = tuple[int, ...]
 
 class Served(msgspec.Struct, frozen=True):
     """A receipted request, and the output. `replaced`: positions of tokens that are not the engine's own, after which
-    the server was asked to go on, and so began its draws anew. `finish`: the stated reason; None if it is the true one.
+    the server was asked to go on, and so drew again. `finish`: the stated reason; None if it is the true one.
     """
 
     prompt: Prompt

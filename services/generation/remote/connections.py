@@ -161,13 +161,13 @@ class Connections:
         self._kept: deque[_Connection] = deque()  # the longest unused first
 
     @asynccontextmanager
-    async def asked(self, path: str, body: bytes | None, *, anew: bool = False) -> AsyncGenerator[HttpAnswer]:
-        """The answer to a GET or, with a JSON body, a POST; `anew` on a new connection. Leaving before its end closes
-        the connection, which ends the request at the server. Raises ConnectionBroken.
+    async def asked(self, path: str, body: bytes | None, *, new_connection: bool = False) -> AsyncGenerator[HttpAnswer]:
+        """The answer to a GET or, with a JSON body, a POST; `new_connection`: not on a kept one. Leaving before its
+        end closes the connection, which ends the request at the server. Raises ConnectionBroken.
         """
         connection: _Connection | None = None
         try:
-            connection, head = await self._begun(path, body, anew=anew)
+            connection, head = await self._begun(path, body, new_connection=new_connection)
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
             yield HttpAnswer(head.status_code, headers, connection, self._silence_seconds)
         except h11.ProtocolError as error:
@@ -176,13 +176,13 @@ class Connections:
             if connection is not None:
                 self._keep(connection)
 
-    async def _begun(self, path: str, body: bytes | None, *, anew: bool) -> tuple[_Connection, h11.Response]:
+    async def _begun(self, path: str, body: bytes | None, *, new_connection: bool) -> tuple[_Connection, h11.Response]:
         """The answer's head and its connection. If a kept connection ends before the head, its server closed it while
         the request was under way, as llama-server does after a stream: the request is sent again on a new connection.
         """
         sent = 0
         while True:
-            kept, sent = None if anew or sent else self._take(), sent + 1
+            kept, sent = None if new_connection or sent else self._take(), sent + 1
             connection = kept or await self._connected()
             try:
                 connection.transport.write(self._request(connection.http, path, body))

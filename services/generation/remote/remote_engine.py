@@ -266,7 +266,7 @@ class RemoteEngine:
         sent = 0
         while True:
             try:
-                await self._ask(sequence, anew=sent > 0)
+                await self._ask(sequence, new_connection=sent > 0)
                 return
             except UpstreamDown as down:
                 self.broke_off(_method(sequence.request))
@@ -276,7 +276,7 @@ class RemoteEngine:
                 _log.info("sending request %s again: %s", sequence.request.request_id, down)
                 await asyncio.sleep(_PAUSES[sent - 1])
 
-    async def _ask(self, sequence: _Sequence, *, anew: bool) -> None:
+    async def _ask(self, sequence: _Sequence, *, new_connection: bool) -> None:
         request = sequence.request
         upstream = self._upstreams[_method(request)]
         profile_cid = await self._confirmed(_method(request))
@@ -299,7 +299,7 @@ class RemoteEngine:
         try:
             async with asyncio.timeout(limit) as silence:
                 body, numbers = self._body(request, stream=True), numbers_of(request)
-                await upstream.answer(body, numbers, read, sequence.accept, anew=anew)
+                await upstream.answer(body, numbers, read, sequence.accept, new_connection=new_connection)
         except TimeoutError as error:
             raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
         if sequence.answer.finish is not None and sequence.answer.counted not in (None, len(sequence.answer.ids)):

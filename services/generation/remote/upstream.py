@@ -89,19 +89,21 @@ class Upstream:
         read: Callable[[Mapping[str, Any]], None],
         taken: Callable[[], None] = lambda: None,
         *,
-        anew: bool = False,
+        new_connection: bool = False,
     ) -> None:
         """Call `taken` when the engine has accepted the request, then `read` with each event.
 
         Cancelling it ends the request at the engine. `numbers`: the most tokens and log-probabilities of an event; a
-        longer event is an error. `anew`: on a new connection, so that it is sent once.
+        longer event is an error. `new_connection`: not on a kept one, so that it is sent once.
 
         Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError, and errors of
         `read`.
         """
         most = _LEAST_BYTES + numbers * _TOKEN_BYTES
         try:
-            async with self._connections.asked(self._dialect.path, msgspec.json.encode(body), anew=anew) as answer:
+            async with self._connections.asked(
+                self._dialect.path, msgspec.json.encode(body), new_connection=new_connection
+            ) as answer:
                 if answer.status != 200:
                     raise _refusal(self.url, answer.status, await _whole(answer, _LONGEST_DESCRIPTION))
                 if "event-stream" not in answer.headers.get("content-type", ""):

@@ -58,7 +58,7 @@ SMOLLM2 = (
     "kolm ledger export /srv/www/log --format tiles",
     "kolm monitor --tiles https://log.example/ --trusted keys --policy policy --promise promises "
     "--webhook https://alerts.example/kolm",
-    "kolm monitor --tiles /srv/www/log --trusted keys --lag 1h --once",
+    "kolm monitor --tiles /srv/www/log --trusted keys --lag 1h --state copy.sqlite3 --once",
     "kolm verify /srv/www/log",
     "kolm verify https://log.example/ --state site.state",
     "kolm monitor --ledger ledger.example:50052 --max-age 24h",

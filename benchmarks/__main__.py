@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import accepted, arithmetic, families, readme, report, steps
+from benchmarks import accepted, arithmetic, families, readme, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.identity import members
 from benchmarks.load import against
@@ -23,6 +23,7 @@ from benchmarks.load import measure as load
 from benchmarks.load.measure import CALLERS
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject
+from benchmarks.report import pages
 from benchmarks.specbench import measure as specbench
 from benchmarks.specbench.questions import OWN, QuestionsInvalid
 from benchmarks.storages import STORAGES
@@ -60,7 +61,7 @@ _UNASKED = tuple(MEASUREMENTS)[:-3]  # specbench takes hours, families another p
 
 def main() -> None:
     if sys.argv[1:2] == ["report"]:
-        return report.write()
+        return pages.write()
     if sys.argv[1:2] == ["readme"]:
         return readme.main(sys.argv[2:])
     given = _arguments()

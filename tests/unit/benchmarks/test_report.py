@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Machine, Measurement, MeasurementInvalid, Subject, measurements
+from benchmarks.report import audits, pages
+from benchmarks.report.targets import Target
 
 _MACHINE = Machine("zen4", "AMD EPYC, family 25, model 17", 2, "avx2", 2.5e10)
 
@@ -23,13 +24,13 @@ def measured(**changes: object) -> Measurement:
 
 
 def test_pages_show_what_the_result_files_hold() -> None:
-    for page, text in report.render().items():
+    for page, text in pages.render().items():
         assert page.read_text() == text, f"{page.name} differs: run `python -m benchmarks report`"
 
 
 def test_every_kept_result_is_shown_and_complete() -> None:
     for each in measurements():
-        assert each.benchmark in {"calls", "readme", *report.by_benchmark(measurements())}
+        assert each.benchmark in {"calls", "readme", *pages.by_benchmark(measurements())}
         assert all((each.commit, each.date, each.version, each.command)), each.name
         assert each.machine.cores, each.name
 
@@ -65,7 +66,7 @@ def test_a_result_file_is_named_for_what_it_holds(tmp_path: Path) -> None:
 def test_every_block_of_the_pages_can_be_rendered() -> None:
     assert RESULTS.is_dir()
     with pytest.raises(KeyError):
-        report.render_text("<!-- benchmarks: unknown -->\n<!-- end -->", {})
+        pages.render_text("<!-- benchmarks: unknown -->\n<!-- end -->", {})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_every_block_of_the_pages_can_be_rendered() -> None:
     [(True, "2.00 (b)", "1.00 (a)", "2 of 3"), (False, "1.00 (a)", "2.00 (b)", "2 of 3")],
 )
 def test_a_target_is_met_at_its_bound_and_on_its_good_side(at_least: bool, best: str, worst: str, met: str) -> None:
-    target = report.Target("aim", 1.5, at_least, "", [(1.0, "a"), (2.0, "b"), (1.5, "c")])
+    target = Target("aim", 1.5, at_least, "", [(1.0, "a"), (2.0, "b"), (1.5, "c")])
     assert tuple(target.row()) == ("aim", best, worst, met)
 
 
@@ -84,7 +85,7 @@ def test_answers_that_speculation_changed_are_added_up_over_the_methods_of_kolm(
         {**each, "method": "draft", "changed": 1},
         {**each, "engine": "vllm", "requests": 16, "changed": 2},
     ]
-    table = report.identity_of_others({"exactness": [measured(benchmark="exactness", figures=figures)]})
+    table = audits.identity_of_others({"exactness": [measured(benchmark="exactness", figures=figures)]})
     assert [line.split(" | ")[2:] for line in table.splitlines()[2:]] == [
         ["1 of 48", "–", "– |"],
         ["2 of 16", "–", "– |"],
@@ -98,5 +99,5 @@ def test_verdicts_are_added_up_over_cases_and_a_fault_has_the_tokens_until_it_is
         {**counts, "faulty found": len(runs) - 1, "tokens until DEVIATION": runs} for runs in ([100, 200, 60], [30, 0])
     ]
     figures = [{"engine": "vllm/1", "method": "n-gram", "cases": [honest, honest, *faulty]}]
-    table = report.verdicts({"verdicts": [measured(benchmark="verdicts", figures=figures)]})
+    table = audits.verdicts({"verdicts": [measured(benchmark="verdicts", figures=figures)]})
     assert table.splitlines()[-1] == "| vllm/1 | n-gram | 2,000 | 24 | 20 | 4 | 0 | 3 of 4 | 130 |"

@@ -1,0 +1,1 @@
+"""`python -m benchmarks report`: the pages' tables, rendered from the result files."""

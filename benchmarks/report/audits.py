@@ -1,0 +1,73 @@
+"""Tables of identity under speculation, of verdicts on other engines, and of lies that audits find."""
+
+from __future__ import annotations
+
+from benchmarks.report.tables import DASH, Results, count, table
+
+
+def identity(results: Results) -> str:
+    figures = ("engine", "method", "at once", "requests", "changed")
+    plain = ("plain differs from plain again", "plain differs from plain alone")
+    rows = [
+        [str(each[figure]) for figure in (*figures, *plain)]
+        for record in results["exactness"]
+        for each in record.figures
+    ]
+    return table(f"engine | speculation | at once | requests | changed by speculation | {' | '.join(plain)}", rows)
+
+
+def identity_of_others(results: Results) -> str:
+    """Answers that speculation changed, by engine and method, with 1, 8 and 16 requests at the same time."""
+    counts: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
+    for record in results["exactness"]:
+        for each in record.figures:
+            methods = "all six methods" if each["engine"] == "kolm" else each["method"]
+            of = counts.setdefault((each["engine"], methods), {})
+            changed, requests = of.get(each["at once"], (0, 0))
+            of[each["at once"]] = changed + each["changed"], requests + each["requests"]
+    rows = [
+        (*key, *("{} of {}".format(*of[callers]) if callers in of else DASH for callers in (1, 8, 16)))
+        for key, of in counts.items()
+    ]
+    return table("engine | speculation | 1 request | 8 | 16 at the same time", rows)
+
+
+def verdicts(results: Results) -> str:
+    """Verdicts on honest answers, and tokens until a fault of speculation is found, by engine and method."""
+    rows = []
+    for each in (each for record in results["verdicts"] for each in record.figures):
+        honest = [case for case in each["cases"] if not case["share replaced"]]
+        faulty = [case for case in each["cases"] if case["share replaced"]]
+        runs = [run for case in faulty for run in case["tokens until DEVIATION"]]
+        found, of = (sum(case[name] for case in faulty) for name in ("faulty found", "faulty"))
+        counts = (sum(case[name] for case in honest) for name in ("tokens", "answers", "SAME", "UNSTABLE", "DEVIATION"))
+        until = count(round(sum(runs) / found)) if found else DASH
+        shown = f"{found} of {of}" if faulty else DASH
+        rows.append((each["engine"], each["method"], *map(count, counts), shown, until))
+    return table(
+        "engine | speculation | honest tokens | answers | `SAME` | `UNSTABLE` | `DEVIATION` | faulty answers found |"
+        " tokens read for each",
+        rows,
+    )
+
+
+def lies(results: Results) -> str:
+    rows = [
+        (
+            name,
+            str(each["outputs"]),
+            f"{each['tokens']:,}",
+            str(each["drawn"]["inconsistent"]),
+            count(each["drawn"]["tokens until found"]),
+            count(each["drawn"]["most tokens until found"]),
+            str(each["together"]["inconsistent"]),
+            count(each["together"]["tokens until found"]),
+        )
+        for record in results["lies"]
+        for name, each in record.figures["cases"].items()
+    ]
+    return table(
+        "case | outputs | tokens | found by default | tokens until found | at most |"
+        " without draws | tokens until found",
+        rows,
+    )

@@ -1,0 +1,130 @@
+"""Tables of passes, of servers under callers, of starts, and of llama.cpp beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.report.tables import (
+    DASH,
+    INT8,
+    Results,
+    first_token,
+    link,
+    machine_name,
+    model_name,
+    percent,
+    rounded,
+    table,
+    two_places,
+)
+
+
+def llama_cpp(results: Results, *, long: bool) -> str:
+    """Prompts of 512 tokens, or the longer ones."""
+    rows = []
+    for record in results["families"]:
+        for each in record.figures:
+            if (each["prompt"] > 512) != long:
+                continue
+            rate, ratio = each["a second"], each["kolm is faster by"]
+            compared = (
+                (rounded(rate.get(f"kolm, {of}")), rounded(rate.get(f"llama.cpp, {of}")), two_places(ratio.get(of)))
+                for of in ("tokens", "prompt")
+            )
+            machine, model = machine_name(record.machine), model_name(each["file"])
+            rows.append((machine, model, str(each["prompt"]), *next(compared), *next(compared), link(record)))
+    return table(
+        "machine | model | prompt | kolm, tokens/s | llama.cpp | ratio | kolm, prompt tokens/s | llama.cpp | ratio | ",
+        sorted(rows, key=lambda row: (row[0], int(row[2]))),
+    )
+
+
+def passes(results: Results) -> str:
+    rows = []
+    for record in results["arithmetic"]:
+        near, far = (record.figures["milliseconds"][f"{length} tokens before"] for length in (100, 4000))
+        name = next(name for name in INT8 if name in near)
+        one = near[name]
+        rows.append(
+            (
+                machine_name(record.machine),
+                model_name(record.subject.model),
+                f"{one['1']:.1f}",
+                ", ".join(two_places(one[count] / one["1"]) for count in ("2", "4", "8", "16", "32")),
+                two_places(near["float32"]["128"] / one["128"]),
+                two_places(far[name]["1"] / one["1"]),
+                link(record),
+            )
+        )
+    return table(
+        "machine | model | 1 row, ms | 2, 4, 8, 16, 32 rows over 1 | 128 rows, float32 over int8 |"
+        " 1 row after 4,000 tokens over after 100 | ",
+        sorted(rows, key=lambda row: (row[1], row[0])),
+    )
+
+
+def losses(results: Results) -> str:
+    rows = [
+        (
+            machine_name(record.machine),
+            model_name(record.subject.model),
+            name,
+            f"{value:.4f}",
+            percent(record.figures.get("greedy", {}).get(name, {}).get("same token")),
+        )
+        for record in results["arithmetic"]
+        for name, value in (record.figures.get("nats a token") or {}).items()
+    ]
+    return table("machine | model | arithmetic and cache | nats a token | greedy tokens equal to float32's", rows)
+
+
+def callers(results: Results, model: str = "") -> str:
+    """Servers under callers, of the models whose name begins with `model`."""
+    rows = []
+    for record in results["load"]:
+        if not model_name(record.subject.model).startswith(model):
+            continue
+        cases = {case["callers"]: case for case in record.figures["cases"]}
+        sixteen = cases.get(16)
+        rates = (cases[count]["tokens_per_second"] if count in cases else None for count in (1, 4, 16, 64))
+        server = f"{record.figures['server']}, `{record.figures['method']}`"
+        rows.append(
+            (
+                machine_name(record.machine),
+                model_name(record.subject.model),
+                server + (", long prompts" if record.figures.get("long_prompts") else ""),
+                ", ".join(map(rounded, rates)),
+                first_token(sixteen),
+                f"{sixteen['inter_token_ms']['p99']:.0f} ms" if sixteen else DASH,
+                str(sum(sum(case["failures"].values()) for case in cases.values())),
+                link(record),
+            )
+        )
+    return table(
+        "machine | model | server | tokens/s at 1, 4, 16, 64 callers | first token at 16, median / 99 % |"
+        " between chunks, 99 % | requests failed | ",
+        sorted(rows, key=lambda row: (row[1], row[0], row[2])),
+    )
+
+
+def start(results: Results) -> str:
+    rows = [
+        (machine_name(each.machine), f"{each.figures['first'][0]:.1f} s", _later(each.figures["later"]), link(each))
+        for each in results["start"]
+    ]
+    return table("machine | first start of `kolm up` | later starts | ", rows)
+
+
+def first_start(results: Results) -> str:
+    """`start` as a sentence."""
+    record = max(results["start"], key=lambda each: each.date)
+    first, later = record.figures["first"][0], _later(record.figures["later"])
+    return (
+        f"`kolm up` with {model_name(record.subject.model)} answers after {first:.1f} s at its first start on a"
+        f" machine, after {later} later ({machine_name(record.machine)}, {record.machine.cores} cores)."
+    )
+
+
+def _later(starts: Sequence[Sequence[float]]) -> str:
+    seconds = sorted(wall for wall, _ in starts)
+    return f"{seconds[0]:.1f} to {seconds[-1]:.1f} s"

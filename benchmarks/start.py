@@ -24,15 +24,15 @@ from benchmarks.measurement import Measurement, Subject
 from services.generation.target.model_path import model_path
 
 _RUNS = 10
-_NOBODY = "127.0.0.1:1"
+_CLOSED = "127.0.0.1:1"
 _CALLS = (
     "--help",
     "generate --help",
     "receipts list --help",
     "verify --help",
-    f"generate x --max-tokens 8 --generation {_NOBODY}",
-    f"receipts list --ledger {_NOBODY}",
-    f"status --check --generation {_NOBODY} --ledger {_NOBODY} --auditor {_NOBODY} --registry {_NOBODY}",
+    f"generate x --max-tokens 8 --generation {_CLOSED}",
+    f"receipts list --ledger {_CLOSED}",
+    f"status --check --generation {_CLOSED} --ledger {_CLOSED} --auditor {_CLOSED} --registry {_CLOSED}",
     "verify nothing",
     "heads train nothing --prompts nothing --out nothing",
     "up --model nothing",

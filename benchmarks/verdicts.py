@@ -119,9 +119,8 @@ class FaultySpeculation(Upstream):
         body: Mapping[str, Any],
         numbers: int,
         read: Callable[[Mapping[str, Any]], None],
-        taken: Callable[[], None] = lambda: None,
-        *,
-        new_connection: bool = False,
+        *more: Any,
+        **options: Any,
     ) -> None:
         """`read` is called with the members of an Answer; the text is left out."""
         prompt, most = list(body["prompt"]), "n_predict" if "n_predict" in body else "max_tokens"
@@ -131,7 +130,7 @@ class FaultySpeculation(Upstream):
             part = _Part(self._of, [*prompt, *made], self._share, self._chance)
             asked = {**body, "prompt": [*prompt, *made], most: body[most] - len(made), "timings_per_token": True}
             try:
-                await super().answer(asked, numbers, part.read, taken, new_connection=new_connection)
+                await super().answer(asked, numbers, part.read, *more, **options)
             except _Replaced:
                 self.replaced[tuple(prompt)] = self.replaced.get(tuple(prompt), 0) + 1
             made += part.ids

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 
-NOBODY = "127.0.0.1:1"
+CLOSED = "127.0.0.1:1"
 """An address without a server."""
 _WIDE = {"COLUMNS": "300", "TERM": "dumb"}
 

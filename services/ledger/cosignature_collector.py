@@ -32,7 +32,7 @@ Ask = Callable[[str, str], bytes]
 """(submission prefix, origin) → the witness's newest note of the log. Blocking; raises OSError."""
 
 
-def ask_nobody(prefix: str, origin: str) -> bytes:
+def ask_none(prefix: str, origin: str) -> bytes:
     """The default, for witnesses that show no checkpoint. Raises OSError."""
     raise OSError(f"{prefix} shows no checkpoint of {origin}")
 
@@ -49,7 +49,7 @@ class CosignatureCollector:
         notes: CosignatureStore,
         post: Post,
         interval: float,
-        ask: Ask = ask_nobody,
+        ask: Ask = ask_none,
     ) -> None:
         """`interval`: seconds between two rounds. `ask` requests a witness's evidence against the log."""
         self._reader = reader

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from services.runtime.credentials import (
+    ANONYMOUS,
     DEFAULT_TENANT,
     LOCAL_CALLER,
-    NOBODY,
     ROLES,
     TOKEN_PREFIX,
     Credential,
@@ -38,7 +38,7 @@ Permission = frozenset[Role] | None
 
 ANYBODY: Final[Permission] = None
 
-current_principal: ContextVar[Principal] = ContextVar("current_principal", default=NOBODY)
+current_principal: ContextVar[Principal] = ContextVar("current_principal", default=ANONYMOUS)
 """Set by the interceptor. Threads of `asyncio.to_thread` have it, threads of `run_in_executor` do not."""
 
 AUTHORIZATION_KEY = "authorization"
@@ -111,7 +111,7 @@ PERMISSIONS: Mapping[str, Permission] = {
 
 
 def caller() -> Principal:
-    """The caller; NOBODY outside of calls."""
+    """The caller; ANONYMOUS outside of calls."""
     return current_principal.get()
 
 
@@ -176,7 +176,7 @@ class Access:
             raise PermissionDenied(f"{_rpc(method)} is not available on this server", reason="NOT_PERMITTED")
         needed = self._permissions[method]
         if needed is None:
-            return NOBODY
+            return ANONYMOUS
         principal = self._principal(call)
         if not principal.roles & needed:
             raise self._refusal(method, needed, principal)
@@ -187,7 +187,7 @@ class Access:
         try:
             principal = self._principal(call)
         except (Unauthenticated, Unavailable):
-            principal = NOBODY
+            principal = ANONYMOUS
         return principal.name if principal.authenticated else call.peer().rpartition(":")[0]
 
     def is_open(self, method: str) -> bool:
@@ -202,7 +202,7 @@ class Access:
                 raise Unauthenticated("this token is unknown here, revoked or expired", reason="BAD_TOKEN")
             return principal
         proofs = (*map(_of_certificate, _certificate_names(call)), _ANYBODY)
-        return next(filter(None, map(self._valid, proofs)), NOBODY)
+        return next(filter(None, map(self._valid, proofs)), ANONYMOUS)
 
     def _valid(self, proof: str) -> Principal | None:
         if self._file is None:

@@ -30,7 +30,7 @@ from services.runtime.credentials import PrincipalsError
 from services.runtime.listening import CannotListen, check_free
 from services.runtime.settings import LogFormat, ServerSettings, SettingsError
 
-_SAID = logging.getLogger("kolm")
+_console = logging.getLogger("kolm")
 _log = logging.getLogger(__name__)
 
 _ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # <malloc.h>
@@ -46,7 +46,7 @@ def configure_logging(level: str, form: LogFormat, service: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("faiss.loader", "uvicorn.error"):  # which log attempts and process ids at level info
         logging.getLogger(name).setLevel(logging.WARNING)
-    _SAID.setLevel(logging.INFO)
+    _console.setLevel(logging.INFO)
     if form == "json":
         logging.captureWarnings(True)
         sys.excepthook = lambda kind, error, trace: _log.critical("died", exc_info=(kind, error, trace))
@@ -55,14 +55,14 @@ def configure_logging(level: str, form: LogFormat, service: str) -> None:
 
 def say(line: str) -> None:
     """Prints a line for the person who started the service, whatever the level: in text, the bare line."""
-    _SAID.info(line)
+    _console.info(line)
 
 
 class TextFormatter(logging.Formatter):
     """`12:03:55 INFO services.ledger.servicer [request id] message key=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if record.name == _SAID.name:
+        if record.name == _console.name:
             return record.getMessage()
         fields = "".join(f" {key}={_shown(value)}" for key, value in _event_fields(record).items())
         time = _time(record).strftime("%H:%M:%S")

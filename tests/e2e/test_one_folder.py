@@ -13,7 +13,7 @@ import pytest
 
 from services.cli.frame import exits
 from services.generation.target.identity import base_cid
-from tests.cli import NOBODY, Ended, kolm
+from tests.cli import CLOSED, Ended, kolm
 from tests.e2e.command import ENVIRONMENT, PATIENCE, children, local_services, running, until, up
 from tests.fakes.tiny_model import make_tiny_model
 from tests.forked import Forked, ran
@@ -83,16 +83,16 @@ def test_commands_find_the_services_of_a_folder(stack: Stack, words: tuple[str, 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_folder(stack: Stack) -> None:
     ledger = (stack.folder / "run/ledger.address").read_text().strip()
-    away = {"KOLM_LEDGER": NOBODY}
+    away = {"KOLM_LEDGER": CLOSED}
     assert stack.kolm("ledger", "head", environment=away).code == exits.UNAVAILABLE
     assert stack.kolm("ledger", "head", f"--ledger={ledger}", environment=away).code == 0
-    assert stack.kolm("ledger", "head", f"--ledger={NOBODY}").code == exits.UNAVAILABLE
+    assert stack.kolm("ledger", "head", f"--ledger={CLOSED}").code == exits.UNAVAILABLE
 
 
 def test_an_address_that_a_killed_stack_has_left_is_named_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "run" / "ledger.address"
     file.parent.mkdir()
-    file.write_text(f"{NOBODY}\n")
+    file.write_text(f"{CLOSED}\n")
     done = kolm("ledger", "head", "--data-dir", tmp_path)
     assert (done.code, str(file) in done.err, "--ledger" in done.err) == (exits.UNAVAILABLE, True, True), done.err
 

@@ -26,7 +26,7 @@ from services.cli.frame.exits import Failed
 from services.cli.ledger.receipt_files import write_new
 from services.client.ledger.ledger import LedgerClient
 from services.runtime.server import Mount
-from tests.cli import NOBODY, Ended, kolm
+from tests.cli import CLOSED, Ended, kolm
 from tests.integration.cli.scripted import ScriptedGeneration
 from tests.serving import PATIENCE, serving
 from tests.unit.ledger.builders import TRUSTED, receipt, signed
@@ -263,7 +263,7 @@ STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 def chat(address: str, lines: str, *flags: str) -> Ended:
     """`kolm chat` with these lines piped in."""
-    return kolm("chat", *flags, environment={"KOLM_GENERATION": address, "KOLM_LEDGER": NOBODY}, given=lines)
+    return kolm("chat", *flags, environment={"KOLM_GENERATION": address, "KOLM_LEDGER": CLOSED}, given=lines)
 
 
 class Terminal:
@@ -291,7 +291,7 @@ class Terminal:
 @contextmanager
 def terminal(address: str, *flags: str) -> Iterator[Terminal]:
     main, side = pty.openpty()
-    command = [sys.executable, "-m", "services.cli", "chat", f"--generation={address}", f"--ledger={NOBODY}", *flags]
+    command = [sys.executable, "-m", "services.cli", "chat", f"--generation={address}", f"--ledger={CLOSED}", *flags]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
     process = subprocess.Popen(
         command, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True, close_fds=True
@@ -395,7 +395,7 @@ def test_a_path_that_is_taken_is_refused_before_anything_is_sent(
 
 
 def test_no_server_is_exit_code_five() -> None:
-    assert chat(NOBODY, "a\n").code == 5
+    assert chat(CLOSED, "a\n").code == 5
 
 
 def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: ScriptedGeneration) -> None:
@@ -419,7 +419,7 @@ def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: 
 
 
 def test_control_c_ends_a_program_that_pipes(address: str, scripted: ScriptedGeneration) -> None:
-    command = [sys.executable, "-m", "services.cli", "chat", f"--generation={address}", f"--ledger={NOBODY}"]
+    command = [sys.executable, "-m", "services.cli", "chat", f"--generation={address}", f"--ledger={CLOSED}"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -25,7 +25,7 @@ from services.client.generation.completion import Receipt
 from services.client.generation.request import Message
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import CoseReceipt
-from tests.cli import NOBODY
+from tests.cli import CLOSED
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
 from tests.mutations import replace
@@ -167,7 +167,7 @@ def test_it_is_saved_and_verified_offline(
 
 
 def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:
-    assert receipt_saving.save(tmp_path / "receipt.json", answered, "a prompt", NOBODY)
+    assert receipt_saving.save(tmp_path / "receipt.json", answered, "a prompt", CLOSED)
     unproven = kolm("verify", tmp_path / "receipt.json")
     assert (unproven.code, "kolm ledger export" in unproven.err) == (3, True)
     assert kolm("generate", "hello", "--save", tmp_path / "receipt.json").code == 2

@@ -11,7 +11,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.runtime.access import Access
 from services.runtime.credentials import write_principals
 from services.runtime.metrics import Metrics
-from tests.cli import NOBODY
+from tests.cli import CLOSED
 from tests.cli import kolm as kolm_command
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.serving import Served, serving
@@ -105,7 +105,7 @@ def test_a_scope_is_for_keys_that_sign_receipts_and_is_not_empty(kolm: Kolm, tmp
 
 def flags(served: Served, *away: str) -> list[str]:
     names = ("generation", "ledger", "auditor", "registry")
-    return [word for name in names for word in (f"--{name}", NOBODY if name in away else served.address)]
+    return [word for name in names for word in (f"--{name}", CLOSED if name in away else served.address)]
 
 
 def export(registry: CollectorRegistry) -> None:

@@ -25,7 +25,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
         archive.writestr(f"{about}/RECORD", "")
     return name
 """
-NOBODY = "http://127.0.0.1:9/simple"
+CLOSED = "http://127.0.0.1:9/simple"
 
 
 def wheel(folder: Path, name: str) -> Path:
@@ -43,7 +43,7 @@ def made(project: Path, level: str) -> int:
     """The exit code."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(project / "wheels")}
-    command = [sys.executable, str(ROOT / "packages/make_venv.py"), level, NOBODY]
+    command = [sys.executable, str(ROOT / "packages/make_venv.py"), level, CLOSED]
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, check=False).returncode
 
 

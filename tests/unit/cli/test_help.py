@@ -15,9 +15,9 @@ import typer
 from ledger.keys.ed25519 import SigningKey
 from services.cli.frame import exits
 from services.cli.main import app
-from tests.cli import NOBODY, kolm
+from tests.cli import CLOSED, kolm
 
-NOWHERE = ("--generation", NOBODY)
+NOWHERE = ("--generation", CLOSED)
 
 
 def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

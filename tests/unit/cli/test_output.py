@@ -19,7 +19,7 @@ from services.cli.frame.rendering import ShownConsole, print_view
 from services.cli.frame.values import age, moment, numbers
 from services.cli.frame.views import Column, Styled, facts, table
 from services.cli.ledger.log import report_document, report_view
-from tests.cli import NOBODY, kolm
+from tests.cli import CLOSED, kolm
 
 
 def test_control_characters_of_a_model_do_not_reach_a_terminal() -> None:
@@ -146,7 +146,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("KOLM_")]:
         monkeypatch.delenv(name)
     for name in ASKED:
-        monkeypatch.setenv(f"KOLM_{name.upper()}", NOBODY)
+        monkeypatch.setenv(f"KOLM_{name.upper()}", CLOSED)
     monkeypatch.chdir(tmp_path)
 
 

@@ -93,7 +93,7 @@ def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path
     assert read(tmp_path) == (["text"], [])
 
 
-_AS_NOBODY = """
+_AS_OTHER_USER = """
 import os, sys
 from pathlib import Path
 from services.datastores.documents import DocumentsInvalid, find_files, read_documents
@@ -129,7 +129,7 @@ def test_what_may_not_be_read_is_named_and_never_left_out_in_silence(
     if closed is not None:
         (tmp_path / closed).chmod(0)
     done = subprocess.run(
-        [sys.executable, "-c", _AS_NOBODY], cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.getcwd()},
+        [sys.executable, "-c", _AS_OTHER_USER], cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.getcwd()},
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == output

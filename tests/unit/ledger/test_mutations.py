@@ -45,7 +45,7 @@ from tests.mutations import mutants, replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT
 from tests.unit.client.test_answer_check import signed as answered
 from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, policy, publication, receipt, receipt_id, verdict
-from tests.unit.ledger.bundle.test_transcript import SAID, Reader
+from tests.unit.ledger.bundle.test_transcript import TALK, Reader
 from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
 from tests.vectors.make_bundles import POLICY, bundles, checkpoint, log_of, write_folder
 
@@ -148,14 +148,14 @@ def judged(files: dict[str, bytes], folder: Path) -> Any:
 
 def check_told(transcript: Transcript) -> None:
     """Only turns of the conversation; of an interrupted answer a beginning."""
-    turns = {turn.receipt_id: (SAID.messages(place), turn.answer) for place, turn in enumerate(SAID.turns)}
+    turns = {turn.receipt_id: (TALK.messages(place), turn.answer) for place, turn in enumerate(TALK.turns)}
     for place, turn in enumerate(transcript.turns):
         messages, answer = turns[turn.receipt_id]
         assert transcript.messages(place) == messages
         assert turn.answer == answer or (turn.interrupted and answer.startswith(turn.answer))
 
 
-WHOLE = GOOD | {"transcript.json": SAID.to_bytes()}
+WHOLE = GOOD | {"transcript.json": TALK.to_bytes()}
 
 
 @pytest.mark.parametrize("path", [path for path in WHOLE if not path.startswith(("keys/", "policy"))])

@@ -14,7 +14,7 @@ import pytest
 
 from services.runtime.access import Access, current_principal, tenant_of_call
 from services.runtime.credentials import (
-    NOBODY,
+    ANONYMOUS,
     Credential,
     Principal,
     PrincipalsError,
@@ -125,7 +125,7 @@ def test_while_the_file_cannot_be_read_callers_reach_only_public_rpcs(
     for call in (bearing(token), Call(where=HERE)):
         with pytest.raises(Unavailable):
             access.admitted(WITHDRAW, call)
-    assert access.admitted(HEAD, bearing(token)) is NOBODY
+    assert access.admitted(HEAD, bearing(token)) is ANONYMOUS
     file.unlink(missing_ok=True)
     file.write_text(kept)
     file.chmod(0o600)
@@ -152,7 +152,7 @@ def test_without_principals_the_token_of_this_start_generates_for_the_default_te
         with pytest.raises(PermissionDenied) as denied:
             access.admitted(WITHDRAW, call)
         assert denied.value.reason == "NO_PRINCIPALS"
-    assert access.admitted(HEAD, Call()) is NOBODY
+    assert access.admitted(HEAD, Call()) is ANONYMOUS
 
 
 def test_with_principals_callers_without_a_token_have_the_roles_of_anybody(file: Path) -> None:
@@ -211,10 +211,10 @@ def test_the_tenant_is_the_principal_s(tenant: str | None, named: str, acts_for:
 
 
 def test_outside_of_a_call_there_is_no_caller() -> None:
-    assert current_principal.get() is NOBODY
-    assert not NOBODY.roles
-    assert not NOBODY.sees("")
-    assert not NOBODY.reads_content("")
+    assert current_principal.get() is ANONYMOUS
+    assert not ANONYMOUS.roles
+    assert not ANONYMOUS.sees("")
+    assert not ANONYMOUS.reads_content("")
 
 
 def test_a_token_is_recognised_and_has_256_random_bits() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
+from services.generation.target.files.gguf_file import held_open
 from services.generation.target.kernels.compilation import loading_folder
 from services.generation.target.model_path import default_head_for
 from services.generation.target.weights import check_headers, has_own_head
@@ -32,12 +33,13 @@ async def main(
     """Check the model's headers, compile in other processes, then load and serve (`services.generation.serving`)."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     own = settings.engine == "kolm"
-    try:
-        if own or settings.weights is not None:
-            check_headers(settings.weights or settings.model)
-    except TargetError as error:
-        raise CannotStart(f"cannot serve {error}") from error
     with ExitStack() as loading:
+        try:
+            if own or settings.weights is not None:
+                loading.enter_context(held_open(settings.weights or settings.model))
+                check_headers(settings.weights or settings.model)
+        except TargetError as error:
+            raise CannotStart(f"cannot serve {error}") from error
         loading.enter_context(one_at_a_time(loading_folder(), shared=True))
         if own:
             compile_beside("sampling", settings.log_format)

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.errors import TargetError
 from services.generation.target.identity import LARGE_BYTES, FileDigests, base_manifest, tokenizer_cid
 from services.generation.target.weights import check_headers
+from services.generation.target.without_torch import spare_torch
+
+if TYPE_CHECKING:
+    from services.generation.target.config.config import TargetConfig  # imports transformers
 
 
 class WrongPart(Exception):
@@ -59,7 +63,7 @@ class _Base:
 
     @cached_property
     def config(self) -> TargetConfig:
-        return read_config(self.path)
+        return _config_of(self.path)
 
     @cached_property
     def readable(self) -> bool:
@@ -80,6 +84,13 @@ class _Base:
             return base_manifest(self.path, _RememberedDigests()).cid
         except (_NotRemembered, TargetError, OSError):
             return None
+
+
+def _config_of(path: Path) -> TargetConfig:
+    spare_torch()
+    from services.generation.target.config.config import read_config
+
+    return read_config(path)
 
 
 class _NotRemembered(Exception):
@@ -143,6 +154,6 @@ def _check_head(base: _Base, part: Part) -> None:
 def _check_draft_model(part: Part) -> None:
     try:
         check_headers(part.path)
-        _ = read_config(part.path), tokenizer_cid(part.path)
+        _ = _config_of(part.path), tokenizer_cid(part.path)
     except TargetError as error:
         raise WrongPart(f"{part.flag}: {error}") from error

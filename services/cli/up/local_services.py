@@ -206,8 +206,9 @@ def bring_up(
     trusted: Callable[[TrustedKey], None] = lambda key: None,
     answering: Callable[[Addresses], None] = lambda addresses: None,
 ) -> Addresses:
-    """Start all services together, called services before their callers; the auditor's page last. A service on a free
-    port has to be ready before its callers start, which need its address.
+    """Start the model's server, which takes longest, and beside it one service after another, called services before
+    their callers, so that they take no CPU from it; the auditor and its page last. A service on a free port has to be
+    ready before its callers start, which need its address.
 
     The services' keys are trusted first; `trusted` gets the new ones. `answering` is called as soon as requests are
     answered. Raises KeyFileError, PrincipalsError, OSError, and the errors of Supervisor.start.
@@ -217,7 +218,7 @@ def bring_up(
     launched = partial(_Launched, supervisor)
     ledger = launched(services.ledger())
     registry = launched(services.registry(ledger.place))
-    page = None if services.explorer_port is None else launched(services.explorer(ledger.place), later=True)
+    page = None if services.explorer_port is None else launched(services.explorer(ledger.place))
 
     def front(generation: str) -> Plan:
         return services.http(generation, None if page is None else page.place)
@@ -225,13 +226,15 @@ def bring_up(
     plan = services.generation(ledger.place, registry.place)
     within = front(plan.listens_at) if services.front_is_within else None
     generation = launched(plan if within is None else _with_front(plan, within), _MODEL_SECONDS)
+    generation.start()
+    first = Addresses("", ledger.address, registry=registry.address)
+    if services.http_port is not None and within is None:
+        first = replace(first, http=launched(front(generation.place)).address)
     auditor = launched(services.auditor(ledger.place), _MODEL_SECONDS)
-    http = None if services.http_port is None or within else launched(front(generation.place))
-    first = Addresses(generation.address, ledger.address, registry=registry.address)
+    auditor.start()
+    first = replace(first, generation=generation.address)
     if within is not None:
         first = replace(first, http=within.ready_file.read_text(encoding="utf-8").strip())
-    elif http is not None:
-        first = replace(first, http=http.address)
     answering(first)
     return replace(first, explorer=None if page is None else page.address, auditor=auditor.address)
 
@@ -255,16 +258,17 @@ def tokens_left(services: LocalServices, *addresses: str | None) -> Iterator[Non
 
 
 class _Launched:
-    """A service that was started and may not be ready yet; with `later`, it starts when its address is read. Both
-    properties raise the errors of Supervisor.address.
+    """A service that starts when its address is read, or before, by `start`. Both properties raise the errors of
+    Supervisor.address.
     """
 
-    def __init__(
-        self, supervisor: Supervisor, plan: Plan, seconds: float = _QUICK_SECONDS, *, later: bool = False
-    ) -> None:
-        self._supervisor, self._plan, self._seconds, self._later = supervisor, plan, seconds, later
-        if not later:
-            supervisor.launch(plan)
+    def __init__(self, supervisor: Supervisor, plan: Plan, seconds: float = _QUICK_SECONDS) -> None:
+        self._supervisor, self._plan, self._seconds, self._started = supervisor, plan, seconds, False
+
+    def start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._supervisor.launch(self._plan)
 
     @property
     def place(self) -> str:
@@ -274,9 +278,7 @@ class _Launched:
     @property
     def address(self) -> str:
         """The address, once it serves."""
-        if self._later:
-            self._later = False
-            self._supervisor.launch(self._plan)
+        self.start()
         return self._supervisor.address(self._plan, self._seconds)
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -109,9 +109,8 @@ def up(
 
     data_folder.expect_unused(data_dir)
     engine = other.checked()
-    faster = None
     if not engine:
-        faster, served = served.faster(), served.with_fetched_heads()
+        served = served.with_fetched_heads()
     own, found = served.server_settings(), {} if engine else served.default_adapters()
     same = served.shared_settings(found)
     listen.check_host()
@@ -138,14 +137,19 @@ def up(
     if not engine:
         served.check_parts(found)
     reporter = UpReporter(every.log_format)
-    _run(services, found, faster, reporter, as_json=json)
+    _run(services, found, (lambda: None) if engine else served.faster, reporter, as_json=json)
 
 
 def _run(
-    services: LocalServices, found: dict[str, Path], faster: str | None, reporter: UpReporter, *, as_json: bool
+    services: LocalServices,
+    found: dict[str, Path],
+    faster: Callable[[], str | None],
+    reporter: UpReporter,
+    *,
+    as_json: bool,
 ) -> None:
     """Run the services until Ctrl-C or SIGTERM, and leave none running. `found` are adapters that were not named;
-    `faster` is a flag or command that would make the model faster.
+    `faster` returns a flag or command that would make the model faster.
 
     Raises UsageError for a model that cannot be served, Failed if a service ends by itself.
     """
@@ -162,8 +166,6 @@ def _run(
             for line in unread_variables():
                 reporter.log_line(line)
             reporter.starting(services, found)
-            if faster is not None:
-                reporter.log_line(f"faster: {faster}")
             for line in unaudited(services, datetime.now(UTC)):
                 reporter.log_line(line)
             with ExitStack() as stack:
@@ -172,6 +174,8 @@ def _run(
                     stack.enter_context(tokens_left(services, found.generation, found.ledger, found.registry))
                     if not as_json:
                         reporter.answering(found, services, seconds_since_start())
+                    if (hint := faster()) is not None:  # after the start, which it would make longer
+                        reporter.log_line(f"faster: {hint}")
 
                 def trusted(key: TrustedKey) -> None:
                     reporter.log_line(f"trusting the new key of role {key.role}: {key.path}")

@@ -218,13 +218,15 @@ class ServedOptions:
 
     def with_fetched_heads(self) -> ServedOptions:
         """These options with the folders of a hub's heads in place of their names. Raises CommandError."""
+        if not self.head:
+            return self
         from services.cli.foreign_heads import hub_head, known_head
 
         def folder(head: str) -> str:
             named = known_head(self.model).name if head == _KNOWN else head
             return str(hub_head("--head", named, self.model)) if named.startswith("hf:") else named
 
-        return replace(self, head=None if self.head is None else [folder(head) for head in self.head])
+        return replace(self, head=[folder(head) for head in self.head])
 
     def faster(self) -> str | None:
         """The flag or command that would make the model faster: a public head; without one a draft model of its family

@@ -124,6 +124,9 @@ class Starts:
         self.waited: list[str] = []
         self.launched_at_first_wait = 0
 
+    def plan(self, name: str) -> Plan:
+        return next(plan for plan in self.plans if plan.name == name)
+
     def start(self, plan: Plan, seconds: float) -> str:
         self.launch(plan)
         return self.address(plan, seconds)
@@ -143,12 +146,13 @@ def started(services: LocalServices) -> tuple[Starts, Any]:
     return supervisor, addresses
 
 
-def test_services_with_ports_of_their_own_are_all_started_before_one_is_waited_for(tmp_path: Path) -> None:
+def test_the_model_loads_while_other_services_start_one_after_another(tmp_path: Path) -> None:
     made, _ = started(LocalServices(tmp_path, Path("model"), explorer_port=50056, http_port=50057))
-    assert [plan.name for plan in made.plans] == ["ledger", "registry", "generation", "auditor", "http", "explorer"]
-    assert made.waited == ["generation", "ledger", "registry", "http", "explorer", "auditor"]
-    assert made.launched_at_first_wait == 5  # all but the page
-    given = dict(zip(made.plans[4].flags[::2], made.plans[4].flags[1::2], strict=True))
+    assert [plan.name for plan in made.plans] == ["generation", "ledger", "registry", "http", "auditor", "explorer"]
+    assert made.waited == ["ledger", "registry", "http", "generation", "explorer", "auditor"]
+    assert made.launched_at_first_wait == 2  # the model's server and the ledger
+    front = made.plan("http").flags
+    given = dict(zip(front[::2], front[1::2], strict=True))
     assert (given["--generation"], given["--explorer-url"]) == ("127.0.0.1:50051", "http://127.0.0.1:50056")
 
 
@@ -165,7 +169,7 @@ def test_answers_are_announced_before_the_auditor_is_waited_for(tmp_path: Path) 
     bring_up(
         services, cast(Supervisor, supervisor), answering=lambda those: told.append(([*supervisor.waited], those.http))
     )
-    assert told == [(["generation", "ledger", "registry", "http"], "127.0.0.1:7005")]
+    assert told == [(["ledger", "registry", "http", "generation"], "127.0.0.1:7004")]
 
 
 def test_a_service_that_needs_a_free_port_is_started_when_that_is_known(tmp_path: Path) -> None:
@@ -173,7 +177,7 @@ def test_a_service_that_needs_a_free_port_is_started_when_that_is_known(tmp_path
     made, addresses = started(LocalServices(tmp_path, Path("model"), **free))
     assert made.waited[:2] == ["ledger", "ledger"]
     assert addresses.ledger in made.plans[1].flags
-    assert addresses.generation in made.plans[-1].flags
+    assert addresses.generation in made.plan("http").flags
 
 
 @pytest.mark.parametrize(
@@ -185,8 +189,8 @@ def test_page_and_api_are_over_this_ledger_and_this_generation_server(
     service: str, asked: str, address: str, settings: type[ServerSettings], tmp_path: Path
 ) -> None:
     made, addresses = started(LocalServices(tmp_path, Path("model"), **{f"{service}_port": 0}))  # type: ignore[arg-type]
-    assert getattr(addresses, service) == "127.0.0.1:7005"
-    flags = made.plans[-1].flags
+    assert getattr(addresses, service).startswith("127.0.0.1:700")
+    flags = made.plan(service).flags
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     assert (given["--listen"], given[asked]) == ("127.0.0.1:0", address)
     assert {flag.removeprefix("--").replace("-", "_") for flag in given} <= set(settings.model_fields)
@@ -213,8 +217,8 @@ def test_before_another_engine_the_front_is_within_the_generation_service(tmp_pa
     supervisor = Starting()
     services = LocalServices(tmp_path, None, explorer_port=50056, http_port=50057, engine=engine)
     addresses = bring_up(services, cast(Supervisor, supervisor))
-    assert [plan.name for plan in supervisor.plans] == ["ledger", "registry", "generation", "auditor", "explorer"]
-    generation = supervisor.plans[2]
+    assert [plan.name for plan in supervisor.plans] == ["generation", "ledger", "registry", "auditor", "explorer"]
+    generation = supervisor.plans[0]
     assert (generation.module, addresses.http) == ("services.cli.up.with_front", "127.0.0.1:50057")
     front = generation.flags[generation.flags.index("--") + 1 :]
     assert {"--explorer-url", "http://127.0.0.1:50056", "--listen", "127.0.0.1:50057"} <= set(front)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -120,14 +121,13 @@ def byte_level(metadata: GgufMetadata, vocabulary: dict[str, int]) -> FastTokeni
 
 def published_merges(metadata: GgufMetadata) -> list[tuple[str, str]]:
     """The file's merges in their order. Raises ConfigInvalid."""
-    return [_pair(metadata, merge) for merge in metadata.texts("tokenizer.ggml.merges")]
-
-
-def _pair(metadata: GgufMetadata, merge: str) -> tuple[str, str]:
-    left, space, right = merge.partition(" ")
-    if not (left and space and right):
-        raise ConfigInvalid(f"{metadata.path}: tokenizer.ggml.merges: {merge[:80]!r}; expected two tokens and a space")
-    return left, right
+    merges = metadata.texts("tokenizer.ggml.merges")
+    found = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    for merge, pair in zip(merges, found, strict=True):
+        if not all(pair):
+            shown = f"{merge[:80]!r}; expected two tokens and a space"
+            raise ConfigInvalid(f"{metadata.path}: tokenizer.ggml.merges: {shown}")
+    return found
 
 
 def sentence_piece(metadata: GgufMetadata, vocabulary: dict[str, int]) -> FastTokenizer:
@@ -215,7 +215,12 @@ def _tokenizer(metadata: GgufMetadata) -> PreTrainedTokenizerFast:
     begins = metadata.truth("tokenizer.ggml.add_bos_token", kind != "gpt2" or splitting_of(metadata).begins)
     _surround(tokenizer, metadata, roles, begins=begins or kind == "gemma4")  # as in llama.cpp, whatever the file has
     template = metadata.text(_TEMPLATE) if _TEMPLATE in metadata else None
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)
+    shared: Any = tokenizer
+    shared.__deepcopy__ = lambda memo: tokenizer  # transformers copies it, which takes longer than all of the above
+    try:
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **roles)
+    finally:
+        del shared.__deepcopy__
 
 
 def _add_tokens(tokenizer: FastTokenizer, tokens: list[str], metadata: GgufMetadata) -> None:

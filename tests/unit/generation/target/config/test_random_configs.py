@@ -179,6 +179,10 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Converted]:
     return found
 
 
+def field_of(value: Value) -> GgufField:
+    return GgufField(lambda: value, memoryview(b""))
+
+
 @pytest.mark.slow
 @settings(max_examples=examples(500), deadline=None)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(CONVERTED))
@@ -186,12 +190,12 @@ def test_random_fields_of_a_gguf_file_are_read_or_refused(
     seed: int, name: str, converted: dict[str, Converted]
 ) -> None:
     drawn, file = Drawn(random.Random(seed)), converted[name]
-    fields = {key: GgufField(value, memoryview(b"")) for key, value in file.head.metadata.items()}
+    fields = {key: field_of(value) for key, value in file.head.metadata.items()}
     architecture = fields["general.architecture"].value
     for _ in range(drawn.rng.randint(1, 3)):
         own = [key for key in fields if key.startswith(f"{architecture}.")]
         key = drawn.rng.choice((*own, *(f"{architecture}.{name}" for name in NAMES)))
-        fields[key] = GgufField(drawn.field(), memoryview(b""))
+        fields[key] = field_of(drawn.field())
     with suppress(TargetError):
         header = GgufHeader(GgufMetadata(file.path, fields), file.head.tensors)
         changed = GgufFile([file.path], header, [file.data])

@@ -111,7 +111,7 @@ def load_model(
 
 
 def _pass_cost(target: Target, kept: KeptTimings) -> PassCost:
-    """The cost of passes, timed now or at an earlier start. A timing during which the machine changed is not kept."""
+    """The cost of passes, timed now or at an earlier start. A timing during which other programs ran is not kept."""
     timing = kept.find(target)
     if timing is None:
         _log.info("timing passes: they decide the width of drafts")
@@ -120,9 +120,10 @@ def _pass_cost(target: Target, kept: KeptTimings) -> PassCost:
         if times.changed:
             _log.warning(
                 "the memory's speed changed while passes were timed, or other programs ran: one row took %.2f to "
-                "%.2f ms; the next start times them again", 1e3 * min(times.rounds), 1e3 * max(times.rounds),
+                "%.2f ms%s", 1e3 * min(times.rounds), 1e3 * max(times.rounds),
+                "; the next start times them again" if times.disturbed else "",
             )  # fmt: skip
-        else:
+        if not times.disturbed:
             kept.keep(target, timing)
     return PassCost.measured(timing.passes, timing.key, timing.seen)
 

@@ -24,7 +24,10 @@ _AGAIN, _WARM = 8, 0.3
 passes are slower or faster than in steady decoding for a while, by what is in the caches and by the memory's speed.
 """
 _STEADY, _SETTLING = 0.03, 3.0  # a change of time that is none, and a limit in seconds until there is none
-_CHANGED = 1.1  # ratio of passes over one row in two rounds from which on the memory's speed has changed
+_CHANGED, _DISTURBED = 1.1, 1.5
+"""Ratios of passes over one row in two rounds from which on the memory's speed has changed, as it does on machines that
+share their memory, and from which on another program used the CPUs. Multiples of one row differ little by the first.
+"""
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, with which the cost of a key is measured
 _LONG = 1024  # tokens of the history with which the cost of a visible token is measured
 _PAGE = 8  # at most this many slots of a block share a memory page
@@ -43,6 +46,11 @@ class PassTimes:
     def changed(self) -> bool:
         """Whether the memory's speed changed between rounds, or another program used the machine."""
         return max(self.rounds) > _CHANGED * min(self.rounds)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether rounds differ by more than the memory's speed does: these times are good for one start."""
+        return max(self.rounds) > _DISTURBED * min(self.rounds)
 
 
 @dataclass(frozen=True, slots=True)

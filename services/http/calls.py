@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import re
 import time
 import zlib
 from collections import OrderedDict
@@ -24,6 +25,7 @@ from services.client.generation.runtime import AsyncRuntime
 from services.http.api_error import CLOSED, RECEIPTS, ApiError, of_body, of_ending, of_kolm, stopping
 from services.http.fields import CommonFields
 from services.http.settings import HttpSettings
+from services.runtime.tracing import TRACE_KEYS
 
 DONE = "[DONE]"
 
@@ -35,6 +37,7 @@ _Value = TypeVar("_Value")
 _Fields = TypeVar("_Fields", bound=BaseModel)
 _Body = TypeVar("_Body", bound=CommonFields)
 _TOKEN_PREFIX = "kolm_"
+_TRACE = re.compile(r"[\x20-\x7e]{1,512}")
 _ASK_SECONDS = 10.0
 _REMEMBERED_SECONDS = 30.0
 _REMEMBERED = 4096
@@ -146,6 +149,12 @@ def token(request: Request) -> str:
     if (key := request.headers.get("x-api-key", "")).startswith(_TOKEN_PREFIX):  # Anthropic's clients
         return key
     return ""
+
+
+def trace(request: Request) -> tuple[tuple[str, str], ...]:
+    """The caller's W3C trace context, as metadata. Headers that metadata cannot have are left out."""
+    sent = ((key, request.headers.get(key, "")) for key in TRACE_KEYS)
+    return tuple((key, value) for key, value in sent if _TRACE.fullmatch(value))
 
 
 class Callers:
@@ -375,7 +384,7 @@ class Endpoint(Generic[_Body]):
         self._dialect = dialect
 
     async def answer(self, request: Request) -> Response:
-        runtime = self._runtime.with_token(token(request))
+        runtime = self._runtime.with_token(token(request), trace(request))
         dialect = self._dialect(await read_fields(request, self._kind, self._settings))
         if dialect.fields.stream_options and not dialect.fields.stream:
             raise ApiError(400, "stream_options: needs stream to be true", "invalid_value", param="stream_options")

@@ -41,6 +41,7 @@ from services.runtime.errors import (
 )
 from services.runtime.limits import CallLimits
 from services.runtime.metrics import CallMetrics
+from services.runtime.tracing import current_trace, trace_from
 
 _log = logging.getLogger(__name__)
 
@@ -235,6 +236,7 @@ class _Call:
         metadata = context.invocation_metadata() or ()
         request_id = request_id_from(metadata)
         current_request_id.set(request_id)
+        current_trace.set(trace_from(metadata))
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         started, code, failure = time.perf_counter(), grpc.StatusCode.OK, None
         try:

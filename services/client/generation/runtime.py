@@ -63,6 +63,7 @@ class AsyncRuntime:
         """
         self.target = target
         self._token = token
+        self._trace: Metadata = ()
         self._where = endpoint(target, tls)
         self._channel: Any = async_channel(self._where, OPTIONS) if channel is None else channel
         self._stub: Any = GenerationServiceStub(self._channel)
@@ -80,10 +81,10 @@ class AsyncRuntime:
         except TimeoutError:
             raise not_ready(self.target, timeout) from None
 
-    def with_token(self, token: str | None) -> Self:
-        """The same connection for another caller. Close only the original."""
+    def with_token(self, token: str | None, trace: Metadata = ()) -> Self:
+        """The same connection for another caller, with its W3C trace context. Close only the original."""
         other = copy(self)
-        other._token = token
+        other._token, other._trace = token, trace
         return other
 
     async def serve(
@@ -175,7 +176,7 @@ class AsyncRuntime:
 
     @property
     def _metadata(self) -> Metadata:
-        return shown_to(self._where, self._token)
+        return (*shown_to(self._where, self._token), *self._trace)
 
     async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
         check_size(request)

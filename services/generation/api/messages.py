@@ -42,7 +42,9 @@ def response_message(
             for each, positions in zip(completed, logprobs, strict=True)
         ],
         usage=_usage(resolved, outcomes),
-        metrics=_metrics([o.metrics for o in outcomes], resolved.decision, _only([e.speedup for e in completed])),
+        metrics=_metrics(
+            [o.metrics for o in outcomes], resolved.decision, _only([e.checked.speedup for e in completed])
+        ),
         resolved=resolved_message(resolved, identity),
     )
 
@@ -65,7 +67,7 @@ def finished_event(resolved: Resolved, completed: Completed) -> pb.GenerateStrea
         index=completed.choice,
         finish_reason=_finish_reason(outcome),
         usage=_usage(resolved, [outcome]),
-        metrics=_metrics([outcome.metrics], resolved.decision, completed.speedup),
+        metrics=_metrics([outcome.metrics], resolved.decision, completed.checked.speedup),
         receipt=_receipt(completed),
     )
     _set_stop_reason(finished, outcome)
@@ -151,7 +153,7 @@ def _choice(
         finish_reason=_finish_reason(outcome),
         logprobs=_logprobs(positions, codec),
         receipt=_receipt(completed),
-        metrics=_metrics([outcome.metrics], decision, completed.speedup),
+        metrics=_metrics([outcome.metrics], decision, completed.checked.speedup),
     )
     _set_stop_reason(choice, outcome)
     return choice

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -26,7 +26,6 @@ from services.generation.receipts.issuer import (
     ReceiptIssuer,
     SignedPromise,
     SignedReceipt,
-    Speedup,
     replayed,
 )
 from services.generation.receipts.outbox import Outbox, ReceiptUnkept
@@ -36,6 +35,7 @@ from services.generation.requests.quotas import Grant, TenantQuotas
 from services.generation.requests.resolution import Identity, Resolved, refusal
 from services.generation.requests.served_heads import HeadBoard
 from services.runtime.errors import DeadlineExceeded, KolmError, ResourceExhausted, Unavailable
+from services.runtime.tracing import current_trace
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +48,7 @@ class Completed:
     outcome: Outcome
     receipt: SignedReceipt
     ledger_index: int | None
-    verified: bool | None
-    speedup: Speedup | None
+    checked: Checked
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +62,10 @@ class Run:
     promise: SignedPromise | None = None  # set when the engine has accepted the run
     cancelled: bool = False
     ended: bool = False
+    streamed: bool = False
+    arrived: int = field(default_factory=time.time_ns)
+    first_token: int | None = None  # when it came, as `arrived`
+    trace: Mapping[str, str] = field(default_factory=current_trace.get)
     _queue: asyncio.Queue[Chunk | Completed | Exception | None] = field(default_factory=asyncio.Queue)
 
     @property
@@ -110,22 +113,26 @@ class Generation:
         metrics: GenerationMetrics,
         quotas: TenantQuotas,
         append_seconds: float,
+        on_ended: Callable[[Run, Sequence[Completed], Exception | None], None] | None = None,
     ) -> None:
-        """`append_seconds`: how long a response waits for the ledger."""
+        """`append_seconds`: how long a response waits for the ledger. `on_ended` gets each accepted run that has ended,
+        its choices that have receipts, and the error that the caller gets instead.
+        """
         self._engine, self._identity, self._issuer = engine, identity, issuer
         self._outbox, self._halts, self._erasures = ledger.outbox, ledger.halts, ledger.erasures
         self._metrics, self._quotas, self._append_seconds = metrics, quotas, append_seconds
+        self._on_ended = on_ended
         self._runs: dict[Run, asyncio.Task[None]] = {}
 
     @asynccontextmanager
-    async def run(self, resolved: Resolved) -> AsyncIterator[Run]:
+    async def run(self, resolved: Resolved, *, streamed: bool = False) -> AsyncIterator[Run]:
         """A run that the engine has accepted. Leaving the context early cancels it; its receipts are still issued.
 
         Its promise is kept even if this process is killed. Raises Unavailable (LEDGER_UNAVAILABLE) if too many
         receipts wait for the ledger or the disk takes none, and (CLOCK_WRONG) if the ledger's clock differs;
         ResourceExhausted for a tenant's quota; EngineError.
         """
-        run, taken = self._begun(resolved)
+        run, taken = self._begun(resolved, streamed)
         try:
             with self.counting_refusals():
                 await asyncio.shield(taken)
@@ -133,7 +140,7 @@ class Generation:
         finally:
             self._cancel(run)
 
-    def _begun(self, resolved: Resolved) -> tuple[Run, asyncio.Future[None]]:
+    def _begun(self, resolved: Resolved, streamed: bool) -> tuple[Run, asyncio.Future[None]]:
         """A run on its way to the engine, and a future that is done when the engine has accepted it."""
         with self.counting_refusals():
             self._reserve(resolved)
@@ -142,7 +149,7 @@ class Generation:
             except ResourceExhausted:
                 self._outbox.release(resolved.choices)
                 raise
-        run, taken = Run(resolved, grant), asyncio.get_running_loop().create_future()
+        run, taken = Run(resolved, grant, streamed=streamed), asyncio.get_running_loop().create_future()
         self._runs[run] = task = asyncio.create_task(self._work(run, taken))
         task.add_done_callback(lambda _: self._ended(run))
         return run, taken
@@ -188,6 +195,7 @@ class Generation:
             if isinstance(event, Chunk):
                 times.observe(event)
                 run.post(event)
+                run.first_token = run.first_token or time.time_ns()
             else:
                 finished.put_nowait(event)
 
@@ -201,7 +209,7 @@ class Generation:
             return
         if not taken.done():
             taken.set_result(None)
-        completing: list[asyncio.Task[None]] = []
+        completing: list[asyncio.Task[Completed]] = []
         outcomes: list[Outcome] = []
         for _ in tickets:
             event = await finished.get()
@@ -217,7 +225,11 @@ class Generation:
         failed = next((each for each in ended if isinstance(each, Exception)), None)
         if failed is not None:
             _log.error("issuing a receipt failed", exc_info=failed)
-        run.end(failed or (None if run.resolved.engine is None else _nothing(outcomes)))
+        elif run.resolved.engine is not None:
+            failed = _nothing(outcomes)
+        run.end(failed)
+        if self._on_ended is not None:
+            self._on_ended(run, [each for each in ended if isinstance(each, Completed)], failed)
 
     async def _submit(self, run: Run, sink: Sink) -> list[Ticket]:
         try:
@@ -243,7 +255,7 @@ class Generation:
             raise Unavailable(problem, retry_after=5.0, reason="LEDGER_UNAVAILABLE") from error
         return promise
 
-    async def _complete(self, run: Run, receipt_id: str, choice: int, outcome: Outcome, ticket: Ticket) -> None:
+    async def _complete(self, run: Run, receipt_id: str, choice: int, outcome: Outcome, ticket: Ticket) -> Completed:
         resolved = run.resolved
         if outcome.error is not None:
             _log.error("request %s choice %d: %s", resolved.request_id, choice, outcome.error)
@@ -254,7 +266,8 @@ class Generation:
             index = await self._deliver(receipt)
         finally:
             self._outbox.release(1)
-        run.post(Completed(choice, outcome, receipt, index, checked.identical, checked.speedup))
+        run.post(completed := Completed(choice, outcome, receipt, index, checked))
+        return completed
 
     async def _checked(self, run: Run, choice: int, outcome: Outcome, ticket: Ticket) -> Checked:
         """The result of verification before signing."""

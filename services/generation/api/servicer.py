@@ -97,7 +97,7 @@ class GenerationServicer(GenerationServiceServicer):
         resolved = await self._resolve(request.request, context)
         completed: list[Completed] = []
         with engine_errors(_input_field(request.request)):
-            async with self._generation.run(resolved) as run:
+            async with self._generation.run(resolved, streamed=True) as run:
                 resolved = run.resolved
                 yield messages.started_event(resolved, self.identity, _promise_of(run))
                 async for event in run.events():
@@ -105,7 +105,7 @@ class GenerationServicer(GenerationServiceServicer):
                         yield messages.chunk_event(event, self.tokenizer)
                     else:
                         completed.append(event)
-                        if event.verified is not False and not event.outcome.reached_limit:
+                        if event.checked.identical is not False and not event.outcome.reached_limit:
                             yield messages.finished_event(resolved, event)
         _refuse_late(resolved, completed)
         _refuse_deviations(resolved, completed)
@@ -154,7 +154,7 @@ def _refuse_late(resolved: Resolved, completed: list[Completed]) -> None:
 
 
 def _refuse_deviations(resolved: Resolved, completed: list[Completed]) -> None:
-    deviated = [each for each in completed if each.verified is False]
+    deviated = [each for each in completed if each.checked.identical is False]
     if deviated:
         ran = (method for each in deviated for method, _ in each.outcome.metrics.passes_by_method if method != "off")
         raise SpeculationDeviated(

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from prometheus_client import CollectorRegistry
 
 from ledger.keys.key_file import create_private_file
 from services.auditor import serving
 from services.auditor.appender import Terms
+from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
 from services.auditor.held_folder import HeldFolder
 from services.auditor.serving import LoadedWhenAsked
@@ -21,10 +23,11 @@ from services.client.channel import Connection
 from services.generation.state_folder import LOADING, one_at_a_time
 from services.generation.target.kernels.compilation import loading_folder
 from tests.e2e.command import until
+from tests.fakes.collector import collecting
 from tests.forked import Forked
 from tests.fuzzing import flood
-from tests.integration.auditor.deployment import Deployment
-from tests.unit.ledger.builders import KEYS
+from tests.integration.auditor.deployment import Deployment, stopped_after
+from tests.unit.ledger.builders import KEYS, receipt_id
 
 PATIENCE = 240.0
 
@@ -88,6 +91,31 @@ def test_it_loads_beside_servers_that_do_not_end_loading_and_tells_both(
             loading.enter_context(one_at_a_time(loading_folder(), shared=True))
         LoadedWhenAsked(EnginePlan(model), threading.Event(), lambda: None, told.append).load()
     assert len(told) == 1 + servers
+
+
+def test_a_verdict_s_span_names_the_receipt_and_its_request(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised(deployment, 1)
+    stop, examined = stopped_after(1)
+    with collecting(monkeypatch) as collector, serving.sent_spans("auditor") as send:
+        report = serving.reported(serving.AuditorMetrics(CollectorRegistry()), send)
+
+        def on_examined(one: Examined) -> None:
+            report(one)
+            examined(one)
+
+        serving.follow(deployment.auditor(), stop, 0.0, on_examined)
+    (span,) = collector.spans
+    assert (span.service, span.name) == ("kolm-auditor", "audit")
+    assert span.attributes == {
+        "gen_ai.evaluation.name": "audit",
+        "gen_ai.evaluation.score.label": "EXACT",
+        "gen_ai.response.id": "request-0",
+        "kolm.receipt.ids": [receipt_id(0)],
+        "kolm.receipt.verdicts": ["EXACT"],
+        "kolm.method": "lookahead",
+    }
 
 
 def test_random_messages_are_answered_or_refused(tmp_path: Path, model: Path) -> None:

@@ -24,6 +24,7 @@ from services.client.ledger.log import LogEntry
 from services.generation import remote_preparation
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.runtime.process import CannotStart
+from tests.fakes.collector import collecting
 from tests.fakes.upstreams import FakeUpstream, listening
 from tests.integration.generation.deployment import PATIENCE, Deployment, asking, failure, until
 from tests.unit.ledger.audit.test_draft_head_evidence import evidence
@@ -32,6 +33,7 @@ from tests.unit.ledger.documents.test_manifests import HEAD
 
 KINDS = ("vllm", "sglang", "llama-server")
 INLINE = speculation_pb2.VERIFY_MODE_INLINE
+CLIENT = 3  # SpanKind
 
 
 class Engines:
@@ -201,6 +203,30 @@ async def test_a_near_tie_is_no_deviation(engines: Engines, gap: float, halted: 
     await call
     (receipt,) = await engines.deployment.receipts(1)
     assert (receipt.spec_decode.unverified or "").startswith("UNSTABLE")
+
+
+@pytest.mark.parametrize(
+    ("differs_at", "gap", "verdict", "error"),
+    [(None, 2.0, "SAME", None), (3, 0.2, "UNSTABLE", None), (3, 2.0, "DEVIATION", "SPEC_DECODE_DEVIATION")],
+)
+async def test_a_span_names_the_engine_and_what_verification_found(
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    differs_at: int | None,
+    gap: float,
+    verdict: str,
+    error: str | None,
+) -> None:
+    with collecting(monkeypatch) as collector:
+        stub = await engines.start()
+        engines.plain.gap, engines.fast.differs_at = gap, differs_at
+        call = stub.Generate(asking(max_tokens=5, verify=INLINE))
+        await (call if error is None else failure(call))
+        await engines.deployment.stop_generation()
+    (span,) = collector.spans
+    assert (span.kind, span.attributes["gen_ai.provider.name"]) == (CLIENT, "vllm")
+    assert (span.attributes["kolm.receipt.verdicts"], span.attributes["kolm.method"]) == ([verdict], "engine")
+    assert (span.attributes.get("error.type"), span.is_error) == (error, error is not None)
 
 
 async def test_an_answer_without_speculation_never_deviates(engines: Engines) -> None:

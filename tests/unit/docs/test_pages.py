@@ -152,6 +152,7 @@ def rows(document: str, heading: str) -> dict[str, str]:
 
 
 ATTACKS, LIES = rows("tests/attacks.md", "| tried |"), rows("tests/attacks.md", "| an operator who |")
+FINDINGS = rows("tests/engines/README.md", "| finding |")
 
 
 def test_every_lie_has_a_test() -> None:
@@ -162,8 +163,8 @@ def test_the_readme_has_rows_of_the_guarantees() -> None:
     assert lies.PAGE.read_text("utf-8") == lies.readme(), "run `make docs`"
 
 
-@pytest.mark.parametrize("row", [*LIES.values(), *ATTACKS.values()])
-def test_the_test_of_a_lie_or_an_attack_exists(row: str) -> None:
+@pytest.mark.parametrize("row", [*LIES.values(), *ATTACKS.values(), *FINDINGS.values()])
+def test_the_test_of_a_lie_an_attack_or_a_finding_exists(row: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
     assert named
     for path, name in named:

@@ -1,11 +1,14 @@
 """The comparison of an engine's text with its token ids, where bytes are no characters."""
 
+import re
+
 import pytest
 
 from services.generation.remote.dialects import UpstreamError
 from services.generation.remote.spelling import Spelling, missing
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+LONG = "It is so, " * 9
 
 
 class Pieces:
@@ -34,6 +37,18 @@ def test_the_number_of_unknown_characters_in_one_place_is_the_decoders(spelled: 
 def test_an_unknown_character_that_the_ids_do_not_give_is_refused(spelled: str, text: str) -> None:
     with pytest.raises(UpstreamError):
         missing(spelled.replace("?", UNKNOWN), text.replace("?", UNKNOWN), None)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "text", "stop"), [(LONG, LONG + " so", None), (LONG + " so", LONG, "END")], ids=["longer", "shorter"]
+)
+def test_a_text_that_another_begins_with_is_shown_from_where_they_part(
+    spelled: str, text: str, stop: str | None
+) -> None:
+    with pytest.raises(UpstreamError) as caught:
+        missing(spelled, text, stop)
+    told, expected = re.findall("'([^']*)'", str(caught.value))
+    assert told != expected
 
 
 def test_other_words_after_an_unknown_character_are_refused_when_they_arrive() -> None:

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import fields
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -21,9 +23,10 @@ from services.generation.engine.request import (
 )
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
 from services.generation.remote.dialects import DIALECTS, Answer
+from services.generation.remote_preparation import PassedOn
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
-from services.generation.requests.prompt import Tools, chat_turns, read_tools
-from services.generation.requests.resolution import engine_errors, refusal
+from services.generation.requests.prompt import PromptReader, Tools, chat_turns, read_tools
+from services.generation.requests.resolution import TenantGrammars, calls_held, engine_errors, refusal
 from services.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.fakes.grammars import CONSTRAINTS, compiler, encoded
 
@@ -163,6 +166,14 @@ def test_required_calls_leave_no_text_and_free_ones_any() -> None:
     free = tools().grammar(PLAIN, {})
     assert (allows(free, "Let me see. " + call), allows(free, "no")) == (True, True)
     assert not allows(free, PLAIN.written([("get", '{"town": 1}')]))
+
+
+async def test_calls_that_another_engine_has_no_grammar_for_are_refused_as_tools() -> None:
+    prompts = cast(PromptReader, SimpleNamespace(tool_calls=PLAIN, markup={}, hidden=()))
+    grammars = TenantGrammars(PassedOn(DIALECTS["llama-server"]), "acme", None)
+    with pytest.raises(InvalidArgument) as caught:
+        await calls_held(tools(required=True), None, prompts, grammars)
+    assert caught.value.field == "messages.tools"
 
 
 @pytest.mark.parametrize(

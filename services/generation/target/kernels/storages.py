@@ -54,6 +54,11 @@ class Storage:
         return self.bits - 4 if 4 < self.bits < 8 else 0
 
     @property
+    def parts(self) -> int:
+        """Parts of a group of whole numbers that have a scale each."""
+        return 2 if self.name == "q6_k" else 1
+
+    @property
     def group(self) -> int:
         return self.scales + self.values
 

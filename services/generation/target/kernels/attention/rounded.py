@@ -26,7 +26,8 @@ from services.generation.target.kernels.attention.form import Place, Products
 from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE
 from services.generation.target.kernels.attention.numbers import Numbers
 from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Code, Value
-from services.generation.target.kernels.linear.integer import IntegerProducts, scale_of, to_bytes
+from services.generation.target.kernels.linear.byte_products import IntegerProducts
+from services.generation.target.kernels.linear.integer import scale_of, to_bytes
 from services.generation.target.kernels.machine import Machine, looks_ahead
 from services.generation.target.kernels.records import Kernel
 from services.generation.target.kernels.row_operations import elementwise, scaled

@@ -69,9 +69,10 @@ class QuantisedGroup(_Group):
     def _read_scales(self, header: Value) -> None:
         b, group, name = self.c.b, self.group, self.storage.name
         self.least: Value | None = None
-        if name == "q6_k":
+        if self.storage.parts > 1:
             d = self._halves(header, 0)
-            self.scales = [b.fmul(d, self._bytes(group, half * PANEL, signed=True)) for half in range(2)]
+            parts = range(self.storage.parts)
+            self.scales = [b.fmul(d, self._bytes(group, part * PANEL, signed=True)) for part in parts]
         elif self.storage.header:
             self.scales = [b.fmul(self._halves(header, 0), self._bytes(group, 0))]
             self.least = b.fneg(b.fmul(self._halves(header, _HALVES), self._bytes(group, PANEL)))
@@ -80,6 +81,9 @@ class QuantisedGroup(_Group):
             if name in ("q4_1", "q5_1"):
                 self.least = self._halves(group, _HALVES)
         self.words = self._words(self.c.at(group, self.storage.scales))
+
+    def word(self, number: int) -> Value:
+        return self.words[number]
 
     def _words(self, values: Value) -> list[Value]:
         """The integers, one in each byte of eight vectors [lanes] of int32."""

@@ -10,10 +10,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.generation.drafting.block.block_drafter import BlockDrafter
-from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.lookahead import LookaheadDrafter
-from services.generation.drafting.methods import load_head
+from services.generation.drafting.method_spec import DrafterInputs
+from services.generation.drafting.methods import METHODS, load_head
 from services.generation.drafting.rest import RestDrafter
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.engine.core import EngineCore, EngineSettings
@@ -70,8 +69,9 @@ class KolmEngine:
         self.drafters: dict[str, Drafter] = {"lookahead": LookaheadDrafter()}
         if head is not None:
             loaded = load_head(head, self.target.config)
-            kind = {"eagle3": Eagle3Drafter, "block": BlockDrafter}[loaded.kind]
-            self.drafters[loaded.kind] = kind(loaded, self.target, self.cost, copies=True)
+            (method,) = (method for method in METHODS if method.name == loaded.kind)
+            inputs = DrafterInputs(directory, self.target, self.tokenizer, load_target, {loaded.kind: loaded})
+            self.drafters |= method.build(inputs)
         if store is not None:
             opened = Datastore.open(store, directory, self.target.tokenizer_cid, near=False)
             self.drafters["rest"] = RestDrafter({None: [opened]})

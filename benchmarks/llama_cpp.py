@@ -17,7 +17,14 @@ VERSION = "0.3.36"
 """Version of llama-cpp-python, whose sdist carries llama.cpp."""
 PROGRAMS = ("llama-bench", "llama-server")
 _FOLDER = Path(__file__).parents[1] / ".cache" / "llama.cpp" / VERSION
-_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
+_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    # GCC 12 takes `_tile_loadconfig` to read 8 of its 64 bytes, drops the stores to the others, and AMX's tiles fault.
+    "-DCMAKE_CXX_FLAGS=-fno-dse -fno-tree-dse",
+)
 
 
 def built() -> Path:

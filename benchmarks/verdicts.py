@@ -1,9 +1,10 @@
 """`python -m benchmarks.verdicts`: an auditor's verdicts on another engine, honest and with a fault of speculation.
 
 The engine with speculation answers through the generation service's backend; an auditor judges each answer by the
-engine without speculation. The fault: some accepted draft tokens are replaced on the way, as if the
-engine had accepted wrong drafts. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run continues, and a
-larger one adds to them. The results are those of all kept verdicts, without an engine as well.
+engine without speculation. The fault: some accepted draft tokens are replaced on the way, as if the engine had accepted
+wrong drafts; the work is rich in drafts then, repeated questions without an end. Verdicts are kept in
+benchmarks/scratch/verdicts: a stopped run continues, and a larger one adds to them. The results are those of all kept
+verdicts, without an engine as well.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ _SCRATCH = Path(__file__).parent / "scratch" / "verdicts"
 _SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that others use
 _T = TypeVar("_T")
 TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
-_HONEST_TOKENS, _FAULTY_TOKENS = 96, 256
-"""Of an answer at most: n-grams draft more in long answers, and a fault of speculation needs drafts."""
+_MAX_TOKENS = 256  # n-grams draft more in long answers
+_REPEATED = "Write this question ten times, each time on a new line: {}"
+"""The work of answers with a fault, which needs drafts."""
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -78,10 +80,6 @@ class Case:
     temperature: float
     callers: int
     replaced: float = 0.0  # share of accepted draft tokens
-
-    @property
-    def max_tokens(self) -> int:
-        return _FAULTY_TOKENS if self.replaced else _HONEST_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +237,9 @@ class Auditor:
             known.output, tokens=len(outcome.token_ids), finish_reason=outcome.finish_reason,
             stop_reason=outcome.stop_reason, stream_digest=outcome.stream_digest,
         )  # fmt: skip
-        sampling = Sampling(params.temperature, seed=Seed(params.seed), max_tokens=params.max_tokens)
+        sampling = Sampling(
+            params.temperature, seed=Seed(params.seed), max_tokens=params.max_tokens, ignore_eos=params.ignore_eos
+        )
         receipt = msgspec.structs.replace(known, base_cid=self._profile.base_cid, sampling=sampling, output=output)
         return receipt, msgspec.structs.replace(
             content(), prompt_token_ids=asked.prompt, output_token_ids=outcome.token_ids
@@ -286,7 +286,9 @@ class Bench:
 
         async def call() -> None:
             for number in todo:
-                sampling = SamplingParams(temperature=case.temperature, seed=number, max_tokens=case.max_tokens)
+                sampling = SamplingParams(
+                    temperature=case.temperature, seed=number, max_tokens=_MAX_TOKENS, ignore_eos=case.replaced > 0.0
+                )
                 asked = EngineRequest(str(number), prompts[number], sampling, method=ENGINE)
                 outcome, ticket = await _until_there(engine.complete, asked)
                 await answers.put(Served(asked, outcome, ticket.alone, faulty.replaced.pop(asked.prompt, 0)))
@@ -357,8 +359,13 @@ def read(found: Sequence[Judged]) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     given = _arguments(arguments)
     tokenizer = Tokenizer(model_path(given.weights))
-    turns = [question.turns[0] for kind in zip_longest(*load_questions(OWN).values()) for question in kind if question]
-    prompts = [tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns]
+    questions = load_questions(OWN)
+    honest = [question.turns[0] for kind in zip_longest(*questions.values()) for question in kind if question]
+    repeated = [_REPEATED.format(question.turns[0]) for question in questions["qa"]]
+    prompts, rich = (
+        [tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns]
+        for turns in (honest, repeated)
+    )
     _SCRATCH.mkdir(parents=True, exist_ok=True)
     with ExitStack() as servers:
         pairs = [Pair(*each) for each in given.upstream]
@@ -371,12 +378,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pairs.append(Pair("llama-server", given.spec_type, plain.url, fast.url))
         for pair in pairs:
             bench = Bench(pair, model_path(given.weights), given.name)
-            honest = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
-            for case in [*honest, *(Case(0.0, callers, given.share) for callers in CALLERS)]:
+            cases = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
+            for case in [*(Case(0.0, callers, given.share) for callers in CALLERS), *cases]:
                 path = bench.path(case)
                 path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
                 count = given.answers[CALLERS.index(case.callers)]
-                asyncio.run(bench.run(case, prompts[:count], path))
+                asyncio.run(bench.run(case, (rich if case.replaced else prompts)[:count], path))
     subject = Subject.of(model_path("smollm2"), questions=OWN.name)
     Measurement.now("verdicts", list(concluded()), subject).write(given.out)
 

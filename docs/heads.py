@@ -7,23 +7,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.generation.target.naming.known_heads import KNOWN_HEADS
+from services.generation.target.naming.known_heads import KNOWN_HEADS, KnownHead
 
 PAGE = Path(__file__).with_suffix(".md")
 _BEGIN, _END = "<!-- public heads -->\n", "<!-- end of public heads -->"
 
 
 def table() -> str:
-    """A row for each base, and its heads by kind."""
-    kinds = sorted({head.kind for head in KNOWN_HEADS})
-    rows = [f"| base | {' | '.join(f'`{kind}`' for kind in kinds)} |", "|---" * (1 + len(kinds)) + "|"]
+    """A row for each base, and its heads in the order of preference."""
+    rows = ["| base | heads |", "|---|---|"]
     for base in dict.fromkeys(head.base for head in KNOWN_HEADS):
-        named = [
-            ", ".join(f"`{head.name}`" for head in KNOWN_HEADS if (head.base, head.kind) == (base, kind))
-            for kind in kinds
-        ]
-        rows.append(f"| {base} | {' | '.join(named)} |")
+        rows.append(f"| {base} | {', '.join(map(_named, (head for head in KNOWN_HEADS if head.base == base)))} |")
     return "\n".join(rows) + "\n"
+
+
+def _named(head: KnownHead) -> str:
+    """Its name, kind, size and licence, as far as they are published."""
+    size = "" if head.megabytes is None else f"{head.megabytes} MB"
+    return f"`{head.name}` ({', '.join(filter(None, (head.kind, size, head.licence)))})"
 
 
 def page(text: str) -> str:

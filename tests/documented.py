@@ -27,7 +27,6 @@ SMOLLM2 = (
     'kolm generate --chat "Explain photosynthesis in one sentence." -n 2 --temperature 0.7 --logprobs 3',
     'git log -20 | kolm generate --system "Summarise." --min-tokens 8',
     'kolm generate --method eagle3 "def area("',
-    'kolm generate --method eagle3 --k 1 "def area("',
     "kolm generate --chat -f edit.txt --prediction before.py --max-tokens 2000",
     'kolm chat --system "Answer in one sentence." --save talk.tar.gz',
     "kolm receipts list --limit 100000 --json > receipts.json",

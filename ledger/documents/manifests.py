@@ -14,7 +14,7 @@ from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError
 
 MAX_MANIFEST_BYTES = 256 * 1024
-HEAD_KINDS = ("eagle3", "block")
+HEAD_KINDS = ("eagle3", "block", "mtp")
 CONFIG_TYPES, WEIGHTS_TYPES = (
     {kind: f"application/vnd.kolm.{kind}.{part}" for kind in HEAD_KINDS}
     for part in ("config.v1+json", "weights.v1+safetensors")

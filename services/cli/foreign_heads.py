@@ -177,6 +177,7 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
     from services.generation.drafting.eagle3.loading import with_layers
     from services.generation.drafting.heads import HeadError, check_base
     from services.generation.drafting.methods import load_head
+    from services.generation.drafting.mtp.assistant import Assistant, write_assistant
     from services.generation.target.config.config import read_config
     from services.generation.target.files.safetensors import Part
     from services.runtime.process import reason
@@ -195,6 +196,11 @@ def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...
                 raise UsageError(f"--feature-layers: {source} is a block head, which names them", "leave the flag out")
             own = {"d2t": offsets(head)} if len(head.target_ids) < head.config.vocab_size else {}
             write_block_head(out, head.config, floats(head) | own)
+            return Converted(head.origin, head.config.feature_layers)
+        if isinstance(head, Assistant):
+            if feature_layers is not None:
+                raise UsageError(f"--feature-layers: {source} reads the base's last layer", "leave the flag out")
+            write_assistant(out, source, base)
             return Converted(head.origin, head.config.feature_layers)
         assert isinstance(head, Head)
         if feature_layers is not None:

@@ -16,8 +16,9 @@ from services.generation.drafting.block.block_drafter import BlockDrafter
 from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.heads import DraftHead
+from services.generation.drafting.mtp.assistant import Assistant
 from services.generation.drafting.mtp.block_weights import MtpBlock
-from services.generation.drafting.mtp.mtp_drafter import MtpDrafter
+from services.generation.drafting.mtp.mtp_drafter import drafter_of
 from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Drafter
@@ -97,8 +98,8 @@ def measure(
 def _drafter(head: DraftHead, target: Target) -> Drafter:
     if isinstance(head, BlockHead):
         return BlockDrafter(head, target)
-    if isinstance(head, MtpBlock):
-        return MtpDrafter(head, target)
+    if isinstance(head, MtpBlock | Assistant):
+        return drafter_of(head, target)
     assert isinstance(head, Head)
     return Eagle3Drafter(head, target)
 

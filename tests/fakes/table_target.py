@@ -11,8 +11,9 @@ from services.generation.target.arrays import Float32, Int32, Int64, UInt64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import NO_ROTATION
+from services.generation.target.program.kernel_probe import KernelReport
 from services.generation.target.rows import Rows
-from services.generation.target.target import KernelReport, PassOutput, Target
+from services.generation.target.target import PassOutput, Shared, Target
 
 SIZES = st.one_of(st.integers(1, 5), st.integers(6, 300), st.sampled_from((127, 128, 129, 255, 256, 257, 511, 700)))
 """Vocabularies; a group has 128 ids, a tile 256."""
@@ -87,6 +88,9 @@ class TableTarget:
     def unembed(self, states: Float32) -> Float32:
         raise NotImplementedError
 
+    def shared(self) -> Shared:
+        raise NotImplementedError
+
     def move(self, sources: list[int], targets: list[int]) -> None:
         pass
 
@@ -152,6 +156,9 @@ class ContextTarget:
         return tokens[:, None].astype(np.float32)
 
     def unembed(self, states: Float32) -> Float32:
+        raise NotImplementedError
+
+    def shared(self) -> Shared:
         raise NotImplementedError
 
     def move(self, sources: list[int], targets: list[int]) -> None:

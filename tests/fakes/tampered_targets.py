@@ -9,8 +9,9 @@ import numpy as np
 
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.cpu import load_target
+from services.generation.target.program.kernel_probe import KernelReport
 from services.generation.target.rows import Rows
-from services.generation.target.target import KernelReport, PassOutput, Target
+from services.generation.target.target import PassOutput, Shared, Target
 
 
 class WrappedTarget:
@@ -36,6 +37,9 @@ class WrappedTarget:
 
     def unembed(self, states: Float32) -> Float32:
         return self._target.unembed(states)
+
+    def shared(self) -> Shared:
+        return self._target.shared()
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)

@@ -141,6 +141,7 @@ class HeadDrafter(Drafter):
 
     width = "tree_width"
     """The parameter of requests for the tokens tried below a node."""
+    draft_type: type[HeadDraft] = HeadDraft
 
     def __init__(
         self, head: DraftHead, passes: HeadPasses, target: Target, *, depth: int | None = None,
@@ -161,7 +162,7 @@ class HeadDrafter(Drafter):
         acceptance = self._acceptance.begin(request)
         state = DraftModelState.of(request, acceptance, self._ends, self._passes.vocabulary, noise=self._noise)
         shape = self._bounded(self.shape.for_request(request, self.width))
-        return HeadDraft(request, shape, state, self._passes.blocks, self._store)
+        return self.draft_type(request, shape, state, self._passes.blocks, self._store)
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         trees = [self._begun(ask, len(asks)) for ask in asks]

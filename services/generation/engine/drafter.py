@@ -74,11 +74,14 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence that wants a draft. `tokens` are prompt and output so far; not to be changed or kept."""
+    """A sequence that wants a draft. `tokens` are prompt and output so far; not to be changed or kept. `table`: its
+    blocks in the target's cache, which has the keys and values of all tokens but the last.
+    """
 
     draft: Draft
     tokens: list[int]
     budget: Budget
+    table: Sequence[int] = ()
 
 
 class Drafter(Protocol):

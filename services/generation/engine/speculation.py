@@ -161,7 +161,7 @@ class Speculation:
         trees: dict[Sequence, TokenTree],
     ) -> None:
         started = self._clock()
-        asks = [DraftRequest(self._drafts[s].by_method[method], s.tokens, budgets[s]) for s in sequences]
+        asks = [DraftRequest(self._drafts[s].by_method[method], s.tokens, budgets[s], s.table) for s in sequences]
         proposed = self._drafters[method].propose(asks)
         for sequence, tree in zip(sequences, proposed, strict=True):
             budget, drafts = budgets[sequence], self._drafts[sequence]

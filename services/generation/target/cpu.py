@@ -26,7 +26,7 @@ from services.generation.target.kernels.attention.form import Form
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
-from services.generation.target.program.kernel_probe import abridged, blocks_to_probe, probe_kernels
+from services.generation.target.program.kernel_probe import KernelReport, abridged, blocks_to_probe, probe_kernels
 from services.generation.target.program.layer import load_layer
 from services.generation.target.program.matrices import Pack, matrix_of, vector
 from services.generation.target.program.packed_files import PackedFolder
@@ -35,7 +35,7 @@ from services.generation.target.program.program import LayerInputsTable, ModelWe
 from services.generation.target.program.team import Passes, team
 from services.generation.target.rows import Rows
 from services.generation.target.states import StateBook
-from services.generation.target.target import KernelReport, PassOutput
+from services.generation.target.target import PassOutput, Shared
 from services.generation.target.weights import (
     Weights,
     check_int8,
@@ -174,6 +174,9 @@ class CpuTarget:
 
     def unembed(self, states: Float32) -> Float32:
         return self._unembedding.rows(states)
+
+    def shared(self) -> Shared:
+        return Shared(self._parts.cache, self._parts.norm)
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         if self._states:

@@ -11,15 +11,9 @@ from services.generation.target.adapters import AdapterIdentity
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BlockPool
 from services.generation.target.config.config import TargetConfig
+from services.generation.target.program.buffers import Cache
+from services.generation.target.program.kernel_probe import KernelReport
 from services.generation.target.rows import Rows
-
-
-@dataclass(frozen=True, slots=True)
-class KernelReport:
-    """The number of compared outputs, and descriptions of all that differed."""
-
-    compared: int
-    failures: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +22,14 @@ class PassOutput:
 
     logits: Float32  # [wanted rows, vocab_size]
     features: Float32  # [rows, feature layers * hidden_size], of all rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """Parts of a target for a drafter that computes on its cache, which never writes them."""
+
+    cache: Cache
+    norm: Float32  # [hidden] weights of the final norm
 
 
 class Target(Protocol):
@@ -69,6 +71,10 @@ class Target(Protocol):
         """Logits of normalised states, [n, hidden_size] to [n, vocab_size] float32, for drafters without an output
         matrix.
         """
+        ...
+
+    def shared(self) -> Shared:
+        """The cache and the final norm."""
         ...
 
     def move(self, sources: list[int], targets: list[int]) -> None:

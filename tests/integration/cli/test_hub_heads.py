@@ -27,6 +27,7 @@ from tests.fakes.heads import block_config, head_config, published_block, write_
 from tests.fakes.hub import FakeHub, serving
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
+from tests.vectors.make_assistant import FOLDER
 
 NAME = "hf:maker/head-EAGLE3"
 
@@ -178,6 +179,15 @@ def test_a_block_head_is_fetched_likewise(hub: FakeHub, base: Path, tmp_path: Pa
     done = kolm("heads", "pull", NAME, "--model", str(base), "--json")
     assert done.code == 0, done.err
     assert load_head(Path(done.document["folder"]), read_config(base)).kind == "block"
+
+
+def test_an_assistant_is_fetched_likewise(hub: FakeHub, tmp_path: Path) -> None:
+    base = FOLDER / "own_keys"
+    hub.commit({path.name: path.read_bytes() for path in (base / "assistant").iterdir()})
+    done = kolm("heads", "pull", NAME, "--model", str(base), "--json")
+    assert done.code == 0, done.err
+    assert load_head(Path(done.document["folder"]), read_config(base)).kind == "mtp"
+    assert manifest(Path(done.document["folder"]), base).annotations["origin.repository"] == "maker/head-EAGLE3"
 
 
 def test_flags_of_published_heads_are_refused_for_a_hubs(hub: FakeHub, base: Path) -> None:

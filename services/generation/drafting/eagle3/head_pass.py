@@ -103,6 +103,7 @@ class HeadPrograms:
         self.buffers = Buffers(config, rows, members, positions, widest=widest, layers=layers)
         self.streams, self.embedded = self.buffers.lines(features), self.buffers.lines(config.hidden_size)
         self.carried = self.buffers.x
+        self.states = self.buffers.normed if config.norm_output else self.buffers.x
         self._read = self.buffers.lines(2 * config.hidden_size)
         self.logits = self.buffers.lines(config.draft_vocab_size)
         self._parts = parts

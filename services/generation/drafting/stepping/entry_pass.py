@@ -43,17 +43,19 @@ class EntryPrograms(Protocol):
     """Lines [rows, hidden], input of `steps` in place of streams."""
     embedded: Float32
     """Lines [rows, hidden], embeddings of the following tokens."""
+    states: Float32
+    """Lines, output: states that the next step reads, of wanted rows or of all (`EntrySizes.states_of_wanted`)."""
     logits: Float32
     """Lines [wanted, padded draft vocabulary], output; no lines if the target's output matrix gives them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntrySizes:
-    """`norm_output`: states are the normed outputs, which the next step reads."""
+    """`hidden`: of states and embeddings. `states_of_wanted`: states are computed for wanted rows alone."""
 
     hidden: int
     draft_vocabulary: int
-    norm_output: bool
+    states_of_wanted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +126,13 @@ class EntryPass:
         programs, sizes, count = self._programs, self._sizes, len(rows.wanted)
         self._embeddings.read(rows.tokens, programs.embedded)
         self._passes.run(program, rows)
-        buffers = programs.buffers
-        states = buffers.normed[:count] if sizes.norm_output else buffers.x[: len(rows)]
+        states = programs.states[: count if sizes.states_of_wanted else len(rows)]
         if len(states) > count:
             states = states[rows.wanted]
         if self._unembed is None:
             logits = programs.logits[:count]
         else:
-            logits = self._unembed(buffers.normed[:count, : sizes.hidden])
+            logits = self._unembed(programs.buffers.normed[:count, : sizes.hidden])
         return HeadOutput(states[:, : sizes.hidden], np.ascontiguousarray(logits[:, : sizes.draft_vocabulary]))
 
 

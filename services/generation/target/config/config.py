@@ -138,6 +138,18 @@ def _read_directory(directory: Path) -> TargetConfig:
     )
 
 
+def config_within(family: Family, document: dict[str, Any], place: str) -> TargetConfig:
+    """The configuration of a model of a family that is a member of another document, without biases and end ids.
+    `place` names it in messages. Raises as `read_config` does.
+    """
+    members.family_of(document | {"architectures": [family.architecture]})
+    try:
+        config: PreTrainedConfig = CONFIG_MAPPING[family.name].from_dict(_modernised(document))
+    except Exception as error:  # transformers raises many kinds here, each of them about this document
+        raise ConfigInvalid(f"{place}: {error}") from error
+    return _target_config(family, config, place)
+
+
 def read_gguf(file: GgufFile) -> TargetConfig:
     """The configuration of an open GGUF file. Raises as `read_config` does."""
     found = read_gguf_config(file)

@@ -7,7 +7,7 @@ together, by teams of all sizes, and compared bit by bit. Nothing here takes lon
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,18 @@ from services.generation.target.program.matrices import Matrix, linear_record
 from services.generation.target.program.packing import PackedWeights
 from services.generation.target.program.program import ModelWeights
 from services.generation.target.program.team import Team
-from services.generation.target.target import KernelReport
 
 _MOST_CACHE = 64 << 20  # bytes of a layer's keys in the probed history
 _ROWS = 40  # of attention, together
 _SAMPLED = (*range(1, 34), 47, 64, 100, 128, 255, 256)  # numbers of rows for teams between one and all threads
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """The number of compared outputs, and descriptions of all that differed."""
+
+    compared: int
+    failures: tuple[str, ...]
 
 
 def probe_kernels(

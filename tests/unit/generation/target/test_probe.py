@@ -18,9 +18,10 @@ from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.kernels.records import PASS
 from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe
+from services.generation.target.program.kernel_probe import KernelReport
 from services.generation.target.program.team import Team
 from services.generation.target.rows import Rows, RowsBuilder
-from services.generation.target.target import KernelReport, PassOutput
+from services.generation.target.target import PassOutput
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_model import make_tiny_model

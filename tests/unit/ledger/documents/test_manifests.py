@@ -79,7 +79,7 @@ def test_a_head_s_kind_is_that_of_its_media_types() -> None:
     for path, value in (
         ("config.media_type", "application/vnd.kolm.block.config.v1+json"),  # the weights are eagle3's
         ("weights.media_type", "application/vnd.kolm.block.weights.v1+safetensors"),
-        ("config.media_type", "application/vnd.kolm.mtp.config.v1+json"),
+        ("config.media_type", "application/vnd.kolm.medusa.config.v1+json"),
     ):
         with pytest.raises(FormatError) as caught:
             DraftHeadManifest.from_bytes(changed(path, value))

@@ -8,7 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,8 @@ class Collector:
     spans: list[CollectedSpan] = field(default_factory=list)
 
     def add(self, body: bytes) -> None:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             service = _values(resource.resource.attributes)["service.name"]
             for span in (each for scope in resource.scope_spans for each in scope.spans):

@@ -177,7 +177,8 @@ def prefix_disk(model: Model, folder: PrefixFolder) -> PrefixDisk:
             f"--prefix-cache-bytes: {folder.most_bytes} bytes; this model needs {2 * block} for two blocks of {BLOCK} "
             "tokens at least"
         )
-    identity = model.target.base_cid, model.profile.cid, code_version()
+    layout = f"{code_version()} {type(model.target).__qualname__}"  # targets have layouts of their own
+    identity = model.target.base_cid, model.profile.cid, layout
     return PrefixDisk(folder, identity, block, model.cost.of(BLOCK))
 
 

@@ -52,7 +52,7 @@ from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.config import feature_bytes
 from services.generation.target.cpu import load_target
 from services.generation.target.program.packed_files import PackedFolder
-from services.generation.target.target import LoadTarget
+from services.generation.target.target import LoadTarget, Target
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, RunningServer, serve
 from services.runtime.tracing import SendSpan, sent_spans
@@ -208,13 +208,22 @@ class _Served:
 
 async def _own(settings: GenerationSettings, load: LoadTarget | None, prefixes: PrefixFolder | None) -> _Served:
     load = load or partial(
-        load_target, cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic, threads=settings.threads,
-        packed=PackedFolder(settings.packed_bytes),
+        _loading(settings.device), cache_dtype=settings.cache_dtype, arithmetic=settings.arithmetic,
+        threads=settings.threads, packed=PackedFolder(settings.packed_bytes),
     )  # fmt: skip
     model, heads = await prepared(settings, load)
     identity = identity_of(model, settings.served_name)
     running = partial(_engine, settings, model, None if prefixes is None else prefix_disk(model, prefixes))
     return _Served(identity, model.tokenizer, model.grammars, running, heads, tuple(model.drafters.values()))
+
+
+def _loading(device: str | None) -> Callable[..., Target]:
+    """The function that loads a model onto a device."""
+    if device in (None, "cpu"):
+        return load_target
+    from services.generation.target.gpu.gpu_target import load_gpu_target
+
+    return partial(load_gpu_target, device=device)
 
 
 async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _Served:

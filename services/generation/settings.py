@@ -29,7 +29,10 @@ _TenantStore = Annotated[str, Kind("TENANT=DIR", "tenant=folder", "acme=acme.sto
 _Quota = Annotated[str, Kind("QUOTA", "TENANT=NAME:LIMIT,…", "acme=requests:8,tokens:60000")]
 
 _HEAD = re.compile(r"cidv1:sha256:[0-9a-f]{64}|[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@sha256:[0-9a-f]{1,64})?")
-_OWN_ENGINE = ("draft_model", "datastore", "shared_datastore", "cache_dtype", "arithmetic", "prefix_cache_dir")
+_OWN_ENGINE = (
+    "draft_model", "datastore", "shared_datastore", "device", "cache_dtype", "arithmetic", "prefix_cache_dir",
+)  # fmt: skip
+DEVICES = re.compile(r"cpu|(opencl|cuda)(:\d{1,3})?")
 _ENGINE_FLAG = re.compile(r"[a-z][a-z0-9_-]{0,31}=.{1,256}")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}=.+")
 
@@ -137,6 +140,10 @@ class GenerationSettings(RpcServerSettings):
     )
     threads: int | None = Field(
         None, ge=1, le=1024, description="Threads that compute a pass. Default: one for each CPU."
+    )
+    device: Annotated[str, Kind("DEVICE", "cpu, opencl[:N] or cuda[:N]", "opencl:0")] | None = Field(
+        None,
+        description="Where passes are computed: cpu, or on a GPU (extra `gpu`, experimental). Default: cpu.",
     )
     cache_dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
         None,
@@ -299,6 +306,13 @@ class GenerationSettings(RpcServerSettings):
         if wrong:
             raise ValueError(f"expected a reference, or a folder with a slash, got {wrong[0]!r}")
         return value
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str | None) -> str | None:
+        if device is not None and not DEVICES.fullmatch(device):
+            raise ValueError(f"expected cpu, opencl, opencl:N, cuda or cuda:N, got {device!r}")
+        return device
 
     @field_validator("engine_flag")
     @classmethod

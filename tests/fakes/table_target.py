@@ -70,7 +70,7 @@ class TableTarget:
         self.blocks = BlockPool(4 * context // BLOCK)
         self.base_cid = self.tokenizer_cid = "cidv1:sha256:" + "0" * 64
         self.adapters = ()
-        self.threads, self.numerics = 1, {"arithmetic": "none"}
+        self.threads, self.device, self.numerics = 1, "cpu", {"arithmetic": "none"}
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         features = np.repeat(rows.tokens[:, None].astype(np.float32), len(feature_layers), axis=1)

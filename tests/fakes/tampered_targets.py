@@ -20,7 +20,7 @@ class WrappedTarget:
     def __init__(self, target: Target) -> None:
         self._target = target
         self.config, self.blocks, self.numerics = target.config, target.blocks, target.numerics
-        self.threads = target.threads
+        self.threads, self.device = target.threads, target.device
         self.base_cid, self.tokenizer_cid, self.adapters = target.base_cid, target.tokenizer_cid, target.adapters
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:

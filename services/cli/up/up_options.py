@@ -175,6 +175,10 @@ class ServedOptions:
         Literal["float32", "int8"] | None,
         Option(help="Arithmetic of linear layers. Default: int8 for quantised weights (GGUF)."),
     ] = None
+    device: Annotated[
+        str | None,
+        Option(metavar="DEVICE", help="Where passes are computed: cpu, opencl[:N] or cuda[:N]. Default: cpu."),
+    ] = None
     packed_bytes: Annotated[
         str | None,
         Option(metavar="SIZE", help="Most bytes of packed weights on disk; 0 keeps none. Default: 20GiB."),
@@ -257,7 +261,10 @@ class ServedOptions:
         for head in self.head or ():
             if "/" in head:
                 expect_folder("--head", Path(head), HEAD_FOLDER)
-        own = ("head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model", "shared_datastore")
+        own = (
+            "device", "head", "cache_bytes", "prefix_cache_dir", "prefix_cache_bytes", "draft_model",
+            "shared_datastore",
+        )  # fmt: skip
         off = {"no_auto_discover": not self.auto_discover, "no_own_head": not self.own_head}
         return off | {name: getattr(self, name) for name in own}
 

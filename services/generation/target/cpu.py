@@ -58,6 +58,8 @@ class CpuTarget:
     A pass is a program of a few hundred operations (`target.program`) that a team of threads executes in one call.
     """
 
+    device = "cpu"
+
     def __init__(
         self,
         config: TargetConfig,

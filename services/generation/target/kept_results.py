@@ -71,6 +71,7 @@ def _context(target: Target) -> dict[str, Any]:
         "numerics": dict(target.numerics),
         "code": code_version(),
         "machine": machine_described(),
+        "device": target.device,
     }
 
 
@@ -83,5 +84,5 @@ def machine_described() -> str:
 @cache
 def code_version() -> str:
     """Digest of this package's code and LLVM's version."""
-    sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
+    sources = b"".join(path.read_bytes() for path in sorted({*_PACKAGE.rglob("*.py"), *_PACKAGE.rglob("*.cl")}))
     return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()

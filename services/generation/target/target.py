@@ -45,6 +45,7 @@ class Target(Protocol):
     tokenizer_cid: str
     adapters: tuple[AdapterIdentity, ...]  # the loaded ones; `Rows.adapter_slots` are indexes into them
     threads: int  # of the CPU, for a pass and for drafters
+    device: str  # that computes: cpu, or a device's description
     numerics: Mapping[str, Any]  # the arithmetic, as JSON values of the profile
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:

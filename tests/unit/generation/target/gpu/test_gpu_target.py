@@ -1,0 +1,185 @@
+"""The target on PoCL has the CPU's bits: families, forms of the cache, trees, chunks, moves, blocks, drafts. Errors."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.errors import AdapterUnsupported, TargetError, UnsupportedArchitecture
+from services.generation.target.gpu.device import DeviceLost, DeviceUnavailable
+from services.generation.target.gpu.gpu_target import SERVED, GpuTarget, load_gpu_target
+from services.generation.target.probe import measure_profile
+from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import PassOutput, Target
+from tests.examples import examples
+from tests.fakes.opencl import skip_without_opencl
+from tests.fakes.tiny_families import FAMILIES, draw_vectors
+from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.fakes.tiny_model import TOKENS, make_tiny_model
+from tests.numerics.arithmetic import assert_same_bits
+from tests.unit.generation.engine.test_identity import check_identity, short_battery
+
+skip_without_opencl()
+
+LAYERS = (0, 1)
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+              "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
+    "mistral": {"architecture": "mistral", "sliding_window": 40, "hidden": 72, "heads": 6, "kv_heads": 3},
+    "qwen2": {"architecture": "qwen2", "tie_word_embeddings": True, "intermediate_size": 101},
+    "qwen3": {"architecture": "qwen3", "head_dim": 24},
+    "smollm3": FAMILIES["smollm3"],
+    "granite": FAMILIES["granite"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole_numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_gguf(tmp_path_factory.mktemp("int8") / "tiny.gguf", storage="q4_1", layers=2)
+
+
+@pytest.fixture(scope="module")
+def gpu(whole_numbers: Path) -> GpuTarget:
+    return load_gpu_target(whole_numbers, device="opencl", cache_tokens=40 * 64)
+
+
+@pytest.fixture(scope="module")
+def cpu(whole_numbers: Path) -> CpuTarget:
+    return load_target(whole_numbers, cache_tokens=40 * 64)
+
+
+def chunks_and_trees(target: Target, layers: Sequence[int] = LAYERS) -> list[PassOutput]:
+    """Two sequences: a prompt in chunks; beside it trees, an accepted path that is moved, and tokens after it."""
+    first, second = list[int](), list[int]()
+    target.blocks.extend(first, 200)
+    target.blocks.extend(second, 200)
+    found = []
+    for start, end in ((0, 61), (61, 70)):
+        rows = RowsBuilder()
+        rows.add_chunk(first, start, TOKENS[start:end], True)
+        rows.add_tree(second, min(start, 1), TOKENS[:5], [-1, 0, 0, 1, 3])
+        found.append(target.forward(rows.build(), layers))
+    rows = RowsBuilder()
+    rows.add_tree(first, 70, [5, 6, 7, 8, 9, 10], [-1, 0, 0, 2, 2, 4])  # the path 0, 2, 4, 5 is accepted
+    found.append(target.forward(rows.build(), layers))
+    slots = [first[at // 64] * 64 + at % 64 for at in range(70, 76)]
+    target.move([slots[2], slots[4], slots[5]], [slots[1], slots[2], slots[3]])
+    rows = RowsBuilder()
+    rows.add_tree(first, 74, TOKENS[:40], range(-1, 39))
+    found.append(target.forward(rows.build(), layers))
+    target.blocks.release(first)
+    target.blocks.release(second)
+    return found
+
+
+def assert_same_passes(found: Target, expected: Target) -> None:
+    for one, other in zip(chunks_and_trees(found), chunks_and_trees(expected), strict=True):
+        assert_same_bits(one.logits, other.logits)
+        assert_same_bits(one.features, other.features)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SERVED)
+def test_a_family_has_the_bits_of_the_cpu(family: str, tmp_path: Path) -> None:
+    path = draw_vectors(make_tiny_model(tmp_path, **MODELS[family]))
+    form = ("float32", "bfloat16", "int8")[SERVED.index(family) % 3]
+    options: dict[str, Any] = {"cache_tokens": 20 * 64, "cache_dtype": form}
+    assert_same_passes(load_gpu_target(path, device="opencl:0", **options), load_target(path, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("storage", "architecture", "arithmetic"),
+    [("q8_0", "llama", "float32"), ("q4_k", "qwen2", "int8"), ("q6_k", "qwen3", "int8")],
+)
+def test_a_storage_has_the_bits_of_the_cpu(storage: str, architecture: str, arithmetic: str, tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", storage=storage, architecture=architecture, tied=storage == "q8_0")
+    options: dict[str, Any] = {"cache_tokens": 20 * 64, "arithmetic": arithmetic, "cache_dtype": "bfloat16"}
+    assert_same_passes(load_gpu_target(path, device="opencl", **options), load_target(path, **options))
+
+
+@pytest.mark.slow
+def test_the_profile_is_that_of_the_cpu(gpu: GpuTarget, cpu: CpuTarget) -> None:
+    found, expected = measure_profile(gpu), measure_profile(cpu)
+    assert found.passed
+    assert (found.cid, found.document) == (expected.cid, expected.document)
+
+
+def test_what_drafters_ask_for_has_the_bits_of_the_cpu(gpu: GpuTarget, cpu: CpuTarget) -> None:
+    tokens = np.array([5, 0, 383], np.int64)
+    assert_same_bits(gpu.embed(tokens), cpu.embed(tokens))
+    states = np.random.default_rng(0).standard_normal((70, 256)).astype(np.float32)
+    assert_same_bits(gpu.unembed(states), np.ascontiguousarray(cpu.unembed(states)))
+
+
+def test_a_block_that_was_read_is_worth_the_same_in_another_target(gpu: GpuTarget, whole_numbers: Path) -> None:
+    other, table = load_gpu_target(whole_numbers, device="opencl", cache_tokens=2 * 64), list[int]()
+    gpu.blocks.extend(table, 70)
+    rows = RowsBuilder()
+    rows.add_tree(table, 0, TOKENS[:66], range(-1, 65))
+    expected = gpu.forward(rows.build()).logits[64:].copy()
+    other.fill_block(1, gpu.block_content(table[0]))
+    rows = RowsBuilder()
+    rows.add_tree([1, 0], 64, TOKENS[64:66], [-1, 0])
+    assert_same_bits(other.forward(rows.build()).logits, expected)
+    gpu.blocks.release(table)
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 2**32))
+@settings(short_battery, max_examples=examples(8))  # a pass takes some hundred times as long as on the CPU
+def test_no_schedule_and_no_drafter_changes_a_token_of_the_cpu(gpu: GpuTarget, cpu: CpuTarget, seed: int) -> None:
+    check_identity(gpu, cpu, seed)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi3", "lfm2"])
+def test_another_family_is_refused_by_name(family: str, tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path, **FAMILIES[family])
+    with pytest.raises(UnsupportedArchitecture, match=family):
+        load_gpu_target(path, device="opencl", cache_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"adapters": {"polite": Path("nowhere")}}, AdapterUnsupported, "polite"),
+        ({"device": "opencl:999"}, DeviceUnavailable, "opencl:999"),
+        ({"device": "cuda"}, DeviceUnavailable, "cuda"),
+        ({"cache_tokens": 1 << 34}, DeviceUnavailable, "MiB"),
+    ],
+    ids=["adapters", "index", "no CUDA", "memory"],
+)
+def test_an_error_names_its_cause(
+    options: dict[str, Any], error: type[TargetError], named: str, whole_numbers: Path
+) -> None:
+    with pytest.raises(error, match=named):
+        load_gpu_target(whole_numbers, **{"device": "opencl", **options})
+
+
+@pytest.mark.parametrize(("device", "package"), [("opencl", "pyopencl"), ("cuda", "cuda.bindings")])
+def test_a_missing_extra_is_named(
+    device: str, package: str, whole_numbers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"services.generation.target.gpu.{device}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DeviceUnavailable, match="the extra gpu"):
+        load_gpu_target(whole_numbers, device=device)
+
+
+def test_a_device_that_is_lost_returns_nothing(whole_numbers: Path) -> None:
+    target = load_gpu_target(whole_numbers, device="opencl", cache_tokens=128)
+    rows = RowsBuilder()
+    rows.add_tree([0], 0, [1], [-1])
+
+    def lost(*_: object) -> None:
+        raise DeviceLost("the device is gone")
+
+    target._kernels.device.read = lost  # type: ignore[method-assign]
+    with pytest.raises(DeviceLost):
+        target.forward(rows.build())

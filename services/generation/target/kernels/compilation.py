@@ -23,7 +23,7 @@ from llvmlite import ir
 
 from services.generation.state_folder import LOADING, one_at_a_time
 from services.generation.target.errors import TargetError
-from services.generation.target.kernels import convolution, delta, experts, row_operations, team_loop
+from services.generation.target.kernels import convolution, delta, experts, packing, row_operations, team_loop
 from services.generation.target.kernels.attention import attend, rotation
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.attention.form import build_move
@@ -44,6 +44,7 @@ _EXPORTS = {
     "linear": ("linear",),
     "integer": ("linear",),
     "embed": ("embed",),
+    "pack": ("pack",),
 }
 _loaded: list[Any] = []  # execution engines, which own the code
 
@@ -101,7 +102,7 @@ def module_names(storages: Sequence[str], cached: str, arithmetic: str = "float3
     """
     names = sorted({packed_as(name).name for name in storages})
     embeddings, layers = ([f"embed_{name}" for name in names], [linear_module(name, arithmetic) for name in names])
-    return ["rows", f"cache_{cached}", *layers, *embeddings]
+    return ["rows", f"cache_{cached}", *layers, *embeddings, *(f"pack_{name}" for name in names)]
 
 
 def linear_module(storage: str, arithmetic: str) -> str:
@@ -198,6 +199,8 @@ def _ir(machine: Machine, name: str) -> ir.Module:
         linear.build(module, machine, STORAGES[rest])
     elif kind == "integer":
         integer.build(module, machine, STORAGES[rest])
+    elif kind == "pack":
+        packing.build(module, machine, STORAGES[rest])
     elif kind == "embed":
         linear.build_embedding(module, machine, STORAGES[rest])
     elif kind == "cache":

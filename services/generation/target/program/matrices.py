@@ -15,12 +15,12 @@ from services.generation.target.kernels import compilation
 from services.generation.target.kernels.records import count_of, record_of
 from services.generation.target.kernels.row_operations import LANES, PART
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
-from services.generation.target.program.packing import PackedWeights, pack
+from services.generation.target.program.packing import PackedWeights, Packing
 from services.generation.target.weights import stay_apart
 
 Read = Callable[[str], StoredTensor]
 Pack = Callable[[Sequence[StoredTensor], Int64 | None], PackedWeights]
-"""Packs the rows of tensors, concatenated, in an order (see `pack`); tensors of several storages as float32.
+"""Packs the rows of tensors, concatenated, in an order (see `Packing.of`).
 
 Raises WeightsInvalid for NaN and infinity.
 """
@@ -70,13 +70,7 @@ class Matrix:
 
 def pack_tensors(tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
     """A `Pack` that packs at each call."""
-    for tensor in tensors:
-        tensor.check_finite()
-    if len({tensor.storage for tensor in tensors}) > 1:
-        tensors = [_widened(tensor) for tensor in tensors]
-    first, *others = tensors
-    data = np.concatenate([tensor.data for tensor in tensors]) if others else first.data
-    return pack(first.storage, first.shape[1], data, order)
+    return Packing.of(tensors, order).packed()
 
 
 def matrix_of(
@@ -138,11 +132,6 @@ def _bias(module: ModuleSpec, prefix: str, read: Read) -> Float32:
     if not module.bias:
         return np.zeros(module.outputs, np.float32)
     return vector(read, f"{prefix}{module.name}.bias")
-
-
-def _widened(tensor: StoredTensor) -> StoredTensor:
-    values = np.ascontiguousarray(tensor.values(), np.float32)
-    return StoredTensor(tensor.name, "float32", tensor.shape, values.view(np.uint8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

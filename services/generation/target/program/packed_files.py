@@ -37,7 +37,7 @@ from services.generation.target.kernels.compilation import user_cache
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.storages import PANEL, STORAGES, padded
 from services.generation.target.program.matrices import Pack, pack_tensors
-from services.generation.target.program.packing import PackedWeights
+from services.generation.target.program.packing import PackedWeights, Packing
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,14 @@ _SPARE_BYTES = 1 << 30  # of the disk, which are left to others
 _DRAFT = ".draft-"  # as `remove_drafts` has it
 _SIZE = 8  # bytes of the table's size
 _PACKAGE = Path(__file__).parents[1]
-_SOURCES = ("files/*.py", "kernels/storages.py", "program/*.py", "weights.py", "config/layer_specs.py")
+_SOURCES = (
+    "files/*.py",
+    "kernels/storages.py",
+    "kernels/packing.py",
+    "program/*.py",
+    "weights.py",
+    "config/layer_specs.py",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,38 +210,44 @@ class _Draft:
         handle, name = tempfile.mkstemp(dir=folder, prefix=_DRAFT)
         self._file, self._path = os.fdopen(handle, "wb", buffering=0), Path(name)
         self._identity, self._most_bytes, self._position = identity, most_bytes, 0
-        self._sha256, self._table = hashlib.sha256(), dict[str, _Place]()
+        self._table = dict[str, _Place]()
 
     def pack(self, tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
         """A `Pack` that writes what it packs. After the first error nothing is kept."""
-        packed = pack_tensors(tensors, order)
         if self._file.closed:
-            return packed
+            return pack_tensors(tensors, order)
         try:
-            return self._written(_name(tensors), packed)
+            return self._written(_name(tensors), Packing.of(tensors, order))
         except (OSError, ValueError) as error:
             _log.warning("not keeping packed weights: %s", error)
             self.close()
-            return packed
+            return pack_tensors(tensors, order)
 
-    def _written(self, name: str, packed: PackedWeights) -> PackedWeights:
-        place = _Place(self._position, packed.storage.name, packed.columns, packed.inputs)
-        self._write(packed.panels.reshape(-1).data)
-        self._write(bytes(-self._position % mmap.ALLOCATIONGRANULARITY))
+    def _written(self, name: str, packing: Packing) -> PackedWeights:
+        """Pack part by part into the file, so that all of the memory that it takes is the file's."""
+        place = _Place(self._position, packing.storage.name, packing.columns, packing.inputs)
+        (count, size), start = packing.shape, self._position
+        self._position = padded(start + count * size, mmap.ALLOCATIONGRANULARITY)
+        if self._position > self._most_bytes:
+            raise OSError(f"they take more than the limit of {self._most_bytes} bytes")
+
+        def write(first: int, end: int) -> None:
+            panels = np.empty((end - first, size), np.uint8)
+            packing.fill(panels, first)
+            self._write(panels.reshape(-1).data, start + first * size)
+
+        packing.each_part(write)
         self._table[name] = place
-        with self._path.open("rb") as file:
-            size = self._position - place.offset
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=place.offset)
+        with self._path.open("r+b") as file:
+            file.truncate(self._position)
+            mapped = mmap.mmap(file.fileno(), self._position - start, access=mmap.ACCESS_READ, offset=start)
         return place.of(np.frombuffer(mapped, np.uint8))
 
-    def _write(self, data: memoryview | bytes) -> None:
+    def _write(self, data: memoryview | bytes, position: int) -> None:
         left = memoryview(data)
-        if self._position + len(left) > self._most_bytes:
-            raise OSError(f"they take more than the limit of {self._most_bytes} bytes")
-        self._sha256.update(left)
-        self._position += len(left)
         while left:
-            left = left[self._file.write(left) :]
+            count = os.pwrite(self._file.fileno(), left, position)
+            left, position = left[count:], position + count
 
     def finish(self) -> Path | None:
         """Give the file its name, once it is on the disk; None if it was closed. Raises OSError."""
@@ -242,8 +255,10 @@ class _Draft:
             return None
         matrices = {name: astuple(place) for name, place in self._table.items()}
         table = json.dumps({"of": self._identity, "size": self._position, "matrices": matrices}).encode()
-        self._write(table + len(table).to_bytes(_SIZE, "little"))
-        path = self._path.with_name(f"{_version()}-{self._sha256.hexdigest()}")
+        self._write(table + len(table).to_bytes(_SIZE, "little"), self._position)
+        with self._path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        path = self._path.with_name(f"{_version()}-{digest}")
         move_durably(self._path, path)
         return path
 

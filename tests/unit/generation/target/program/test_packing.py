@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.storages import GROUP, PANEL, ROTATION, Storage, padded, upper_place
-from services.generation.target.program.packing import PackedWeights, pack
+from services.generation.target.program.packing import PackedWeights, Packing
 
 _OFFSET = {"q8_0": 128, "q4_0": 8, "q5_0": 16, "q6_k": 32}
 
@@ -61,13 +62,22 @@ class Reader:
         return word >> upper_place(bits, k % in_word) & ((1 << bits) - 1)
 
 
+def pack(storage: str, inputs: int, rows: NDArray[np.uint8], order: NDArray[np.int64] | None = None) -> PackedWeights:
+    return Packing.of([StoredTensor("w", storage, (len(rows), inputs), rows)], order).packed()
+
+
 def rows(storage: str, columns: int, inputs: int) -> NDArray[np.uint8]:
     """Rows with finite scales and random values."""
     layout, rng = LAYOUTS[storage], np.random.default_rng(7)
+    if layout.weights == 1:
+        values = rng.uniform(1, 2, (columns, inputs)).astype(np.float16 if storage == "float16" else np.float32)
+        return values.view(np.uint8) if storage != "bfloat16" else values.view(np.uint16)[:, 1::2].copy().view(np.uint8)
     found = rng.integers(0, 256, (columns, layout.row_bytes(inputs)), dtype=np.uint8)
     blocks = found.reshape(columns, -1, layout.size)
     halves = rng.uniform(-1, 1, (*blocks.shape[:2], layout.halves // 2)).astype(np.float16).view(np.uint8)
     blocks[..., layout.halves_at : layout.halves_at + layout.halves] = halves
+    if storage == "mxfp4":
+        blocks[..., 0] %= 250
     return found
 
 
@@ -98,3 +108,19 @@ def test_plain_numbers_of_odd_widths_end_in_zeros() -> None:
     panel = pack("float32", 40, values.view(np.uint8)).panels[0].view(np.float32).reshape(-1, GROUP, PANEL)
     assert (panel[:, :, 0].reshape(-1)[:40] == values[0]).all()
     assert (panel[:, :, 1].reshape(-1)[40:] == 0).all()
+
+
+@pytest.mark.parametrize("storage", sorted(LAYOUTS))
+def test_what_is_not_finite_is_refused_wherever_it_stands(storage: str) -> None:
+    columns, inputs = 2 * PANEL + 5, 512
+    layout, published = LAYOUTS[storage], rows(storage, 2 * PANEL + 5, 512)
+    pack(storage, inputs, published)
+    last = published.reshape(columns, -1, layout.size)[-1, -1]
+    if layout.halves:
+        last[layout.halves_at : layout.halves_at + layout.halves].view(np.uint16)[-1] = 0xFC00
+    elif storage == "mxfp4":
+        last[0] = 253
+    else:
+        last[:] = np.array([np.inf], np.float16 if storage == "float16" else np.float32).view(np.uint8)[-layout.size :]
+    with pytest.raises(WeightsInvalid, match="w "):
+        pack(storage, inputs, published)

@@ -122,6 +122,7 @@ class RatedDrafter(Drafter):
         self.truth: Sequence[int] = ()
         self.feature_layers = drafter.feature_layers
         self._rng = random.Random(1)
+        self._flat = np.empty((0, 0), np.float32)
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         draft = self.drafter.begin(request)
@@ -131,6 +132,12 @@ class RatedDrafter(Drafter):
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
         return self.drafter.propose(asks)
+
+    def flat(self, rows: int, tokens: int) -> Float32:
+        """Equal logits [rows, tokens], kept: to make them anew, or of the head's, takes a tenth of a step's time."""
+        if len(self._flat) < rows:
+            self._flat = np.zeros((rows, tokens), np.float32)
+        return self._flat[:rows]
 
     def right_tokens(self) -> int:
         """A random number of right tokens at the beginning of a draft; deeper ones follow the last stated rate."""
@@ -162,18 +169,14 @@ class _RatedState(DraftModelState):
         token = truth[at] if at < len(truth) else 0
         if depth >= self.right:
             token = (token + 1) % len(known.draft_ids)
-        ids, raised = known.target_ids.copy(), logits.copy()
-        place = int(known.draft_ids[token])
+        ids, place = known.target_ids, int(known.draft_ids[token])
         place = place if place >= 0 else token % len(ids)  # a token outside of the head's vocabulary
         chance = min(max(self.rated.rate(depth), _LEAST), 1.0 - _LEAST)
-        for row in raised:
-            row[place] = -np.inf
-            most = row.max()
-            rest = most + np.log(np.exp(row - most).sum())
-            ids[place], row[place] = token, rest + np.log(chance / (1.0 - chance))
-        self.vocabulary = type(known)(ids, known.draft_ids)
-        super().expand(raised, confidence)
-        self.vocabulary = known
+        rows = self.rated.flat(*logits.shape)
+        rows[:, place], instead = np.log(chance / (1.0 - chance) * (len(ids) - 1)), int(ids[place])
+        ids[place] = token
+        super().expand(rows, confidence)
+        rows[:, place], ids[place] = 0.0, instead
 
 
 def parse_shares(text: str) -> tuple[float, ...]:

@@ -1,12 +1,13 @@
 """A ledger and a generation server in this process, on real sockets, that tests start, stop and break."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client import CollectorRegistry
@@ -22,6 +23,8 @@ from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.log import LogEntry
+from services.generation import preparation
+from services.generation.engine.turns import Turns
 from services.generation.preparation import LoadTarget
 from services.generation.serving import mount
 from services.generation.serving import opened_servicer as opened_generation
@@ -31,10 +34,23 @@ from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
 from tests.access import everybody, trust_log
+from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.serving import known_port
 
 PATIENCE = 240.0  # seconds; only a test that fails gets there
 _PAUSE = 0.01  # seconds between two questions, because the server needs the CPU
+
+
+@contextmanager
+def drafting_pays(*, always: bool = False) -> Iterator[None]:
+    """A block in which servers draft, however busy this machine is: passes are not timed, their rows are cheap.
+    `always`: no turn to draft ends either.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "_pass_cost", lambda *_: CHEAP_ROWS)
+        if always:
+            patch.setattr(Turns, "passed", lambda *_: None)
+        yield
 
 
 class Deployment:

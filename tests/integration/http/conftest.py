@@ -7,12 +7,9 @@ import openai
 import pytest
 import pytest_asyncio
 
-from services.generation.engine.cost import PassCost
-from services.generation.engine.turns import Turns
-from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.deployment import Deployment
+from tests.integration.generation.deployment import Deployment, drafting_pays
 from tests.integration.http.front import Front, fronting
 
 
@@ -26,15 +23,13 @@ def loader() -> Loader:
 async def deployment(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loader: Loader
 ) -> AsyncIterator[Deployment]:
-    """A deployment with the module's CHAT_TEMPLATE, if it has one. Drafts pay, however busy this machine is."""
+    """A deployment with the module's CHAT_TEMPLATE, if it has one. Drafts pay."""
     model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     if template := getattr(request.module, "CHAT_TEMPLATE", None):
         (model / "chat_template.jinja").write_text(template)
     deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
     await deployment.start_ledger()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
-        patch.setattr(Turns, "passed", lambda *_: None)
+    with drafting_pays(always=True):
         await deployment.start_generation(loader, model_name="tiny")
         yield deployment
         await deployment.stop()

@@ -1,5 +1,6 @@
 """Halts: from the ledger, from an inline replay, over restarts; and the requests served meanwhile."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,12 +15,11 @@ from ledger.documents.receipt import Receipt
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
 from services.generation.engine import turns
-from services.generation.engine.cost import Pace, PassCost, StepCost
+from services.generation.engine.cost import Pace, StepCost
 from services.generation.target.target import Target
-from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import Loader, LouderTarget, UnprovableTarget, WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.deployment import Deployment, asking, failure, until
+from tests.integration.generation.deployment import Deployment, asking, drafting_pays, failure, until
 
 AUDITOR = SigningKey.generate("auditor")
 OPERATOR = SigningKey.generate("operator")
@@ -27,10 +27,9 @@ INLINE = 2
 
 
 @pytest.fixture(autouse=True)
-def cheap_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts pay, however busy this machine is while a server times its passes."""
-    monkeypatch.setattr(PassCost, "measured", lambda *_: CHEAP_ROWS)
-    monkeypatch.setattr(turns.Turns, "passed", lambda *_: None)
+def drafting() -> Iterator[None]:
+    with drafting_pays(always=True):
+        yield
 
 
 def now() -> str:

@@ -180,8 +180,8 @@ class GenerationSettings(RpcServerSettings):
     prefill_seconds: float = Field(
         0.05,
         gt=0,
-        description="Time of a pass for prompts while other requests decode: less makes their gaps shorter and first "
-        "tokens later. 16 rows, and two for each of the other requests, are always allowed.",
+        description="Time that a pass with prompts and outputs may take beyond a pass over one row: less makes gaps "
+        "shorter and first tokens later. Prompts always get 16 rows.",
     )
     quota: tuple[_Quota, ...] = Field(
         (),

@@ -64,7 +64,7 @@ class EngineSettings:
     max_waiting: int = 256  # of one tenant, queued beyond that
     max_rows: int = 256  # rows of a pass: prefill, roots and drafts together
     prefill_rows: int = 256  # of them for prompts while other sequences are decoding
-    prefill_seconds: float = 0.05  # that prompts may add to such a pass
+    prefill_seconds: float = 0.05  # that such a pass may take beyond one over one row
     prefix_caching: bool = True  # whether sequences that begin alike share what was computed
     feature_bytes: int = 1 << 27  # of features kept with cached prefixes
     prefix_share: float = 0.25  # of the cache, `BlockPool.resident`

@@ -67,15 +67,14 @@ class PromptRows:
     def of(self, prompts: Mapping[Any, Prompt], *, most: int, seconds: float, decoding: int) -> list[int]:
         """Rows for each of `prompts`, by sequence, in a pass that `decoding` sequences take part in; `most` in all.
 
-        Together they make the pass at most `seconds` longer. But they get at least `_LEAST` rows, and two for each
-        decoding sequence: otherwise, if prompts are slower than outputs, few sequences would decode at a time, and
-        passes would be inefficient.
+        The pass takes at most `seconds` longer than a pass over one row: the more sequences decode, the fewer rows
+        prompts get, or the outputs of many would wait the longest. But prompts get at least `_LEAST` rows.
         """
         rows = dict.fromkeys(prompts, 0)
         if not prompts or most < 1:
             return list(rows.values())
-        passes = self._cost.of_each(decoding + np.arange(most + 1))
-        pool = _Rows(passes - passes[0], seconds if decoding else np.inf, max(_LEAST, 2 * decoding), self._cost)
+        added = self._cost.of_each(decoding + np.arange(most + 1)) - self._cost.of(1)
+        pool = _Rows(added, seconds if decoding else np.inf, self._cost)
         shares = {sequence: self._share(sequence, prompt.left) for sequence, prompt in prompts.items()}
         for sequence, share in _turns(prompts, shares):
             prompt, taken = prompts[sequence], rows[sequence]
@@ -105,11 +104,11 @@ def _turns(prompts: Mapping[Any, Prompt], shares: Mapping[Any, _EqualShare]) -> 
 class _Rows:
     """The rows and the time that are left of a pass."""
 
-    def __init__(self, base: Float64, seconds: float, least: int, cost: PassCost) -> None:
-        """`base` [rows + 1]: seconds that 0, 1, … rows add to the pass, without reading their caches.
-        `least` rows are allowed whatever their time.
+    def __init__(self, base: Float64, seconds: float, cost: PassCost) -> None:
+        """`base` [rows + 1]: seconds of a pass with 0, 1, … rows of prompts beyond those of one row, without reading
+        the prompts' caches. `_LEAST` rows are allowed whatever their time.
         """
-        self._base, self._seconds, self._least, self._cost = base, seconds, least, cost
+        self._base, self._seconds, self._cost = base, seconds, cost
         self._used, self._seeing = 0, 0.0
 
     def take(self, prompt: Prompt, most: int, *, new: bool) -> int:
@@ -119,7 +118,7 @@ class _Rows:
             return 0
         seen = self._cost.seen * prompt.done * wanted + (self._cost.key * prompt.done if new else 0.0)
         fits = self._base[self._used + wanted] + self._seeing + seen <= self._seconds
-        fits |= self._used + wanted <= self._least
+        fits |= self._used + wanted <= _LEAST
         fits[0] = True  # no rows read no cache, even if there is no time left
         count = int(wanted[fits][-1])
         self._used += count

@@ -50,7 +50,8 @@ _SCRATCH = Path(__file__).parent / "scratch" / "verdicts"
 _SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that others use
 _T = TypeVar("_T")
 TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
-_MAX_TOKENS = 256  # n-grams draft more in long answers
+_MAX_TOKENS, _FAULTY_TOKENS = 256, 96
+"""Of an answer at most: n-grams draft more in long answers, and a faulty one is asked for seven times."""
 _REPEATED = "Write this question ten times, each time on a new line: {}"
 """The work of answers with a fault, which needs drafts."""
 
@@ -286,9 +287,8 @@ class Bench:
 
         async def call() -> None:
             for number in todo:
-                sampling = SamplingParams(
-                    temperature=case.temperature, seed=number, max_tokens=_MAX_TOKENS, ignore_eos=case.replaced > 0.0
-                )
+                most, ignore_eos = (_FAULTY_TOKENS, True) if case.replaced else (_MAX_TOKENS, False)
+                sampling = SamplingParams(case.temperature, seed=number, max_tokens=most, ignore_eos=ignore_eos)
                 asked = EngineRequest(str(number), prompts[number], sampling, method=ENGINE)
                 outcome, ticket = await _until_there(engine.complete, asked)
                 await answers.put(Served(asked, outcome, ticket.alone, faulty.replaced.pop(asked.prompt, 0)))
@@ -379,7 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for pair in pairs:
             bench = Bench(pair, model_path(given.weights), given.name)
             cases = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
-            for case in [*(Case(0.0, callers, given.share) for callers in CALLERS), *cases]:
+            for case in [*cases, *(Case(0.0, callers, given.share) for callers in CALLERS)]:
                 path = bench.path(case)
                 path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
                 count = given.answers[CALLERS.index(case.callers)]

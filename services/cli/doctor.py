@@ -16,13 +16,11 @@ from typer import Option
 
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.output import answer, members, stderr_console
+from services.cli.frame.output import answer, members, steps
 from services.cli.frame.views import MARKS, Column, Line, Styled, Table, View, facts, joined, table
 from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from services.generation.target.target import Target
 
 
@@ -85,10 +83,10 @@ def diagnose(model: Path, threads: int | None) -> dict[str, Any]:
 
     threads = threads or cpus()
     seconds: dict[str, float] = {}
-    with stderr_console().status("") as status:
-        target = _timed("loading", seconds, status, lambda: _load(model, threads))
-        profile = _timed("probing", seconds, status, lambda: measure_profile(target))
-        passes = _timed("timing", seconds, status, lambda: time_passes(target))
+    with steps("loading") as step:
+        target = _timed("loading", seconds, step, lambda: _load(model, threads))
+        profile = _timed("probing", seconds, step, lambda: measure_profile(target))
+        passes = _timed("timing", seconds, step, lambda: time_passes(target))
     config = target.config
     size = f"{config.layers} layers, vocabulary {config.vocab_size}, context {config.context_length}"
     identity = {"architecture": config.architecture, "size": size, **members(target, "base_cid", "tokenizer_cid")}
@@ -129,8 +127,8 @@ def _load(model: Path, threads: int) -> Target:
         raise Failed(f"cannot load {model} here: {error}") from error
 
 
-def _timed(what: str, seconds: dict[str, float], status: Status, work: Callable[[], T]) -> T:
-    status.update(f"{what} …")
+def _timed(what: str, seconds: dict[str, float], step: Callable[[str], None], work: Callable[[], T]) -> T:
+    step(what)
     started = time.perf_counter()
     result = work()
     seconds[what] = time.perf_counter() - started

@@ -6,7 +6,9 @@ rich is imported when something is shown.
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, TaskID
 
+_STEP_SECONDS = 5.0  # between two lines of steps
 FileProgress = Callable[[str, int, int], None]
 """Takes a file's name, how many of its bytes are done, and how many it has."""
 
@@ -94,12 +97,43 @@ def bars(*columns: ProgressColumn, quiet: bool = False) -> Progress:
 
 @contextmanager
 def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line with the current step and its duration; yields a function that takes the next step."""
+    """A line with the current step and its duration; yields a function that takes the next step. What a model's loading
+    logs are steps, too. If stderr is no terminal, a step is a line of its own, but for those of the first seconds.
+    """
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
     with bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), quiet=quiet) as progress:
-        task = progress.add_task(first, total=None)
-        yield lambda step: progress.update(task, description=step)
+        task, shown_at = progress.add_task(first, total=None), time.monotonic()
+
+        def show(step: str) -> None:
+            nonlocal shown_at
+            progress.update(task, description=step)
+            if progress.disable and not quiet and time.monotonic() - shown_at >= _STEP_SECONDS:
+                shown_at = time.monotonic()
+                print(f"{step} …", file=sys.stderr, flush=True)
+
+        with _steps_of_loading(show):
+            yield show
+
+
+@contextmanager
+def _steps_of_loading(show: Callable[[str], None]) -> Iterator[None]:
+    class Steps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.WARNING:
+                print(record.getMessage(), file=sys.stderr, flush=True)
+            else:
+                show(record.getMessage())
+
+    logger, handler = logging.getLogger("services.generation.target"), Steps()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 @contextmanager

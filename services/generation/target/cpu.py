@@ -19,6 +19,7 @@ from services.generation.target.config.layer_specs import EMBEDDING, layer_specs
 from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.errors import TargetError
 from services.generation.target.family import NORM
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
@@ -30,9 +31,11 @@ from services.generation.target.program.kernel_probe import KernelReport, abridg
 from services.generation.target.program.layer import load_layer
 from services.generation.target.program.matrices import Pack, matrix_of, vector
 from services.generation.target.program.packed_files import PackedFolder
+from services.generation.target.program.packing import PackedWeights
 from services.generation.target.program.products import EmbeddingTable, Product
 from services.generation.target.program.program import LayerInputsTable, ModelWeights, Program
 from services.generation.target.program.team import Passes, team
+from services.generation.target.progress import Progress
 from services.generation.target.rows import Rows
 from services.generation.target.states import StateBook
 from services.generation.target.target import PassOutput, Shared
@@ -97,8 +100,10 @@ class CpuTarget:
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
         kept = _states_kept(config)
         self._states = StateBook(kept, cache_blocks, config.rule.taps) if config.rule else None
-        with (packed or PackedFolder(0)).packing(base_cid, stored_bytes(weights)) as pack:
-            self._parts = _load(config, weights, pack, cache_blocks, adapters, FORMS[cache_dtype], arithmetic, kept)
+        size = stored_bytes(weights)
+        with (packed or PackedFolder(0)).packing(base_cid, size) as pack:
+            noted = _noted(pack, Progress("packing weights", size))
+            self._parts = _load(config, weights, noted, cache_blocks, adapters, FORMS[cache_dtype], arithmetic, kept)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)
         self._moves = {is_own: move(kernels["move" if is_own else "move_lines"]) for is_own in (True, False)}
@@ -214,6 +219,17 @@ def _states_kept(config: TargetConfig) -> int:
 def profile_name(arithmetic: str) -> str:
     """The name of an arithmetic, float32 or int8, in the numerics profile."""
     return _ARITHMETIC if arithmetic == "float32" else f"{_ARITHMETIC}+{arithmetic}"
+
+
+def _noted(pack: Pack, progress: Progress) -> Pack:
+    """A `Pack` that reports its progress in published bytes."""
+
+    def noted(tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
+        found = pack(tensors, order)
+        progress.add(sum(tensor.data.nbytes for tensor in tensors))
+        return found
+
+    return noted
 
 
 def _load(

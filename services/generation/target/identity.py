@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,6 +22,7 @@ from services.generation.target.files.gguf_header import gguf_sizes
 from services.generation.target.files.part_names import PartName
 from services.generation.target.files.safetensors import weight_files
 from services.generation.target.kernels.compilation import user_cache
+from services.generation.target.progress import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,6 @@ LARGE_BYTES = 64 * 1024 * 1024
 """Smaller files are hashed each time, which is fast enough."""
 
 _READ_BYTES = 1 << 18  # a buffer that stays in a core's cache
-_LOG_SECONDS = 5.0
 _PUBLISHED = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
 
 _CONFIG = ("config.json", "generation_config.json")
@@ -40,7 +39,7 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _GGUF = "model.gguf"  # the name in manifests
 
-Progress = Callable[[Path, int], None]
+HashProgress = Callable[[Path, int], None]
 """Is called with a file and the number of its hashed bytes."""
 
 
@@ -49,15 +48,14 @@ def default_cache() -> Path:
     return user_cache() / "digests.json"
 
 
-def logged() -> Progress:
+def logged() -> HashProgress:
     """Progress that is logged every few seconds."""
-    last_logged = time.monotonic()
+    files: dict[Path, Progress] = {}
 
     def log(path: Path, position: int) -> None:
-        nonlocal last_logged
-        if time.monotonic() - last_logged >= _LOG_SECONDS:
-            last_logged = time.monotonic()
-            _log.info("hashing %s: %.1f of %.1f GB", path.name, position / 1e9, path.stat().st_size / 1e9)
+        if path not in files:
+            files[path] = Progress(f"hashing {path.name}", path.stat().st_size)
+        files[path].reach(position)
 
     return log
 
@@ -67,7 +65,7 @@ class FileDigests:
     """Digests of files. Digests of large files are kept in `cache`, whose errors are ignored."""
 
     cache: Path = field(default_factory=default_cache)
-    progress: Progress = field(default_factory=logged)
+    progress: HashProgress = field(default_factory=logged)
 
     def digest(self, path: Path) -> str:
         """`sha256:<hex>`. Raises OSError."""

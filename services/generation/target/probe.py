@@ -23,6 +23,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK
 from services.generation.target.kept_results import KeptResults
 from services.generation.target.kernels.compilation import user_cache
+from services.generation.target.progress import Progress
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 
@@ -175,7 +176,9 @@ class _Probing:
 
     def _in_widths(self) -> Iterator[Float32]:
         second, neighbour = self._new_table(), self._new_table()
+        progress = Progress(f"probing the whole model{self._label}", len(self._tokens), "tokens")
         for begin in range(0, len(self._tokens), sum(_TURNS)):
+            progress.reach(begin)
             stretch = self._tokens[begin : begin + sum(_TURNS)]
             beside = RowsBuilder()
             beside.add_chunk(neighbour, 0, self._random_tokens(3), False, self._any_adapter())

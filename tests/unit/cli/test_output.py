@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_verification import Check, Report
 from ledger.documents.halt import HaltState
-from services.cli.frame import exits
+from services.cli.frame import exits, output
 from services.cli.frame.exits import UsageError
 from services.cli.frame.output import answer
 from services.cli.frame.process import printable
@@ -167,3 +168,19 @@ def test_a_view_can_be_drawn_of_a_document_that_no_command_has_answered() -> Non
     document = report_document(report)
     assert document["checks"] == [{"number": 1, "title": check.title, "passed": True, "detail": check.detail}]
     print_view(report_view(document), ShownConsole(file=io.StringIO()))
+
+
+def test_what_a_model_s_loading_logs_is_a_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "_STEP_SECONDS", 0.0)
+    logger = logging.getLogger("services.generation.target.progress")
+    with output.steps("loading") as step:
+        logger.info("packing")
+        logger.warning("cannot keep")
+        step("replaying")
+    logger.info("nothing")
+    assert capsys.readouterr().err.splitlines() == ["packing …", "cannot keep", "replaying …"]
+    with output.steps("loading", quiet=True) as step:
+        step("replaying")
+    assert capsys.readouterr().err == ""

@@ -26,6 +26,7 @@ from services.generation.target.program.matrices import Matrix, linear_record
 from services.generation.target.program.packing import PackedWeights
 from services.generation.target.program.program import ModelWeights
 from services.generation.target.program.team import Team
+from services.generation.target.progress import Progress
 
 _MOST_CACHE = 64 << 20  # bytes of a layer's keys in the probed history
 _ROWS = 40  # of attention, together
@@ -58,9 +59,11 @@ def _cases(
 ) -> Iterator[tuple[str, Float32, Float32]]:
     matrices = [parts.head, *(matrix for layer in parts.layers for matrix in layer.matrices)]
     kinds = {(matrix.weights.storage.name, matrix.weights.inputs): matrix for matrix in matrices}
+    progress = Progress("probing kernels", len(kinds) + 1, "kinds")
     for (storage, inputs), matrix in sorted(kinds.items()):
         for rows, threads, together, alone in _linear(matrix, parts.arithmetic, buffers, team, rng):
             yield f"{storage} with {inputs} inputs, {rows} rows, {threads} threads", together, alone
+        progress.add(1)
     for threads, together, alone in _attention(parts, buffers, team, table, rng):
         yield (
             f"attention over up to {len(table) * BLOCK} keys, {len(together)} rows, {threads} threads",

@@ -7,16 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver, nvrtc
 from numpy.typing import NDArray
 
 from services.generation.target.gpu import device
 from services.generation.target.gpu.device import Argument, Buffer, DeviceLost, DeviceUnavailable
 from services.generation.target.gpu.source import CUDA, source
-
-try:
-    from cuda.bindings import driver, nvrtc
-except ImportError as missing:
-    raise device.not_installed("cuda", missing) from missing
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 """Exactly rounded operations, nothing contracted, subnormal numbers kept."""

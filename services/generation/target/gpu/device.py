@@ -53,12 +53,6 @@ class Device(Protocol):
         ...
 
 
-def not_installed(name: str, error: ImportError) -> DeviceUnavailable:
-    return DeviceUnavailable(
-        f"--device {name}: {error.name} is not installed; install the extra gpu of kolm-serve, or use --device cpu"
-    )
-
-
 def no_such(kind: str, index: int, found: list[str]) -> DeviceUnavailable:
     listed = ", ".join(f"{kind}:{number} {name}" for number, name in enumerate(found)) or "none"
     return DeviceUnavailable(f"--device {kind}:{index}: no such device; found: {listed}; name one of these, or cpu")

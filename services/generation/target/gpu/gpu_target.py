@@ -406,10 +406,15 @@ def _opened(name: str) -> Device:
     """The device that `--device` names, not compiled yet. Raises DeviceUnavailable."""
     kind, _, index = name.partition(":")
     open_device: Callable[[int], Device]
-    if kind == "opencl":
-        from services.generation.target.gpu.opencl import open_device
-    else:
-        from services.generation.target.gpu.cuda import open_device
+    try:
+        if kind == "opencl":
+            from services.generation.target.gpu.opencl import open_device
+        else:
+            from services.generation.target.gpu.cuda import open_device
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"--device {name}: {error.name} is not installed; install the extra gpu of kolm-serve, or use --device cpu"
+        ) from error
     return open_device(int(index or 0))
 
 

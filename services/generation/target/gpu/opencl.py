@@ -6,16 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pyopencl as cl
 from numpy.typing import NDArray
 
 from services.generation.target.gpu import device
 from services.generation.target.gpu.device import Argument, Buffer, DeviceLost, DeviceUnavailable
 from services.generation.target.gpu.source import OPENCL, source
-
-try:
-    import pyopencl as cl
-except ImportError as missing:
-    raise device.not_installed("opencl", missing) from missing
 
 _OPTIONS = ("-cl-std=CL1.2",)
 

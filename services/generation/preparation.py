@@ -14,6 +14,7 @@ from pathlib import Path
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.ledger import key_entries
+from services.generation.drafting.answered_tokens import AnsweredTokens
 from services.generation.drafting.method_spec import DrafterInputs
 from services.generation.drafting.methods import CannotDraft, build_drafters, method_of
 from services.generation.drafting.mtp.draft_tokens import frequent_tokens
@@ -193,7 +194,8 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
     """The model of the settings, and its heads, also refused heads. Raises CannotStart."""
     await asyncio.to_thread(_check_parts, settings)
     model = await _loaded(settings, load)
-    found = await _heads(settings, model)
+    answered = await asyncio.to_thread(_answered_tokens, settings, model)
+    found = await _heads(settings, model, answered)
     parts = DrafterInputs(
         base=settings.model,
         target=model.target,
@@ -202,6 +204,7 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
         heads={head.served.drafter: head.head for head in found.loaded},
         datastores=settings.datastores or await asyncio.to_thread(_default_store_for, settings, model),
         draft_model=settings.draft_model,
+        answered=answered,
     )
     try:
         model = await asyncio.to_thread(with_drafters, model, parts, [head.served for head in found.loaded])
@@ -237,7 +240,12 @@ async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
         raise CannotStart(f"cannot serve {about(settings.model, error)}") from error
 
 
-async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
+def _answered_tokens(settings: GenerationSettings, model: Model) -> AnsweredTokens:
+    name = model.target.base_cid.rpartition(":")[2]
+    return AnsweredTokens(settings.state_dir / "answered" / f"{name}.npy", model.target.config.vocab_size)
+
+
+async def _heads(settings: GenerationSettings, model: Model, answered: AnsweredTokens) -> LoadedHeads:
     """Load the heads of the settings. Heads of the registry that may not be loaded are logged and skipped.
 
     Raises CannotStart for a folder that was given directly and is not a head for this base.
@@ -248,13 +256,15 @@ async def _heads(settings: GenerationSettings, model: Model) -> LoadedHeads:
     if folder is not None:
         beside = await asyncio.to_thread(load_beside, folder, model.target.base_cid, model.target.config)
         found = replace(found, loaded=beside.loaded)
-    own = await asyncio.to_thread(_own_head, settings, model) if settings.own_head else LoadedHeads()
+    own = await asyncio.to_thread(_own_head, settings, model, answered) if settings.own_head else LoadedHeads()
     return LoadedHeads((*found.loaded, *own.loaded), (*found.refused, *own.refused))
 
 
-def _own_head(settings: GenerationSettings, model: Model) -> LoadedHeads:
+def _own_head(settings: GenerationSettings, model: Model, answered: AnsweredTokens) -> LoadedHeads:
     config, tokenizer = model.target.config, model.tokenizer.fast
-    tokens = frequent_tokens(tokenizer, settings.own_head_tokens, config.vocab_size, config.eos_token_ids)
+    tokens = frequent_tokens(
+        tokenizer, settings.own_head_tokens, config.vocab_size, config.eos_token_ids, answered.counts
+    )
     return load_own(settings.model, config, tokens)
 
 

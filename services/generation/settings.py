@@ -93,8 +93,8 @@ class GenerationSettings(RpcServerSettings):
     own_head_tokens: int = Field(
         32_768,
         ge=0,
-        description="Tokens that the MTP block drafts, the most frequent ones: with fewer a draft is cheaper and less "
-        "often right. 0: all.",
+        description="Tokens that the MTP block drafts: those of earlier answers, and the most frequent ones; with "
+        "fewer a draft is cheaper and less often right. 0: all.",
     )
     auto_discover: bool = Field(
         True,

@@ -11,6 +11,7 @@ from services.generation.drafting.past_outputs import Pasts
 from services.generation.engine.drafter import Drafter
 
 if TYPE_CHECKING:  # a method of copies is compiled ahead without torch
+    from services.generation.drafting.answered_tokens import AnsweredTokens
     from services.generation.drafting.heads import DraftHead, HeadKind
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.target import LoadTarget, Target
@@ -27,6 +28,7 @@ class DrafterInputs:
     heads: Mapping[str, DraftHead] = field(default_factory=dict)  # of all kinds, by the names that engines know them by
     datastores: Sequence[tuple[str | None, Path]] = ()  # by tenant; None for all tenants
     draft_model: Path | None = None
+    answered: AnsweredTokens | None = None  # counts answers for the choice of an MTP block's tokens
     pasts: Pasts = field(default_factory=Pasts)  # one set for all methods that copy
 
 

@@ -10,9 +10,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ledger.encoding.text_forms import cid_of_json
 from services.generation.drafting.heads import HeadForAnotherBase, HeadWeightsInvalid
@@ -54,7 +55,7 @@ class MtpBlock:
     kind: ClassVar[str] = "mtp"
 
     base: TargetConfig
-    cid: str  # of its tensors
+    cid: str  # of its tensors, and of the rows of the output matrix if they were chosen
     tensors: Mapping[str, StoredTensor]  # under the names of `block_shapes`, and OWN_EMBEDDING
     base_norm: Float32  # [hidden] weights of the base's final norm, their offset added
     output: StoredTensor | None  # [draft vocabulary, hidden]; None: the target's output matrix gives logits
@@ -117,7 +118,7 @@ def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None
         output, ids = replace(own[OWN_OUTPUT], data=own[OWN_OUTPUT].data[order]), tokens[order]
     return MtpBlock(
         base=base,
-        cid=_cid(own),
+        cid=_cid(own, draft_tokens if tokens is None else None),
         tensors={name: tensor for name, tensor in own.items() if name != OWN_OUTPUT},
         base_norm=vector(weights.tensor, NORM, base.norm_offset),
         output=output,
@@ -205,14 +206,17 @@ def _listing(names: list[str]) -> str:
     return (", ".join(names[:_SHOWN]) or "nothing") + more
 
 
-def _cid(tensors: Mapping[str, StoredTensor]) -> str:
-    """The digest of a canonical listing of all tensors: storage, shape and SHA-256 of the bytes of each."""
+def _cid(tensors: Mapping[str, StoredTensor], chosen: Int64 | None) -> str:
+    """The digest of a canonical listing of all tensors (storage, shape and SHA-256 of the bytes of each) and of the
+    SHA-256 of the `chosen` tokens, each as eight bytes, little endian.
+    """
     listed = {
-        name: {
-            "storage": tensor.storage,
-            "shape": list(tensor.shape),
-            "sha256": hashlib.sha256(np.ascontiguousarray(tensor.data).data).hexdigest(),
-        }
+        name: {"storage": tensor.storage, "shape": list(tensor.shape), "sha256": _sha256(tensor.data)}
         for name, tensor in tensors.items()
     }
-    return cid_of_json({"type": "kolm.mtp.v1", "tensors": listed})
+    rows = {} if chosen is None else {"rows": _sha256(chosen.astype("<i8"))}
+    return cid_of_json({"type": "kolm.mtp.v1", "tensors": listed, **rows})
+
+
+def _sha256(data: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(data).data).hexdigest()

@@ -6,8 +6,9 @@ DeepSeek-V3 (2024) gave it and Qwen3-Next and Qwen3.5 publish; or, for Gemma 4, 
 
 from __future__ import annotations
 
+from services.generation.drafting.answered_tokens import AnsweredTokens
 from services.generation.drafting.draft_tree.candidates import HEAD_NOISE
-from services.generation.drafting.head_drafter import ARITHMETIC
+from services.generation.drafting.head_drafter import ARITHMETIC, HeadDraft
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
 from services.generation.drafting.mtp.assistant import (
@@ -21,28 +22,54 @@ from services.generation.drafting.mtp.assistant_drafter import AssistantDrafter
 from services.generation.drafting.mtp.block_weights import MtpBlock
 from services.generation.drafting.mtp.mtp_pass import MtpPass
 from services.generation.drafting.stepping.step_drafter import StepDrafter, cache_blocks
+from services.generation.engine.request import EngineRequest
 from services.generation.target.target import Target
+
+
+class MtpDraft(HeadDraft):
+    """A draft that counts the answer's tokens in `answered`."""
+
+    answered: AnsweredTokens | None = None
+
+    def finish(self, tokens: list[int]) -> None:
+        if self.answered is not None:
+            self.answered.add(tokens[len(self.state.request.prompt) :])
 
 
 class MtpDrafter(StepDrafter):
     """Drafts with an MTP block."""
 
-    def __init__(self, block: MtpBlock, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
+    draft_type = MtpDraft
+
+    def __init__(
+        self, block: MtpBlock, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False,
+        answered: AnsweredTokens | None = None,
+    ) -> None:  # fmt: skip
+        """`answered` counts answers, for the choice of tokens at the next start."""
         entries = MtpPass(block, target, cache_blocks(target), arithmetic=ARITHMETIC)
+        self._answered = answered
         super().__init__(block, entries, target, noise=noise, copies=copies)
 
+    def begin(self, request: EngineRequest) -> HeadDraft:
+        draft = super().begin(request)
+        assert isinstance(draft, MtpDraft)
+        draft.answered = self._answered
+        return draft
 
-def drafter_of(head: MtpBlock | Assistant, target: Target, *, copies: bool = False) -> StepDrafter:
+
+def drafter_of(
+    head: MtpBlock | Assistant, target: Target, *, copies: bool = False, answered: AnsweredTokens | None = None
+) -> StepDrafter:
     """A drafter with a head of this method."""
     if isinstance(head, Assistant):
         return AssistantDrafter(head, target, copies=copies)
-    return MtpDrafter(head, target, copies=copies)
+    return MtpDrafter(head, target, copies=copies, answered=answered)
 
 
 def _build(parts: DrafterInputs) -> dict[str, StepDrafter]:
     """One for each head, its steps timed."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, MtpBlock | Assistant)}
-    return {name: drafter_of(head, parts.target, copies=True) for name, head in own.items()}
+    return {name: drafter_of(head, parts.target, copies=True, answered=parts.answered) for name, head in own.items()}
 
 
 METHOD = MethodSpec(

@@ -291,6 +291,19 @@ async def test_the_block_inside_drafts_as_many_tokens_as_the_operator_says(
     assert await served_by(stub, method="mtp") == ("mtp", "", plain)
 
 
+async def test_the_block_inside_drafts_what_was_answered_before(deployment: Deployment, tmp_path: Path) -> None:
+    model = make_mtp_model(tmp_path / "model", vocab=384)
+    stub = await deployment.start_generation(model=model, own_head_tokens=130, replicas=2)
+    *_, plain = await served_by(stub, method="off")
+    (first,) = (await info(stub)).heads
+    for _ in range(16):
+        assert await served_by(stub, method="mtp") == ("mtp", "", plain)
+    again = await deployment.start_generation(model=model, own_head_tokens=130, replicas=2)
+    (second,) = (await info(again)).heads
+    assert second.head_cid != first.head_cid
+    assert await served_by(again, method="mtp") == ("mtp", "", plain)
+
+
 async def test_a_head_beside_the_model_goes_before_the_block_inside(deployment: Deployment, tmp_path: Path) -> None:
     model = make_mtp_model(tmp_path / "model", vocab=384)
     write(model, model / "head")

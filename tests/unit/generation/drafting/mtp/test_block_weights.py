@@ -1,5 +1,6 @@
 """Blocks of checkpoints are found under every prefix, named by their digests, and refused if they are not whole."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.generation.drafting.answered_tokens import AnsweredTokens
 from services.generation.drafting.heads import HeadWeightsInvalid
 from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
-from services.generation.drafting.mtp.draft_tokens import frequent_tokens
+from services.generation.drafting.mtp.draft_tokens import LEAST, frequent_tokens
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
@@ -97,6 +99,53 @@ def test_rows_of_the_output_matrix_are_gathered_as_they_are_stored(tmp_path: Pat
     assert block is not None
     assert block.output is not None
     assert np.array_equal(block.output.values(), whole.tensor("model.embed_tokens.weight").values()[ids])
+
+
+def test_a_block_s_identifier_names_the_rows_that_it_drafts(tmp_path: Path) -> None:
+    folder = make_mtp_model(tmp_path / "model")
+    config, choices = read_config(folder), (None, np.array([1, 5, 300]), np.array([1, 5, 301]))
+    found = [read_block(folder, config, each) for each in (*choices, choices[1])]
+    cids = [block.cid for block in found if block is not None]
+    assert len(set(cids[:3])) == 3
+    assert cids[3] == cids[1]
+
+
+def test_tokens_of_eight_answers_are_drafted_the_most_frequent_first(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(make_tiny_model(tmp_path / "model", vocab=400)).fast
+    added, answered = len(tokenizer.get_added_tokens_decoder()), np.zeros(400, np.int64)
+    high = [token for token in range(300, 400) if token not in tokenizer.get_added_tokens_decoder()][:3]
+    answered[high] = LEAST, LEAST + 1, LEAST - 1
+    for room, wanted in ((1, high[1:2]), (2, high[:2]), (3, high[:2])):
+        found = frequent_tokens(tokenizer, added + room, 400, (), answered)
+        assert found is not None
+        assert set(high) & set(found.tolist()) == set(wanted)
+
+
+def test_answers_are_counted_by_token_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "state" / "counts.npy"
+    answered = AnsweredTokens(path, 400)
+    for _ in range(16):
+        answered.add([7, 7, 9])
+        answered.add([])
+    assert AnsweredTokens(path, 400).counts.nonzero()[0].tolist() == [7, 9]
+    assert AnsweredTokens(path, 400).counts[7] == 16
+    assert not caplog.records
+    for damage in (b"", b"x" * 100, path.read_bytes()[:-8], pickle.dumps([1])):
+        (tmp_path / "damaged").write_bytes(damage)
+        assert not AnsweredTokens(tmp_path / "damaged", 400).counts.any()
+    assert not AnsweredTokens(path, 384).counts.any()
+    assert len(caplog.records) == 5
+
+
+def test_a_folder_that_cannot_be_written_loses_counts_and_no_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    answered = AnsweredTokens(tmp_path / "file" / "counts.npy", 400)
+    for _ in range(16):
+        answered.add([7])
+    assert answered.counts[7] == 16
+    assert caplog.records
 
 
 def test_markup_and_the_lowest_ids_are_drafted(tmp_path: Path) -> None:

@@ -54,11 +54,18 @@ def on_huge_pages(count: int) -> Bytes:
     return _mapped(count) if count > _CHUNK // 4 else _chunk.piece(count)
 
 
-def _mapped(count: int) -> Bytes:
+def on_small_pages(count: int) -> Bytes:
+    """`count` zero bytes, as above, of which only used ones take memory: on huge pages, a token in a cache takes 2 MiB
+    of each layer's keys, and of its values.
+    """
+    return _mapped(count, "MADV_NOHUGEPAGE")
+
+
+def _mapped(count: int, advice: str = "MADV_HUGEPAGE") -> Bytes:
     size = padded(count + SLACK, _PAGE) + _PAGE
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private pages can be huge
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, advice):
+        memory.madvise(getattr(mmap, advice))
     array = np.frombuffer(memory, np.uint8)
     start = -array.ctypes.data % _PAGE
     return array[start : start + count]
@@ -104,7 +111,7 @@ class CacheGroup:
         form = form if key else form.lines
         kind, *shapes = form.empty(layers, blocks, kv_heads, key, value)
         keys, values = (
-            on_huge_pages(kind.itemsize * int(np.prod(shape))).view(kind).reshape(*shape) for shape in shapes
+            on_small_pages(kind.itemsize * int(np.prod(shape))).view(kind).reshape(*shape) for shape in shapes
         )
         return cls(form, key, padded(value, LANES), keys, values)
 

@@ -9,7 +9,7 @@ DEV     := $(VENV)/.dev
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install venv demo test test-long test-fast test-compose test-engines lint format proto docs outputs wheels bench bench-readme clean-kernels clean
+.PHONY: help install venv demo test test-long test-fast test-gpu test-compose test-engines lint format proto docs outputs wheels bench bench-readme clean-kernels clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test-long: $(DEV) ## the same with four times as many random examples and grids 
 
 test-fast: $(DEV) ## unit tests but the slow ones, with few random examples
 	@$(PYTEST) -q --numprocesses=$(shell nproc) --dist=loadscope --no-loadscope-reorder -m 'not slow' --hypothesis-profile=fast tests/unit
+
+test-gpu: $(DEV) ## the target on a GPU in full, by PoCL and NVRTC, SmolLM2 beside the CPU: some minutes
+	@$(PYTEST) -q tests/unit/generation/target/gpu --hypothesis-profile=long
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(DEV) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down

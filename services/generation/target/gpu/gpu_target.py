@@ -50,6 +50,7 @@ from services.generation.target.program.matrices import Matrix, Pack, matrix_of,
 from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.program.packing import PackedWeights
 from services.generation.target.program.products import EmbeddingTable, Product
+from services.generation.target.program.team import team
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput, Shared
 from services.generation.target.weights import (
@@ -149,6 +150,7 @@ class GpuTarget:
         kinds = {packed_as(storage).name for storage in storages} | {"float32"}  # of modules in several storages
         device.compile(kinds)
         self._kernels, self._is_int8, self._form = Kernels(device), arithmetic == "int8", cache_dtype
+        team().keep_subnormals()  # of this thread, whose operations are compared
         check_arithmetic(self._kernels, kinds)
         with (packed or PackedFolder(0)).packing(base_cid, stored_bytes(weights)) as pack:
             self._load(weights, pack, blocks)

@@ -6,6 +6,7 @@
 
 #define LANES(i, n) for (int i = LANE; i < (n); i += WIDTH)
 #define ITEM (GROUP_X * WIDTH + LANE)
+#define UNROLLED _Pragma("unroll")
 #define UNITS 12582912.0f  // 1.5 * 2^23: a sum with it is rounded to a whole number
 
 // ---- Rows of a pass: int32 arrays one after another, behind their starts (`rows.Part`) and the stride of tables ----
@@ -459,7 +460,7 @@ INLINE float of_half(ushort h)
 // Of each kind: the loop over whole numbers of 16 inputs, ascending, ADD(input, v). Words are turned; the upper bits
 // of values are in words of their own, placed as `upper_place` has it.
 #define WORDS_OF_FOUR(ADD)                                                                                             \
-    UNROLLED for (int w = 4 * side; w < 4 * side + 4; w++) {                                                           \
+    for (int w = 4 * side; w < 4 * side + 4; w++) {                                                                    \
         const uint turned = WORD(g + 64, 32 * w + c), word = TURNED(turned, 4);                                        \
         UNROLLED for (int b = 0; b < 4; b++) {                                                                         \
             const int v = (int)(word >> (8 * b) & 255u) - 128;                                                         \
@@ -467,7 +468,7 @@ INLINE float of_half(ushort h)
         }                                                                                                              \
     }
 #define WORDS_OF_EIGHT(AT, UPPER, MIDDLE, ADD)                                                                         \
-    UNROLLED for (int w = 2 * side; w < 2 * side + 2; w++) {                                                           \
+    for (int w = 2 * side; w < 2 * side + 2; w++) {                                                                    \
         const uint turned = WORD(g + (AT), 32 * w + c), word = TURNED(turned, 12);                                     \
         UNROLLED for (int b = 0; b < 8; b++) {                                                                         \
             const int place = (b + 3) % 8, v = (int)((word >> (4 * b) & 15u) | (UPPER)) - (MIDDLE);                    \
@@ -522,7 +523,7 @@ INLINE float of_half(ushort h)
             GLOBAL const signed char *x = bytes + 32 * k;                                                              \
             int sum[ROWS];                                                                                             \
             EACH_ROW sum[r] = 0;                                                                                       \
-            UNROLLED for (int side = 0; side < 2; side++) {                                                            \
+            for (int side = 0; side < 2; side++) {                                                                     \
                 KIND##_VALUES(ADD_WHOLE)                                                                               \
                 if (!IS_SPLIT && !side) continue;                                                                      \
                 EACH_ROW {                                                                                             \
@@ -538,14 +539,15 @@ INLINE float of_half(ushort h)
 /// y[row, y_at + column] = bias[column] + x [rows, stride] times weights of any kind, in blocks of 128 inputs.
 #define LINEAR_FLOAT(ROWS, KIND, HEADER, SIZE, SCALES, VALUES)                                                         \
     KERNEL void float_##KIND##_##ROWS(GLOBAL const uchar *weights, GLOBAL const float *bias,                           \
-        GLOBAL const float *numbers, GLOBAL float *y, int groups, int columns, int rows, int stride, int y_stride, int y_at)\
+        GLOBAL const float *numbers, GLOBAL float *y, int groups, int columns, int rows, int stride,                   \
+        int y_stride, int y_at)                                                                                        \
     {                                                                                                                  \
         COLUMN_OF_TILE(ROWS, HEADER, SIZE)                                                                             \
         for (int k = 0; k < groups; k++) {                                                                             \
             HEADER_AND_GROUP(HEADER, SIZE)                                                                             \
             SCALES                                                                                                     \
             GLOBAL const float *x = numbers + 32 * k;                                                                  \
-            UNROLLED for (int side = 0; side < 2; side++) { VALUES }                                                   \
+            for (int side = 0; side < 2; side++) { VALUES }                                                            \
             if (k % 4 < 3 && k < groups - 1) continue;                                                                 \
             EACH_ROW {                                                                                                 \
                 total[r] = total[r] + part[r];                                                                         \
@@ -556,7 +558,7 @@ INLINE float of_half(ushort h)
     }
 
 #define PLAIN_VALUES(VALUE)                                                                                            \
-    UNROLLED for (int i = 16 * side; i < 16 * side + 16; i++) { const float weight = VALUE; ADD_PLAIN(i, weight) }
+    for (int i = 16 * side; i < 16 * side + 16; i++) { const float weight = VALUE; ADD_PLAIN(i, weight) }
 #define WIDENED_BFLOAT16 as_float(i % 2 ? WORD(g, 32 * (i / 2) + c) & 0xffff0000u : WORD(g, 32 * (i / 2) + c) << 16)
 
 // The kinds as `source.py` asks for them, for a row and for several.

@@ -6,16 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 KERNELS = Path(__file__).with_name("kernels.cl")
-ROWS = 8  # of a tile of a linear layer, unless a pass has one row
+ROWS = 4  # of a tile of a linear layer, unless a pass has one row
 CONTRACTION = "#pragma OPENCL FP_CONTRACT OFF"
 
 OPENCL = f"""{CONTRACTION}
 #define KERNEL kernel
 #define GLOBAL global
 #define LOCAL local
-#define INLINE inline
+#define INLINE static inline
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
-#define UNROLLED __attribute__((opencl_unroll_hint))
 #define LANE ((int)get_local_id(0))
 #define WIDTH ((int)get_local_size(0))
 #define GROUP_X ((int)get_group_id(0))
@@ -28,7 +27,6 @@ CUDA = """#define KERNEL extern "C" __global__
 #define LOCAL __shared__
 #define INLINE static __device__ __forceinline__
 #define SYNC __syncthreads()
-#define UNROLLED _Pragma("unroll")
 #define LANE ((int)threadIdx.x)
 #define WIDTH ((int)blockDim.x)
 #define GROUP_X ((int)blockIdx.x)

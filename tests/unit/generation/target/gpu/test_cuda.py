@@ -46,4 +46,4 @@ def test_all_kinds_of_weights_compile() -> None:
     from services.generation.target.gpu import cuda
 
     compiled()  # skips without NVRTC
-    assert "int8_q6_k_8" in cuda.compiled(STORAGES, "compute_90")
+    assert "int8_q6_k_4" in cuda.compiled(STORAGES, "compute_90")

@@ -104,6 +104,13 @@ def test_a_storage_has_the_bits_of_the_cpu(storage: str, architecture: str, arit
     assert_same_passes(load_gpu_target(path, device="opencl", **options), load_target(path, **options))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["int8", "float32"])
+def test_a_published_model_has_the_bits_of_the_cpu(form: str, smollm2: Path) -> None:
+    options: dict[str, Any] = {"cache_tokens": 20 * 64, "cache_dtype": form}
+    assert_same_passes(load_gpu_target(smollm2, device="opencl", **options), load_target(smollm2, **options))
+
+
 @pytest.mark.slow
 def test_the_profile_is_that_of_the_cpu(gpu: GpuTarget, cpu: CpuTarget) -> None:
     found, expected = measure_profile(gpu), measure_profile(cpu)

@@ -35,8 +35,8 @@ from services.generation.target.sizes import expected, fits
 
 JOINT, PROJECTION = "pre_projection.weight", "post_projection.weight"
 LAYOUT = "kolm.mtp.v1"
-ARCHITECTURES = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
-KNOWN_BY = f"layout {LAYOUT}, or architectures {' or '.join(ARCHITECTURES)}"
+ARCHITECTURE = "Gemma4AssistantForCausalLM"
+KNOWN_BY = f"layout {LAYOUT}, or architectures {ARCHITECTURE}"
 _SEARCH = "masked_embedding."  # tensors of the search by centroids
 
 
@@ -66,7 +66,7 @@ class Assistant:
 
 def is_assistant(document: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of an assistant."""
-    return document.get("layout") == LAYOUT or _architecture(document) in ARCHITECTURES
+    return document.get("layout") == LAYOUT or _architecture(document) == ARCHITECTURE
 
 
 def _architecture(document: Mapping[str, Any]) -> object:
@@ -98,7 +98,7 @@ def write_assistant(directory: Path, source: Path, base: TargetConfig) -> None:
     document, own, stored = _described(source, base)
     names = assistant_shapes(own, base, HEAD in stored.parts)
     members = {
-        "layout": LAYOUT, "architectures": [ARCHITECTURES[0]], "model_type": "gemma4_assistant",
+        "layout": LAYOUT, "architectures": [ARCHITECTURE], "model_type": "gemma4_assistant",
         "hidden_size": own.hidden_size, "vocab_size": own.vocab_size, "draft_vocab_size": own.vocab_size,
         "feature_layers": [base.layers], "backbone_hidden_size": base.hidden_size,
         "text_config": document["text_config"],

@@ -78,7 +78,6 @@ KNOWN_HEADS: tuple[KnownHead, ...] = (
     KnownHead("openai/gpt-oss-120b", "lmsys/EAGLE3-gpt-oss-120b-bf16", "eagle3", 1800),
     KnownHead("google/gemma-4-E2B-it", "google/gemma-4-E2B-it-assistant", "mtp", None, "apache-2.0"),
     KnownHead("google/gemma-4-E4B-it", "google/gemma-4-E4B-it-assistant", "mtp", None, "apache-2.0"),
-    KnownHead("google/gemma-4-12B-it", "google/gemma-4-12B-it-assistant", "mtp", 800, "apache-2.0"),
     KnownHead("google/gemma-4-26B-A4B-it", "google/gemma-4-26B-A4B-it-assistant", "mtp", 800, "apache-2.0"),
     KnownHead("google/gemma-4-31B-it", "google/gemma-4-31B-it-assistant", "mtp", 800, "apache-2.0"),
     KnownHead("google/gemma-4-31B-it", "RedHatAI/gemma-4-31B-it-speculator.eagle3", "eagle3", 4000),

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -31,9 +32,13 @@ WHOLE = st.one_of(
 
 def allows(schema: Any, text: str, kind: str = "json") -> bool:
     """Raises InvalidRequest if the schema is refused."""
-    source = StructuredOutputs(kind, schema if isinstance(schema, str) else json.dumps(schema))  # type: ignore[arg-type]
-    matcher = matcher_of(compiler()._loaded(), source)
+    matcher = _matcher(kind, schema if isinstance(schema, str) else json.dumps(schema)).deep_copy()
     return matcher.consume_tokens(encoded(text)) and matcher.is_accepting()
+
+
+@lru_cache(maxsize=1)
+def _matcher(kind: Any, schema: str) -> Any:
+    return matcher_of(compiler()._loaded(), StructuredOutputs(kind, schema))
 
 
 def refusal(schema: Any, kind: str = "json") -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.report.tables import DASH, Results, count, table
 
 
@@ -33,17 +35,22 @@ def identity_of_others(results: Results) -> str:
 
 
 def verdicts(results: Results) -> str:
-    """Verdicts on honest answers, and tokens until a fault of speculation is found, by engine and method."""
-    rows = []
+    """Verdicts on honest answers, and tokens until a fault of speculation is found, by engine and method, on all
+    machines.
+    """
+    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in (each for record in results["verdicts"] for each in record.figures):
-        honest = [case for case in each["cases"] if not case["share replaced"]]
-        faulty = [case for case in each["cases"] if case["share replaced"]]
+        cases.setdefault((each["engine"], each["method"]), []).extend(each["cases"])
+    rows = []
+    for named, found_cases in cases.items():
+        honest = [case for case in found_cases if not case["share replaced"]]
+        faulty = [case for case in found_cases if case["share replaced"]]
         runs = [run for case in faulty for run in case["tokens until DEVIATION"]]
         found, of = (sum(case[name] for case in faulty) for name in ("faulty found", "faulty"))
         counts = (sum(case[name] for case in honest) for name in ("tokens", "answers", "SAME", "UNSTABLE", "DEVIATION"))
         until = count(round(sum(runs) / found)) if found else DASH
         shown = f"{found} of {of}" if faulty else DASH
-        rows.append((each["engine"], each["method"], *map(count, counts), shown, until))
+        rows.append((*named, *map(count, counts), shown, until))
     return table(
         "engine | speculation | honest tokens | answers | `SAME` | `UNSTABLE` | `DEVIATION` | faulty answers found |"
         " tokens read for each",

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -47,6 +48,7 @@ _EXPORTS = {
     "pack": ("pack",),
 }
 _loaded: list[Any] = []  # execution engines, which own the code
+_ONE_THREAD = threading.RLock()  # a module is compiled, written and loaded once
 
 
 def user_cache() -> Path:
@@ -110,13 +112,19 @@ def linear_module(storage: str, arithmetic: str) -> str:
     return f"integer_{storage}" if arithmetic == "int8" and STORAGES[storage].quantised else f"linear_{storage}"
 
 
-@cache
 def kernels(module: str) -> dict[str, int]:
-    """Addresses of a module's kernels by name. They are compiled unless the cache has them.
+    """Addresses of a module's kernels by name. They are compiled unless the cache has them, once if several threads
+    ask together.
 
     Raises:
         TargetError: this CPU lacks fused multiply-add.
     """
+    with _ONE_THREAD:
+        return _kernels(module)
+
+
+@cache
+def _kernels(module: str) -> dict[str, int]:
     machine = this_machine()
     path = _object_path(machine, module)
     if (code := _cached(path)) is None:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import accepted, arithmetic, families, readme, steps
+from benchmarks import accepted, arithmetic, families, llama_cpp, readme, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.identity import members
 from benchmarks.load import against
@@ -49,7 +49,8 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         storage=given.storage, arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
     ),
     "families": lambda given: families.measure(
-        given.llama_bench, given.files, prompt=given.prompt_tokens, rounds=given.rounds
+        {name: llama_cpp.built(name) for name in given.peers}, given.files, prompt=given.prompt_tokens,
+        rounds=given.rounds,
     ),
     "accepted": lambda given: accepted.measure(
         given.accept, given.kind, given.shape, given.gguf, max_tokens=given.max_tokens, prompts=given.prompts,
@@ -116,7 +117,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last three"
     )
-    parser.add_argument("--llama-bench", type=Path, help="of families: llama.cpp's program")
+    parser.add_argument(
+        "--peers", nargs="*", choices=tuple(llama_cpp.SOURCES), default=("llama.cpp",),
+        help="of families: built for this CPU unless they are in .cache (llama.cpp)",
+    )  # fmt: skip
     parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: these GGUF files alone")
     parser.add_argument("--prompt-tokens", type=int, default=512, help="of families: the length of the prompt (512)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Families compared with llama.cpp: one request's tokens a second, of the same GGUF files, with the same threads.
+"""Families compared with llama.cpp and ik_llama.cpp: tokens a second of the same GGUF files, with the same threads.
 
 SmolLM2 and random 4-bit weights in the shapes of public models whose weights no package contains, or the given files.
 `python -m benchmarks.families SHAPE STORAGE FOLDER` writes such a file, in q4_0 or q8_0.
@@ -45,8 +45,7 @@ from services.generation.target.kernels.machine import cpus
 from services.generation.target.model_path import model_path
 from tests.fakes.converted_gguf import convert
 
-_TOKENS, _MANY = 64, 16
-_AT_ONCE = f"kolm, tokens of {_MANY} at once"
+_TOKENS, _AT_ONCE = 64, (4, 16)
 SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
     "LFM2-1.2B": (
         Lfm2ForCausalLM,
@@ -90,12 +89,13 @@ SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
 _MEASURED = ("LFM2-1.2B", "Qwen3.5-0.8B")
 
 
-def measure(bench: Path | None, files: Sequence[Path], *, prompt: int, rounds: int) -> list[dict[str, Any]]:
-    """A row for each file: the most tokens a second of rounds in which both take turns. `prompt`: its tokens."""
-    if bench is None:
-        raise SystemExit("--llama-bench: name llama.cpp's program of this name")
+def measure(peers: Mapping[str, Path], files: Sequence[Path], *, prompt: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for each file: the most tokens a second of rounds in which kolm and its peers take turns.
+
+    `peers`: folders of their programs by name; `prompt`: tokens of the prompt.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        return [_beside(bench, path, prompt, rounds) for path in track([*_files(files, Path(folder))], "families")]
+        return [_beside(peers, path, prompt, rounds) for path in track([*_files(files, Path(folder))], "families")]
 
 
 def _files(named: Sequence[Path], folder: Path) -> Iterator[Path]:
@@ -176,26 +176,13 @@ class Kolm:
         return made
 
 
-def _beside(bench: Path, path: Path, prompt: int, rounds: int) -> dict[str, Any]:
+def _beside(peers: Mapping[str, Path], path: Path, prompt: int, rounds: int) -> dict[str, Any]:
     kolm = Kolm(path, prompt + _TOKENS)
     kolm.generate([9], _TOKENS)  # llama-bench warms up, too
-    names = (f"{who}, {what}" for what in ("tokens", "prompt") for who in ("kolm", "llama.cpp"))
-    rates: dict[str, list[float]] = {name: [] for name in (*names, _AT_ONCE)}
+    best: dict[str, float] = {}
     for turn in range(rounds):
-        decoding = seconds(kolm.generate, [turn + 10], _TOKENS + 1) - seconds(kolm.generate, [turn + 10], 1)
-        rates["kolm, tokens"].append(_TOKENS / decoding)
-        many = [[turn + 10, number] for number in range(300, 300 + _MANY)]
-        decoding = seconds(kolm.generate_all, many, _TOKENS + 1) - seconds(kolm.generate_all, many, 1)
-        rates[_AT_ONCE].append(_MANY * _TOKENS / decoding)
-        rates["kolm, prompt"].append(prompt / seconds(kolm.generate, [turn + 10, *range(300, 299 + prompt)], 1))
-        asked = [bench, "-m", path, "-t", cpus(), "-p", prompt, "-n", _TOKENS, "-r", 1, "-o", "json"]
-        done = subprocess.run([*map(str, asked)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{path.name}: llama-bench failed: {done.stderr.strip()}")
-        for test in json.loads(done.stdout):
-            rates[f"llama.cpp, {'tokens' if test['n_gen'] else 'prompt'}"].append(test["avg_ts"])
-    best = {name: round(max(each), 1) for name, each in rates.items()}
-    faster = {w: round(best[f"kolm, {w}"] / best[f"llama.cpp, {w}"], 2) for w in ("tokens", "prompt")}
+        for name, rate in [*_rates(kolm, turn, prompt), *_peers_rates(peers, path, prompt)]:
+            best[name] = max(best.get(name, 0.0), round(rate, 1))
     return {
         "file": path.name,
         "family": kolm.target.config.architecture,
@@ -203,8 +190,46 @@ def _beside(bench: Path, path: Path, prompt: int, rounds: int) -> dict[str, Any]
         "megabytes": path.stat().st_size >> 20,
         "prompt": prompt,
         "a second": best,
-        "kolm is faster by": faster,
     }
+
+
+def _rates(kolm: Kolm, turn: int, prompt: int) -> Iterator[tuple[str, float]]:
+    """kolm's tokens a second, under the names of a result."""
+    first = turn + 10
+    decoding = seconds(kolm.generate, [first], _TOKENS + 1) - seconds(kolm.generate, [first], 1)
+    yield "kolm, tokens", _TOKENS / decoding
+    for many in _AT_ONCE:
+        prompts = [[first, number] for number in range(300, 300 + many)]
+        decoding = seconds(kolm.generate_all, prompts, _TOKENS + 1) - seconds(kolm.generate_all, prompts, 1)
+        yield f"kolm, tokens of {many} at once", many * _TOKENS / decoding
+    yield "kolm, prompt", prompt / seconds(kolm.generate, [first, *range(300, 299 + prompt)], 1)
+
+
+def _peers_rates(peers: Mapping[str, Path], path: Path, prompt: int) -> Iterator[tuple[str, float]]:
+    for name, programs in peers.items():
+        asked = ("-m", path, "-t", cpus())
+        alone = _output([programs / "llama-bench", *asked, "-p", prompt, "-n", _TOKENS, "-r", 1, "-o", "json"])
+        for test in json.loads(alone):
+            yield f"{name}, {'tokens' if test['n_gen'] else 'prompt'}", test["avg_ts"]
+        context = max(_AT_ONCE) * (_TOKENS + 2)
+        lengths = ("-c", context, "-npp", 2, "-ntg", _TOKENS, "-npl", ",".join(map(str, _AT_ONCE)))
+        for many, rate in at_once(_output([programs / "llama-batched-bench", *asked, *lengths])):
+            yield f"{name}, tokens of {many} at once", rate
+
+
+def at_once(text: str) -> Iterator[tuple[int, float]]:
+    """Sequences at once and their tokens a second from llama-batched-bench's table."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 10 and cells[0].isdecimal():
+            yield int(cells[2]), float(cells[7])
+
+
+def _output(command: Sequence[object]) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""llama.cpp's programs, built for this CPU from the sources that llama-cpp-python carries, once, in `.cache`.
+"""llama.cpp's and ik_llama.cpp's programs, built for this CPU from the sources that their Python packages carry.
 
-`python -m benchmarks.llama_cpp` builds them and prints their folder. Needs cmake and a C++ compiler.
+`python -m benchmarks.llama_cpp [llama.cpp|ik_llama.cpp]` builds them once, in `.cache`, and prints their folder. Needs
+cmake and a C++ compiler.
 """
 
 from __future__ import annotations
@@ -10,56 +11,75 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-VERSION = "0.3.36"
-"""Version of llama-cpp-python, whose sdist carries llama.cpp."""
-PROGRAMS = ("llama-bench", "llama-server")
-_FOLDER = Path(__file__).parents[1] / ".cache" / "llama.cpp" / VERSION
-_FLAGS = (
-    "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
-    "-DLLAMA_CURL=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF",
-    # GCC 12 takes `_tile_loadconfig` to read 8 of its 64 bytes, drops the stores to the others, and AMX's tiles fault.
-    "-DCMAKE_CXX_FLAGS=-fno-dse -fno-tree-dse",
+PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-server")
+_CACHE = Path(__file__).parents[1] / ".cache"
+_BUILD_INFO = (
+    "common/cmake/build-info-gen-cpp.cmake",
+    "set(BUILD_NUMBER 0)\nconfigure_file(common/build-info.cpp.in ${CMAKE_SOURCE_DIR}/common/build-info.cpp)\n",
 )
 
 
-def built() -> Path:
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """A package on PyPI whose sdist carries the sources in `vendor`, and the flags of their build.
+
+    `added`: files that the sdist lacks and the build needs.
+    """
+
+    package: str
+    version: str
+    flags: tuple[str, ...]
+    added: tuple[tuple[str, str], ...] = ()
+
+
+SOURCES: Mapping[str, Sources] = {
+    "llama.cpp": Sources(
+        "llama-cpp-python",
+        "0.3.36",
+        # GCC 12 takes `_tile_loadconfig` to read 8 of its 64 bytes, drops the other stores, and AMX's tiles fault.
+        ("-DCMAKE_CXX_FLAGS=-fno-dse -fno-tree-dse",),
+    ),
+    "ik_llama.cpp": Sources(
+        "ik-llama-cpp-python",
+        "0.1.5",
+        ("-DGGML_IQK_FA_ALL_QUANTS=OFF",),  # attention over caches that are not measured here takes an hour to compile
+        (_BUILD_INFO,),
+    ),
+}
+_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
+
+
+def built(name: str = "llama.cpp") -> Path:
     """The folder of the programs. Raises SystemExit if a step of the build fails."""
-    programs = _FOLDER / "build" / "bin"
+    sources = SOURCES[name]
+    folder = _CACHE / name / sources.version
+    programs = folder / "build" / "bin"
     if not all((programs / name).exists() for name in PROGRAMS):
-        source = _source()
-        _run(["cmake", "-S", str(source), "-B", str(_FOLDER / "build"), *_FLAGS])
-        _run(["cmake", "--build", str(_FOLDER / "build"), "--parallel", str(os.cpu_count()), "--target", *PROGRAMS])
+        source = _source(name, folder)
+        _run(["cmake", "-S", str(source), "-B", str(folder / "build"), *_FLAGS, *sources.flags])
+        _run(["cmake", "--build", str(folder / "build"), "--parallel", str(os.cpu_count()), "--target", *PROGRAMS])
     return programs
 
 
-def _source() -> Path:
-    """llama.cpp's sources, fetched by pip unless they are there."""
-    source = _FOLDER / f"llama_cpp_python-{VERSION}" / "vendor" / "llama.cpp"
+def _source(name: str, folder: Path) -> Path:
+    """The sources, fetched by pip unless they are there."""
+    sources = SOURCES[name]
+    source = folder / f"{sources.package.replace('-', '_')}-{sources.version}" / "vendor" / name
     if not source.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            wanted = f"llama-cpp-python=={VERSION}"
-            _run(
-                [
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "download",
-                    "--quiet",
-                    "--no-deps",
-                    "--no-binary=:all:",
-                    "-d",
-                    folder,
-                    wanted,
-                ]
-            )
-            (archive,) = Path(folder).glob("*.tar.gz")
+        with tempfile.TemporaryDirectory() as fetched:
+            wanted = f"{sources.package}=={sources.version}"
+            download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:"]
+            _run([*download, "-d", fetched, wanted])
+            (archive,) = Path(fetched).glob("*.tar.gz")
             with tarfile.open(archive) as file:
-                file.extractall(_FOLDER, filter="data")
+                file.extractall(folder, filter="data")
+        for path, text in sources.added:
+            (source / path).parent.mkdir(exist_ok=True)
+            (source / path).write_text(text)
     return source
 
 
@@ -73,4 +93,4 @@ def _run(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(built())
+    print(built(*sys.argv[1:2]))

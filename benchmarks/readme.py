@@ -38,28 +38,31 @@ _START_SECONDS = 300.0
 def main(arguments: Sequence[str]) -> None:
     given = _arguments(arguments)
     programs = given.llama_cpp or llama_cpp.built()
-    figures = measure(programs / "llama-bench", programs / "llama-server", questions=given.questions)
+    figures = measure(programs, questions=given.questions)
     subject = Subject.of(
         model_path("smollm2"), head=HEAD, questions=f"{6 * given.questions} of {OWN.name}", max_tokens=_MAX_TOKENS
     )
     print(Measurement.now("readme", figures, subject).write())
 
 
-def measure(llama_bench: Path, llama_server: Path, *, questions: int) -> dict[str, Any]:
-    """Figures of the block; `questions` of each of Spec-Bench's six kinds. Raises SystemExit if a program fails."""
+def measure(llama: Path, *, questions: int) -> dict[str, Any]:
+    """Figures of the block; `questions` of each of Spec-Bench's six kinds. `llama`: the folder of llama.cpp's programs.
+
+    Raises SystemExit if a program fails.
+    """
     cases = [Case(temperature, 1, None, questions) for temperature in (0.0, 1.0)]
     told = speculation(max_tokens=_MAX_TOKENS, cases=cases, alone=True, methods=("off", "auto"))["cases"]
     audits = steps.measure_audits(("int8",), (cpus(),))["int8"][str(cpus())]
-    (peer,) = families.measure(llama_bench, [model_path("smollm2")], prompt=512, rounds=3)
+    (peer,) = families.measure({"llama.cpp": llama}, [model_path("smollm2")], prompt=512, rounds=3)
     with _kolm_up() as (url, key):
         os.environ["OPENAI_API_KEY"] = key
         mine = against.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
-    with _llama(llama_server) as url:
+    with _llama(llama / "llama-server") as url:
         its = against.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
     return {
         "decoding": {name: _decoding(case) for name, case in zip(("greedy", "t1"), told, strict=True)},
         "replay": audits,
-        "peer": peer | {"version": _version(llama_server)},
+        "peer": peer | {"version": _version(llama / "llama-server")},
         "callers": mine,
         "callers_peer": its,
     }

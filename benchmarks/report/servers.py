@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from benchmarks.report.tables import (
     DASH,
@@ -18,25 +19,32 @@ from benchmarks.report.tables import (
     two_places,
 )
 
+_PEERS = ("kolm", "llama.cpp", "ik_llama.cpp")
+_COMPARED = ("tokens", "tokens of 4 at once", "tokens of 16 at once", "prompt")
+
 
 def llama_cpp(results: Results, *, long: bool) -> str:
     """Prompts of 512 tokens, or the longer ones."""
-    rows = []
-    for record in results["families"]:
-        for each in record.figures:
-            if (each["prompt"] > 512) != long:
-                continue
-            rate, ratio = each["a second"], each["kolm is faster by"]
-            compared = (
-                (rounded(rate.get(f"kolm, {of}")), rounded(rate.get(f"llama.cpp, {of}")), two_places(ratio.get(of)))
-                for of in ("tokens", "prompt")
-            )
-            machine, model = machine_name(record.machine), model_name(each["file"])
-            rows.append((machine, model, str(each["prompt"]), *next(compared), *next(compared), link(record)))
+    rows = [
+        (machine_name(record.machine), model_name(each["file"]), str(each["prompt"]), *_rates(each), link(record))
+        for record in results["families"]
+        for each in record.figures
+        if (each["prompt"] > 512) == long
+    ]
     return table(
-        "machine | model | prompt | kolm, tokens/s | llama.cpp | ratio | kolm, prompt tokens/s | llama.cpp | ratio | ",
+        "machine | model | prompt | decoding, tokens/s | 4 at once | 16 at once | prompt, tokens/s | ",
         sorted(rows, key=lambda row: (row[0], int(row[2]))),
     )
+
+
+def _rates(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Cells of the rates of kolm and its peers, with the ratio of kolm's to the fastest peer's."""
+    for compared in _COMPARED:
+        rates = [figures["a second"].get(f"{name}, {compared}") for name in _PEERS]
+        mine, *others = rates
+        peers = [rate for rate in others if rate is not None]
+        shown = "/".join(map(rounded, rates if rates[-1] is not None else rates[:-1]))
+        yield f"{shown} (**{mine / max(peers):.2f}**)" if peers else rounded(mine)
 
 
 def passes(results: Results) -> str:

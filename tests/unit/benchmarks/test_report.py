@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Machine, Measurement, MeasurementInvalid, Subject, measurements
-from benchmarks.report import audits, pages
+from benchmarks.report import audits, pages, servers
 from benchmarks.report.targets import Target
 
 _MACHINE = Machine("zen4", "AMD EPYC, family 25, model 17", 2, "avx2", 2.5e10)
@@ -101,3 +101,10 @@ def test_verdicts_are_added_up_over_cases_and_a_fault_has_the_tokens_until_it_is
     figures = [{"engine": "vllm/1", "method": "n-gram", "cases": [honest, honest, *faulty]}]
     table = audits.verdicts({"verdicts": [measured(benchmark="verdicts", figures=figures)]})
     assert table.splitlines()[-1] == "| vllm/1 | n-gram | 2,000 | 24 | 20 | 4 | 0 | 3 of 4 | 130 |"
+
+
+def test_rates_are_compared_with_the_fastest_peer() -> None:
+    rates = {"kolm, tokens": 30.0, "llama.cpp, tokens": 20.0, "ik_llama.cpp, tokens": 25.0, "kolm, prompt": 9.0}
+    record = measured(benchmark="families", figures=[{"file": "a.gguf", "prompt": 512, "a second": rates}])
+    row = servers.llama_cpp({"families": [record]}, long=False).splitlines()[-1]
+    assert row.split(" | ")[3:7] == ["30/20/25 (**1.20**)", "–", "–", "9.0"]

@@ -109,7 +109,10 @@ def _convert(name: HubName, pulled: PulledHead, kept: Path, model: Path, layers:
     digests = {path.name: FileDigests().digest(path) for path in (pulled.config, pulled.weights)}
     with _folder_for(kept) as folder, tempfile.TemporaryDirectory() as scratch:
         source = _unpickled(name, pulled, Path(scratch) / "source")
-        written = convert(source, folder, model, layers)
+        try:
+            written = convert(source, folder, model, layers)
+        except UsageError as error:  # the folder of its message is gone when it is read
+            raise UsageError(f"{name}: {error.message.replace(f'{source}/', '')}", error.hint) from error
         origin = {"repository": name.repo, "revision": pulled.commit} | digests
         write_durably(folder / ORIGIN_FILE, json.dumps(origin, indent=1).encode())
     read = ", ".join(map(str, written.feature_layers))

@@ -130,6 +130,16 @@ def test_a_head_of_another_base_is_refused_and_not_kept(hub: FakeHub, tmp_path: 
     assert kept(tmp_path) == []
 
 
+def test_a_file_that_cannot_be_read_is_named_as_the_hub_names_it(
+    hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.commit(files | {"config.json": b"[]"})
+    done = kolm("heads", "pull", NAME, "--model", str(base))
+    assert done.code == 2
+    assert f"{NAME}: config.json" in done.err
+    assert kept(tmp_path) == []
+
+
 def test_a_cut_download_keeps_no_head_and_goes_on(hub: FakeHub, base: Path, tmp_path: Path) -> None:
     hub.cuts = [10_000_000, 1000, *[0] * 20]
     assert kolm("heads", "pull", NAME, "--model", str(base)).code == 5

@@ -207,8 +207,8 @@ def bring_up(
     answering: Callable[[Addresses], None] = lambda addresses: None,
 ) -> Addresses:
     """Start the model's server, which takes longest, and beside it one service after another, called services before
-    their callers, so that they take no CPU from it; the auditor and its page last. A service on a free port has to be
-    ready before its callers start, which need its address.
+    their callers, so that they take no CPU from it; the auditor and its page when requests are answered. A service on
+    a free port has to be ready before its callers start, which need its address.
 
     The services' keys are trusted first; `trusted` gets the new ones. `answering` is called as soon as requests are
     answered. Raises KeyFileError, PrincipalsError, OSError, and the errors of Supervisor.start.
@@ -230,12 +230,12 @@ def bring_up(
     first = Addresses("", ledger.address, registry=registry.address)
     if services.http_port is not None and within is None:
         first = replace(first, http=launched(front(generation.place)).address)
-    auditor = launched(services.auditor(ledger.place), _MODEL_SECONDS)
-    auditor.start()
     first = replace(first, generation=generation.address)
     if within is not None:
         first = replace(first, http=within.ready_file.read_text(encoding="utf-8").strip())
     answering(first)
+    auditor = launched(services.auditor(ledger.place), _MODEL_SECONDS)
+    auditor.start()
     return replace(first, explorer=None if page is None else page.address, auditor=auditor.address)
 
 

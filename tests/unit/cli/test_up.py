@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from services.auditor.settings import AuditorSettings
-from services.cli.up.local_services import LocalServices, bring_up
+from services.cli.up.local_services import Addresses, LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
 from services.cli.up.up_options import EngineOptions, ServedOptions
 from services.explorer.settings import ExplorerSettings
@@ -163,13 +163,15 @@ def test_an_auditor_waits_for_the_servers_of_its_own_folder_alone(tmp_path: Path
     assert found[0] != found[1]
 
 
-def test_answers_are_announced_before_the_auditor_is_waited_for(tmp_path: Path) -> None:
-    supervisor, told = Starts(), list[tuple[list[str], str | None]]()
+def test_answers_are_announced_before_the_auditor_is_started(tmp_path: Path) -> None:
+    supervisor, told = Starts(), list[tuple[int, list[str], str | None]]()
     services = LocalServices(tmp_path, Path("model"), explorer_port=50056, http_port=50057)
-    bring_up(
-        services, cast(Supervisor, supervisor), answering=lambda those: told.append(([*supervisor.waited], those.http))
-    )
-    assert told == [(["ledger", "registry", "http", "generation"], "127.0.0.1:7004")]
+
+    def answering(found: Addresses) -> None:
+        told.append((len(supervisor.plans), [*supervisor.waited], found.http))
+
+    bring_up(services, cast(Supervisor, supervisor), answering=answering)
+    assert told == [(4, ["ledger", "registry", "http", "generation"], "127.0.0.1:7004")]
 
 
 def test_a_service_that_needs_a_free_port_is_started_when_that_is_known(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ from services.generation.target.probe import (
     measure_profile,
 )
 from services.generation.target.target import LoadTarget, Target
-from services.generation.target.timing import KeptTimings, Timing, time_keys, time_passes, time_seen
+from services.generation.target.timing import IdleTiming, KeptTimings, Timing, time_passes
 from services.generation.warm_up import warm_up_sampling
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory
@@ -67,6 +67,7 @@ class Model:
     profile: NumericsProfile
     cost: PassCost
     grammars: GrammarCompiler
+    timing: Timing | None = None  # of an earlier start
     drafters: Mapping[str, Drafter] = field(default_factory=dict)  # by their names in the engine
     heads: tuple[ServedHead, ...] = ()
 
@@ -91,7 +92,7 @@ def load_model(
     cache_bytes: int | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> Model:
-    """Load, probe and measure, which takes seconds on the calling thread. Raises TargetError."""
+    """Load, probe and measure roughly, which takes seconds on the calling thread. Raises TargetError."""
     started = time.perf_counter()
     with held_open(directory):  # configuration, digests, weights and tokenizer of one file
         target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
@@ -101,9 +102,10 @@ def load_model(
         warm_up_sampling()
     profile = measure_profile(target, KeptProbes())
     _say(profile)
-    cost = _pass_cost(target, KeptTimings())
+    timing = KeptTimings().find(target)
+    cost = _pass_cost(timing or Timing(time_passes(target, rough=True).samples))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
-    model = Model(target, tokenizer, profile, cost, grammars)
+    model = Model(target, tokenizer, profile, cost, grammars, timing)
     _log.info(
         "loaded %s in %.1f s: a pass takes %.2f ms, a pass of four rows %.2f ms",
         directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),
@@ -111,22 +113,19 @@ def load_model(
     return model
 
 
-def _pass_cost(target: Target, kept: KeptTimings) -> PassCost:
-    """The cost of passes, timed now or at an earlier start. A timing during which other programs ran is not kept."""
-    timing = kept.find(target)
-    if timing is None:
-        _log.info("timing passes: they decide the width of drafts")
-        times = time_passes(target)
-        timing = Timing(times.samples, time_keys(target), time_seen(target))
-        if times.changed:
-            _log.warning(
-                "the memory's speed changed while passes were timed, or other programs ran: one row took %.2f to "
-                "%.2f ms%s", 1e3 * min(times.rounds), 1e3 * max(times.rounds),
-                "; the next start times them again" if times.disturbed else "",
-            )  # fmt: skip
-        if not times.disturbed:
-            kept.keep(target, timing)
+def _pass_cost(timing: Timing) -> PassCost:
     return PassCost.measured(timing.passes, timing.key, timing.seen)
+
+
+def idle_timing(model: Model, engine: EngineCore) -> IdleTiming:
+    """Work for an idle engine: measure the cost of passes, or check the cost that an earlier start has measured."""
+
+    def use(timing: Timing) -> None:
+        engine.use_cost(cost := _pass_cost(timing))
+        _log.info("timed passes: one row takes %.2f ms, four %.2f ms", 1e3 * cost.of(1), 1e3 * cost.of(4))
+        KeptTimings().keep(model.target, timing)
+
+    return IdleTiming(model.target, model.timing, use)
 
 
 def _say(profile: NumericsProfile) -> None:

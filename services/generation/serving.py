@@ -37,7 +37,15 @@ from services.generation.engine.prefix_disk import PrefixDisk, PrefixFolder
 from services.generation.engine.text.grammar_compiler import Grammars
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.ledger_link import LedgerLink, LedgerUnreachable
-from services.generation.preparation import Model, engine_of, identity_of, prefix_disk, prepared, trusted_keys
+from services.generation.preparation import (
+    Model,
+    engine_of,
+    identity_of,
+    idle_timing,
+    prefix_disk,
+    prepared,
+    trusted_keys,
+)
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import ReceiptIssuer
 from services.generation.receipts.journal import Journal
@@ -250,7 +258,8 @@ async def _engine(
         prefix_share=settings.prefix_share,
         feature_bytes=feature_bytes(settings.cache_bytes),
     )
-    engine = AsyncEngine(engine_of(model, bounds, disk=disk))
+    core = engine_of(model, bounds, disk=disk)
+    engine = AsyncEngine(core, idle_work=idle_timing(model, core))
     try:
         yield engine
     finally:

@@ -112,6 +112,11 @@ class EngineCore:
         self.preemptions = 0
         self.totals = Counts()
 
+    def use_cost(self, cost: PassCost) -> None:
+        """Expect these costs of passes from now on. Called while no sequence runs or waits."""
+        self._cost, self._prompt_rows = cost, PromptRows(cost)
+        self._speculation.begin_pace()
+
     @property
     def _most_running(self) -> int:
         return min(self._settings.max_sequences, self._settings.max_rows)

@@ -24,6 +24,8 @@ _APART = 0.02
 that reads it, and takes the CPU away from a member of the team that computes the next pass.
 """
 
+_IDLE_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -44,15 +46,30 @@ class _Submission:
     answer: Answer
 
 
+IdleWork = Callable[[Callable[[], bool]], bool]
+"""Work on the engine's thread when there are no requests. It is given a function that returns whether a request waits,
+for which it should end soon; returns whether it is done, or else is called again later.
+"""
+
+
 class EngineThread:
     """Runs an `EngineCore` on a thread of its own. It uses no event loop, so that a slow reader cannot delay it.
 
     `submit_all` and `cancel` may be called from any thread.
     """
 
-    def __init__(self, core: EngineCore, between_passes: Callable[[], None] = lambda: None) -> None:
-        """`between_passes` is called on the engine's thread after each pass, when sinks have got their events."""
+    def __init__(
+        self,
+        core: EngineCore,
+        between_passes: Callable[[], None] = lambda: None,
+        idle_work: IdleWork | None = None,
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
+        """`between_passes` is called on the engine's thread after each pass, when sinks have got their events;
+        `idle_work` after so many seconds without requests, twice as many after each time that it was not done.
+        """
         self._core, self._between_passes = core, between_passes
+        self._idle_work, self._idle_seconds = idle_work, idle_seconds
         self._mail: queue.SimpleQueue[_Submission | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._door = threading.Lock()  # held while a submission is put into the mail, so that it is read
@@ -119,7 +136,7 @@ class EngineThread:
         """Take all mail; wait for some if there is nothing else to do."""
         while not self._stopping:
             try:
-                message = self._mail.get(block=self._core.idle)
+                message = self._next_mail()
             except queue.Empty:
                 return
             if isinstance(message, str):
@@ -128,6 +145,18 @@ class EngineThread:
                 self._between_passes()
             elif message is not None:
                 self._take(message)
+
+    def _next_mail(self) -> _Submission | str | None:
+        """The next mail. Raises queue.Empty if there is none, and something to compute."""
+        while self._core.idle and self._idle_work is not None:
+            try:
+                return self._mail.get(timeout=self._idle_seconds)
+            except queue.Empty:
+                if self._idle_work(lambda: not self._mail.empty()):
+                    self._idle_work = None
+                elif self._mail.empty():
+                    self._idle_seconds *= 2
+        return self._mail.get(block=self._core.idle)
 
     def _take(self, submission: _Submission) -> None:
         try:
@@ -180,9 +209,11 @@ class AsyncEngine:
     first chunk of a sequence and its end do not wait.
     """
 
-    def __init__(self, core: EngineCore, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, core: EngineCore, clock: Callable[[], float] = time.perf_counter, idle_work: IdleWork | None = None
+    ) -> None:
         """Start the engine's thread."""
-        self._thread, self._clock = EngineThread(core, self._hand_over), clock
+        self._thread, self._clock = EngineThread(core, self._hand_over, idle_work), clock
         self._loop = asyncio.get_running_loop()
         self._open: set[Ticket] = set()
         self._held: dict[_Stream, None] = {}  # of the engine's thread: streams with waiting events, in their order

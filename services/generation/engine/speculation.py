@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from services.generation.engine.cost import MARGIN
+from services.generation.engine.cost import MARGIN, Pace
 from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequest
 from services.generation.engine.economics import seconds_saved
 from services.generation.engine.grammar_guide import GrammarGuide
@@ -54,6 +54,10 @@ class Speculation:
         self._drafts: dict[Sequence, _Drafts] = {}
         self._gains, self.pace = gains, gains.pace
         self.drafting = 0.0  # seconds of the last `propose`
+
+    def begin_pace(self) -> None:
+        """Forget how recent passes compare with a cost model that is no longer used."""
+        self.pace = self._gains.pace = Pace()
 
     def begin(self, sequence: Sequence) -> None:
         """Begin a sequence's drafts, once in its life: a preempted sequence keeps its drafts, or its lack of them."""

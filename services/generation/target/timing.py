@@ -1,24 +1,34 @@
-"""Times of passes of a loaded target, for the engine's cost model."""
+"""Times of passes of a loaded target, for the engine's cost model.
+
+A clock may raise an exception, which ends a timing; it leaves no blocks in use.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
 from services.generation.target.blocks import BLOCK, blocks_for
+from services.generation.target.errors import CacheFull
 from services.generation.target.kept_results import KeptResults
 from services.generation.target.kernels.compilation import user_cache
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
+_log = logging.getLogger(__name__)
+
 _LENGTH = 3 * BLOCK  # tokens of context in timed passes
 _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS, _FEWEST = 12, 5
 _SECONDS = 1.2  # after which only the fewest rounds are completed: a model of 135 M parameters takes 0.9 s on idle CPUs
+_ROUGH_ROUNDS, _ROUGH_SECONDS = 1, 0.4  # the same for rough times
 _AGAIN, _WARM = 8, 0.3
 """Passes over one row before each round, and a time limit for them in seconds: after a pass over many rows, or a pause,
 passes are slower or faster than in steady decoding for a while, by what is in the caches and by the memory's speed.
@@ -26,8 +36,9 @@ passes are slower or faster than in steady decoding for a while, by what is in t
 _STEADY, _SETTLING = 0.03, 3.0  # a change of time that is none, and a limit in seconds until there is none
 _CHANGED, _DISTURBED = 1.1, 1.5
 """Ratios of passes over one row in two rounds from which on the memory's speed has changed, as it does on machines that
-share their memory, and from which on another program used the CPUs. Multiples of one row differ little by the first.
+share their memory, and from which on another program used it. Multiples of one row differ little by the first.
 """
+_WAITED = 0.05  # share of the time that threads of an undisturbed timing wait for a CPU
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, with which the cost of a key is measured
 _LONG = 1024  # tokens of the history with which the cost of a visible token is measured
 _PAGE = 8  # at most this many slots of a block share a memory page
@@ -47,11 +58,6 @@ class PassTimes:
         """Whether the memory's speed changed between rounds, or another program used the machine."""
         return max(self.rounds) > _CHANGED * min(self.rounds)
 
-    @property
-    def disturbed(self) -> bool:
-        """Whether rounds differ by more than the memory's speed does: these times are good for one start."""
-        return max(self.rounds) > _DISTURBED * min(self.rounds)
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -60,8 +66,72 @@ class Timing:
     """
 
     passes: tuple[tuple[int, float], ...]
-    key: float
-    seen: float
+    key: float = 0.0
+    seen: float = 0.0
+
+    @property
+    def one_row(self) -> float:
+        """Seconds of a pass over one row."""
+        return self.passes[0][1]
+
+
+def waited_for_cpu() -> float:
+    """Seconds that this thread and its team have waited for a CPU (Linux' schedstat; 0 elsewhere)."""
+    members = (thread.native_id for thread in threading.enumerate() if thread.name == "pass")
+    waited = 0
+    for thread in (threading.get_native_id(), *members):
+        with suppress(OSError, ValueError, IndexError):
+            waited += int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    return 1e-9 * waited
+
+
+class Interrupted(Exception):
+    """A request waits for the target, or other programs use the CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTiming:
+    """Times passes while the engine is idle: a start takes rough times, or those that an earlier start `kept`, as long
+    as one row still takes about as long. `use` gets times that no other program has disturbed.
+    """
+
+    target: Target
+    kept: Timing | None
+    use: Callable[[Timing], None]
+    clock: Callable[[], float] = time.perf_counter
+    waited: Callable[[], float] = waited_for_cpu
+
+    def __call__(self, request_waits: Callable[[], bool]) -> bool:
+        """Measure; returns whether that is done, or else should be tried again when the engine has been idle for a
+        while.
+        """
+        start, waited = self.clock(), self.waited()
+
+        def clock() -> float:
+            now = self.clock()
+            if request_waits() or self.waited() - waited > _WAITED * max(now - start, 1.0):
+                raise Interrupted
+            return now
+
+        try:
+            return (self.kept is not None and self._still_right(self.kept, clock)) or self._measure(clock)
+        except (Interrupted, CacheFull):
+            return False
+
+    def _still_right(self, kept: Timing, clock: Callable[[], float]) -> bool:
+        now = time_row(self.target, clock)
+        return kept.one_row <= _DISTURBED * now and now <= _DISTURBED * kept.one_row
+
+    def _measure(self, clock: Callable[[], float]) -> bool:
+        times = time_passes(self.target, clock)
+        least, most = min(times.rounds), max(times.rounds)
+        if times.changed:
+            text = "the memory's speed changed while passes were timed: one row took %.2f to %.2f ms"
+            _log.warning(text, 1e3 * least, 1e3 * most)
+        if most > _DISTURBED * least:
+            return False
+        self.use(Timing(times.samples, time_keys(self.target, clock), time_seen(self.target, clock)))
+        return True
 
 
 class KeptTimings:
@@ -87,8 +157,9 @@ class KeptTimings:
         self._results.keep(target, {"passes": timing.passes, "key": timing.key, "seen": timing.seen})
 
 
-def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) -> PassTimes:
+def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter, *, rough: bool = False) -> PassTimes:
     """Times of passes over chains of several widths, after passes over one row until their time no longer drifts.
+    `rough`: without these, and few, for a server that measures again when it is idle.
 
     Each round begins with passes over one row, as in decoding; the median of the rounds is the result for one row.
     Other widths are the median multiple of one row in the same round, so that variations of shared memory's speed
@@ -101,14 +172,26 @@ def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter) 
         passes = {count: _chain(table, length, count) for count in _ROWS}
         single, one = passes.pop(_ROWS[0]), list[float]()
         multiples: dict[int, list[float]] = {count: [] for count in passes}
-        _settle(target, single, clock)
-        for _ in _rounds(clock):
+        if not rough:
+            _settle(target, single, clock)
+        for _ in _rounds(clock, *((_ROUGH_ROUNDS, _ROUGH_SECONDS) if rough else ())):
             one.append(_repeated(target, single, clock))
             for count, rows in passes.items():
                 multiples[count].append(_timed(target, rows, clock) / one[-1])
         alone = median(one)
         samples = ((count, median(each) * alone) for count, each in multiples.items())
         return PassTimes(((_ROWS[0], alone), *samples), tuple(one))
+    finally:
+        target.blocks.release(table)
+
+
+def time_row(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds of a pass over one row, once they no longer drift."""
+    table: list[int] = []
+    length = min(_LENGTH, target.config.context_length - 1)
+    target.blocks.extend(table, length + 1)
+    try:
+        return _settle(target, _chain(table, length, 1), clock)
     finally:
         target.blocks.release(table)
 
@@ -165,14 +248,12 @@ def _seconds(target: Target, passes: Mapping[_Key, Rows], clock: Callable[[], fl
     return seconds
 
 
-def _settle(target: Target, rows: Rows, clock: Callable[[], float]) -> None:
-    """Compute a pass until its time no longer drifts, for at most about `_SETTLING` seconds."""
-    start, before = clock(), 0.0
-    while clock() - start < _SETTLING:
-        now = _repeated(target, rows, clock)
-        if abs(now - before) <= _STEADY * now:
-            return
-        before = now
+def _settle(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
+    """Compute a pass until its time no longer drifts, for at most about `_SETTLING` seconds; returns its seconds."""
+    start, before, now = clock(), 0.0, _repeated(target, rows, clock)
+    while abs(now - before) > _STEADY * now and clock() - start < _SETTLING:
+        before, now = now, _repeated(target, rows, clock)
+    return now
 
 
 def _repeated(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
@@ -189,11 +270,11 @@ def _timed(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
     return clock() - start
 
 
-def _rounds(clock: Callable[[], float]) -> Iterator[int]:
-    """Twelve rounds, but at most about `_SECONDS` and at least five: the server waits for them."""
+def _rounds(clock: Callable[[], float], fewest: int = _FEWEST, seconds: float = _SECONDS) -> Iterator[int]:
+    """Twelve rounds, but at most about `seconds` and at least `fewest`."""
     start = clock()
     for number in range(_ROUNDS):
-        if number >= _FEWEST and clock() - start > _SECONDS:
+        if number >= fewest and clock() - start > seconds:
             return
         yield number
 

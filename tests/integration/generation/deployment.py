@@ -23,7 +23,7 @@ from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.log import LogEntry
-from services.generation import preparation
+from services.generation import preparation, serving
 from services.generation.engine.turns import Turns
 from services.generation.preparation import LoadTarget
 from services.generation.serving import mount
@@ -48,6 +48,7 @@ def drafting_pays(*, always: bool = False) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "_pass_cost", lambda *_: CHEAP_ROWS)
+        patch.setattr(serving, "idle_timing", lambda *_: None)
         if always:
             patch.setattr(Turns, "passed", lambda *_: None)
         yield

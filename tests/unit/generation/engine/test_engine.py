@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -101,6 +101,26 @@ def test_a_cancelled_request_ends_and_its_place_is_free(engine: EngineThread, ta
     target.gate.set()
     assert last(events).outcome.finish_reason == "cancelled"
     assert engine.load().running == 0
+
+
+def test_an_idle_engine_works_until_that_is_done(target: GatedTarget) -> None:
+    tries, done = list[bool](), threading.Event()
+
+    def work(request_waits: Callable[[], bool]) -> bool:
+        if not tries:
+            engine.submit_all((request(),), events.put, lambda error: None)
+        tries.append(request_waits())
+        if len(tries) == 3:
+            done.set()
+        return len(tries) == 3
+
+    core = EngineCore(target, {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)
+    engine, events = EngineThread(core, idle_work=work, idle_seconds=0.0), queue.Queue[Event]()
+    engine.start()
+    assert done.wait(SOON)
+    assert last(events).outcome.token_ids == (0,) * 5
+    engine.stop()
+    assert tries == [True, False, False]
 
 
 def test_stopping_ends_what_runs_as_cancelled(engine: EngineThread, target: GatedTarget) -> None:

@@ -1,8 +1,8 @@
 """The probe, run at start on the loaded model: it checks that a row's bits depend only on its own tokens.
 
 Random widths, branches, positions, neighbours and prefill chunks are compared, bit by bit, with passes over one row at
-a time, in one layer of each kind; the whole model computes one history twice. The probe uses a free part of the
-target's own cache.
+a time, in one layer of each kind; the whole model computes one history in wide passes, and parts of it again. The probe
+uses a free part of the target's own cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +31,9 @@ _log = logging.getLogger(__name__)
 SAMPLER = "kolm-sampler/2"
 _MOST_TOKENS = 2 * BLOCK + 12  # of the probed history: two block borders and their surroundings
 _WIDTHS = (2, 3, 5, 8, 16)
-_TURNS = (1, *_WIDTHS)  # rows of the whole model's passes
+_WIDE = 35  # rows of the whole model's passes
+_STRETCHES = ((16, 0), (8, BLOCK - 4), (2, BLOCK - 1), (5, 2 * BLOCK - 3), (3, 2 * BLOCK - 1), (1, _MOST_TOKENS))
+"""Rows of the whole model's other passes, and the position of the first, at most the last one possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class ProbeReport:
 
 def probe(target: Target, *, seed: int = 0) -> ProbeReport:
     """Compare single kernels at all sizes (`Target.probe_kernels`); batched passes of one layer of each kind with
-    passes over one row (`Target.abridged`); and passes of the whole model of several widths with each other, for a
-    history that crosses the borders of cache blocks.
+    passes over one row (`Target.abridged`); and passes of the whole model of several widths with wide ones, at the
+    borders of cache blocks.
 
     The base is probed without an adapter, then with each loaded adapter; neighbouring rows have any adapter or none.
 
@@ -169,26 +170,26 @@ class _Probing:
             self.failures.append(f"{case}{self._label}: {int((row != alone).sum())} of {len(row)} logits differ")
 
     def widths(self) -> str:
-        """Compute the history in passes of 1, 2, 3, 5, 8 and 16 rows in turn, and a second time in passes of all these
-        rows together, beside a neighbour's. Compare all rows; returns their fingerprint.
+        """Compute the history in wide passes, beside a neighbour's rows, and stretches of it again in passes of 1 to 16
+        rows. Compare these rows; returns the fingerprint of all.
         """
-        return _fingerprint(self._in_widths())
+        wide = list(self._in_wide_passes())
+        for width, begin in _STRETCHES:
+            begin = max(min(begin, len(wide) - width), 0)
+            tokens = self._tokens[begin : begin + width]
+            for at, row in enumerate(self._chain(RowsBuilder(), self._table, begin, tokens), begin):
+                self._compare(f"position {at} in a pass of {len(tokens)} rows", row, wide[at])
+        return _fingerprint(wide)
 
-    def _in_widths(self) -> Iterator[Float32]:
-        second, neighbour = self._new_table(), self._new_table()
+    def _in_wide_passes(self) -> Iterator[Float32]:
+        neighbour = self._new_table()
         progress = Progress(f"probing the whole model{self._label}", len(self._tokens), "tokens")
-        for begin in range(0, len(self._tokens), sum(_TURNS)):
+        for begin in range(0, len(self._tokens), _WIDE):
             progress.reach(begin)
-            stretch = self._tokens[begin : begin + sum(_TURNS)]
             beside = RowsBuilder()
             beside.add_chunk(neighbour, 0, self._random_tokens(3), False, self._any_adapter())
-            together = self._chain(beside, second, begin, stretch)
-            cuts = [cut for cut in accumulate(_TURNS, initial=0) if cut < len(stretch)]
-            for first, end in pairwise([*cuts, len(stretch)]):
-                rows = self._chain(RowsBuilder(), self._table, begin + first, stretch[first:end])
-                for at, row in enumerate(rows, first):
-                    self._compare(f"position {begin + at} in a pass of {len(stretch)} rows", together[at], row)
-                    yield row
+            # Copies, or the target would keep the memory of all these logits for later passes.
+            yield from self._chain(beside, self._table, begin, self._tokens[begin : begin + _WIDE]).copy()
 
     def _chain(self, rows: RowsBuilder, table: list[int], length: int, tokens: list[int]) -> Float32:
         """The logits of successive tokens, in one pass with the rows that there are already."""

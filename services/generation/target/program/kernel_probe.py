@@ -129,8 +129,8 @@ def _kind(parts: ModelWeights, number: int) -> Any:
 
 
 def _first_panels(matrix: Matrix, members: int) -> Matrix:
-    """The first panels of a matrix: unequally many for each of `members` threads, if it has so many."""
-    weights, panels = matrix.weights, min(matrix.panels, 2 * members + 3)
+    """The first panels of a matrix: one for each of `members` threads, and a second one for one of them."""
+    weights, panels = matrix.weights, min(matrix.panels, members + 1)
     columns = min(weights.columns, panels * PANEL)
     return Matrix(PackedWeights(weights.storage, columns, weights.inputs, weights.panels[:panels]), matrix.bias)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.generation.target.gpu.device import Device
-from services.generation.target.gpu.kernels import LANES, STORAGES, Kernels
+from services.generation.target.gpu.kernels import LANES, Kernels
 
 
 def skip_without_opencl() -> None:
@@ -29,5 +29,5 @@ def opencl(*options: str, replaced: tuple[str, str] = ("", "")) -> Device:
 def kernels(lanes: int = LANES) -> Kernels:
     """All kernels, compiled."""
     device = opencl()
-    device.compile(STORAGES)
+    device.compile()
     return Kernels(device, lanes)

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from services.generation.target.gpu import device
 from services.generation.target.gpu.device import Argument, Buffer, DeviceLost, DeviceUnavailable
-from services.generation.target.gpu.source import CUDA, source
+from services.generation.target.gpu.source import CUDA, kept_text, source
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 """Exactly rounded operations, nothing contracted, subnormal numbers kept."""
 
 
-def compiled(storages: Iterable[str], architecture: str, options: Iterable[str] = OPTIONS) -> str:
+def compiled(architecture: str, options: Iterable[str] = OPTIONS) -> str:
     """The kernels as PTX for a virtual architecture such as compute_80; needs no GPU. Raises DeviceUnavailable."""
-    written = source(CUDA, storages).encode()
+    written = source(CUDA).encode()
     (program,) = _checked(nvrtc.nvrtcCreateProgram(written, b"kernels.cu", 0, [], []), "nvrtcCreateProgram")
     words = [word.encode() for word in (f"--gpu-architecture={architecture}", *options)]
     (code, *_) = nvrtc.nvrtcCompileProgram(program, len(words), words)
@@ -54,10 +54,12 @@ class CudaDevice:
         self.description = f"cuda {_name(handle)} {self._architecture} driver {version}"
         self.memory = int(_checked(driver.cuDeviceTotalMem(handle), "cuDeviceTotalMem")[0])
 
-    def compile(self, storages: Iterable[str]) -> None:
+    def compile(self) -> None:
         self._enter()
-        ptx = compiled(storages, self._architecture).encode() + b"\0"
-        (self._module,) = _checked(driver.cuModuleLoadData(ptx), "cuModuleLoadData")
+        major, minor = _checked(nvrtc.nvrtcVersion(), "nvrtcVersion")
+        circumstances = f"NVRTC {major}.{minor}", self.description, *OPTIONS, source(CUDA)
+        ptx = kept_text(circumstances, lambda: compiled(self._architecture))
+        (self._module,) = _checked(driver.cuModuleLoadData(ptx.encode() + b"\0"), "cuModuleLoadData")
 
     def buffer(self, size: int) -> Buffer:
         self._enter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,8 +31,8 @@ class Device(Protocol):
     description: str  # name, driver and version: results of measurements belong to it
     memory: int  # bytes
 
-    def compile(self, storages: Iterable[str]) -> None:
-        """Compile the kernels, with linear layers of these storages. Raises DeviceUnavailable."""
+    def compile(self) -> None:
+        """Compile the kernels. Raises DeviceUnavailable."""
         ...
 
     def buffer(self, size: int) -> Buffer:

@@ -30,7 +30,6 @@ from services.generation.target.family import NORM
 from services.generation.target.gpu.device import Buffer, Device, DeviceUnavailable
 from services.generation.target.gpu.kernels import (
     MOST_HEAD_DIM,
-    STORAGES,
     DeviceMatrix,
     HeadShape,
     Kernels,
@@ -38,6 +37,7 @@ from services.generation.target.gpu.kernels import (
     Lines,
     RotationTables,
 )
+from services.generation.target.gpu.source import STORAGES
 from services.generation.target.gpu.vectors import check_arithmetic
 from services.generation.target.identity import base_cid, tokenizer_cid
 from services.generation.target.kernels import compilation
@@ -148,7 +148,7 @@ class GpuTarget:
             check_int8(config, weights)
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
         kinds = {packed_as(storage).name for storage in storages} | {"float32"}  # of modules in several storages
-        device.compile(kinds)
+        device.compile()
         self._kernels, self._is_int8, self._form = Kernels(device), arithmetic == "int8", cache_dtype
         team().keep_subnormals()  # of this thread, whose operations are compared
         check_arithmetic(self._kernels, kinds)

@@ -19,8 +19,6 @@ from services.generation.target.rows import Part, Rows
 
 LANES = 64  # work-items of a work-group; no bit depends on it
 MOST_HEAD_DIM = 256  # as in kernels.cl
-STORAGES = frozenset(("float32", "float16", "bfloat16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"))
-"""Kinds of packed weights that the kernels read."""
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a cached number
 
 

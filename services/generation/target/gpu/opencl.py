@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,9 @@ class OpenClDevice:
         self.description = f"opencl {found.platform.name} {found.name} {found.driver_version}"
         self.memory = int(found.global_mem_size)
 
-    def compile(self, storages: Iterable[str]) -> None:
-        program = cl.Program(self._context, self._altered(source(OPENCL, storages)))
+    def compile(self) -> None:
+        """See `Device`. PyOpenCL, or the driver, keeps binaries by source, options, device and driver version."""
+        program = cl.Program(self._context, self._altered(source(OPENCL)))
         try:
             built = program.build(list(self._options))
             self._kernels = {kernel.function_name: kernel for kernel in built.all_kernels()}
@@ -39,7 +40,9 @@ class OpenClDevice:
 
     def buffer(self, size: int) -> Buffer:
         try:
-            return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, max(size, 4))
+            buffer = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, max(size, 4))
+            cl.enqueue_copy(self._queue, buffer, np.zeros(1, np.int32))  # some drivers allocate at the first use
+            return buffer
         except cl.Error as error:
             raise DeviceUnavailable(f"{self.description} has no room for {size} bytes more: {error}") from error
 

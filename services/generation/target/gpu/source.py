@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ledger.durable_file import write_durably
+from services.generation.target.kernels.compilation import user_cache
+
+_log = logging.getLogger(__name__)
+
 KERNELS = Path(__file__).with_name("kernels.cl")
+STORAGES = frozenset(("float32", "float16", "bfloat16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"))
+"""Kinds of packed weights that the kernels read."""
 ROWS = 4  # of a tile of a linear layer, unless a pass has one row
 CONTRACTION = "#pragma OPENCL FP_CONTRACT OFF"
 
@@ -41,7 +50,31 @@ typedef unsigned long long ulong;
 """
 
 
-def source(language: str, storages: Iterable[str]) -> str:
-    """The program with linear layers of these storages, as `packing` names them. `language`: OPENCL or CUDA."""
-    kinds = "".join(f"LINEAR_{storage}({rows})\n" for storage in sorted(storages) for rows in (1, ROWS))
+def source(language: str) -> str:
+    """The program. `language`: OPENCL or CUDA."""
+    kinds = "".join(f"LINEAR_{storage}({rows})\n" for storage in sorted(STORAGES) for rows in (1, ROWS))
     return f"{language}{KERNELS.read_text()}\n{kinds}"
+
+
+def kept_text(circumstances: Iterable[str], make: Callable[[], str], folder: Path | None = None) -> str:
+    """Compiled code of an earlier start under the same circumstances, by default in `$XDG_CACHE_HOME/kolm/gpu`; or code
+    that is made now. A file that is damaged, or cannot be read or written, counts as missing.
+    """
+    name = _digest("\0".join(circumstances))
+    path = (folder or user_cache() / "gpu") / f"{name}.txt"
+    try:
+        digest, _, text = path.read_text().partition("\n")
+        if digest == _digest(name + text):
+            return text
+    except (OSError, ValueError):
+        pass
+    text = make()
+    try:
+        write_durably(path, f"{_digest(name + text)}\n{text}".encode())
+    except OSError as error:
+        _log.warning("cannot keep compiled kernels in %s: %s", path, error)
+    return text
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

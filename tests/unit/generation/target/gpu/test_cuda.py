@@ -1,10 +1,11 @@
 """The kernels as CUDA: NVRTC compiles them without a GPU, and PTX names every operation."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from services.generation.target.gpu.kernels import STORAGES
+from services.generation.target.gpu.source import STORAGES, kept_text
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings, of the extra gpu, is not installed")
 
@@ -21,7 +22,7 @@ def compiled(*options: str) -> str:
     from services.generation.target.gpu import cuda
 
     try:
-        return cuda.compiled({"q8_0"}, "compute_80", options or cuda.OPTIONS)
+        return cuda.compiled("compute_80", options or cuda.OPTIONS)
     except RuntimeError as error:  # the library itself is not installed
         pytest.skip(f"NVRTC is missing: {error}")
 
@@ -32,7 +33,7 @@ def test_every_operation_is_rounded_once_and_none_is_contracted() -> None:
     assert inexact(ptx) == set()
     assert {"add.rn.f32", "mul.rn.f32", "fma.rn.f32"} <= set(ARITHMETIC.findall(ptx))
     assert not re.search(r"\b(div|sqrt)\.", "\n".join(ARITHMETIC.findall(ptx)))  # these are the kernels' own
-    assert len(re.findall(r"\.entry (\w+)", ptx)) > 15
+    assert {f"float_{storage}_4" for storage in STORAGES} <= set(re.findall(r"\.entry (\w+)", ptx))
 
 
 @pytest.mark.slow
@@ -41,9 +42,14 @@ def test_options_that_allow_other_bits_are_seen(option: str) -> None:
     assert inexact(compiled("--std=c++17", option))
 
 
-@pytest.mark.long
-def test_all_kinds_of_weights_compile() -> None:
-    from services.generation.target.gpu import cuda
+def test_compiled_code_is_kept_until_it_is_damaged_or_its_circumstances_change(tmp_path: Path) -> None:
+    made = []
 
-    compiled()  # skips without NVRTC
-    assert "int8_q6_k_4" in cuda.compiled(STORAGES, "compute_90")
+    def kept(*circumstances: str) -> str:
+        return kept_text(circumstances, lambda: made.append(circumstances) or f"code {len(made)}\n", tmp_path)
+
+    assert kept("driver 1") == kept("driver 1") == "code 1\n"
+    assert kept("driver 2") == "code 2\n"
+    for path in tmp_path.iterdir():
+        path.write_text(path.read_text().replace("code 1", "code 9"))
+    assert (kept("driver 1"), kept("driver 2")) == ("code 3\n", "code 2\n")

@@ -46,7 +46,7 @@ def test_no_bit_depends_on_the_size_of_work_groups(lanes: int) -> None:
 
 def _compiled(*options: str, replaced: tuple[str, str] = NOTHING) -> Device:
     device = opencl(*options, replaced=replaced)
-    device.compile({"q8_0"})
+    device.compile()
     return device
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,9 @@ from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.cpu import profile_name
 from services.generation.target.errors import AdapterUnsupported, UnsupportedArchitecture
 from services.generation.target.family import NORM
-from services.generation.target.gpu.device import Buffer, Device, DeviceUnavailable
-from services.generation.target.gpu.kernels import (
-    MOST_HEAD_DIM,
-    DeviceMatrix,
-    HeadShape,
-    Kernels,
-    LayerCache,
-    Lines,
-    RotationTables,
-)
+from services.generation.target.gpu.device import Device, DeviceUnavailable
+from services.generation.target.gpu.kernels import MOST_HEAD_DIM, Kernels, Lines, RotationTables
+from services.generation.target.gpu.layers import MOST_ROWS, DeviceLayer, LayerPasses, whole_lines
 from services.generation.target.gpu.source import STORAGES
 from services.generation.target.gpu.vectors import check_arithmetic
 from services.generation.target.identity import base_cid, tokenizer_cid
@@ -45,7 +38,7 @@ from services.generation.target.kernels.machine import cpus
 from services.generation.target.kernels.storages import GROUP, PANEL, packed_as, padded
 from services.generation.target.program.buffers import on_huge_pages
 from services.generation.target.program.kernel_probe import KernelReport
-from services.generation.target.program.layer import Layer, load_layer
+from services.generation.target.program.layer import load_layer
 from services.generation.target.program.matrices import Matrix, Pack, matrix_of, vector
 from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.program.packing import PackedWeights
@@ -62,53 +55,12 @@ from services.generation.target.weights import (
     usual_arithmetic,
 )
 
-SERVED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite")
+SERVED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "gemma2", "gemma3_text")
 """Families whose bits tests compare with the CPU's."""
 
-_MOST_ROWS = 256  # of a pass; more rows are computed in several passes, earlier rows first
 _LOGIT_ROWS = 32  # whose logits are computed together: 152,000 ids of 32 rows take 19 MB
 _PROBED_ROWS = (*range(1, 10), 16, 33)
 _SAMPLE_PANELS = 5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GpuLayer:
-    """A decoder layer in a device's memory."""
-
-    spec: LayerSpec
-    attention_norm: Buffer
-    qkv: list[DeviceMatrix]
-    head_norms: list[Buffer]
-    output: DeviceMatrix
-    mlp_norm: Buffer
-    gate_up: DeviceMatrix
-    down: DeviceMatrix
-    tables: RotationTables
-    cache: LayerCache
-
-    @property
-    def matrices(self) -> list[DeviceMatrix]:
-        return [*self.qkv, self.output, self.gate_up, self.down]
-
-
-class _Buffers:
-    """Memory of a pass, for `_MOST_ROWS` rows of layers of one size."""
-
-    def __init__(
-        self, kernels: Kernels, config: TargetConfig, spec: LayerSpec, vocabulary: int, *, is_int8: bool
-    ) -> None:
-        hidden, heads, inner = config.hidden_size, spec.heads * spec.head_dim, padded(config.intermediate_size, PANEL)
-        widest = max(padded(hidden, GROUP), padded(heads, GROUP), inner)
-
-        def lines(width: int, rows: int = _MOST_ROWS) -> Lines:
-            return kernels.lines(rows, padded(width, PANEL))
-
-        self.x, self.normed, self.update, self.mixed = map(lines, (hidden, hidden, hidden, heads))
-        self.qkv = lines(heads + 2 * spec.kv_heads * spec.head_dim)
-        self.gate_up, self.inner = lines(2 * inner), lines(inner)
-        self.rounded = kernels.rounded_lines(_MOST_ROWS, widest)
-        self.logits = lines(vocabulary, _LOGIT_ROWS)
-        self.queries = kernels.rounded_heads(_MOST_ROWS, spec.heads, spec.head_dim) if is_int8 else None
 
 
 class GpuTarget:
@@ -149,16 +101,16 @@ class GpuTarget:
         compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
         kinds = {packed_as(storage).name for storage in storages} | {"float32"}  # of modules in several storages
         device.compile()
-        self._kernels, self._is_int8, self._form = Kernels(device), arithmetic == "int8", cache_dtype
+        self.kernels, self._is_int8, self._form = Kernels(device), arithmetic == "int8", cache_dtype
         team().keep_subnormals()  # of this thread, whose operations are compared
-        check_arithmetic(self._kernels, kinds)
+        check_arithmetic(self.kernels, kinds)
         with (packed or PackedFolder(0)).packing(base_cid, stored_bytes(weights)) as pack:
             self._load(weights, pack, blocks)
         if failures := self.probe_kernels().failures:
             raise DeviceUnavailable(f"{self.device} computes other bits than this CPU: {failures[0]}; use --device cpu")
 
     def _load(self, weights: Weights, pack: Pack, blocks: int) -> None:
-        config, kernels, read = self.config, self._kernels, weights.tensor
+        config, kernels, read = self.config, self.kernels, weights.tensor
         specs, output = layer_specs(config), output_name(weights, config)
         embedding = matrix_of(read(EMBEDDING), pack=pack)
         head = embedding if output == EMBEDDING else matrix_of(read(output), pack=pack)
@@ -166,7 +118,8 @@ class GpuTarget:
         self._norm = kernels.upload(vector(read, NORM, config.norm_offset) * np.float32(config.logit_scale))
         self._samples = {_kind(head): _first_panels(head)}
         self._head = kernels.matrix(head)
-        self._buffers = _Buffers(kernels, config, specs[0], self._head.columns, is_int8=self._form == "int8")
+        self._passes = LayerPasses(kernels, config, self._form, blocks, is_int8=self._is_int8)
+        self._logits = self._passes.lines(self._head.columns, _LOGIT_ROWS)
         tables: dict[object, RotationTables] = {}
         layers = []
         for number, spec in enumerate(specs):
@@ -176,61 +129,39 @@ class GpuTarget:
             layer = load_layer(spec, number, (), read, config.norm_offset, pack)
             for matrix in layer.matrices:
                 self._samples.setdefault(_kind(matrix), _first_panels(matrix))
-            layers.append(self._uploaded(layer, tables[key], blocks))
-        self._layers: Sequence[GpuLayer] = layers
+            layers.append(self._passes.load(layer, tables[key]))
+        self._layers: Sequence[DeviceLayer] = layers
 
     def _tables(self, number: int, spec: LayerSpec) -> RotationTables:
         context, rotation = self.config.context_length, self.config.rotations[number]
-        cosines, sines = rotations(rotation.within(context), rotation.factor, context)
-        scales = query_scales(spec.scale, spec.temperature, context)
-        upload = self._kernels.upload
-        return RotationTables(upload(cosines), upload(sines), upload(scales), cosines.shape[1])
-
-    def _uploaded(self, layer: Layer, tables: RotationTables, blocks: int) -> GpuLayer:
-        spec, kernels = layer.spec, self._kernels
-        assert layer.attention_norm is not None
-        assert layer.mlp_norm is not None
-        assert layer.mlp is not None
-        shape = HeadShape(spec.heads, spec.kv_heads, spec.head_dim, spec.window, spec.chunk, spec.cap)
-        return GpuLayer(
-            spec=spec,
-            attention_norm=kernels.upload(layer.attention_norm),
-            qkv=[kernels.matrix(matrix) for matrix in layer.qkv],
-            head_norms=[kernels.upload(norm) for norm in layer.head_norms],
-            output=kernels.matrix(layer.output),
-            mlp_norm=kernels.upload(layer.mlp_norm),
-            gate_up=kernels.matrix(layer.mlp.gate_up),
-            down=kernels.matrix(layer.mlp.down),
-            tables=tables,
-            cache=LayerCache(kernels, self._form, shape, blocks, self._buffers.queries),
-        )
+        turns = rotations(rotation.within(context), rotation.factor, context)
+        return self._passes.tables(*turns, query_scales(spec.scale, spec.temperature, context))
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`. Raises DeviceLost."""
-        if len(rows) <= _MOST_ROWS:
+        if len(rows) <= MOST_ROWS:
             return self._forward(rows, feature_layers)
-        cuts = [*range(0, len(rows), _MOST_ROWS), len(rows)]
+        cuts = [*range(0, len(rows), MOST_ROWS), len(rows)]
         parts = [self._forward(rows.part(first, end), feature_layers) for first, end in pairwise(cuts)]
         logits, features = ([getattr(part, name) for part in parts] for name in ("logits", "features"))
         return PassOutput(np.concatenate(logits), np.concatenate(features))
 
     def _forward(self, rows: Rows, feature_layers: Sequence[int]) -> PassOutput:
-        config, kernels, buffers, count = self.config, self._kernels, self._buffers, len(rows)
-        described = kernels.upload(kernels.described(rows))
-        embeddings = np.zeros((count, buffers.x.width), np.float32)
-        embeddings[:, : config.hidden_size] = self.embed(rows.tokens) * np.float32(config.embedding_scale)
-        kernels.device.write(buffers.x.buffer, embeddings + np.float32(0))
-        features = kernels.lines(count, len(feature_layers) * config.hidden_size) if feature_layers else None
+        config, passes, count = self.config, self._passes, len(rows)
+        described = self.kernels.upload(self.kernels.described(rows))
+        passes.write(passes.x, self.embed(rows.tokens) * np.float32(config.embedding_scale) + np.float32(0))
+        wide = len(feature_layers) * config.hidden_size
+        features = self.kernels.lines(count, wide) if wide else None
         for number, layer in enumerate(self._layers):
             self._keep(features, feature_layers, number, count)
-            self._compute(layer, described, count)
+            passes.compute(layer, described, count)
         self._keep(features, feature_layers, len(self._layers), count)
         logits = np.empty((len(rows.wanted), min(config.vocab_size, self._head.columns)), np.float32)
         for first in range(0, len(logits), _LOGIT_ROWS):
-            self._write_logits(logits[first : first + _LOGIT_ROWS], described, first)
-        found = np.empty((count, len(feature_layers) * config.hidden_size), np.float32)
-        if features:
-            kernels.device.read(features.buffer, found)
+            some = logits[first : first + _LOGIT_ROWS]
+            passes.norm(passes.x, self._norm, passes.normed, len(some), described=described, first=first)
+            self._product(some)
+        found = passes.read(features, count, wide) if features else np.empty((count, 0), np.float32)
         return PassOutput(logits, found)
 
     def _keep(self, features: Lines | None, wanted: Sequence[int], layer: int, count: int) -> None:
@@ -238,72 +169,30 @@ class GpuTarget:
         size = self.config.hidden_size
         for place, each in enumerate(wanted):
             if features and each == layer:
-                self._kernels.copy(self._buffers.x, features, count, size, place * size)
-
-    def _compute(self, layer: GpuLayer, described: Buffer, count: int) -> None:
-        """The stream of `count` rows after a layer."""
-        kernels, buffers, spec, size = self._kernels, self._buffers, layer.spec, self.config.hidden_size
-        epsilon = self.config.norm_epsilon
-        kernels.norm(buffers.x, layer.attention_norm, buffers.normed, count, size, epsilon)
-        self._linear(layer.qkv, buffers.normed, buffers.qkv, count)
-        at = 0
-        for norm, heads in zip(layer.head_norms, (spec.heads, spec.kv_heads), strict=False):
-            kernels.norm(buffers.qkv, norm, buffers.qkv, count, spec.head_dim, epsilon, at=at, heads=heads)
-            at += heads * spec.head_dim
-        layer.cache.rotate(buffers.qkv, layer.tables, described, count)
-        layer.cache.store(buffers.qkv, described, count)
-        layer.cache.attend(buffers.qkv, buffers.mixed, described, count)
-        self._linear([layer.output], buffers.mixed, buffers.update, count)
-        kernels.add(buffers.x, buffers.update, count, size, spec.residual)
-        kernels.norm(buffers.x, layer.mlp_norm, buffers.normed, count, size, epsilon)
-        self._linear([layer.gate_up], buffers.normed, buffers.gate_up, count)
-        kernels.gate(buffers.gate_up, buffers.inner, count, spec.down[0].inputs, spec.activation)
-        self._linear([layer.down], buffers.inner, buffers.update, count)
-        kernels.add(buffers.x, buffers.update, count, size, spec.residual)
-
-    def _linear(self, matrices: Sequence[DeviceMatrix], x: Lines, y: Lines, count: int) -> None:
-        """Outputs of matrices with the same inputs side by side; x is rounded once."""
-        rounded = self._is_int8 and any(matrix.is_quantised for matrix in matrices)
-        if rounded:
-            self._kernels.round(x, self._buffers.rounded, count, matrices[0].groups)
-        for matrix in matrices:
-            self._kernels.linear(matrix, self._buffers.rounded if rounded and matrix.is_quantised else x, y, count)
-
-    def _write_logits(self, logits: Float32, described: Buffer, first: int) -> None:
-        """Fill logits of wanted rows from the `first` on."""
-        kernels, buffers, config = self._kernels, self._buffers, self.config
-        kernels.norm(
-            buffers.x, self._norm, buffers.normed, len(logits), config.hidden_size, config.norm_epsilon,
-            described=described, first=first,
-        )  # fmt: skip
-        self._product(logits)
+                self.kernels.copy(self._passes.x, features, count, size, place * size)
 
     def _product(self, logits: Float32) -> None:
         """Fill the head's outputs for the rows in `normed`."""
-        buffers, count = self._buffers, len(logits)
-        self._linear([self._head], buffers.normed, buffers.logits, count)
+        passes, count = self._passes, len(logits)
+        passes.linear([self._head], passes.normed, self._logits, count)
         if self.config.logit_cap:
-            self._kernels.cap(buffers.logits, count, self._head.columns, self.config.logit_cap)
-        found = np.empty((count, buffers.logits.width), np.float32)
-        self._kernels.device.read(buffers.logits.buffer, found)
-        logits[:] = found[:, : logits.shape[1]]
+            self.kernels.cap(self._logits, count, self._head.columns, self.config.logit_cap)
+        logits[:] = passes.read(self._logits, count, logits.shape[1])
 
     def probe_kernels(self) -> KernelReport:
         """Compare linear layers on the model's own weights with the CPU's, for several numbers of rows."""
         random, compared, failures = np.random.default_rng(0), 0, []
-        kernels, most = self._kernels, max(_PROBED_ROWS)
+        kernels, most = self.kernels, max(_PROBED_ROWS)
         for storage, inputs in sorted(self._samples):
             sample = self._samples[storage, inputs]
-            x = np.zeros((most, padded(inputs, GROUP)), np.float32)
-            x[:, :inputs] = random.standard_normal((most, inputs), dtype=np.float32)
+            x = whole_lines(random.standard_normal((most, inputs), dtype=np.float32), padded(inputs, GROUP))
             device = kernels.matrix(sample)
             arithmetic = "int8" if self._is_int8 and device.is_quantised else "float32"
             expected = Product(sample, device.columns, 1, arithmetic).rows(x[:, :inputs])
             for rows in _PROBED_ROWS:
                 lines, y = Lines(kernels.upload(x), x.shape[1]), kernels.lines(rows, device.columns)
-                self._linear([device], lines, y, rows)
-                found = np.empty((rows, device.columns), np.float32)
-                kernels.device.read(y.buffer, found)
+                self._passes.linear([device], lines, y, rows)
+                found = self._passes.read(y, rows, device.columns)
                 compared += 1
                 if found.tobytes() != expected[:rows].tobytes():
                     differ = int((found != expected[:rows]).sum())
@@ -314,7 +203,7 @@ class GpuTarget:
 
     def abridged(self) -> GpuTarget:
         """See `Target`. Both share buffers."""
-        kinds: dict[object, GpuLayer] = {}
+        kinds: dict[object, DeviceLayer] = {}
         for layer in self._layers:
             shapes = [(each.storage, each.columns, each.groups, each.first) for each in layer.matrices]
             kinds.setdefault((replace(layer.spec, prefix=""), id(layer.tables), *shapes), layer)
@@ -329,10 +218,7 @@ class GpuTarget:
     def unembed(self, states: Float32) -> Float32:
         logits = np.empty((len(states), self.config.vocab_size), np.float32)
         for first in range(0, len(states), _LOGIT_ROWS):
-            some = states[first : first + _LOGIT_ROWS]
-            x = np.zeros((len(some), self._buffers.normed.width), np.float32)
-            x[:, : some.shape[1]] = some
-            self._kernels.device.write(self._buffers.normed.buffer, x)
+            self._passes.write(self._passes.normed, states[first : first + _LOGIT_ROWS])
             self._product(logits[first : first + _LOGIT_ROWS])
         return logits
 
@@ -341,7 +227,7 @@ class GpuTarget:
         raise UnsupportedArchitecture(f"--device: {self.device} shares no cache with a head; use --device cpu")
 
     def move(self, sources: list[int], targets: list[int]) -> None:
-        places = self._kernels.upload(np.array([sources, targets], np.int32))
+        places = self.kernels.upload(np.array([sources, targets], np.int32))
         for layer in self._layers:
             layer.cache.move(places, len(sources))
 

@@ -36,6 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "head_dim": 24},
     "smollm3": FAMILIES["smollm3"],
     "granite": FAMILIES["granite"],
+    "gemma2": FAMILIES["gemma2"],
+    "gemma3_text": FAMILIES["gemma3"],
 }  # fmt: skip
 
 
@@ -145,7 +147,7 @@ def test_no_schedule_and_no_drafter_changes_a_token_of_the_cpu(gpu: GpuTarget, c
     check_identity(gpu, cpu, seed)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "phi3", "lfm2"])
+@pytest.mark.parametrize("family", ["gemma4", "phi3", "lfm2"])
 def test_another_family_is_refused_by_name(family: str, tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path, **FAMILIES[family])
     with pytest.raises(UnsupportedArchitecture, match=family):

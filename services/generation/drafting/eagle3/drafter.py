@@ -12,6 +12,7 @@ from services.generation.drafting.eagle3.loading import check_head, confirm_laye
 from services.generation.drafting.head_drafter import ARITHMETIC
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
+from services.generation.drafting.stepping.entry_pass import Entries
 from services.generation.drafting.stepping.step_drafter import StepDrafter, cache_blocks
 from services.generation.target.target import Target
 
@@ -24,9 +25,19 @@ class Eagle3Drafter(StepDrafter):
 
     def __init__(self, head: Head, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
         self.head = head
-        blocks, length = cache_blocks(target), target.config.context_length
-        entries = HeadPass(head, target.embed, blocks, length, threads=target.threads, arithmetic=ARITHMETIC)
-        super().__init__(head, entries, target, noise=noise, copies=copies)
+        super().__init__(head, _entries(head, target), target, noise=noise, copies=copies)
+
+
+def _entries(head: Head, target: Target) -> Entries:
+    """The head's passes, where those of the target are computed."""
+    blocks, length = cache_blocks(target), target.config.context_length
+    if target.device == "cpu":
+        return HeadPass(head, target.embed, blocks, length, threads=target.threads, arithmetic=ARITHMETIC)
+    from services.generation.drafting.eagle3.device_pass import DeviceHeadPass
+    from services.generation.target.gpu.gpu_target import GpuTarget
+
+    assert isinstance(target, GpuTarget)
+    return DeviceHeadPass(head, target, blocks)
 
 
 def _build(parts: DrafterInputs) -> dict[str, Eagle3Drafter]:

@@ -29,7 +29,7 @@ from services.generation.target.program.matrices import Matrix, matrix_of, vecto
 from services.generation.target.program.operations import Operations
 from services.generation.target.program.products import EmbeddingTable
 
-_CACHED = "float32"  # type of keys and values
+CACHED = "float32"  # type of keys and values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class HeadParts:
         read = stored.__getitem__
         storages = {tensor.storage for name, tensor in stored.items() if len(tensor.shape) == 2 and name != EMBEDDING}
         linear = sorted(compilation.linear_module(storage, arithmetic) for storage in storages)
-        compilation.compile_ahead(["rows", f"cache_{_CACHED}", *linear])
+        compilation.compile_ahead(["rows", f"cache_{CACHED}", *linear])
         rotation = rotation_of_head(config)
         turns = [rotations(rotation.inverse_frequencies, rotation.factor, positions)] * config.layers
         scales, layers = query_scales(inverse_root(config.head_dim), None, positions), range(config.layers)
@@ -84,7 +84,7 @@ class HeadParts:
                 cache_blocks,
                 turns,
                 [scales] * config.layers,
-                FORMS[_CACHED],
+                FORMS[CACHED],
             ),
         )
 

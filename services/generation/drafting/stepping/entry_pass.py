@@ -68,6 +68,21 @@ class HeadOutput:
     logits: Float32
 
 
+class Entries(Protocol):
+    """Passes over a head's entries and a cache of its own, on the CPU (`EntryPass`) or on a target's device."""
+
+    blocks: BlockPool
+    vocabulary: Vocabulary
+
+    def read(self, rows: Rows, features: Float32) -> HeadOutput:
+        """See `EntryPass`."""
+        ...
+
+    def step(self, rows: Rows, states: Float32) -> HeadOutput:
+        """See `EntryPass`."""
+        ...
+
+
 def vocabulary_of(target_ids: Int64, vocab_size: int) -> Vocabulary:
     """The draft vocabulary of a head: `target_ids` [draft vocabulary] are the target's tokens."""
     draft_ids = np.full(vocab_size, -1, np.int64)

@@ -12,7 +12,7 @@ from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, Draft
 from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.head_drafter import SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import DraftHead
-from services.generation.drafting.stepping.entry_pass import MOST_ROWS, EntryPass
+from services.generation.drafting.stepping.entry_pass import MOST_ROWS, Entries
 from services.generation.drafting.stepping.levels import Levels, next_level
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
@@ -22,7 +22,7 @@ class StepDrafter(HeadDrafter):
     """A step of the head for each level of the trees."""
 
     def __init__(
-        self, head: DraftHead, entries: EntryPass, target: Target, *, noise: float = HEAD_NOISE,
+        self, head: DraftHead, entries: Entries, target: Target, *, noise: float = HEAD_NOISE,
         copies: bool = False,
     ) -> None:  # fmt: skip
         self._pass = entries

@@ -100,7 +100,7 @@ class LayerPasses:
 
     def compute(self, layer: DeviceLayer, described: Buffer, count: int) -> None:
         """The stream of `count` rows after a layer."""
-        self.project(layer, self._normed(layer.attention_norm, count), described, count)
+        self.project(layer, self.normed_stream(layer.attention_norm, count), described, count)
         self.finish(layer, described, count)
 
     def project(self, layer: DeviceLayer, x: Lines, described: Buffer, count: int) -> None:
@@ -118,7 +118,7 @@ class LayerPasses:
         """Attention of the queries and the MLP, added to the stream."""
         layer.cache.attend(self._qkv, self._mixed, described, count)
         self._add(layer.output, self._mixed, layer.after_attention, layer.spec.residual, count)
-        self.linear([layer.gate_up], self._normed(layer.mlp_norm, count), self._gate_up, count)
+        self.linear([layer.gate_up], self.normed_stream(layer.mlp_norm, count), self._gate_up, count)
         self._kernels.gate(self._gate_up, self._inner, count, layer.spec.down[0].inputs, layer.spec.activation)
         self._add(layer.down, self._inner, layer.after_mlp, layer.spec.residual, count)
 
@@ -142,7 +142,7 @@ class LayerPasses:
         for matrix in matrices:
             self._kernels.linear(matrix, self._rounded if rounded and matrix.is_quantised else x, y, count)
 
-    def _normed(self, norm: Buffer | None, count: int) -> Lines:
+    def normed_stream(self, norm: Buffer | None, count: int) -> Lines:
         """The input of a part of a layer."""
         if norm is None:
             return self.x

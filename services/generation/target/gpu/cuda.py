@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.gpu import device
 from services.generation.target.gpu.device import Argument, Buffer, DeviceLost, DeviceUnavailable
-from services.generation.target.gpu.source import CUDA, kept_text, source
+from services.generation.target.gpu.source import CUDA, kept, source
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 """Exactly rounded operations, nothing contracted, subnormal numbers kept."""
@@ -58,8 +58,8 @@ class CudaDevice:
         self._enter()
         major, minor = _checked(nvrtc.nvrtcVersion(), "nvrtcVersion")
         circumstances = f"NVRTC {major}.{minor}", self.description, *OPTIONS, source(CUDA)
-        ptx = kept_text(circumstances, lambda: compiled(self._architecture))
-        (self._module,) = _checked(driver.cuModuleLoadData(ptx.encode() + b"\0"), "cuModuleLoadData")
+        ptx = kept(circumstances, lambda: compiled(self._architecture).encode() + b"\0")
+        (self._module,) = _checked(driver.cuModuleLoadData(ptx), "cuModuleLoadData")
 
     def buffer(self, size: int) -> Buffer:
         self._enter()

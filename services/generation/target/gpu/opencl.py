@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyopencl as cl
 from numpy.typing import NDArray
+from pyopencl.characterize import has_src_build_cache
 
 from services.generation.target.gpu import device
 from services.generation.target.gpu.device import Argument, Buffer, DeviceLost, DeviceUnavailable
-from services.generation.target.gpu.source import OPENCL, source
+from services.generation.target.gpu.source import OPENCL, kept, source
 
 _OPTIONS = ("-cl-std=CL1.2",)
 
@@ -22,7 +24,7 @@ class OpenClDevice:
     def __init__(
         self, found: cl.Device, options: Sequence[str] = (), altered: Callable[[str], str] = lambda text: text
     ) -> None:
-        self._context = cl.Context([found])
+        self._device, self._context = found, cl.Context([found])
         self._queue = cl.CommandQueue(self._context)
         self._options, self._altered = (*_OPTIONS, *options), altered
         self._kernels: dict[str, cl.Kernel] = {}
@@ -30,13 +32,27 @@ class OpenClDevice:
         self.memory = int(found.global_mem_size)
 
     def compile(self) -> None:
-        """See `Device`. PyOpenCL, or the driver, keeps binaries by source, options, device and driver version."""
-        program = cl.Program(self._context, self._altered(source(OPENCL)))
+        """See `Device`. Binaries are kept between starts, unless the driver keeps them itself."""
+        text = self._altered(source(OPENCL))
         try:
-            built = program.build(list(self._options))
-            self._kernels = {kernel.function_name: kernel for kernel in built.all_kernels()}
+            program = cl.Program(self._context, text)
+            if not has_src_build_cache(self._device):
+                circumstances = self.description, *self._options, text
+                binary = kept(circumstances, lambda: self._binary(program))
+                program = cl.Program(self._context, [self._device], [binary])
+            self._kernels = {kernel.function_name: kernel for kernel in self._built(program).all_kernels()}
         except cl.Error as error:
             raise DeviceUnavailable(f"{self.description} cannot compile kolm's kernels: {error!s:.2000}") from error
+
+    def _built(self, program: cl.Program) -> cl.Program:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)  # of any remark that a compiler makes
+            program.build(list(self._options), cache_dir=False)  # type: ignore[arg-type]  # its cache needs a home
+        return program
+
+    def _binary(self, program: cl.Program) -> bytes:
+        (binary,) = cast("list[bytes]", self._built(program).get_info(cl.program_info.BINARIES))
+        return binary
 
     def buffer(self, size: int) -> Buffer:
         try:

@@ -56,25 +56,25 @@ def source(language: str) -> str:
     return f"{language}{KERNELS.read_text()}\n{kinds}"
 
 
-def kept_text(circumstances: Iterable[str], make: Callable[[], str], folder: Path | None = None) -> str:
+def kept(circumstances: Iterable[str], make: Callable[[], bytes], folder: Path | None = None) -> bytes:
     """Compiled code of an earlier start under the same circumstances, by default in `$XDG_CACHE_HOME/kolm/gpu`; or code
     that is made now. A file that is damaged, or cannot be read or written, counts as missing.
     """
-    name = _digest("\0".join(circumstances))
-    path = (folder or user_cache() / "gpu") / f"{name}.txt"
+    name = hashlib.sha256("\0".join(circumstances).encode())
+    path = (folder or user_cache() / "gpu") / name.hexdigest()
+
+    def digest(code: bytes) -> bytes:
+        return hashlib.sha256(name.digest() + code).digest()
+
     try:
-        digest, _, text = path.read_text().partition("\n")
-        if digest == _digest(name + text):
-            return text
-    except (OSError, ValueError):
+        found = path.read_bytes()
+        if found[:32] == digest(found[32:]):
+            return found[32:]
+    except OSError:
         pass
-    text = make()
+    code = make()
     try:
-        write_durably(path, f"{_digest(name + text)}\n{text}".encode())
+        write_durably(path, digest(code) + code)
     except OSError as error:
         _log.warning("cannot keep compiled kernels in %s: %s", path, error)
-    return text
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return code

@@ -1,11 +1,12 @@
 """The kernels as CUDA: NVRTC compiles them without a GPU, and PTX names every operation."""
 
 import re
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from services.generation.target.gpu.source import STORAGES, kept_text
+from services.generation.target.gpu.source import STORAGES, kept
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings, of the extra gpu, is not installed")
 
@@ -43,13 +44,13 @@ def test_options_that_allow_other_bits_are_seen(option: str) -> None:
 
 
 def test_compiled_code_is_kept_until_it_is_damaged_or_its_circumstances_change(tmp_path: Path) -> None:
-    made = []
+    made = count(1)
 
-    def kept(*circumstances: str) -> str:
-        return kept_text(circumstances, lambda: made.append(circumstances) or f"code {len(made)}\n", tmp_path)
+    def code(driver: str) -> bytes:
+        return kept((driver, "source"), lambda: b"code %d" % next(made), tmp_path)
 
-    assert kept("driver 1") == kept("driver 1") == "code 1\n"
-    assert kept("driver 2") == "code 2\n"
+    assert code("driver 1") == code("driver 1") == b"code 1"
+    assert code("driver 2") == b"code 2"
     for path in tmp_path.iterdir():
-        path.write_text(path.read_text().replace("code 1", "code 9"))
-    assert (kept("driver 1"), kept("driver 2")) == ("code 3\n", "code 2\n")
+        path.write_bytes(path.read_bytes().replace(b"code 1", b"code 9"))
+    assert (code("driver 1"), code("driver 2")) == (b"code 3", b"code 2")

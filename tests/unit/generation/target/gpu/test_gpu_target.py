@@ -189,6 +189,6 @@ def test_a_device_that_is_lost_returns_nothing(whole_numbers: Path) -> None:
     def lost(*_: object) -> None:
         raise DeviceLost("the device is gone")
 
-    target._kernels.device.read = lost  # type: ignore[method-assign]
+    target.kernels.device.read = lost  # type: ignore[method-assign]
     with pytest.raises(DeviceLost):
         target.forward(rows.build())

@@ -60,8 +60,8 @@ test-long: $(DEV) ## the same with four times as many random examples and grids 
 test-fast: $(DEV) ## unit tests but the slow ones, with few random examples
 	@$(PYTEST) -q --numprocesses=$(shell nproc) --dist=loadscope --no-loadscope-reorder -m 'not slow' --hypothesis-profile=fast tests/unit
 
-test-gpu: $(DEV) ## the target on a GPU in full, by PoCL and NVRTC, SmolLM2 beside the CPU: some minutes
-	@$(PYTEST) -q tests/unit/generation/target/gpu --hypothesis-profile=long
+test-gpu: $(DEV) ## the target on a GPU in full: PoCL, NVRTC, Oclgrind if it is there, SmolLM2 beside the CPU: some minutes
+	@$(PYTEST) -q tests/unit/generation/target/gpu tests/unit/generation/drafting/eagle3/test_device_pass.py --hypothesis-profile=long
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(DEV) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down

@@ -64,7 +64,7 @@ _SAMPLE_PANELS = 5
 
 
 class GpuTarget:
-    """`Target` on a device. Sampling, embeddings and draft heads stay on the CPU."""
+    """`Target` on a device. Sampling, embeddings and other heads than those of EAGLE-3 stay on the CPU."""
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from services.generation.remote.dialects import UpstreamError
 
 _LATE = 64  # tokens of one step, after which an engine may find a stop string
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+_HELD = 8  # signs of tokens before an incomplete character, with which vLLM omits them; 4 in Qwen's vocabulary
 
 
 class Decoder(Protocol):
@@ -48,21 +49,22 @@ class Spelling:
         self._ahead, self._behind = self._ahead[common:], self._behind[common:]
 
     def end(self, stop: str | None, *, by_token: bool) -> str:
-        """The part of the ids' text that is missing in the text: bytes of an incomplete character. `stop`: the string
-        that ended it, which the text omits; `by_token`: the last token ended it, and has no text.
+        """The part of the ids' text that is missing in the text: tokens with bytes of an incomplete character. `stop`:
+        the string that ended it, which the text omits; `by_token`: the last token ended it, and has no text.
 
         Raises UpstreamError.
         """
         if stop is not None and clear("".join(self._spelled[:-_LATE])).startswith(clear(self._text + stop)):
             raise UpstreamError(f"went on for more than {_LATE} tokens after the stop string {stop!r}")
-        pieces = self._spelled[:-1] if by_token else [*self._spelled, self._decoder.flush()]
-        return missing("".join(pieces), self._text, stop)
+        pieces = self._spelled[:-1] if by_token else self._spelled
+        return missing("".join(pieces) + self._decoder.flush(), self._text, stop)
 
 
 def missing(spelled: str, text: str, stop: str | None) -> str:
     """See `Spelling.end`. Raises UpstreamError if the text is not that of the ids."""
     rest = _after(spelled, text + (stop or ""))
-    if rest is not None and (stop is not None or not clear(rest)):
+    held = rest is not None and len(clear(rest)) <= _HELD * rest.endswith(_UNKNOWN)
+    if rest is not None and (stop is not None or held):
         return rest if stop is None and spelled.startswith(text) else ""
     raise _parted(spelled, text + (stop or ""))
 

@@ -4,7 +4,7 @@ The engine with speculation answers through the generation service's backend; an
 engine without speculation. The fault: some accepted draft tokens are replaced on the way, as if the engine had accepted
 wrong drafts; the work is rich in drafts then, repeated questions without an end. Verdicts are kept in
 benchmarks/scratch/verdicts: a stopped run continues, and a larger one adds to them. The results are those of all kept
-verdicts, without an engine as well.
+verdicts, without an engine as well, a file for each engine and method.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -385,7 +386,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 count = given.answers[CALLERS.index(case.callers)]
                 asyncio.run(bench.run(case, (rich if case.replaced else prompts)[:count], path))
     subject = Subject.of(model_path("smollm2"), questions=OWN.name)
-    Measurement.now("verdicts", list(concluded()), subject).write(given.out)
+    for each in concluded():
+        name = re.sub(r"[^0-9a-z]+", "-", f"{each['engine']}-{each['method']}".lower())
+        Measurement.now("verdicts", [each], subject, case=name).write(given.out)
 
 
 def concluded() -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ class FakeUpstream:
     reason; `unsteady` answers otherwise each time, `first` the first time alone, `cached` if it may reuse a prefix,
     `crowded` beside other requests; `gone` ends the connection before an answer; `fails`, `page`, `event` and `moved`
     are errors in its place. `twist` makes of each event what is sent. A stream of SGLang is refused in its first event,
-    with a token that is none's.
+    with a token that is none's, as are constraints by vLLM.
     """
 
     kind: str
@@ -101,8 +101,12 @@ class FakeUpstream:
 
     async def _answer(self, path: str, body: dict[str, Any] | None, writer: asyncio.StreamWriter) -> None:
         if path in ("/v1/completions", "/generate", "/completion") and body is not None:
-            if self.kind == "sglang" and (unknown := self._bias_beyond(body)) is not None:
-                message = f"logit_bias must has keys in [0, {self._last_token()}], got {unknown}."
+            if self.kind != "llama-server" and (unknown := self._bias_beyond(body)) is not None:
+                message = {
+                    "sglang": f"logit_bias must has keys in [0, {self._last_token()}], got {unknown}.",
+                    "vllm": f"[{unknown}] in logit_bias contain out-of-vocab token ids. "
+                    f"Vocabulary size: {self._last_token() + 1}",
+                }[self.kind]
                 await _send(writer, 400, json.dumps({"error": {"message": message}}), "application/json")
                 return
             self.bodies.append(body)
@@ -122,7 +126,7 @@ class FakeUpstream:
         return max(self.tokenizer.fast.get_vocab().values())
 
     def _bias_beyond(self, body: dict[str, Any]) -> int | None:
-        biases = body["sampling_params"].get("logit_bias") or {}
+        biases = body.get("sampling_params", body).get("logit_bias") or {}
         return next((int(token) for token in biases if int(token) > self._last_token()), None)
 
     def _about(self, path: str, body: dict[str, Any]) -> Any:
@@ -179,8 +183,9 @@ class FakeUpstream:
             return
         if self.fault in refusals:
             status, document = refusals[self.fault]
-            if self.kind == "sglang" and self.fault != "loading" and body["stream"]:
-                event = json.dumps(_refused_late(self.fault, document["error"]["message"]))
+            late = {"sglang": {"busy", "refuse", "grammar"}, "vllm": {"grammar"}}.get(self.kind, set())
+            if self.fault in late and body["stream"]:
+                event = json.dumps(_refused_late(self.kind, self.fault, document["error"]["message"]))
                 await _send(writer, 200, f"data: {event}\n\ndata: [DONE]\n\n", "text/event-stream")
                 return
             await _send(writer, status, json.dumps(document), "application/json")
@@ -260,7 +265,7 @@ class FakeUpstream:
             await asyncio.sleep(0.001)
 
     def _event(self, prompt: Sequence[int], ids: Sequence[int], text: str, so_far: str) -> dict[str, Any]:
-        new = [] if self.fault == "ids" else [ids[-1]]
+        new = [] if self.fault == "ids" else list(ids[-1:])
         match self.kind:
             case "vllm":
                 choice = {"text": text, "token_ids": None if self.fault == "ids" else new}
@@ -316,8 +321,10 @@ class FakeUpstream:
         return [{"text": text, "output_ids": list(ids), "meta_info": meta}]
 
 
-def _refused_late(fault: str, message: str) -> dict[str, Any]:
-    """SGLang's first event for a refused request, as 0.5.23 sends it."""
+def _refused_late(kind: str, fault: str, message: str) -> dict[str, Any]:
+    """The first event for a refused request, as SGLang 0.5.23 and vLLM 0.32.0 send it."""
+    if kind == "vllm":
+        return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}}
     if fault == "refuse":
         return {"error": {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}}
     reason = {"type": "abort", "message": message, "status_code": 400, "err_type": "BadRequestError"}

@@ -22,6 +22,8 @@ _GGUF = re.compile(r".*/([^/]+\.gguf)")
 """The path of a file, which llama-server gives for a name unless it was started with one (--alias)."""
 _LARGEST = 3.4e38  # of a float32
 _ROUNDING = 1e-3  # nats by which sums of probabilities may exceed 1
+_UNKNOWN = {str(2**31 - 1): 0.0}
+"""A bias of an id beyond each vocabulary: refusals of it give the vocabulary's size."""
 _NOT_LLAMA = {
     "min_tokens": "leave it out", "stop_token_ids": "name the text of that token in stop",
     "regex": "write it as a grammar (GBNF)",
@@ -104,11 +106,6 @@ class Dialect(Protocol):
         """
         ...
 
-    @property
-    def refuses_by_event(self) -> bool:
-        """Whether the first event of a stream, and not its head, accepts or refuses the request."""
-        ...
-
     async def about(self, ask: Ask) -> About:
         """Raises UpstreamError, OSError."""
         ...
@@ -117,8 +114,12 @@ class Dialect(Protocol):
         """The JSON body of a request for one sequence. Raises InvalidRequest."""
         ...
 
+    def refuses_by_event(self, body: Mapping[str, Any]) -> bool:
+        """Whether the first event of the stream, and not its head, accepts or refuses this body."""
+        ...
+
     def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
-        """The refusal in a stream's first event, if `refuses_by_event`."""
+        """The refusal in a stream's first event."""
         ...
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
@@ -126,8 +127,8 @@ class Dialect(Protocol):
         ...
 
     async def vocabulary(self, ask: Ask) -> int | None:
-        """The vocabulary's size of an engine that accepts ids beyond it. None if it refuses them, or the size is
-        unknown. Raises UpstreamError, OSError.
+        """The vocabulary's size of an engine that refuses no ids beyond it before a stream. None if it does, or the
+        size is unknown. Raises UpstreamError, OSError.
         """
         ...
 
@@ -223,7 +224,6 @@ class Vllm:
     name: str = "vllm"
     path: str = "/v1/completions"
     draws_alike: bool = False  # its rejection sampling draws a number for each draft token
-    refuses_by_event: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
 
     async def about(self, ask: Ask) -> About:
@@ -277,11 +277,17 @@ class Vllm:
             if choice.get("finish_reason") is not None:
                 answer.finish, answer.stop_reason = finish_of(choice["finish_reason"]), choice.get("stop_reason")
 
+    def refuses_by_event(self, body: Mapping[str, Any]) -> bool:
+        """vLLM checks these after the head of a stream; a promise waits for no other request's first token."""
+        return any(body.get(name) for name in ("structured_outputs", "logit_bias", "logprobs", "stop_token_ids"))
+
     def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
-        return None
+        return _error_in(event)
 
     async def vocabulary(self, ask: Ask) -> int | None:
-        return None
+        """vLLM refuses an unknown id in a prompt after the head of a stream; its refusal of a bias gives the size."""
+        body = {"prompt": [0], "max_tokens": 1, "logit_bias": _UNKNOWN}
+        return await _number_refused(ask(self.path, body), r"Vocabulary size: (\d{1,9})")
 
 
 def _vllm_logprobs(part: Mapping[str, Any] | None) -> list[TokenLogprobs]:
@@ -311,7 +317,6 @@ class LlamaServer:
     name: str = "llama-server"
     path: str = "/completion"
     draws_alike: bool = True  # it samples each token as without drafts, and compares
-    refuses_by_event: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: _NOT_LLAMA)
 
     async def about(self, ask: Ask) -> About:
@@ -363,6 +368,9 @@ class LlamaServer:
             answer.cached_tokens, proposed, accepted = (count_in(timings.get(name) or 0) for name in names)
             answer.drafted = Drafted(count_in(answer.counted or 0) - accepted, proposed, accepted)
 
+    def refuses_by_event(self, body: Mapping[str, Any]) -> bool:
+        return False
+
     def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
         return None
 
@@ -392,7 +400,6 @@ class Sglang:
     name: str = "sglang"
     path: str = "/generate"
     draws_alike: bool = False
-    refuses_by_event: bool = True
     refused: Mapping[str, str] = field(default_factory=lambda: {"choice": "write it as a regex"})
 
     async def about(self, ask: Ask) -> About:
@@ -434,12 +441,12 @@ class Sglang:
             made |= {"return_logprob": True, "top_logprobs_num": params.logprobs}
         return made
 
+    def refuses_by_event(self, body: Mapping[str, Any]) -> bool:
+        return True
+
     def refusal(self, event: Mapping[str, Any]) -> Refusal | None:
         """SGLang checks parameters after the head, and compiles a grammar after a first event with a made-up token."""
-        error = event.get("error")
-        if isinstance(error, dict) and type(error.get("code")) is int:
-            return Refusal(error["code"], str(error.get("message", error)))
-        return _aborted(event)
+        return _error_in(event) or _aborted(event)
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
         """An event contains the whole answer so far, or with SGLang's --incremental-streaming-output the new part."""
@@ -471,13 +478,27 @@ class Sglang:
 
     async def vocabulary(self, ask: Ask) -> int | None:
         """SGLang crashes on an unknown id in a prompt; its refusal of a bias names the known ids."""
-        sampling = {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}
-        try:
-            await ask(self.path, {"input_ids": [0], "sampling_params": sampling, "stream": False})
-        except UpstreamError as refused:
-            last = re.search(r"logit_bias must ha\w+ keys in \[0, (\d{1,9})\]", str(refused))
-            return int(last[1]) + 1 if last else None
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": _UNKNOWN}, "stream": False}
+        last = await _number_refused(ask(self.path, body), r"logit_bias must ha\w+ keys in \[0, (\d{1,9})\]")
+        return None if last is None else last + 1
+
+
+def _error_in(event: Mapping[str, Any]) -> Refusal | None:
+    """The refusal in an event that has a status."""
+    error = event.get("error")
+    if not isinstance(error, dict) or type(error.get("code")) is not int:
         return None
+    return Refusal(error["code"], str(error.get("message", error)))
+
+
+async def _number_refused(asked: Awaitable[Any], pattern: str) -> int | None:
+    """The number in the message of a refusal; None if the request is not refused, or without it."""
+    try:
+        await asked
+    except UpstreamError as refused:
+        found = re.search(pattern, str(refused))
+        return int(found[1]) if found else None
+    return None
 
 
 def _aborted(event: Mapping[str, Any]) -> Refusal | None:

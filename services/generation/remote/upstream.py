@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ _SIGN = re.compile(r"[^0-9a-zA-Z.+_-]")
 _LONGEST_VERSION = 63
 _CONNECT_SECONDS = 5.0
 _ABOUT_SECONDS = 10.0
+_REFUSAL_SECONDS = 5.0  # after the head: a refusal comes in less than one, a first token may take minutes
 _FIELDS = {
     "max_new_tokens": "max_tokens", "n_predict": "max_tokens", "min_new_tokens": "min_tokens",
     "repeat_penalty": "repetition_penalty", "n_probs": "logprobs", "top_logprobs_num": "logprobs",
@@ -112,36 +114,51 @@ class Upstream:
                     read(event)
                     return
                 _check_encoding(answer)
-                lines = _Lines(self._taking(read, taken), most)
-                await answer.read(lines.feed)
-                lines.end()
+                stream = _Stream(self._dialect, self.url, read, taken)
+                lines = _Lines(stream.event, most)
+                with stream.accepted(waits=self._dialect.refuses_by_event(body)):
+                    await answer.read(lines.feed)
+                    lines.end()
         except ConnectionBroken as error:
             down = UpstreamDown(f"{self.url} broke off: {error}")
             down.sent = error.sent
             raise down from error
 
-    def _taking(
-        self, read: Callable[[Mapping[str, Any]], None], taken: Callable[[], None]
-    ) -> Callable[[Mapping[str, Any]], None]:
-        """The function to call with each event of a stream. It raises as `answer` does."""
-        waits = self._dialect.refuses_by_event
-        if not waits:
-            taken()
-
-        def event(found: Mapping[str, Any]) -> None:
-            nonlocal waits
-            if waits and (refusal := self._dialect.refusal(found)) is not None:
-                raise _refusal(self.url, refusal.status, refusal.message.encode())
-            sound = _sound_event(found)
-            if waits:
-                waits = False
-                taken()
-            read(sound)
-
-        return event
-
     async def close(self) -> None:
         self._connections.close()
+
+
+class _Stream:
+    """The events of an answer: the first one may refuse the request."""
+
+    def __init__(
+        self, dialect: Dialect, url: str, read: Callable[[Mapping[str, Any]], None], taken: Callable[[], None]
+    ) -> None:
+        self._dialect, self._url, self._read, self._taken, self._waits = dialect, url, read, taken, True
+
+    @contextmanager
+    def accepted(self, *, waits: bool) -> Iterator[None]:
+        """Accept the request now, or if it `waits`, by its first event, or after _REFUSAL_SECONDS without one."""
+        timer = asyncio.get_running_loop().call_later(_REFUSAL_SECONDS, self._accept)
+        if not waits:
+            self._accept()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _accept(self) -> None:
+        self._waits = False
+        self._taken()
+
+    def event(self, found: Mapping[str, Any]) -> None:
+        """Raises as Upstream.answer does."""
+        if self._waits and (refusal := self._dialect.refusal(found)) is not None:
+            raise _refusal(self._url, refusal.status, refusal.message.encode())
+        sound = _sound_event(found)
+        if self._waits:
+            self._accept()
+        self._read(sound)
 
 
 class _Lines:
@@ -252,4 +269,4 @@ def _field(document: object, message: str) -> str:
     names = {**{each: each for each in _KNOWN}, **_FIELDS}
     if isinstance(named, str) and named in names:
         return names[named]
-    return next((ours for theirs, ours in names.items() if theirs in message), "prompt")
+    return next((ours for theirs, ours in names.items() if theirs in message.lower()), "prompt")

@@ -23,6 +23,7 @@ from ledger.encoding.text_forms import cid
 from services.client.ledger.log import LogEntry
 from services.generation import remote_preparation
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.remote import upstream
 from services.runtime.process import CannotStart
 from tests.fakes.collector import collecting
 from tests.fakes.upstreams import FakeUpstream, listening
@@ -287,7 +288,8 @@ async def test_a_refusal_is_told_as_what_it_is_and_leaves_no_receipt(
 ) -> None:
     stub = await engines.start(kind)
     engines.fast.fault = engines.plain.fault = fault
-    failed = await failure(stub.Generate(asking(max_tokens=5)))
+    constraint = {"structured_outputs": {"json": '{"type": "object"}'}} if fault == "grammar" else {}
+    failed = await failure(stub.Generate(asking(max_tokens=5, **constraint)))
     assert failed.code == code
     named = {"refuse": ["sampling.top_k"], "grammar": ["sampling.structured_outputs"]}
     assert failed.fields == named.get(fault, [])
@@ -375,6 +377,32 @@ async def test_one_answer_that_hangs_holds_no_other_and_ends_when_its_caller_lea
     hanging.cancel()
     receipt = await engines.deployment.receipt_of("hanging")
     assert (receipt.output.finish_reason, receipt.output.tokens) == ("cancelled", 2)
+
+
+@pytest.mark.parametrize("fault", ["hang", "comments"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_stream_begins_though_its_engine_sends_a_head_and_no_event(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, kind: str, fault: str
+) -> None:
+    monkeypatch.setattr(upstream, "_REFUSAL_SECONDS", 0.05)
+    stub = await engines.start(kind)
+    engines.fast.fault, engines.fast.after = fault, 0
+    asked = asking(max_tokens=5, structured_outputs={"regex": "a+"})
+    call = stub.GenerateStream(pb.GenerateStreamRequest(request=asked))
+    assert (await call.read()).HasField("started")
+    call.cancel()
+    (receipt,) = await engines.deployment.receipts(1)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("cancelled", 0)
+
+
+async def test_a_caller_who_leaves_before_the_first_event_ends_the_request(engines: Engines) -> None:
+    stub = await engines.start()
+    engines.fast.fault, engines.fast.after = "hang", 0
+    call = stub.Generate(asking(max_tokens=5, structured_outputs={"regex": "a+"}))
+    await until(engines.asked)
+    call.cancel()
+    (receipt,) = await engines.deployment.receipts(1)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == ("cancelled", 0)
 
 
 async def test_an_upstream_that_says_nothing_for_too_long_has_broken_off(engines: Engines) -> None:
@@ -537,14 +565,16 @@ async def test_a_log_probability_that_is_no_number_ends_the_answer(engines: Engi
     def twist(event: dict[str, Any]) -> str:
         for choice in event["choices"]:
             if ids := choice["token_ids"]:
-                told = {"tokens": [f"token_id:{ids[0]}"], "token_logprobs": ["@@"], "top_logprobs": [{}]}
-                choice["logprobs"] = told
+                told = -0.5 if "prompt_token_ids" in choice else "@@"  # the first event accepts the request
+                choice["logprobs"] = {
+                    "tokens": [f"token_id:{ids[0]}"], "token_logprobs": [told], "top_logprobs": [{}]
+                }  # fmt: skip
         return json.dumps(event).replace('"@@"', logprob)
 
     engines.fast.twist = twist
     for logprob in ("NaN", "1e999", "null", '"x"', "Infinity"):
         _, receipt = await said_and_signed(engines, max_tokens=5, logprobs=1)
-        assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 0), logprob
+        assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 1), logprob
 
 
 @pytest.mark.parametrize("lie", [
@@ -592,8 +622,11 @@ async def test_an_answer_that_sglang_ends_with_an_error_lacks_the_token_that_it_
     assert (receipt.output.finish_reason, receipt.output.tokens) == ("error", 2)
 
 
-async def test_no_id_that_ends_sglang_is_sent_to_it_and_its_vocabulary_is_asked_for(engines: Engines) -> None:
-    stub = await engines.start("sglang", weights=False)
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_no_id_beyond_the_vocabulary_is_sent_and_the_engine_is_asked_for_its_size(
+    engines: Engines, kind: str
+) -> None:
+    stub = await engines.start(kind, weights=False)
     last = max(engines.tokenizer.fast.get_vocab().values())
     failed = await failure(stub.Generate(asking("", token_ids=pb.TokenIds(ids=[5, last + 1]), max_tokens=5)))
     assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["token_ids"])

@@ -203,7 +203,7 @@ def test_kernels_pass_at_every_size_and_the_cache_is_given_back(shared_target: C
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [17, pytest.param(256, marks=pytest.mark.long)])
 def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
-    shared_target: CpuTarget, monkeypatch: pytest.MonkeyPatch, rows: int
+    target: CpuTarget, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     honest = Team.run
 
@@ -213,7 +213,7 @@ def test_a_kernel_that_is_wrong_for_one_number_of_rows_is_found(
         honest(self, words, threads, wait=wait)
 
     monkeypatch.setattr(Team, "run", tampered)
-    report = KERNELS(shared_target)
+    report = KERNELS(target)
     assert report.failures
     assert all(f" {rows} rows" in failure for failure in report.failures)
 

@@ -4,6 +4,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -14,15 +15,22 @@ from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model
 
-_FOLDER = Path(tempfile.mkdtemp(prefix="kolm-test-base-"))
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
-BASE = make_tiny_model(_FOLDER / "base")
-TOKENIZER = FastTokenizer.from_file(str(BASE / "tokenizer.json"))
-TOKENIZER_CID = tokenizer_cid(BASE)
+
+@cache
+def base() -> Path:
+    """A tiny model, made by the first test of this process that asks for it."""
+    folder = Path(tempfile.mkdtemp(prefix="kolm-test-base-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make_tiny_model(folder / "base")
+
+
+@cache
+def tokenizer() -> FastTokenizer:
+    return FastTokenizer.from_file(str(base() / "tokenizer.json"))
 
 
 def builder(parameters: BuildParameters | None = None) -> DatastoreBuilder:
-    return DatastoreBuilder(BASE, TOKENIZER, TOKENIZER_CID, parameters or BuildParameters())
+    return DatastoreBuilder(base(), tokenizer(), tokenizer_cid(base()), parameters or BuildParameters())
 
 
 def documents(texts: Iterable[str]) -> list[Document]:
@@ -31,8 +39,12 @@ def documents(texts: Iterable[str]) -> list[Document]:
 
 def store_of(texts: Iterable[str], folder: Path, parameters: BuildParameters | None = None) -> Datastore:
     builder(parameters).build(documents(texts), folder)
-    return Datastore.open(folder, BASE, TOKENIZER_CID)
+    return opened(folder)
+
+
+def opened(folder: Path) -> Datastore:
+    return Datastore.open(folder, base(), tokenizer_cid(base()))
 
 
 def encode(text: str) -> list[int]:
-    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+    return list(tokenizer().encode(text, add_special_tokens=False).ids)

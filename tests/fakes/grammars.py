@@ -8,9 +8,10 @@ import numpy as np
 from services.generation.engine.request import Grammar, StructuredOutputs
 from services.generation.engine.sampling.processors import GrammarMask
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
-from tests.fakes.tiny_model import END, tiny_tokenizer
+from tests.fakes.tiny_model import END, SPECIAL_TOKENS, tiny_tokenizer
 
 VOCAB = 384
+END_ID = SPECIAL_TOKENS.index(END)
 
 PERSON = {
     "type": "object",

@@ -1,18 +1,7 @@
 """The first OpenCL device as a device of kolm: PoCL, where the tests' packages are installed."""
 
-import pytest
-
 from services.generation.target.gpu.device import Device
 from services.generation.target.gpu.kernels import LANES, Kernels
-
-
-def skip_without_opencl() -> None:
-    """Skip the calling module if PyOpenCL is not installed, or finds no device."""
-    pytest.importorskip("pyopencl", reason="pyopencl, of the extra dev, is not installed")
-    from services.generation.target.gpu.opencl import devices
-
-    if not devices():
-        pytest.skip("no OpenCL device: PoCL, of the extra dev, is not installed", allow_module_level=True)
 
 
 def opencl(*options: str, replaced: tuple[str, str] = ("", "")) -> Device:

@@ -19,12 +19,12 @@ from services.datastores.builder import BuildFailed, BuildParameters, DatastoreB
 from services.datastores.documents import DocumentsInvalid, find_files, read_documents, strip_tags
 from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import fast_tokenizer
-from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.errors import ConfigInvalid
+from services.generation.target.identity import tokenizer_cid
 from tests.examples import examples
-from tests.fakes.datastores import BASE, TOKENIZER, TOKENIZER_CID, builder, documents, encode, store_of
+from tests.fakes.datastores import base, builder, documents, encode, opened, store_of, tokenizer
 from tests.forked import FORKED
 from tests.unit.datastores.failing_builds import build_killed, build_without_room
 
@@ -137,7 +137,7 @@ def test_what_may_not_be_read_is_named_and_never_left_out_in_silence(
 
 @pytest.mark.slow
 def test_the_tokenizer_is_the_one_that_serves(model: Path) -> None:
-    for directory in (model, BASE):
+    for directory in (model, base()):
         assert fast_tokenizer(directory).to_str() == Tokenizer(directory).fast.to_str()
 
 
@@ -160,11 +160,11 @@ class _Counting:
         self.most = 0
 
     def get_vocab_size(self, with_added_tokens: bool) -> int:
-        return int(TOKENIZER.get_vocab_size(with_added_tokens=with_added_tokens))
+        return int(tokenizer().get_vocab_size(with_added_tokens=with_added_tokens))
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
         self.most = max(self.most, sum(len(text) for text in texts))
-        return list(TOKENIZER.encode_batch_fast([text[:1000] for text in texts], add_special_tokens=False))
+        return list(tokenizer().encode_batch_fast([text[:1000] for text in texts], add_special_tokens=False))
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_line_of_fifty_megabytes_is_tokenised_in_pieces(tmp_path: Path, line: 
     path = tmp_path / "long.txt"
     path.write_text(line * (50_000_000 // len(line)))
     counting = _Counting()
-    made = DatastoreBuilder(BASE, counting, TOKENIZER_CID, BuildParameters(shard_tokens=50_000))  # type: ignore[arg-type]
+    made = DatastoreBuilder(base(), counting, tokenizer_cid(base()), BuildParameters(shard_tokens=50_000))  # type: ignore[arg-type]
     manifest = made.build(read_documents([path], [path], lambda _: None), tmp_path / "store")
     assert manifest.documents == 1
     assert len(manifest.shards) > 1
@@ -189,7 +189,7 @@ def test_a_build_needs_neither_torch_nor_transformers_nor_a_compiler(tmp_path: P
     code = (
         "import sys; from pathlib import Path; from services.cli import datastore as c;"
         "from services.datastores.builder import BuildParameters;"
-        f"c.build_datastore([Path({str(tmp_path)!r})], [], Path({str(BASE)!r}), Path({str(tmp_path / 'out')!r}),"
+        f"c.build_datastore([Path({str(tmp_path)!r})], [], Path({str(base())!r}), Path({str(tmp_path / 'out')!r}),"
         "BuildParameters());"
         "print(sorted({'torch', 'transformers', 'numba', 'scipy'} & set(sys.modules)))"
     )
@@ -213,7 +213,7 @@ def test_what_stands_already_is_not_touched(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> None:
-    process = FORKED.Process(target=build_killed, args=(BASE, tmp_path / "store"))
+    process = FORKED.Process(target=build_killed, args=(base(), tmp_path / "store"))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -229,7 +229,7 @@ def test_a_killed_build_leaves_nothing_that_looks_complete(tmp_path: Path) -> No
     ids=["sources", "tokens", "suffixes", "index"],
 )
 def test_a_full_disk_is_an_error_that_leaves_nothing(tmp_path: Path, room: int, passage_tokens: int) -> None:
-    arguments = (BASE, tmp_path / "store", room, passage_tokens)
+    arguments = (base(), tmp_path / "store", room, passage_tokens)
     process = FORKED.Process(target=build_without_room, args=arguments)
     process.start()
     process.join()
@@ -284,7 +284,7 @@ def test_the_same_passages_give_the_same_index_and_are_found(
     names = {builder(parameters).build(documents(texts), tmp_path / name).cid for name in ("one", "two")}
     assert len(names) == 1
     assert isinstance(faiss.read_index(str(tmp_path / "one" / "passages.faiss")), kind)
-    store = Datastore.open(tmp_path / "one", BASE, TOKENIZER_CID)
+    store = opened(tmp_path / "one")
     asked = encode(texts[5])[:32]
     near = store.nearest_passages(np.array(asked), 20)
     assert any(store.passage(int(passage)).tolist() == asked for passage in near)

@@ -25,6 +25,7 @@ from services.generation.target.rows import RowsBuilder
 from tests.examples import examples
 from tests.fakes.engine_runs import Collected, run
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids
+from tests.fakes.grammars import END_ID as END
 
 
 @dataclass
@@ -255,17 +256,18 @@ def test_a_request_begins_with_what_paid_in_others() -> None:
     "other",
     [
         {"tenant": "b"}, {"adapter": "cidv1:sha256:1"}, {"sampling": SamplingParams(1.0)}, {"prediction": (1, 2)},
-        {"grammar": grammar(CONSTRAINTS[0])},
+        {"grammar": CONSTRAINTS[0]},
     ],
 )  # fmt: skip
 def test_what_requests_of_one_kind_lost_is_unknown_to_others(other: dict[str, Any]) -> None:
     gains, asked = Gains(), EngineRequest("r", (0,), SamplingParams(), tenant="a")
     passes(gains.begin(asked, ("eagle3",)), 8, -0.5)
     assert gains.begin(asked, ("eagle3",)).method is None
+    if source := other.get("grammar"):
+        other = {"grammar": grammar(source)}
     assert gains.begin(replace(asked, **other), ("eagle3",)).method == "eagle3"
 
 
-END = grammar(CONSTRAINTS[1]).eos
 ROOT = 7
 TWO = StructuredOutputs("choice", json.dumps(["the ledger keeps", "the drafter guesses"]))
 

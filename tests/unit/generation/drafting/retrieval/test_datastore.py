@@ -21,7 +21,7 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.race import gumbel
 from services.generation.target.arrays import Int64
 from tests.examples import examples
-from tests.fakes.datastores import BASE, TOKENIZER, TOKENIZER_CID, encode, store_of
+from tests.fakes.datastores import base, encode, opened, store_of, tokenizer
 
 TEXTS = [
     "The harbour opens at six and closes at nine.",
@@ -53,7 +53,7 @@ def followers(store: Datastore, pattern: Int64) -> list[int]:
 def test_the_passages_nearest_to_a_text_are_those_with_its_words(tmp_path: Path) -> None:
     store = store_of(TEXTS, tmp_path / "store", BuildParameters(passage_tokens=16))
     (near,) = store.nearest_passages(np.array(encode("Fish is sold on the pier on Sundays")), 1).tolist()
-    passage = TOKENIZER.decode(store.passage(near).tolist())
+    passage = tokenizer().decode(store.passage(near).tolist())
     assert "Fish" in passage or "Sundays" in passage
 
 
@@ -67,7 +67,7 @@ def test_the_same_corpus_gives_the_same_name(tmp_path: Path) -> None:
 def test_another_tokenizers_store_is_refused(tmp_path: Path) -> None:
     store_of(TEXTS, tmp_path / "store")
     with pytest.raises(StoreMismatch):
-        Datastore.open(tmp_path / "store", BASE, "cidv1:sha256:" + "0" * 64)
+        Datastore.open(tmp_path / "store", base(), "cidv1:sha256:" + "0" * 64)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_damaged_store_is_refused_by_the_files_name(tmp_path: Path, name: str,
     else:
         path.write_bytes(data[:-1] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(StoreInvalid, match=name):
-        Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID).verify()
+        opened(tmp_path / "store").verify()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_changed_manifest_is_refused(tmp_path: Path, edit: object) -> None:
     edit(document)  # type: ignore[operator]
     path.write_text(json.dumps(document))
     with pytest.raises(StoreInvalid):
-        Datastore.open(tmp_path / "store", BASE, TOKENIZER_CID)
+        opened(tmp_path / "store")
 
 
 SMALL = 5  # tokens in a vocabulary where everything repeats

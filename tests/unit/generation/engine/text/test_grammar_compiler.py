@@ -35,6 +35,7 @@ from services.generation.engine.text.grammar_turns import MOST_WAITING
 from services.runtime.errors import ResourceExhausted
 from tests.examples import examples
 from tests.fakes.grammars import CONSTRAINTS, SLOW, VOCAB, compiler, decoded, encoded, grammar, ids
+from tests.fakes.grammars import END_ID as END
 
 JOINED = json.dumps({"allOf": [{"pattern": f"a{n}z"} for n in range(17)]})
 
@@ -394,7 +395,6 @@ def test_what_was_refused_is_not_tried_again_for_a_while(kind: Kind, error: type
     assert grammars.tried == ["0", "0"]
 
 
-END = grammar(CONSTRAINTS[1]).eos
 STOP = 300
 
 

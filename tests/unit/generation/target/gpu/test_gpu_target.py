@@ -18,14 +18,13 @@ from services.generation.target.probe import measure_profile
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
 from tests.examples import examples
-from tests.fakes.opencl import skip_without_opencl
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import TOKENS, make_tiny_model
 from tests.numerics.arithmetic import assert_same_bits
 from tests.unit.generation.engine.test_identity import check_identity, short_battery
 
-skip_without_opencl()
+pytestmark = pytest.mark.usefixtures("pocl_device")
 
 LAYERS = (0, 1)
 MODELS: dict[str, dict[str, Any]] = {

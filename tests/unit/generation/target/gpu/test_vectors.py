@@ -7,12 +7,12 @@ from services.generation.target.gpu.device import Device, DeviceUnavailable
 from services.generation.target.gpu.kernels import Kernels
 from services.generation.target.gpu.source import CONTRACTION
 from services.generation.target.gpu.vectors import check_arithmetic, compute
-from tests.fakes.opencl import kernels, opencl, skip_without_opencl
+from tests.fakes.opencl import kernels, opencl
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.vectors import values_of
 from tests.vectors.make_device import FILE, SECTIONS, computed, contents
 
-skip_without_opencl()
+pytestmark = pytest.mark.usefixtures("pocl_device")
 
 NOTHING = ("", "")
 MAY_CONTRACT = (CONTRACTION, "")

@@ -31,7 +31,6 @@ from services.generation.target.model_path import model_path
 
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
-    "audits": lambda _: steps.measure_audits(),
     "served": lambda given: steps.measure_served(given.gguf or model_path("smollm2")),
     "load": lambda given: (
         against.measure(
@@ -40,9 +39,6 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         )
         if given.against
         else load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes)
-    ),
-    "eagle3": lambda given: steps.measure_head(
-        given.model, given.head, prompts=given.prompts, max_tokens=given.max_tokens
     ),
     "specbench": lambda given: specbench.measure(
         given.gguf, given.questions, head=given.head, max_tokens=given.max_tokens, quick=given.quick,
@@ -98,20 +94,13 @@ def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str,
         return f"{given.kind}-{given.gguf.stem if given.gguf else given.shape}", subject
     if name == "families":
         return str(given.prompt_tokens), Subject(arithmetic=Subject.of().arithmetic)
-    if name == "eagle3":
-        return given.label, Subject.of(given.model, head=given.head, max_tokens=given.max_tokens)
     return given.label, Subject.of(model)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument(
-        "--model", type=Path, default=model_path("smollm2"), help="transformers directory or GGUF file (smollm2)"
-    )
-    parser.add_argument(
-        "--head", type=Path, default=Path("demo/smollm2/head"), help="of eagle3 and specbench: SmolLM2's head"
-    )
-    parser.add_argument("--prompts", type=int, default=16, help="of eagle3 and accepted: prompts of each kind (16)")
+    parser.add_argument("--head", type=Path, default=Path("demo/smollm2/head"), help="of specbench: SmolLM2's head")
+    parser.add_argument("--prompts", type=int, default=16, help="of accepted: prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     parser.add_argument(

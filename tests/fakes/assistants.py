@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.generation.drafting.mtp.assistant import Assistant, assistant_shapes, load_assistant
-from services.generation.drafting.mtp.assistant_drafter import AssistantDrafter
+from services.generation.drafting.mtp.mtp_drafter import AssistantDrafter
 from services.generation.target.config.config import TargetConfig, config_within, read_config
 from services.generation.target.families import GEMMA4
 from services.generation.target.target import Target

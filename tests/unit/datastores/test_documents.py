@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding
 
-from services.datastores import shard_writer
-from services.datastores.builder import BuildFailed, BuildParameters, DatastoreBuilder, PassageVectors
+from services.datastores import builder as builder_module
+from services.datastores.builder import BuildFailed, BuildParameters, DatastoreBuilder, PassageVectors, ShardWriter
 from services.datastores.documents import DocumentsInvalid, find_files, read_documents, strip_tags
-from services.datastores.shard_writer import ShardWriter
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from services.generation.engine.text.tokenizer import Tokenizer
@@ -293,15 +292,15 @@ def test_the_same_passages_give_the_same_index_and_are_found(
 @given(st.lists(st.integers(0, 3) | st.integers(0, 2**24), min_size=1, max_size=60), st.integers(1, 5))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_suffixes_are_sorted_in_whatever_pieces(tokens: list[int], piece: int) -> None:
-    before, shard_writer._PIECE = shard_writer._PIECE, piece
+    before, builder_module._PIECE = builder_module._PIECE, piece
     try:
         for dtype in (np.uint32, np.uint16):
             some = np.array(tokens, np.uint32).astype(dtype)
-            found = np.concatenate(list(shard_writer.sorted_suffixes(some)))
+            found = np.concatenate(list(builder_module.sorted_suffixes(some)))
             assert found.dtype == np.int32
             assert found.tolist() == sorted(range(len(some)), key=lambda at, s=some: s[at:].tolist())  # type: ignore[misc]
     finally:
-        shard_writer._PIECE = before
+        builder_module._PIECE = before
 
 
 @given(
@@ -313,15 +312,15 @@ def test_suffixes_are_sorted_in_whatever_pieces(tokens: list[int], piece: int) -
 def test_shards_hold_every_token_in_order_and_passages_tell_where(
     tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], room: int, size: int
 ) -> None:
-    folder, counted = tmp_path_factory.mktemp("shards"), shard_writer._COUNTED
-    shard_writer._COUNTED = 3
+    folder, counted = tmp_path_factory.mktemp("shards"), builder_module._COUNTED
+    builder_module._COUNTED = 3
     try:
         writer = ShardWriter(folder, 10, room, size)
         for text in texts:
             writer.take(np.array(text, np.uint16))
         writer.end()
     finally:
-        shard_writer._COUNTED = counted
+        builder_module._COUNTED = counted
     shards = [np.load(folder / tokens.path) for tokens, _ in writer.shards]
     spelt = [shards[shard][first : first + count].tolist() for shard, first, count in writer.passages.tolist()]
     assert [token for passage in spelt for token in passage] == [token for text in texts for token in text]

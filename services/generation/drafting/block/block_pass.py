@@ -10,6 +10,7 @@ import numpy as np
 from services.generation.drafting.block.block_checkpoint import (
     AFTER,
     ATTENTION_CONVOLUTION,
+    BASE_KERNEL,
     BEFORE,
     CONFIDENCE,
     CONFIDENCE_BIAS,
@@ -27,10 +28,9 @@ from services.generation.drafting.block.block_checkpoint import (
     BlockHead,
     block_layer,
 )
-from services.generation.drafting.block.convolution import Convolutions, Kernels
-from services.generation.drafting.block.selector import Selector
-from services.generation.drafting.draft_tree.candidates import Vocabulary
+from services.generation.drafting.draft_tree.candidates import Vocabulary, insert
 from services.generation.drafting.heads import rotation_of_head
+from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.config.rope import inverse_root, query_scales, rotations
@@ -41,7 +41,7 @@ from services.generation.target.kernels.records import bind
 from services.generation.target.kernels.storages import PANEL, padded
 from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory
 from services.generation.target.program.layer import Layer, load_layer
-from services.generation.target.program.matrices import Matrix, matrix_of, vector
+from services.generation.target.program.matrices import Matrix, Read, matrix_of, vector
 from services.generation.target.program.operations import NOWHERE, Operations
 from services.generation.target.program.products import EmbeddingTable, Product
 from services.generation.target.program.team import Passes
@@ -52,6 +52,83 @@ _CACHED = "float32"  # type of keys and values
 _APART = frozenset((EMBEDDING, MARKOV_IN, MARKOV_OUT, CONFIDENCE, CONFIDENCE_BIAS, BEFORE, AFTER, STATE_PROJECTION))
 """Tensors that no operation of a pass reads."""
 _MOST_ROWS = 256  # rows of a pass; more rows take several passes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selector:
+    """score(p, h, c) = the sum over the rank of before[p] * (projection h) * after[c], of tokens p and c."""
+
+    before: Float32  # [vocabulary, rank]
+    after: Float32  # [vocabulary, rank]
+    projection: Float32  # [rank, hidden]
+    top: int
+
+    @classmethod
+    def of(cls, head: BlockHead) -> Selector:
+        before, after, projection = (head.tensors[name] for name in (BEFORE, AFTER, STATE_PROJECTION))
+        return cls(before, after, projection, head.config.selector_top)
+
+    def scored(self, logits: Float32, states: Float32, tokens: Int64) -> Float32:
+        """Logits [n, vocabulary] of the `top` likeliest tokens of each row, with their scores after `tokens` [n];
+        minus infinity for all others. `states` [n, hidden].
+        """
+        return _scored(logits, self.before[tokens] * (states @ self.projection.T), self.after, self.top)
+
+
+@relaxed
+def _scored(logits: Float32, contexts: Float32, after: Float32, top: int) -> Float32:
+    found = np.full(logits.shape, -np.inf, np.float32)
+    best, places = np.empty(top, np.float64), np.empty(top, np.int64)
+    for r in range(len(logits)):
+        best[:] = -np.inf
+        for v in range(logits.shape[1]):
+            if logits[r, v] > best[top - 1]:
+                insert(best, places, np.float64(logits[r, v]), v)
+        for i in range(top):
+            if best[i] > -np.inf:
+                score = np.float32(0.0)
+                for j in range(contexts.shape[1]):
+                    score += contexts[r, j] * after[places[i], j]
+                found[r, places[i]] = logits[r, places[i]] + score
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """The weights of the two convolutions round a part."""
+
+    base: Float32  # [2, taps, hidden], before and after it
+    projection: Matrix  # of the part's normed input to all deltas: [2, taps, groups]
+    group: int  # channels that share a delta
+    block: int
+
+    @classmethod
+    def of(cls, config: BlockConfig, prefix: str, read: Read) -> Kernels:
+        base, projection = vector(read, f"{prefix}{BASE_KERNEL}"), matrix_of(read(f"{prefix}{KERNEL_PROJECTION}"))
+        return cls(base, projection, config.tap_group, config.block_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolutions:
+    """`operations.Around` of attention or an MLP: its normed input is convolved, and so is its output."""
+
+    kernels: Kernels
+    deltas: Float32  # lines [rows, 2 * taps * groups], which must outlive the program
+
+    def before(self, operations: Operations, x: Float32) -> None:
+        operations.linear(self.kernels.projection, x, self.deltas)
+        self._convolve(operations, x, 0)
+
+    def after(self, operations: Operations, update: Float32) -> None:
+        self._convolve(operations, update, 1)
+
+    def _convolve(self, operations: Operations, x: Float32, side: int) -> None:
+        kernels = self.kernels
+        _, taps, hidden = kernels.base.shape
+        first = side * taps * (hidden // kernels.group)
+        operations.convolve_block(
+            x, kernels.base[side], self.deltas, first=first, group=kernels.group, block=kernels.block
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from llvmlite import ir
 from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Code, Value, calling
 from services.generation.target.kernels.linear.byte_products import IntegerProducts
 from services.generation.target.kernels.linear.float_tiles import panel_bytes
-from services.generation.target.kernels.linear.unpacked import AHEAD, TOGETHER, UnpackedGroup, unpack, unpacked_bytes
 from services.generation.target.kernels.linear.widening import QuantisedGroup, byte_order
 from services.generation.target.kernels.machine import Machine, looks_ahead
 from services.generation.target.kernels.records import FIELDS, Kernel, Words
@@ -29,6 +28,56 @@ _X_BYTES = 3 << 17  # of rounded x that are multiplied with a panel together: mo
 _NEAR = 1664  # bytes that are prefetched into the first-level cache, if the CPU looks ahead: two groups of q6_k
 _MANY = 4  # rows from which on arithmetic takes longer than reading: with fewer, CPUs may prefetch better by themselves
 _DWORDS = 8  # of a group's rounded bytes
+TOGETHER = 8  # groups that are unpacked together: those that share a header
+_LINE = 4 * PANEL
+_WORDS = GROUP // 4
+AHEAD = 8192  # bytes of packed weights that are prefetched into the second-level cache
+
+
+def unpacked_bytes(storage: Storage) -> int:
+    """Bytes of an unpacked group."""
+    return (_WORDS + storage.parts + (not storage.middle)) * _LINE
+
+
+class UnpackedGroup:
+    """The columns [column, column + lanes) of a group that was taken apart in memory, like a `QuantisedGroup`.
+
+    Passes over many rows unpack a group once for all tiles of rows. It has lines of PANEL numbers, one for each column:
+    eight of four integers of a byte, in the order of `QuantisedGroup.words`, then the scales and `least`, float32.
+    """
+
+    def __init__(self, code: Code, storage: Storage, place: Value, column: int, lanes: int) -> None:
+        self._c, self._place, self._column, self._lanes = code, place, column, lanes
+        self.scales = [self._line(_WORDS + part, F32) for part in range(storage.parts)]
+        self.least = None if storage.middle else self._line(_WORDS + storage.parts, F32)
+
+    def word(self, number: int) -> Value:
+        return self._line(number, I32)
+
+    def _line(self, number: int, kind: Any) -> Value:
+        return self._c.load(self._place, _LINE * number + 4 * self._column, kind, self._lanes, 4)
+
+
+def unpack(module: ir.Module, machine: Machine, storage: Storage) -> Any:
+    """unpack(record, panel, first, groups, to): groups [first, first + groups) of a panel; `first` is a multiple of
+    TOGETHER.
+    """
+    c = Code(module, machine, "unpack", (POINTER, I64, I64, I64, POINTER))
+    record_, panel, first, groups, to = c.arguments
+    record = Words(c, record_, FIELDS["linear"], 2)
+    place = c.at(record.weights, c.mul(panel, panel_bytes(c, record, storage)))
+    header = c.at(place, c.mul(c.div(first, storage.groups), storage.panel(storage.groups * GROUP)))
+    with c.loop(groups) as number:
+        group = c.at(header, c.add(c.mul(number, storage.group), storage.header))
+        for at in range(0, storage.group, 64):
+            c.prefetch(group, AHEAD + at, locality=2)
+        out = c.at(to, c.mul(number, unpacked_bytes(storage)))
+        for column in range(0, PANEL, machine.lanes):
+            found = QuantisedGroup(c, storage, header, group, column, machine.lanes)
+            lines = [*found.words, *found.scales, *(() if found.least is None else (found.least,))]
+            for line, value in enumerate(lines):
+                c.store(value, out, _LINE * line + 4 * column)
+    return c.done()
 
 
 def round_rows(c: Code, record: Any, storage: Storage, x: Value, rows: Value, to: Value) -> None:

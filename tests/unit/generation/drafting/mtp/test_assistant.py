@@ -24,8 +24,8 @@ from services.generation.drafting.heads import (
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.methods import load_head
 from services.generation.drafting.mtp.assistant import Assistant, write_assistant
-from services.generation.drafting.mtp.assistant_drafter import AssistantDrafter
 from services.generation.drafting.mtp.assistant_pass import AssistantPass
+from services.generation.drafting.mtp.mtp_drafter import AssistantDrafter
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.drafter import Drafter, DraftRequest
 from services.generation.engine.request import EngineRequest, SamplingParams

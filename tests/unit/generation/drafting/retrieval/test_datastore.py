@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.datastores.builder import BuildParameters
-from services.datastores.shard_writer import sorted_suffixes
+from services.datastores.builder import BuildParameters, sorted_suffixes
 from services.generation.drafting.acceptance import RequestAcceptance
 from services.generation.drafting.draft_tree.candidates import sampling_of
 from services.generation.drafting.draft_tree.nodes import NODE, NONE, Bounds

@@ -11,7 +11,7 @@ import pytest
 from services.generation.drafting.acceptance import RequestAcceptance
 from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.stepping.levels import Levels, next_level
+from services.generation.drafting.stepping.step_drafter import Levels, next_level
 from services.generation.engine.economics import Costs
 from services.generation.target.blocks import BLOCK, slot_of
 from services.generation.target.rows import Rows

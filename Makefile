@@ -38,7 +38,7 @@ PYTEST  := $(BIN)/python -m pytest
 SPREAD  := $(PYTEST) -q -p tests.workers --workers=$(WORKERS)
 BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2
 
-test: $(DEV) ## lint and the whole test suite beside each other, random examples drawn anew
+test: $(DEV) ## lint and the whole test suite beside each other, with new random examples
 	@echo "Runs ruff, mypy, import-linter and buf, and beside them every test in $(WORKERS) processes: about seven minutes on two free" \
 	  "CPUs, and two more the first time. Ends with the tests that were skipped, and why; \`make test-fast\` runs a part." >&2
 	$(BESIDE) suite lint

@@ -134,7 +134,7 @@ class RatedDrafter(Drafter):
         return self.drafter.propose(asks)
 
     def flat(self, rows: int, tokens: int) -> Float32:
-        """Equal logits [rows, tokens], kept: to make them anew, or of the head's, takes a tenth of a step's time."""
+        """Equal logits [rows, tokens], kept: making them again, or from the head's, takes a tenth of a step's time."""
         if len(self._flat) < rows:
             self._flat = np.zeros((rows, tokens), np.float32)
         return self._flat[:rows]

@@ -51,7 +51,7 @@ _PART, _MAX_TOKENS = 8, 192
 _SEEN, _SEEN_PAGES, _SEEDS = 256, 112, 5000
 """Prompts in whose view thresholds were set, the first ones, which are not asked again; and the first new seed."""
 _NOISY, _SPECULATING = "q8_0 with noise", "q8_0 with n-grams"
-_TOLD_ANEW = "honest q8_0, T=0"
+_RETOLD = "honest q8_0, T=0"
 """The outputs with which lies by receipts alone are made."""
 _CUT, _ADDED = 24, 20  # tokens
 _SPECIAL = 17  # the first ids of SmolLM2's vocabulary, which have no text
@@ -233,7 +233,7 @@ def weights(name: str) -> Path:
     return path
 
 
-def told_anew(honest: Sequence[Served], end: int, silent: Sequence[int]) -> dict[str, list[Served]]:
+def retold(honest: Sequence[Served], end: int, silent: Sequence[int]) -> dict[str, list[Served]]:
     """Lies that need no other output: an edited word, the answer to another question, a cut answer that is stated to be
     whole, and tokens without a text. `end`: the token that ends outputs; `silent`: tokens without text.
     """
@@ -367,7 +367,7 @@ def judged(
     several: Sequence[Part], lies: int, marks: tuple[int, Sequence[int]]
 ) -> dict[str, list[tuple[Served, ReferencePass]]]:
     """The outputs of each case with their passes; lies by receipts alone are made on the first honest outputs, with
-    `marks` as in `told_anew`.
+    `marks` as in `retold`.
     """
     cases: dict[str, list[tuple[Served, ReferencePass]]] = {}
     for promised in ("q8_0", "q4_0"):
@@ -375,8 +375,8 @@ def judged(
         for part in (part for part in several if part.promised == promised):
             outputs = [msgspec.json.decode(line, type=Served) for line in part.path.read_bytes().splitlines()]
             made = {part.case: outputs}
-            if part.case == _TOLD_ANEW and part.number * _PART < lies:
-                made |= told_anew(outputs, *marks)
+            if part.case == _RETOLD and part.number * _PART < lies:
+                made |= retold(outputs, *marks)
             for case, each in made.items():
                 passes = audit(promised, each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
                 group = f"all {case.partition(',')[0]}" if case.startswith("honest") else case
@@ -416,7 +416,7 @@ def main() -> None:
     wanted = tuple(given.only or ("",))
     several = [
         part for part in several
-        if part.case.startswith(wanted) or (part.case == _TOLD_ANEW and part.number * _PART < outputs)
+        if part.case.startswith(wanted) or (part.case == _RETOLD and part.number * _PART < outputs)
     ]  # fmt: skip
     if given.kept:
         several = [part for part in several if part.path.exists()]

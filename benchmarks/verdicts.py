@@ -52,7 +52,8 @@ _SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that o
 _T = TypeVar("_T")
 TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
 _MAX_TOKENS, _FAULTY_TOKENS = 256, 96
-"""Of an answer at most: n-grams draft more in long answers, and a faulty one is asked for seven times."""
+"""Most tokens of an honest and of a faulty answer: n-grams draft more in long answers, and a faulty answer is requested
+seven times."""
 _REPEATED = "Write this question ten times, each time on a new line: {}"
 """The work of answers with a fault, which needs drafts."""
 

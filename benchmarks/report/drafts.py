@@ -93,5 +93,5 @@ def cases_alone(results: Results) -> Iterator[tuple[Measurement, Mapping[str, An
 
 
 def storage(record: Measurement) -> str:
-    """Of the weights, in a record of `specbench`."""
+    """The storage of the weights in a record of `specbench`."""
     return "bfloat16" if "bfloat16" in record.case else "Q4_1"

@@ -106,8 +106,8 @@ def _sequencer(
     metrics: LedgerMetrics,
 ) -> Sequencer:  # fmt: skip
     try:
-        everybody = TrustedDirectory(settings.trusted_directory, own=key).trusted()
-        check_continuity(store, guard, everybody, settings.origin, settings.witnessed, new_guard=settings.new_guard)
+        every_key = TrustedDirectory(settings.trusted_directory, own=key).trusted()
+        check_continuity(store, guard, every_key, settings.origin, settings.witnessed, new_guard=settings.new_guard)
         return Sequencer(
             store, key, trusted, settings.origin, guard=guard, queue_size=settings.queue_size,
             batch_size=settings.batch_size, on_written=metrics.written,

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 Permission = frozenset[Role] | None
 """The roles of which one is needed; None if no credential is needed."""
 
-ANYBODY: Final[Permission] = None
+PUBLIC: Final[Permission] = None
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal", default=ANONYMOUS)
 """Set by the interceptor. Threads of `asyncio.to_thread` have it, threads of `run_in_executor` do not."""
@@ -45,7 +45,7 @@ AUTHORIZATION_KEY = "authorization"
 _CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
 _HOW = "send `authorization: Bearer kolm_…` (KOLM_TOKEN, KOLM_TOKEN_FILE); `kolm tokens create` makes a token"
 
-_ANYBODY = "anybody"
+_NO_PROOF = "anybody"
 """The proof that every call brings."""
 
 _Stamp = tuple[int, int, int]
@@ -77,14 +77,14 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "GetReceipt": _RECEIPTS,
         "ListReceipts": _RECEIPTS,
         "WatchEntries": _MEMBERS,
-        "GetCheckpoint": ANYBODY,
-        "GetInclusionProof": ANYBODY,
+        "GetCheckpoint": PUBLIC,
+        "GetInclusionProof": PUBLIC,
         "GetCoseReceipt": _RECEIPTS,
         "AnswerPromise": _RECEIPTS,
-        "GetConsistencyProof": ANYBODY,
-        "GetTile": ANYBODY,
+        "GetConsistencyProof": PUBLIC,
+        "GetTile": PUBLIC,
         "ListVerdicts": _RECEIPTS,
-        "GetHaltState": ANYBODY,
+        "GetHaltState": PUBLIC,
         "EraseContent": _roles("generate", "operate"),
         "ExportBundle": _RECEIPTS,
     },
@@ -100,8 +100,8 @@ _SERVICES: Mapping[str, Mapping[str, Permission]] = {
         "DownloadBlob": _HEADS,
     },
     "kolm.telemetry.v1.TelemetryService": {"GetMetrics": _CALLERS},
-    "grpc.health.v1.Health": {"Check": ANYBODY, "Watch": ANYBODY, "List": ANYBODY},
-    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": ANYBODY},
+    "grpc.health.v1.Health": {"Check": PUBLIC, "Watch": PUBLIC, "List": PUBLIC},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": PUBLIC},
 }
 
 PERMISSIONS: Mapping[str, Permission] = {
@@ -201,7 +201,7 @@ class Access:
             if principal is None:
                 raise Unauthenticated("this token is unknown here, revoked or expired", reason="BAD_TOKEN")
             return principal
-        proofs = (*map(_of_certificate, _certificate_names(call)), _ANYBODY)
+        proofs = (*map(_of_certificate, _certificate_names(call)), _NO_PROOF)
         return next(filter(None, map(self._valid, proofs)), ANONYMOUS)
 
     def _valid(self, proof: str) -> Principal | None:
@@ -243,7 +243,7 @@ def _by_proof(credentials: Sequence[Credential]) -> Mapping[str, Credential]:
 
 def _proof(credential: Credential) -> str:
     if credential.anybody:
-        return _ANYBODY
+        return _NO_PROOF
     return credential.token_sha256 or _of_certificate(credential.certificate or "")
 
 

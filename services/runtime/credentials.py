@@ -67,7 +67,7 @@ class Principal:
         return "audit" in self.roles or (self.authenticated and self.tenant == tenant)
 
 
-ANONYMOUS = Principal("nobody", "", frozenset(), authenticated=False)
+ANONYMOUS = Principal("anonymous", "", frozenset(), authenticated=False)
 """A caller without any right."""
 
 LOCAL_CALLER = Principal("anonymous", DEFAULT_TENANT, frozenset({"generate"}), authenticated=False)

@@ -152,7 +152,7 @@ at("ask").addEventListener("submit", async (event) => {
     await ask(question);
   } catch (error) {
     const [shown, facts] = at("turns").lastElementChild?.children ?? [];
-    if (shown) {  // else somebody has begun anew
+    if (shown) {  // not if a new conversation was begun
       facts.append(fact(error.name === "AbortError" ? "stopped; its receipt says so" : error.message, "badge bad"));
       conversation.length = before;
       const text = shown.textContent;

@@ -88,7 +88,7 @@ async def test_an_answer_is_shown_with_its_speed_and_its_receipt(page: Page, tmp
     await ask(page, "And <b>then</b>?")
     await expect(page.locator(".user").nth(1)).to_have_text("And <b>then</b>?")
     await expect(page.locator(".assistant").nth(1).locator(".facts")).to_contain_text("not computed again")
-    await page.get_by_role("button", name="Begin anew").click()
+    await page.get_by_role("button", name="New conversation").click()
     await expect(page.locator(".turn")).to_have_count(0)
 
 
@@ -111,7 +111,7 @@ async def test_while_an_answer_comes_its_speed_and_acceptance_are_shown_and_it_c
         await expect(page.locator(".assistant .badge.bad")).to_contain_text("stopped; its receipt says so")
         await ask(page, "And now?")
         await expect(stop).to_be_visible()
-        await page.get_by_role("button", name="Begin anew").click()
+        await page.get_by_role("button", name="New conversation").click()
         await expect(stop).to_be_hidden()
         await expect(page.locator(".turn")).to_have_count(0)
     finally:

@@ -124,7 +124,7 @@ export async function openEnvelope(envelope, type, keys) {
   for (const key of keys) known.set(await keyId(key), key);
   for (const signature of envelope.signatures) {
     const key = known.get(signature.keyid);
-    if (key === undefined) throw new Error(`it is signed by ${signature.keyid ?? "nobody"}, which is not trusted`);
+    if (key === undefined) throw new Error(`it is signed by ${signature.keyid ?? "a key without an id"}, which is not trusted`);
     if (signers.has(signature.keyid)) throw new Error("one key has signed twice");
     if (!(await verifyEd25519(key, message, fromBase64(signature.sig)))) {
       throw new Error(`the signature does not verify under ${signature.keyid}`);

@@ -1141,7 +1141,7 @@ class Head(_message.Message):
     head_cid: _builtins.str
     """Identifier of the head: "cidv1:sha256:<64 hex>", the digest of its manifest."""
     name: _builtins.str
-    """The name it was published under; absent for a folder that was given directly, which nobody vouches for."""
+    """The name it was published under; absent for a folder that was given directly, for which no publisher vouches."""
     publication_index: _builtins.int
     """Where its publication stands in the ledger; absent for such a folder."""
     withdrawn: _builtins.bool

@@ -229,7 +229,7 @@ class Receipt(_message.Message):
     envelope: _builtins.bytes
     """The DSSE envelope in canonical form; its payload is byte for byte what was signed, a kolm.receipt.v1 document."""
     outcome: Global___Outcome.ValueType
-    """The outcome of the newest verdict on it; OUTCOME_UNSPECIFIED while nobody has replayed it. Changes as verdicts come in,
+    """The outcome of the newest verdict on it; OUTCOME_UNSPECIFIED while it has not been replayed. Changes as verdicts come in,
     so no proof over the receipt covers it.
     """
     def __init__(

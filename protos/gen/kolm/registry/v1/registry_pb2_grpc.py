@@ -102,7 +102,7 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetHead(self, request, context):
-        """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND where nobody published it.
+        """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND if it was not published.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -47,7 +47,7 @@ class RegistryServiceStub:
     publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]
-    """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND where nobody published it."""
+    """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND if it was not published."""
     ListHeads: _grpc.UnaryUnaryMultiCallable[_registry_pb2.ListHeadsRequest, _registry_pb2.ListHeadsResponse]
     """ListHeads pages through heads, oldest publication first (AIP-158)."""
     ResolveHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.ResolveHeadRequest, _registry_pb2.ResolveHeadResponse]
@@ -92,7 +92,7 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]  # type: ignore[assignment]
-    """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND where nobody published it."""
+    """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND if it was not published."""
     ListHeads: _aio.UnaryUnaryMultiCallable[_registry_pb2.ListHeadsRequest, _registry_pb2.ListHeadsResponse]  # type: ignore[assignment]
     """ListHeads pages through heads, oldest publication first (AIP-158)."""
     ResolveHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.ResolveHeadRequest, _registry_pb2.ResolveHeadResponse]  # type: ignore[assignment]
@@ -146,7 +146,7 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _registry_pb2.GetHeadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_pb2.GetHeadResponse, _abc.Awaitable[_registry_pb2.GetHeadResponse]]:
-        """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND where nobody published it."""
+        """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND if it was not published."""
 
     @_abc_1.abstractmethod
     def ListHeads(

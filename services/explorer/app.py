@@ -20,8 +20,7 @@ from ledger.errors import FormatError, LedgerError
 from ledger.errors import NotFound as NoSuchTile
 from services.client.errors import InvalidArgument, KolmError, NotFound
 from services.client.ledger.ledger_tiles import LedgerTiles
-from services.explorer.log_page import halts_page, log_page, promise_page, retention_page
-from services.explorer.pages import HERE, Pages, Source
+from services.explorer.pages import HERE, Pages, Source, halts_page, log_page, promise_page, retention_page
 from services.explorer.receipts import evidence, receipt_list, receipt_page, trusted_keys, verdict_list
 from services.runtime.http.browsers import SecurityHeaders, static_files
 

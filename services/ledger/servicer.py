@@ -27,12 +27,11 @@ from ledger.log.sequencer import Sequencer
 from ledger.log.writer import Appended
 from ledger.tree.merkle import HashReader
 from services.ledger import list_pages, messages
-from services.ledger.bundle_stream import bundle_pieces
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.entry_stream import EntryStream
 from services.ledger.intake import Growth, Intake, require_operator
 from services.ledger.ledger_errors import ledger_errors
-from services.ledger.reads import LogReads
+from services.ledger.reads import LogReads, bundle_pieces
 from services.ledger.visibility import whole_log
 from services.runtime.access import caller
 from services.runtime.errors import InvalidArgument, Unavailable

@@ -187,3 +187,11 @@ METHOD = MethodSpec(
         Parameter("guesses", 0, 32, "G: n-grams verified in a pass"),
     ),
 )
+
+SUFFIX = MethodSpec(
+    name="suffix",
+    meaning="what followed the same words in the tenant's own past outputs or in the request",
+    by_name_only=True,  # `auto` has one drafter of copies
+    build=lambda parts: {"suffix": LookaheadDrafter(parts.pasts)},
+)
+"""Suffix decoding by its name: the drafts of `lookahead`, which copy from the tenant's past outputs too."""

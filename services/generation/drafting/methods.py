@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.generation.drafting import draft_model, lookahead, rest, suffix
+from services.generation.drafting import draft_model, lookahead, rest
 from services.generation.drafting.block import block_drafter as block
 from services.generation.drafting.eagle3 import drafter as eagle3
 from services.generation.drafting.heads import DraftHead, HeadConfigInvalid, HeadError, HeadKind, read_document
@@ -26,7 +26,7 @@ METHODS: tuple[MethodSpec, ...] = (
     rest.METHOD,
     draft_model.METHOD,  # before copies: who names a draft model expects it to be tried
     lookahead.METHOD,
-    suffix.METHOD,
+    lookahead.SUFFIX,
 )
 
 

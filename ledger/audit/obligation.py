@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from ledger.documents.audit import NO_ANSWERS, AuditPolicy
 
 UNDRAWN, OWED, LATE, OVERDUE, JUDGED = "UNDRAWN", "OWED", "LATE", "OVERDUE", "JUDGED"
-STATES = (UNDRAWN, OWED, OVERDUE, LATE, JUDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Obligation:
     independent: bool = False
 
     def state(self, now: str) -> str:
-        """One of STATES at document time `now`. LATE has a verdict after the promised time, OVERDUE has none."""
+        """The state at document time `now`. LATE has a verdict after the promised time, OVERDUE has none."""
         if self.judged_at is not None:
             return LATE if self._past(self.judged_at) else JUDGED
         if self._past(now):

@@ -94,11 +94,6 @@ class Window:
     def starts(self) -> int:
         return self.output.shape[1] - 1
 
-    def valid(self, step: int) -> Tensor:
-        """[b, a] whether start j still has a token to predict at `step`."""
-        places = torch.arange(self.starts, device=self.output.device)
-        return places[None] + step < self.output_lengths[:, None]
-
     def to(self, device: torch.device, dtype: torch.dtype) -> Window:
         """The window with features in `dtype`, which the first matrix product reads as they are."""
         return Window(

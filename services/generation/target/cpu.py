@@ -118,12 +118,6 @@ class CpuTarget:
         self._unembedding = Product(self._parts.head, config.vocab_size, self.threads, arithmetic)
         self.numerics: Mapping[str, Any] = {"arithmetic": profile_name(arithmetic), "cache": cache_dtype}
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the packed matrices that a pass over one row reads."""
-        matrices = [self._parts.head, *(matrix for layer in self._parts.layers for matrix in layer.matrices)]
-        return sum(matrix.weights.panels.nbytes for matrix in matrices)
-
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
         """See `Target`."""
         layers = tuple(feature_layers)

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 FEATURE_NORM = "midlayer.hidden_norm.weight"
 EMBEDDING = "embed_tokens.weight"
 LAYOUT = "kolm.eagle3.v1"
-_LAYOUT = Layout(
+KOLM_LAYOUT = Layout(
     {"layout": LAYOUT, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
     {
         "output_bias": ("output_bias", bool),
@@ -149,14 +149,9 @@ def layer_spec(config: HeadConfig, layer: int) -> LayerSpec:
     return replace(spec, activation=ACTIVATIONS[config.hidden_act])
 
 
-def config_document(config: HeadConfig) -> dict[str, Any]:
-    """config.json of a head in kolm's layout."""
-    return _LAYOUT.document(config)
-
-
 def parse_config(document: Mapping[str, Any]) -> HeadConfig:
     """The configuration. Raises HeadConfigInvalid, naming a missing, unknown, mistyped or out-of-range member."""
-    config = HeadConfig(**_LAYOUT.values(document))
+    config = HeadConfig(**KOLM_LAYOUT.values(document))
     config.check()
     return config
 
@@ -164,7 +159,7 @@ def parse_config(document: Mapping[str, Any]) -> HeadConfig:
 def write_head(directory: Path, config: HeadConfig, tensors: Mapping[str, Part]) -> None:
     """Write a head in kolm's layout, always with a `d2t`: see `Layout.write`."""
     config.check()
-    _LAYOUT.write(directory, config, head_shapes(config) | {"d2t": (config.draft_vocab_size,)}, tensors)
+    KOLM_LAYOUT.write(directory, config, head_shapes(config) | {"d2t": (config.draft_vocab_size,)}, tensors)
 
 
 def default_layers(base: TargetConfig) -> tuple[int, ...]:

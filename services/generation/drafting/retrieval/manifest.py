@@ -101,10 +101,6 @@ class Manifest:
         return cid(self.to_bytes())
 
     @property
-    def passage_tokens(self) -> int:
-        return int(self.parameters["passage_tokens"])
-
-    @property
     def blobs(self) -> list[Blob]:
         return [
             *(blob for shard in self.shards for blob in shard),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation.drafting.eagle3.checkpoint import config_document, parse_config
+from services.generation.drafting.eagle3.checkpoint import KOLM_LAYOUT, parse_config
 from services.generation.drafting.eagle3.drafter import Eagle3Drafter
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.heads import HeadConfigInvalid, HeadForAnotherBase, HeadWeightsInvalid
@@ -98,7 +98,7 @@ def test_the_variants_of_published_heads_load(base: TargetConfig, tmp_path: Path
 
 def test_kolms_config_says_everything_and_comes_back(base: TargetConfig) -> None:
     config = head_config(base, norm_output=True)
-    document = config_document(config)
+    document = KOLM_LAYOUT.document(config)
     assert parse_config(json.loads(json.dumps(document))) == config
     for member in document:
         with pytest.raises(HeadConfigInvalid, match=member):
@@ -124,7 +124,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_wrong_config_is_refused_by_member(case: str, base: TargetConfig, tmp_path: Path) -> None:
     changed, names = CONFIGS[case]
-    document = config_document(head_config(base)) | changed
+    document = KOLM_LAYOUT.document(head_config(base)) | changed
     with pytest.raises(HeadConfigInvalid, match=names):
         parse_config(document)
 

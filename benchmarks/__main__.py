@@ -99,49 +99,64 @@ def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str,
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--head", type=Path, default=Path("demo/smollm2/head"), help="of specbench: SmolLM2's head")
-    parser.add_argument("--prompts", type=int, default=16, help="of accepted: prompts of each kind (16)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens generated for each at most (128)")
+    parser.add_argument(
+        "--head", type=Path, default=Path("demo/smollm2/head"), help="specbench: the draft head (SmolLM2's)"
+    )
+    parser.add_argument("--prompts", type=int, default=16, help="accepted: number of prompts of each kind (16)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     parser.add_argument(
-        "--only", nargs="+", choices=tuple(MEASUREMENTS), default=_UNASKED, help="all but the last three"
+        "--only",
+        nargs="+",
+        choices=tuple(MEASUREMENTS),
+        default=_UNASKED,
+        help="run only these (all but the last three)",
     )
     parser.add_argument(
         "--peers", nargs="*", choices=tuple(llama_cpp.SOURCES), default=("llama.cpp",),
-        help="of families: built for this CPU unless they are in .cache (llama.cpp)",
+        help="families: programs to compare with, built for this CPU unless they are in .cache (llama.cpp)",
     )  # fmt: skip
-    parser.add_argument("--files", type=Path, nargs="+", default=(), help="of families: these GGUF files alone")
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="of families: the length of the prompt (512)")
+    parser.add_argument("--files", type=Path, nargs="+", default=(), help="families: measure only these GGUF files")
+    parser.add_argument("--prompt-tokens", type=int, default=512, help="families: the length of the prompt (512)")
     parser.add_argument(
-        "--gguf", type=Path, help="of specbench, arithmetic and served: a GGUF file (SmolLM2-135M-Instruct, 4 bits)"
+        "--gguf",
+        type=Path,
+        help="specbench, arithmetic, served: the model, a GGUF file (SmolLM2-135M-Instruct, 4 bits)",
     )
-    parser.add_argument("--questions", type=Path, default=OWN, help="of specbench: Spec-Bench's question.jsonl (ours)")
+    parser.add_argument("--questions", type=Path, default=OWN, help="specbench: Spec-Bench's question.jsonl (ours)")
     parser.add_argument(
         "--cases", nargs="+", type=specbench.Case.parse, default=(), metavar="T:BATCH[:CONTEXT]",
-        help="of specbench: these alone, as 0:1 1:16 0:1:2048",
+        help="specbench: measure only these cases, such as 0:1 1:16 0:1:2048",
     )  # fmt: skip
     parser.add_argument(
         "--accept", type=accepted.parse_shares, default=(0.87, 0.69, 0.53), metavar="SHARE,…",
-        help="of accepted: the shares of drafts whose first one, two, … tokens are right (0.87,0.69,0.53), or "
+        help="accepted: the shares of drafts whose first one, two, … tokens are right (0.87,0.69,0.53), or "
         "LENGTH@N, tokens a pass with N draft tokens",
     )  # fmt: skip
-    parser.add_argument("--kind", choices=accepted.HEADS, default="mtp", help="of accepted: the kind of head (mtp)")
+    parser.add_argument("--kind", choices=accepted.HEADS, default="mtp", help="accepted: the kind of head (mtp)")
     parser.add_argument(
-        "--shape", choices=tuple(families.SHAPES), default="Qwen3.5-0.8B", help="of accepted, without --gguf"
+        "--shape",
+        choices=tuple(families.SHAPES),
+        default="Qwen3.5-0.8B",
+        help="accepted: the shape of random weights, without --gguf",
     )
-    parser.add_argument("--alone", action="store_true", help="of specbench: kolm without its peers")
-    parser.add_argument("--storage", choices=STORAGES, help="of specbench: of the same values (q4_1, as published)")
-    parser.add_argument("--arithmetic", choices=ARITHMETICS, help="of specbench: kolm's (the file's usual one)")
+    parser.add_argument("--alone", action="store_true", help="specbench: measure kolm without its peers")
     parser.add_argument(
-        "--quick", action="store_true", help="of specbench, load and arithmetic: minutes instead of hours"
+        "--storage", choices=STORAGES, help="specbench: the storage of the weights (q4_1, as published)"
+    )
+    parser.add_argument(
+        "--arithmetic", choices=ARITHMETICS, help="specbench: kolm's arithmetic (the usual one for the file)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="specbench, load, arithmetic: measure for minutes instead of hours"
     )
     parser.add_argument("--label", default="", help="part of the result file's name: another model, other flags")
-    parser.add_argument("--server", default="kolm", help="of load --against: the server's name in the results (kolm)")
-    parser.add_argument("--serve", default="smollm2", help="of load: the model that is served (smollm2)")
-    parser.add_argument("--against", metavar="URL", help="of load: an OpenAI-compatible server, http://host:port/v1")
+    parser.add_argument("--server", default="kolm", help="load --against: the server's name in the results (kolm)")
+    parser.add_argument("--serve", default="smollm2", help="load: the model that is served (smollm2)")
+    parser.add_argument("--against", metavar="URL", help="load: an OpenAI-compatible server, http://host:port/v1")
     parser.add_argument(
         "--long-prompts", action="store_true",
-        help="of load --against: prompts of 30 to 1,500 tokens, and first tokens by the length of the prompt",
+        help="load --against: prompts of 30 to 1,500 tokens, and first tokens by the length of the prompt",
     )  # fmt: skip
     parser.add_argument(
         "--extra", type=members, default={}, metavar="JSON",
@@ -151,9 +166,11 @@ def _arguments() -> argparse.Namespace:
         "--rounds",
         type=int,
         default=3,
-        help="of families, accepted, and each number of callers of load --against (3)",
+        help="families, accepted, load --against: rounds of each case (3)",
     )
-    parser.add_argument("--soak-minutes", type=float, default=0.0, help="of load: so long again, for the memory (0)")
+    parser.add_argument(
+        "--soak-minutes", type=float, default=0.0, help="load: keep the load for these minutes, to measure memory (0)"
+    )
     return parser.parse_args()
 
 

@@ -189,11 +189,11 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's server, the program")
     parser.add_argument(
         "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
-        help="vllm, sglang or llama-server that runs; may be repeated",
+        help="a running vllm, sglang or llama-server; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--storage", default="q8_0", help="of the libraries' and llama.cpp's weights (q8_0)")
-    parser.add_argument("--requests", type=int, default=48, help="questions (48)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of an output at most (64)")
+    parser.add_argument("--storage", default="q8_0", help="storage of the libraries' and llama.cpp's weights (q8_0)")
+    parser.add_argument("--requests", type=int, default=48, help="number of questions (48)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="most tokens of an output (64)")
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], help="concurrent requests (1 8 16)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON (benchmarks/results)")
     return parser.parse_args(arguments)

@@ -301,17 +301,19 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks.identity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base-url", help="an OpenAI-compatible server that speculates, up to /v1")
-    parser.add_argument("--plain-url", help="the same model served without speculation")
+    parser.add_argument("--plain-url", help="a server of the same model without speculation")
     parser.add_argument("--model", default="default", help="the model's name in requests")
     parser.add_argument("--extra", type=members, help="JSON object added to the speculating requests")
     parser.add_argument("--plain-extra", type=members, help="JSON object added to the plain requests")
-    parser.add_argument("--kolm", metavar="HOST:PORT", help="a generation service of kolm instead")
-    parser.add_argument("--method", default="auto", help="of --kolm, beside off (auto)")
+    parser.add_argument(
+        "--kolm", metavar="HOST:PORT", help="address of a generation service of kolm, instead of --base-url"
+    )
+    parser.add_argument("--method", default="auto", help="draft method to compare with off, for --kolm (auto)")
     parser.add_argument("--questions", type=Path, default=OWN, help="a question.jsonl of Spec-Bench (our own)")
-    parser.add_argument("--prompts", type=int, default=20, help="questions of each kind (20)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens of an answer at most (128)")
+    parser.add_argument("--prompts", type=int, default=20, help="number of questions of each kind (20)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer (128)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    parser.add_argument("--seed", type=int, default=7, help="sent with every request (7)")
+    parser.add_argument("--seed", type=int, default=7, help="seed of every request (7)")
     parser.add_argument("--out", type=Path, default=RESULTS / "local" / "identity.json", help="the JSON file")
     return parser.parse_args()
 

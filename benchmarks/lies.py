@@ -403,8 +403,10 @@ def conclude(cases: Mapping[str, list[tuple[Served, ReferencePass]]], ends: Sequ
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lies", description=__doc__)
     parser.add_argument("--llama-server", help="llama.cpp's server, the program; else the package xllamacpp has one")
-    parser.add_argument("--outputs", type=int, default=16, help="of each lie, in parts of 8 (16)")
-    parser.add_argument("--honest", type=int, default=32, help="of each storage and sampling, in parts of 8 (32)")
+    parser.add_argument("--outputs", type=int, default=16, help="outputs of each lie, in parts of 8 (16)")
+    parser.add_argument(
+        "--honest", type=int, default=32, help="honest outputs of each storage and sampling, in parts of 8 (32)"
+    )
     parser.add_argument("--only", metavar="NAME", nargs="+", help="cases that begin so, written as a JSON of their own")
     parser.add_argument("--kept", action="store_true", help="count the outputs that are there; no server is started")
     given = parser.parse_args()

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llama_server", description=__doc__)
     parser.add_argument("-m", dest="model", type=Path, default=Path("smollm2"))
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("-c", dest="context", type=int, default=8192, help="tokens of all slots together")
+    parser.add_argument("-c", dest="context", type=int, default=8192, help="context of all slots together, in tokens")
     parser.add_argument("-np", dest="slots", type=int, default=2)
     parser.add_argument("-t", dest="threads", type=int, default=1)
     parser.add_argument("-tb", dest="prompt_threads", type=int, default=1)

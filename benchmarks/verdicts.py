@@ -196,7 +196,7 @@ class _Members:
 
 
 class _NoCodec:
-    """The text of answers whose text is left out."""
+    """A codec for answers whose text is not read."""
 
     stream = staticmethod(NoText)
 
@@ -250,7 +250,7 @@ class Auditor:
 
 
 async def _until_there(ask: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-    """The result, asked for until the engine is not away."""
+    """The result of `ask`, which is repeated while the engine is away."""
     while True:
         try:
             return await ask(*arguments)
@@ -410,21 +410,28 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--llama-server", nargs="?", const="", metavar="FILE", help="start llama.cpp's server, or xllamacpp's copy"
     )
-    parser.add_argument("--spec-type", default="ngram-map-k", help="speculation of that (ngram-map-k)")
+    parser.add_argument("--spec-type", default="ngram-map-k", help="speculation of that server (ngram-map-k)")
     parser.add_argument(
         "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
-        help="vllm or llama-server that runs; may be repeated",
+        help="a running vllm or llama-server; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--name", help="of the engine in the results (its name and version)")
-    parser.add_argument("--weights", type=Path, default=Path("smollm2"), help="the model that they serve (smollm2)")
+    parser.add_argument("--name", help="name of the engine in the results (its name and version)")
+    parser.add_argument(
+        "--weights", type=Path, default=Path("smollm2"), help="the model that the engines serve (smollm2)"
+    )
     parser.add_argument(
         "--answers", type=int, nargs=2, default=[64, 24], metavar=("TOGETHER", "ALONE"),
-        help="of each case with eight callers, and with one, at most 120 (64 24)",
+        help="number of answers of a case with eight callers, and with one, at most 120 (64 24)",
     )  # fmt: skip
     parser.add_argument(
-        "--temperatures", type=float, nargs="*", default=TEMPERATURES, metavar="T", help="of honest answers (0 0.7 1)"
+        "--temperatures",
+        type=float,
+        nargs="*",
+        default=TEMPERATURES,
+        metavar="T",
+        help="temperatures of honest answers (0 0.7 1)",
     )
-    parser.add_argument("--share", type=float, default=0.02, help="of accepted draft tokens that are replaced (0.02)")
+    parser.add_argument("--share", type=float, default=0.02, help="share of accepted draft tokens to replace (0.02)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     return parser.parse_args(arguments)
 

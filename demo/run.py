@@ -103,7 +103,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=_STORE, help=f"its datastore, if there ({_STORE.name})")
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
     parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind (2)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="tokens an answer (128)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer (128)")
     return parser.parse_args()
 
 

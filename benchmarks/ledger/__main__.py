@@ -48,7 +48,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--appends", type=int, default=2000, help="appends of one measurement (2000)")
     parser.add_argument("--rounds", type=int, default=3, help="turns that the logs of several sizes take (3)")
     parser.add_argument("--most", type=int, default=1_000_000, help="entries of the largest log (1000000)")
-    parser.add_argument("--most-postgresql", type=int, default=100_000, help="the same on PostgreSQL (100000)")
+    parser.add_argument(
+        "--most-postgresql", type=int, default=100_000, help="entries of the largest log on PostgreSQL (100000)"
+    )
     parser.add_argument(
         "--keep", type=Path, help="folder where filled SQLite logs are, or are left, to be used again (none: removed)"
     )

@@ -13,8 +13,8 @@ from services.training.recordings import ANSWERS
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m demo.smollm2.answers", description=__doc__.partition("\n")[0])
-    parser.add_argument("work", type=Path, help="of `kolm heads train`: <out>.work")
-    parser.add_argument("--model", default="smollm2", help="that answered (smollm2)")
+    parser.add_argument("work", type=Path, help="working folder of `kolm heads train`, <out>.work")
+    parser.add_argument("--model", default="smollm2", help="the model that answered (smollm2)")
     parser.add_argument("--out", type=Path, required=True, help="text file to write")
     options = parser.parse_args()
     tokenizer = Tokenizer(model_path(options.model)).fast

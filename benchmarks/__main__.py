@@ -7,6 +7,7 @@ figures of README.md.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,6 @@ from rich.table import Table
 
 from benchmarks import accepted, arithmetic, families, llama_cpp, readme, steps
 from benchmarks.arithmetic import ARITHMETICS
-from benchmarks.identity import members
 from benchmarks.load import against
 from benchmarks.load import measure as load
 from benchmarks.load.measure import CALLERS
@@ -97,6 +97,14 @@ def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str,
     return given.label, Subject.of(model)
 
 
+def _members(text: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError for anything else."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
@@ -159,7 +167,7 @@ def _arguments() -> argparse.Namespace:
         help="load --against: prompts of 30 to 1,500 tokens, and first tokens by the length of the prompt",
     )  # fmt: skip
     parser.add_argument(
-        "--extra", type=members, default={}, metavar="JSON",
+        "--extra", type=_members, default={}, metavar="JSON",
         help='of load --against: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',
     )  # fmt: skip
     parser.add_argument(

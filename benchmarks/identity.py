@@ -1,326 +1,201 @@
-"""`python -m benchmarks.identity`: the share of requests with equal outputs of speculation and of plain decoding.
+"""`python -m benchmarks.identity`: greedy outputs of several engines, with speculation and without, by token ids.
 
-Between two servers with OpenAI's chat completions, one server with a request member that turns speculation off, or two
-methods of a kolm server:
-
-    python -m benchmarks.identity --base-url http://127.0.0.1:8001/v1 --plain-url http://127.0.0.1:8000/v1 --model NAME
-    python -m benchmarks.identity --base-url http://127.0.0.1:8000/v1 --model NAME --plain-extra '{"draft": false}'
-    python -m benchmarks.identity --kolm 127.0.0.1:50051 --method lookahead
-
-`python -m benchmarks.identity table` measures several engines side by side (benchmarks/exactness.py).
+Every engine answers the same questions three times at each number of concurrent requests: plain, plain again, and by
+each of its ways of speculation. Rows of engines and methods that were measured earlier stay in the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import sqrt
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
-
-from rich.progress import track
+from typing import Any
 
 from benchmarks.machine import RESULTS
-from benchmarks.measurement import Machine
-from benchmarks.specbench.questions import OWN, Question, QuestionsInvalid, first, load_questions
-from services.client.errors import KolmError
-from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig
-from services.client.generation.runtime import Runtime
+from benchmarks.measurement import Measurement, Subject, known_figures
+from benchmarks.specbench.questions import OWN, load_questions
+from benchmarks.storages import in_storage
+from benchmarks.upstream import Upstream, llama_server
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.target.cpu import load_target
+from services.generation.target.model_path import model_path
 
-_NORMAL_95 = 1.96
+Outputs = list[tuple[int, ...]]
+Prompts = Sequence[tuple[int, ...]]
+Decode = Callable[[Prompts, int], Outputs]
+"""Greedy outputs of prompts, with a number of concurrent requests."""
 
-
-class ServerFailed(Exception):
-    """A server gave no answer; the message has its name and the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request. Seed and temperature are sent as they are."""
-
-    messages: tuple[tuple[str, str], ...]
-    max_tokens: int
-    temperature: float
-    seed: int
+_LLAMA = {
+    "draft model": ("--spec-type", "draft-simple", "-md", "{coarse}"),
+    "n-gram": ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The text, and the token ids if the server gives them; different tokens may have equal texts."""
-
-    text: str
-    token_ids: tuple[int, ...] | None = None
-
-
-class Server(Protocol):
+class Engine:
     name: str
+    plain: Decode
+    speculating: Mapping[str, Decode]
+    at_once: tuple[int, ...] = (1,)  # the first is 1
 
-    def answer(self, asked: Asked) -> Answer:
-        """Raises ServerFailed."""
-        ...
 
-
-class OpenAIServer:
-    """POST {base_url}/chat/completions, without streaming. `extra` are members added to every request's body."""
-
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        api_key: str = "",
-        extra: Mapping[str, Any] | None = None,
-        timeout: float = 600.0,
-    ) -> None:
-        self.name = base_url
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
-        self._model = model
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._extra = dict(extra or {})
-        self._timeout = timeout
-
-    def answer(self, asked: Asked) -> Answer:
-        body = {
-            "model": self._model,
-            "messages": [{"role": role, "content": content} for role, content in asked.messages],
-            "max_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
-            "seed": asked.seed,
+def rows(engine: Engine, prompts: Prompts, at_once: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A row for each way of speculation at each number of concurrent requests."""
+    alone: Outputs | None = None
+    for many in (many for many in engine.at_once if many in at_once):
+        plain, again = engine.plain(prompts, many), engine.plain(prompts, many)
+        alone = plain if alone is None else alone
+        itself = {
+            "plain differs from plain again": _differing(plain, again),
+            "plain differs from plain alone": _differing(plain, alone),
         }
-        request = urllib.request.Request(self._url, json.dumps(body | self._extra).encode(), self._headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                return read_completion(response.read())
-        except urllib.error.HTTPError as error:
-            refusal = error.read(300).decode("utf-8", "replace")
-            raise ServerFailed(f"{self._url}: HTTP {error.code}: {refusal}") from None
-        except (OSError, ValueError) as error:
-            raise ServerFailed(f"{self._url}: {error}") from None
+        for method, decode in engine.speculating.items():
+            made = decode(prompts, many)
+            changed, tokens = _differing(plain, made), sum(map(len, plain))
+            yield {
+                "engine": engine.name, "method": method, "at once": many, "requests": len(prompts), "tokens": tokens,
+                "changed": changed, "changed per 1,000 tokens": round(1000 * changed / tokens, 2), **itself,
+            }  # fmt: skip
 
 
-def read_completion(data: bytes) -> Answer:
-    """The first choice of a chat completion, with vLLM's `token_ids` if there. Raises ValueError for anything else."""
-    try:
-        choice = json.loads(data)["choices"][0]
-        text, ids = choice["message"]["content"] or "", choice.get("token_ids")
-    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"is not a chat completion: {error!r}") from None
-    if not isinstance(text, str):
-        raise ValueError("is not a chat completion: its content is not text")
-    return Answer(text, tuple(ids) if isinstance(ids, list) else None)
+def _differing(one: Outputs, other: Outputs) -> int:
+    return sum(left != right for left, right in zip(one, other, strict=True))
 
 
-class KolmServer:
-    """A generation service of kolm with one method."""
+def _one_by_one(decode: Callable[[list[int], int], Any], max_tokens: int, ends: Sequence[int]) -> Decode:
+    """A library takes one prompt; the tokens that end a text belong to none."""
 
-    def __init__(self, address: str, method: str) -> None:
-        self.name = f"{address} with {method}"
-        self._runtime = Runtime.connect(address)
-        self._spec_decode = SpecDecodeConfig(method=method)
+    def output(prompt: Sequence[int]) -> tuple[int, ...]:
+        made = list(decode(list(prompt), max_tokens))
+        return tuple(made[: next((at for at, token in enumerate(made) if token in ends), len(made))])
 
-    def answer(self, asked: Asked) -> Answer:
-        request = Request(
-            messages=[Message(role, content) for role, content in asked.messages],
-            sampling=SamplingParams(max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.seed),
-        )
-        try:
-            completion = self._runtime.serve(request, spec_decode=self._spec_decode)
-        except KolmError as error:
-            raise ServerFailed(f"{self.name}: {error}") from None
-        return Answer(completion.text, completion.token_ids)
+    return lambda prompts, _: [output(prompt) for prompt in prompts]
 
 
-def messages_of(turns: Sequence[str], answers: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The prompt of the turn after `answers`."""
-    pairs = zip(turns, answers, strict=False)
-    earlier = [each for turn, answer in pairs for each in (("user", turn), ("assistant", answer))]
-    return (*earlier, ("user", turns[len(answers)]))
+def kolm(file: Path, max_tokens: int) -> Engine:
+    """All methods; `block` has a head of random weights, which is seldom right, `draft` the model in 4 bits."""
+    from benchmarks.engines import Kolm, KolmEngine
+    from services.generation.drafting.draft_model import DraftModelDrafter
+    from services.generation.drafting.lookahead import LookaheadDrafter
+    from services.generation.engine.cost import StepCost
+    from tests.fakes.heads import block
+
+    engine = KolmEngine(file, Path("demo/smollm2/head"), store=Path("demo/smollm2/store"))
+    draft = load_target(in_storage(file, "q4_0"))
+    engine.drafters |= {
+        "draft": DraftModelDrafter(draft, engine.target.config.vocab_size, StepCost(1e-6, 1e-6)),
+        "suffix": LookaheadDrafter(),
+        "block": block(engine.target),
+    }
+
+    def method(name: str) -> Decode:
+        contender: Kolm = engine.contender(name)
+
+        def decode(prompts: Prompts, at_once: int) -> Outputs:
+            parts = [prompts[at : at + at_once] for at in range(0, len(prompts), at_once)]
+            return [each for part in parts for each in contender.run(part, 0.0, max_tokens).tokens]
+
+        return decode
+
+    methods = {name: method(name) for name in engine.drafters}
+    return Engine("kolm", method("off"), methods, (1, 8, 16))
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One request's answers: plain, plain once more, and with speculation."""
+def transformers(file: Path, max_tokens: int) -> Engine:
+    from benchmarks.specbench.peers import transformers_decoding, transformers_model
 
-    question: str
-    kind: str
-    turn: int
-    plain: Answer
-    again: Answer
-    speculated: Answer
-
-
-def compare(
-    questions: Iterable[Question],
-    plain: Server,
-    speculating: Server,
-    ask: Callable[[tuple[tuple[str, str], ...]], Asked],
-) -> Iterable[Compared]:
-    """Every turn of every question. All prompts go on from the plain answers, so that one difference makes no others.
-
-    The plain server is asked twice: a server that does not repeat itself differs without speculation, too.
-    Raises ServerFailed.
-    """
-    for question in questions:
-        answers: list[str] = []
-        for turn in range(len(question.turns)):
-            asked = ask(messages_of(question.turns, answers))
-            first, with_drafts, second = plain.answer(asked), speculating.answer(asked), plain.answer(asked)
-            yield Compared(question.name, question.kind, turn, first, second, with_drafts)
-            answers.append(first.text)
+    assistant, ends = transformers_model(in_storage(file, "q4_0")), load_target(file).config.eos_token_ids
+    choices: dict[str, dict[str, Any]] = {
+        "plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 10}, "assisted": {"assistant_model": assistant},
+    }  # fmt: skip
+    made = {
+        name: _one_by_one(transformers_decoding(file, ends, **choice), max_tokens, ends)
+        for name, choice in choices.items()
+    }
+    return Engine(f"transformers {version('transformers')}", made.pop("plain"), made)
 
 
-def report(compared: Sequence[Compared]) -> dict[str, Any]:
-    """Shares of identical answers with 95 % intervals, in all and by kind, and the first differences of the others."""
-    kinds = dict.fromkeys(each.kind for each in compared)
-    different = [each for each in compared if not same(each.plain, each.speculated)]
-    return {
-        "requests": len(compared),
-        "compared by": "token ids" if all(_by_tokens(each) for each in compared) else "text",
-        "speculation = plain": _share(compared, "speculated"),
-        "plain = plain again": _share(compared, "again"),
-        "kinds": {kind: _share([each for each in compared if each.kind == kind], "speculated") for kind in kinds},
-        "different": [
-            {
-                "question": each.question,
-                "turn": each.turn,
-                "first difference": first_difference(each.plain, each.speculated),
-                "plain repeats itself": same(each.plain, each.again),
+def openvino(_: Path, max_tokens: int) -> Engine:
+    """OpenVINO on the published file: its reader does not know the tensors of the 8-bit file that is written here."""
+    from benchmarks.specbench.peers import openvino_decoding
+
+    file = model_path(Path("smollm2"))
+    ends = load_target(file).config.eos_token_ids
+    plain, lookup = (_one_by_one(openvino_decoding(file, ends, drafted), max_tokens, ends) for drafted in (0, 10))
+    return Engine(f"OpenVINO GenAI {version('openvino-genai')}", plain, {"prompt lookup": lookup})
+
+
+def upstreams(plain: Upstream, speculating: Mapping[str, Upstream], max_tokens: int) -> Engine:
+    numbers = count()
+
+    def decode(server: Upstream) -> Decode:
+        def outputs(prompts: Prompts, at_once: int) -> Outputs:
+            sampling = SamplingParams(max_tokens=max_tokens)
+            asked = [EngineRequest(str(next(numbers)), prompt, sampling, reuse=False) for prompt in prompts]
+            return server.outputs(asked, at_once)
+
+        return outputs
+
+    return Engine(plain.name, decode(plain), {name: decode(each) for name, each in speculating.items()}, (1, 8, 16))
+
+
+LIBRARIES = {"kolm": kolm, "transformers": transformers, "openvino": openvino}
+
+
+def main() -> None:
+    given = _arguments()
+    published = model_path(Path("smollm2"))
+    tokenizer, file = Tokenizer(published), in_storage(published, given.storage)
+    turns = [question.turns[0] for kind in zip(*load_questions(OWN).values(), strict=True) for question in kind]
+    prompts = [tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns[: given.requests]]
+    with ExitStack() as servers:
+        engines = [LIBRARIES[name](file, given.max_tokens) for name in given.libraries]
+        if given.llama_server:
+            flags = {
+                name: [each.format(coarse=in_storage(published, "q4_0")) for each in _LLAMA[name]] for name in _LLAMA
             }
-            for each in different
-        ],
-    }
+            plain, *fast = (
+                servers.enter_context(llama_server(given.llama_server, file, *each)) for each in ([], *flags.values())
+            )
+            engines.append(upstreams(plain, dict(zip(flags, fast, strict=True)), given.max_tokens))
+        for engine, method, plain_url, url in given.upstream:
+            made = Upstream(engine, plain_url), {method: Upstream(engine, url)}
+            engines.append(upstreams(*made, given.max_tokens))
+        for engine in engines:
+            for row in rows(engine, prompts, given.at_once):
+                print(json.dumps(row), flush=True)
+                keep(row, given.out)
 
 
-def same(one: Answer, other: Answer) -> bool:
-    """Whether two answers are equal: by token ids if both have them, else by text."""
-    return first_difference(one, other) is None
-
-
-def first_difference(one: Answer, other: Answer) -> int | None:
-    """The first position that differs, of tokens if both have ids and else of characters; None if they are equal."""
-    if one.token_ids is not None and other.token_ids is not None:
-        left: Sequence[Any] = one.token_ids
-        right: Sequence[Any] = other.token_ids
-    else:
-        left, right = one.text, other.text
-    if left == right:
-        return None
-    return next(
-        (at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), min(len(left), len(right))
-    )
-
-
-def interval(successes: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share (E. B. Wilson 1927), which is right at 0 and 1, too."""
-    share, square = successes / count, _NORMAL_95**2
-    middle = (share + square / (2 * count)) / (1 + square / count)
-    half = _NORMAL_95 * sqrt(share * (1 - share) / count + square / (4 * count**2)) / (1 + square / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _share(compared: Sequence[Compared], which: str) -> dict[str, Any]:
-    identical = sum(same(each.plain, getattr(each, which)) for each in compared)
-    low, high = interval(identical, len(compared))
-    return {
-        "identical": identical,
-        "of": len(compared),
-        "share": round(identical / len(compared), 4),
-        "95 %": [round(low, 4), round(high, 4)],
-    }
-
-
-def _by_tokens(each: Compared) -> bool:
-    return all(answer.token_ids is not None for answer in (each.plain, each.again, each.speculated))
-
-
-def main() -> int:
-    """The exit code: 0 if all are identical, 1 if some differ, 2 for a wrong command line or no answer."""
-    arguments = _arguments()
-    try:
-        plain, speculating = _servers(arguments)
-        questions = first(load_questions(arguments.questions), arguments.prompts)
-        found = _compared([each for kind in questions.values() for each in kind], plain, speculating, arguments)
-    except (ServerFailed, QuestionsInvalid) as error:
-        print(f"benchmarks.identity: {error}", file=sys.stderr)
-        return 2
-    document = {
-        "machine": asdict(Machine.here()),
-        "plain": plain.name,
-        "speculating": speculating.name,
-        "temperature": arguments.temperature,
-        "max_tokens": arguments.max_tokens,
-        **report(found),
-    }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-    for name in ("speculation = plain", "plain = plain again"):
-        each = document[name]
-        print(f"{name}: {each['identical']} of {each['of']} requests, by {document['compared by']}")
-    return 0 if not document["different"] else 1
-
-
-def _compared(questions: list[Question], plain: Server, speculating: Server, arguments: Any) -> list[Compared]:
-    def ask(messages: tuple[tuple[str, str], ...]) -> Asked:
-        return Asked(messages, arguments.max_tokens, arguments.temperature, arguments.seed)
-
-    requests = sum(len(question.turns) for question in questions)
-    return list(track(compare(questions, plain, speculating, ask), "asking", total=requests))
-
-
-def _servers(arguments: argparse.Namespace) -> tuple[Server, Server]:
-    """Plain and speculating. Raises ServerFailed for a combination that names no two different ones."""
-    if arguments.kolm:
-        return KolmServer(arguments.kolm, "off"), KolmServer(arguments.kolm, arguments.method)
-    if not arguments.base_url:
-        raise ServerFailed("expected --base-url URL or --kolm HOST:PORT")
-    if not (arguments.plain_url or arguments.plain_extra):
-        raise ServerFailed(
-            "expected --plain-url with a server without speculation, or --plain-extra with members that turn it off"
-        )
-    key = os.environ.get("OPENAI_API_KEY", "")
-    plain = OpenAIServer(arguments.plain_url or arguments.base_url, arguments.model, key, arguments.plain_extra)
-    return plain, OpenAIServer(arguments.base_url, arguments.model, key, arguments.extra)
-
-
-def members(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError
-    return value
+def keep(row: dict[str, Any], folder: Path) -> None:
+    """Write the row in place of an earlier row of the same engine, method and number of concurrent requests."""
+    kept = known_figures("exactness", folder) or []
+    key = [row[name] for name in ("engine", "method", "at once")]
+    kept = [each for each in kept if [each[name] for name in ("engine", "method", "at once")] != key]
+    Measurement.now("exactness", [*kept, row], Subject.of(model_path("smollm2"))).write(folder)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.identity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--base-url", help="an OpenAI-compatible server that speculates, up to /v1")
-    parser.add_argument("--plain-url", help="a server of the same model without speculation")
-    parser.add_argument("--model", default="default", help="the model's name in requests")
-    parser.add_argument("--extra", type=members, help="JSON object added to the speculating requests")
-    parser.add_argument("--plain-extra", type=members, help="JSON object added to the plain requests")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.identity", description=__doc__)
+    parser.add_argument("libraries", nargs="*", choices=[*LIBRARIES, []], help="engines that are Python packages")
+    parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's server, the program")
     parser.add_argument(
-        "--kolm", metavar="HOST:PORT", help="address of a generation service of kolm, instead of --base-url"
-    )
-    parser.add_argument("--method", default="auto", help="draft method to compare with off, for --kolm (auto)")
-    parser.add_argument("--questions", type=Path, default=OWN, help="a question.jsonl of Spec-Bench (our own)")
-    parser.add_argument("--prompts", type=int, default=20, help="number of questions of each kind (20)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer (128)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    parser.add_argument("--seed", type=int, default=7, help="seed of every request (7)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "local" / "identity.json", help="the JSON file")
+        "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
+        help="a running vllm, sglang or llama-server; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--storage", default="q8_0", help="storage of the libraries' and llama.cpp's weights (q8_0)")
+    parser.add_argument("--requests", type=int, default=48, help="number of questions (48)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="most tokens of an output (64)")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16], help="concurrent requests (1 8 16)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON (benchmarks/results)")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["table"]:
-        from benchmarks import exactness
-
-        sys.exit(exactness.main(sys.argv[2:]))
-    sys.exit(main())
+    main()

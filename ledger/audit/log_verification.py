@@ -139,7 +139,7 @@ def _open_head(checkpoint: bytes | None, trusted: TrustedKeys, origin: str | Non
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The number of entries that one process checks together, by the keys that were known when they were read."""
+    """Entries that one process checks together, by the keys that were known when they were read."""
 
     entries: tuple[bytes, ...]
     keys: KeyHistory

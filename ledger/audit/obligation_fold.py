@@ -42,7 +42,7 @@ class ObligationFold:
     void_draws: list[int] = field(default_factory=list)
     unpromised: int = 0
     latest: str = ""
-    """The latest time of receipts, policies, draws and verdicts that counts."""
+    """The latest time that counts, of receipts, policies, draws and verdicts."""
 
     _auditor_spoke: str = ""
     _base: GrowingTree = field(default_factory=GrowingTree)
@@ -262,11 +262,13 @@ class ObligationFold:
         self._base = GrowingTree(frontier)
 
     def _see(self, moment: Moment) -> None:
+        """Advance the log's latest time."""
         if not moment.ahead and moment.time > self.latest:
             self.latest = moment.time
             self._date(moment.time)
 
     def _hear(self, moment: Moment) -> None:
+        """Advance the latest time, and that of the auditor's documents."""
         self._see(moment)
         self._auditor_spoke = max(self._auditor_spoke, moment.time)
 

@@ -148,7 +148,7 @@ class BundleChecks:
             unreplayable=dict(fold.unreplayable) if fold else {},
             freshness=self._freshness(),
             promises=self._promises,
-            verified_before=evidence.goes_on.size if evidence and evidence.goes_on else 0,
+            verified_before=evidence.continued.size if evidence and evidence.continued else 0,
         )
 
     def keep(self) -> None:
@@ -193,13 +193,13 @@ class BundleChecks:
             if known[own.size] != own.root:
                 raise ProofError(f"your checkpoint over {own.size} entries has another root: history was rewritten")
         if evidence.before is not None:
-            self._check_goes_on(evidence, evidence.before)
+            self._check_continued(evidence, evidence.before)
         if not (evidence.trees or evidence.own or evidence.before):
             raise NothingToCheck("no older tree in the bundle, no older checkpoint of yours")
         verified = f", and from the {evidence.before.size} entries that you had verified" if evidence.before else ""
         return f"from {len(evidence.trees)} older trees and {len(evidence.own)} checkpoints of yours{verified}"
 
-    def _check_goes_on(self, evidence: Evidence, before: VerifiedLog) -> None:
+    def _check_continued(self, evidence: Evidence, before: VerifiedLog) -> None:
         """Raises ProofError unless the log extends the previously verified log."""
         newest = evidence.checkpoint
         if newest.size < before.size:
@@ -207,7 +207,7 @@ class BundleChecks:
                 f"you had verified {before.size} entries, this is a tree of {newest.size}: an old bundle, or the log "
                 "was rolled back"
             )
-        if evidence.goes_on is None:
+        if evidence.continued is None:
             root = evidence.roots().get(before.size)
             if root is None:
                 raise ProofError(f"the bundle has neither all entries from {before.size} on nor a tree of that size")
@@ -247,7 +247,7 @@ class BundleChecks:
     def _signatures(self) -> str:
         fold, rotations, evidence = self._passed(SIGNED), len(self._read().keys.rotations), self._read()
         known = [rotation.index for rotation in evidence.keys.rotations]
-        alone = evidence.before is None or evidence.goes_on is not None
+        alone = evidence.before is None or evidence.continued is not None
         if alone and not fold.problems and known != [index for index, _ in fold.rotations]:
             raise ProofError("the entries that replace keys differ from the first read: the files have changed")
         return (

@@ -53,7 +53,7 @@ class VerifiedLog:
         document = seen.load()
         if document is None:
             return None
-        with _own_words():
+        with _damage_of_state():
             frontier = Frontier.from_document(document["fold"]["frontier"])
             kept, now = document["trusted"], _trusted_document(trusted)
             log = cls(document["origin"], frontier.size, frontier.root(), document["fold"])
@@ -67,7 +67,7 @@ class VerifiedLog:
 
 
 @contextmanager
-def _own_words() -> Iterator[None]:
+def _damage_of_state() -> Iterator[None]:
     """Raise errors as damage of the state, which is trusted and so read without checks."""
     try:
         yield
@@ -105,7 +105,7 @@ class Evidence:
     before: VerifiedLog | None = None
 
     @property
-    def goes_on(self) -> VerifiedLog | None:
+    def continued(self) -> VerifiedLog | None:
         """The previously verified log, if this bundle has all later entries."""
         held = self.manifest.range
         if self.before is None or not held.start <= self.before.size <= held.end == self.manifest.tree_size:
@@ -142,7 +142,7 @@ def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None 
             f"the state is about the log {before.origin!r}, the bundle about {checkpoint.origin!r}; name another file"
         )
     history = KeyHistory.of(trust.keys)
-    with _own_words():
+    with _damage_of_state():
         for index, envelope in () if before is None else read_rotations(before.fold):
             history = history.after(index, history.open(index, envelope))
     keys = key_history(history, _key_lines(bundle, paths), 0 if before is None else before.size)
@@ -164,13 +164,13 @@ def fold_entries(
     """
     promised = tuple(map(Fulfilment, evidence.promises))
     shown = GrowingTree(proof=_proof(evidence.bundle))
-    if evidence.before is not None and evidence.goes_on is None:
+    if evidence.before is not None and evidence.continued is None:
         seen = SeenOnDisk()  # these entries are checked without the fold
     fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised, seen, shown)
     fold.clock.now_is(known)
-    if evidence.goes_on is not None:
-        with _own_words():
-            fold.go_on(evidence.goes_on.fold)
+    if evidence.continued is not None:
+        with _damage_of_state():
+            fold.go_on(evidence.continued.fold)
     contents, problem, content_problem = 0, None, None
     for checked in check_files(check_file, _jobs(evidence)):
         contents += checked.contents
@@ -191,7 +191,7 @@ def _proof(bundle: BundleFiles) -> tuple[bytes, ...]:
 
 
 def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
-    before, start = 0 if evidence.goes_on is None else evidence.goes_on.size, evidence.manifest.range.start
+    before, start = 0 if evidence.continued is None else evidence.continued.size, evidence.manifest.range.start
     beside = {PurePosixPath(path).stem for path in evidence.paths if path.startswith("content/")}
     for path in evidence.paths:
         if path.startswith("entries/"):

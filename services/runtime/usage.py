@@ -13,12 +13,12 @@ SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http", "
 FOR_EVERY_PROCESS = {
     "KOLM_CONFIG": "the TOML file of a service, as `--config`",
     "KOLM_SECRETS_DIR": "a folder with one file for each secret, as `--secrets-dir`",
-    "KOLM_TOKEN": "the token to show to servers; empty: none. Flags of other users can be seen, variables cannot",
+    "KOLM_TOKEN": "the token to show to servers; empty: none. Other users can see flags, and not variables",
     "KOLM_TOKEN_FILE": "a file with that token. Default, for servers of this machine: the file that they wrote",
-    "KOLM_MODELS": "where models lie that have their names from there. Default: `~/.local/share/kolm/models`",
+    "KOLM_MODELS": "the folder of imported models. Default: `~/.local/share/kolm/models`",
     "KOLM_KERNEL_CACHE": "where compiled kernels are kept. Default: beside the code, or in the user's cache",
-    "KOLM_LOADING": "a folder: an auditor loads its weights once no server that has the same one is loading. Default: "
-    "in the folder of kernels; `kolm up` sets one for its own services",
+    "KOLM_LOADING": "a folder for locks: an auditor loads its weights when no server with the same folder is loading. "
+    "Default: in the folder of kernels; `kolm up` sets one for its own services",
     "KOLM_INSTRUCTION_SET": "`amx`, `avx512vnni`, `avx512`, `avxvnni`, `avx2` or `scalar` (`neoni8mm`, `neondot` or "
     "`neon` on Arm): fewer instructions than the CPU has; no bit depends on it",
 }

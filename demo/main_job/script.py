@@ -99,9 +99,8 @@ class Demo:
         answers += self._show_first(runtime, first)
         with self._stage.waiting(f"{kind}: {counted(len(others), 'more prompt')}", long=True):
             for place, prompt in enumerate(others):
-                order = (
-                    self._methods if place % 4 < 2 else self._methods[::-1]
-                )  # no method always meets the machine first
+                # No method always meets the machine first.
+                order = self._methods if place % 4 < 2 else self._methods[::-1]
                 answers += [self._quietly(runtime, prompt, method, place + 1) for method in order]
         return answers
 

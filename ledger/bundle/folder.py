@@ -116,10 +116,8 @@ def _files(stream: _Unzipped) -> Iterator[tuple[str, bytes]]:
             raise FormatError("bundle", "has more headers than files can need")
         header = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         name = header.name.removeprefix("./").rstrip("/")
-        if header.type in (
-            tarfile.XHDTYPE,
-            tarfile.XGLTYPE,
-        ):  # times and owners; the names of a bundle's files do not need it
+        if header.type in (tarfile.XHDTYPE, tarfile.XGLTYPE):
+            # Times and owners; the names of a bundle's files need no extension.
             stream.read_padded(header.size, 64 * 1024, "an extended header")
         elif header.isreg():
             yield name, stream.read_padded(header.size, bound_of(name), name)
@@ -166,9 +164,8 @@ class BundleFolder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise FormatError("bundle", f"{path} is not a regular file")
-                data = file.read(
-                    min(status.st_size, bound) + 1
-                )  # a buffer of the bound's size takes longer than the file
+                # A buffer of the bound's size takes longer to make than the file to read.
+                data = file.read(min(status.st_size, bound) + 1)
         except OSError as error:
             raise FormatError("bundle", f"cannot read {path}: {error.strerror}") from None
         if len(data) > bound:

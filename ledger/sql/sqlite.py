@@ -113,9 +113,8 @@ class SqliteDatabase:
                 kept.close()
                 raise
             self._kept = kept
-            if (
-                not self._opened
-            ):  # SQLite makes -wal and -shm for the first transaction, and keeps them while it is open
+            if not self._opened:
+                # SQLite makes -wal and -shm for the first transaction, and keeps them while it is open.
                 self._opened = {path: place for path in self._paths() if (place := _place(path)) is not None}
             self.check_held()  # a write into a deleted file must not be acknowledged
 

@@ -90,8 +90,7 @@ def sent_spans(service: str) -> Iterator[SendSpan | None]:
     try:
         yield send
     finally:
-        ending = threading.Thread(
-            target=provider.shutdown, name=_LAST, daemon=True
-        )  # which a silent collector would delay
+        # A silent collector would delay the end of the process.
+        ending = threading.Thread(target=provider.shutdown, name=_LAST, daemon=True)
         ending.start()
         ending.join(_LAST_SECONDS)

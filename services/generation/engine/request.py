@@ -185,9 +185,7 @@ class EngineRequest:
     method: str = "off"  # first drafter
     next_methods: tuple[str, ...] = ()  # drafters that take over, in this order, if one does not pay
     k: int | None = None  # greatest depth of drafts; None: chosen by the drafter
-    parameters: Mapping[str, int] = field(
-        default_factory=dict
-    )  # parameters of its methods, by name (`drafting.methods`)
+    parameters: Mapping[str, int] = field(default_factory=dict)  # of its methods, by name (`drafting.methods`)
     prediction: tuple[int, ...] = ()  # expected output, as a text to copy from; changes no token
     tenant: str | None = None  # owner of the datastores and cached prefixes that it may use
     priority: int = 0  # within its tenant; lower is served first

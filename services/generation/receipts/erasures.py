@@ -69,9 +69,8 @@ class Erasures:
         if isinstance(document, Erasure):
             tenant, _ = self._issued.get(document.receipt_id, (None, None))
             self._forget(document.receipt_id)
-            until = max(
-                document.issued_at, timestamp(time_of(document.receipt_id))
-            )  # the operator's clock against this machine's
+            # The operator's clock dates the erasure, this machine's the receipt.
+            until = max(document.issued_at, timestamp(time_of(document.receipt_id)))
             await self._erase(until, tenant)
         if isinstance(document, Expiry):
             await self._erase(document.issued_before, document.tenant, document.except_tenants)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-server")
+_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
 _CACHE = Path(__file__).parents[1] / ".cache"
 _BUILD_INFO = (
     "common/cmake/build-info-gen-cpp.cmake",
@@ -50,7 +51,6 @@ SOURCES: Mapping[str, Sources] = {
         (_BUILD_INFO,),
     ),
 }
-_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF")
 
 
 def built(name: str = "llama.cpp") -> Path:

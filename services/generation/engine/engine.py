@@ -19,6 +19,10 @@ from services.generation.engine.request import EngineRequest, EngineStopped
 log = logging.getLogger(__name__)
 Answer = Callable[[BaseException | None], None]
 """Called on the engine's thread with None if the sequences were accepted, or else with the error."""
+IdleWork = Callable[[Callable[[], bool]], bool]
+"""Work on the engine's thread when there are no requests. It is given a function that returns whether a request waits,
+for which it should end soon; returns whether it is done, or else is called again later.
+"""
 _APART = 0.02
 """Seconds between two hand-overs of a sequence. A chunk costs the event loop half a millisecond, wakes up the process
 that reads it, and takes the CPU away from a member of the team that computes the next pass.
@@ -44,12 +48,6 @@ class _Submission:
     requests: Sequence[EngineRequest]
     sink: Sink
     answer: Answer
-
-
-IdleWork = Callable[[Callable[[], bool]], bool]
-"""Work on the engine's thread when there are no requests. It is given a function that returns whether a request waits,
-for which it should end soon; returns whether it is done, or else is called again later.
-"""
 
 
 class EngineThread:

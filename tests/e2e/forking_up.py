@@ -7,6 +7,7 @@ import sys
 from services.cli.main import app
 from services.cli.up import up
 from services.cli.up.supervisor import Plan, Supervisor, service_command
+from tests import preloaded  # noqa: F401 (by this process once, and not by each fork)
 from tests.forked import Forked
 
 

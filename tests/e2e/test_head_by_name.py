@@ -11,7 +11,7 @@ import pytest
 from services.generation.target.config.config import read_config
 from services.generation.target.identity import base_cid
 from tests.cli import kolm
-from tests.e2e.command import ENVIRONMENT, until
+from tests.e2e.command import ENVIRONMENT, PATIENCE
 from tests.fakes.heads import head_config, write_speculators
 from tests.fakes.hub import FakeHub, serving
 from tests.fakes.tiny_model import make_tiny_model
@@ -34,24 +34,25 @@ def test_a_base_and_its_known_head_are_fetched_by_name_and_draft(
     config = read_config(model)
     write_speculators(tmp_path / "head", head_config(config))
     data_dir, log = tmp_path / "data", tmp_path / "up.log"
-    with serving(committed(BASE, model)) as hub, log.open("w") as output:
+    with serving(committed(BASE, model)) as hub:
         hub.others[HEAD] = committed(HEAD, tmp_path / "head")
         environment = {
             **os.environ, **ENVIRONMENT, "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub"),
             "XDG_CACHE_HOME": str(tmp_path / "xdg"), "HF_HUB_OFFLINE": "0",
         }  # fmt: skip
-        command = [sys.executable, "-m", "services.cli", "up", f"hf:{BASE}", "--head=auto", f"--data-dir={data_dir}"]
-        with subprocess.Popen([*command, *FREE], env=environment, stdout=output, stderr=output) as process:
-            try:
-                until(lambda: "ready after" in log.read_text() or process.poll() is not None)
-                assert process.poll() is None, log.read_text()
-                place = ("--json", "--data-dir", data_dir)
-                done = kolm("generate", "The ledger", "--method=eagle3", "--max-tokens=8", *place)
-                assert done.code == 0, done.err
-                receipts = kolm("receipts", "list", *place)
-                assert receipts.code == 0, receipts.err
-            finally:
-                process.terminate()
+        forking = (sys.executable, "-m", "tests.e2e.forking_up", str(log))
+        command = (*forking, f"hf:{BASE}", "--head=auto", f"--data-dir={data_dir}", "--json", *FREE)
+        # A new process, for huggingface_hub reads its variables when it is imported.
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline(), log.read_text()
+            place = ("--json", "--data-dir", data_dir)
+            done = kolm("generate", "The ledger", "--method=eagle3", "--max-tokens=8", *place)
+            assert done.code == 0, done.err
+            receipts = kolm("receipts", "list", *place)
+            assert receipts.code == 0, receipts.err
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
     shown = json.dumps(receipts.document)
     (kept,) = (tmp_path / "xdg" / "kolm" / "heads").glob("RedHatAI--*")
     assert json.loads((kept / "origin.json").read_text())["repository"] == HEAD

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from services.auditor import auditor
+from tests.fakes import tiny_model  # noqa: F401 (torch is there before an auditor in this process would spare it)
 from tests.integration.auditor.deployment import Deployment, opened_deployment
 
 

@@ -11,6 +11,7 @@ from services.generation.settings import GenerationSettings
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.errors import TargetError
 from services.generation.target.files.gguf_file import held_open
+from services.generation.target.identity import hash_ahead
 from services.generation.target.kernels.compilation import loading_folder
 from services.generation.target.model_path import default_head_for
 from services.generation.target.weights import check_headers, has_own_head
@@ -42,6 +43,7 @@ async def main(
             raise CannotStart(f"cannot serve {error}") from error
         loading.enter_context(one_at_a_time(loading_folder(), shared=True))
         if own:
+            hash_ahead(settings.model)  # while modules are imported
             compile_beside("sampling", settings.log_format)
             compile_beside("copies", settings.log_format)
         # The registry seldom has a head at a first start.

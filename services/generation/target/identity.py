@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +18,7 @@ from ledger.documents.manifests import BaseManifest, NamedFile
 from ledger.durable_file import write_durably
 from ledger.encoding.canonical import canonical
 from ledger.encoding.text_forms import cid_of_json
-from services.generation.target.errors import ModelNotFound, WeightsInvalid
+from services.generation.target.errors import ModelNotFound, TargetError, WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
 from services.generation.target.files.gguf_header import gguf_sizes
 from services.generation.target.files.part_names import PartName
@@ -29,7 +31,8 @@ _log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024
 """Smaller files are hashed each time, which is fast enough."""
 
-_READ_BYTES = 1 << 18  # a buffer that stays in a core's cache
+_READ_BYTES = 1 << 20  # a buffer that stays in a core's cache, and for which another thread is seldom waited for
+_ONE_FILE = threading.Lock()  # a file is hashed once if two threads ask for its digest
 _PUBLISHED = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
 
 _CONFIG = ("config.json", "generation_config.json")
@@ -71,6 +74,10 @@ class FileDigests:
         """`sha256:<hex>`. Raises OSError."""
         if path.stat().st_size < LARGE_BYTES:
             return self._hash(path)
+        with _ONE_FILE:
+            return self._digest(path)
+
+    def _digest(self, path: Path) -> str:
         stamp, known = _stamp(path), self._known()
         kept = known.get(str(path.resolve()), {})
         if isinstance(kept, dict) and kept.get("stamp") == stamp and isinstance(kept.get("digest"), str):
@@ -149,6 +156,16 @@ def _gguf_files(path: Path, digests: FileDigests) -> Iterator[NamedFile]:
 def base_cid(path: Path) -> str:
     """The identifier of the base's manifest. Raises as `base_manifest` does."""
     return base_manifest(path).cid
+
+
+def hash_ahead(path: Path) -> None:
+    """Start a thread that hashes the files of a model. `base_cid` waits for it, and raises its errors."""
+
+    def work() -> None:
+        with suppress(TargetError, OSError):
+            base_cid(path)
+
+    threading.Thread(target=work, name="hashing", daemon=True).start()
 
 
 def model_config(path: Path) -> bytes:

@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,26 @@ def test_a_large_file_is_hashed_once_as_long_as_it_stays_as_it_is(
     cache.write_bytes(b"{broken")
     assert digest() == first
     assert hashed.count(13) == 5  # each call reports the whole file as hashed
+
+
+def test_two_threads_that_ask_for_a_digest_hash_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "LARGE_BYTES", 1)
+    (large := tmp_path / "model").write_bytes(b"weights")
+    both, hashed, honest = threading.Barrier(2), list[Path](), FileDigests._hash
+
+    def counted(self: FileDigests, path: Path) -> str:
+        hashed.append(path)
+        return honest(self, path)
+
+    monkeypatch.setattr(FileDigests, "_hash", counted)
+
+    def ask(_: int) -> str:
+        both.wait()
+        return FileDigests(tmp_path / "digests.json").digest(large)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(ask, range(2)))) == 1
+    assert hashed == [large]
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,10 @@ async def main(
         if own and (settings.head or settings.draft_model or found or inside):
             compile_beside("trees", settings.log_format)
         spare_torch()
+        if own and settings.device in (None, "cpu"):
+            from services.generation.target.cpu import compile_beside as compile_kernels
+
+            compile_kernels(settings.model, settings.cache_dtype, settings.arithmetic)
         from services.generation.serving import main
 
         await main(settings, on_loaded=loading.close, beside=beside)

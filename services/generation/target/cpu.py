@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
@@ -94,10 +96,9 @@ class CpuTarget:
         self.base_cid, self.tokenizer_cid = base_cid, tokenizer_cid
         self.adapters = tuple(adapter.identity for adapter in adapters)
         self.threads = threads or cpus()
-        storages = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
         if arithmetic == "int8":
             check_int8(config, weights)
-        compilation.compile_ahead(compilation.module_names(sorted(storages), cache_dtype, arithmetic))
+        compilation.compile_ahead(_kernel_modules(weights, cache_dtype, arithmetic))
         kept = _states_kept(config)
         self._states = StateBook(kept, cache_blocks, config.rule.taps) if config.rule else None
         size = stored_bytes(weights)
@@ -250,6 +251,21 @@ def _load(
         arithmetic=arithmetic,
         inputs=LayerInputsTable.load(read, pack) if config.layer_inputs else None,
     )
+
+
+def _kernel_modules(weights: Weights, cache_dtype: str, arithmetic: str) -> list[str]:
+    storages = {weights.storage(name) for name in weights.names() if len(weights.shape(name)) == 2}
+    return compilation.module_names(sorted(storages), cache_dtype, arithmetic)
+
+
+def compile_beside(directory: Path, cache_dtype: str | None, arithmetic: str | None) -> None:
+    """Start to compile the kernels for which `load_target` would wait; a model that it refuses needs none."""
+    with suppress(TargetError):
+        config = read_config(directory)
+        weights = checked_weights(directory, config)
+        arithmetic = arithmetic or usual_arithmetic(config, weights)
+        modules = _kernel_modules(weights, cache_dtype or usual_cache(config, arithmetic), arithmetic)
+        threading.Thread(target=compilation.try_to_compile, args=(modules,), name="compiling", daemon=True).start()
 
 
 def load_target(

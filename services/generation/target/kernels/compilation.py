@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,12 @@ def compile_ahead(modules: Sequence[str]) -> None:
         done = itertools.count(1)
         with ThreadPoolExecutor(_PROCESSES) as pool:
             list(pool.map(partial(_compile_apart, machine, lambda: f"{next(done)} of {len(missing)}"), shares))
+
+
+def try_to_compile(modules: Sequence[str]) -> None:
+    """`compile_ahead` without its errors, which a caller that needs the kernels gets."""
+    with suppress(TargetError, OSError):
+        compile_ahead(modules)
 
 
 def _compile_apart(machine: Machine, number: Callable[[], str], modules: Sequence[str]) -> None:

@@ -20,11 +20,11 @@ from services.generation.remote.again import PlainEngine
 from services.generation.remote.dialects import About, UpstreamError
 from services.generation.remote.difference import (
     COPIES,
-    differ,
     first_difference,
     incomparable,
     likely_at,
     may_be_rounding,
+    unsteady,
 )
 from services.generation.remote.upstream import UpstreamDown
 from services.runtime.setting_kind import key_in
@@ -57,7 +57,7 @@ class PlainUpstream:
         if reason is not None:
             return Comparison(position, unstable=reason)
         alone = _asked(lambda: self._plain.again(request))
-        if differ((first, alone, *_asked(lambda: self._plain.together(request, COPIES)))):
+        if unsteady(profile, (first, alone, *_asked(lambda: self._plain.together(request, COPIES))), position):
             return Comparison(position, unstable=_UNSTEADY)
         likely = self._likely(request, position, first)
         if likely is None:

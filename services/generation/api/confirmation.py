@@ -13,11 +13,11 @@ from services.generation.engine.events import Chunk, Event, Finished, Outcome, T
 from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
 from services.generation.remote.difference import (
     COPIES,
-    differ,
     first_difference,
     incomparable,
     likely_at,
     may_be_rounding,
+    unsteady,
 )
 from services.generation.requests.resolution import Resolved
 
@@ -50,9 +50,9 @@ async def unproven(engine: Backend, resolved: Resolved, request: EngineRequest, 
         if isinstance(each, str):
             return f"{UNCHECKED}: it differs with speculation off, which could not be confirmed: {each}"
         found.append(each[0])
-    if differ(found):
-        return _UNSTEADY
     position = first_difference(served.token_ids, plain.token_ids)
+    if unsteady(profile, found, len(served.token_ids) - 1 if position is None else position):
+        return _UNSTEADY
     if position is None or position >= min(len(served.token_ids), len(plain.token_ids)):
         return None
     likely = likely_at(await _logprobs(engine, request), position, plain.token_ids)

@@ -30,9 +30,14 @@ def first_difference(served: Sequence[int], plain: Sequence[int]) -> int | None:
     return next((position for position, (left, right) in pairs if left != right), None)
 
 
-def differ(outcomes: Sequence[Outcome]) -> bool:
-    """Whether the answers of one engine to one request differ from each other."""
-    return len({(each.token_ids, each.finish_reason) for each in outcomes}) > 1
+def unsteady(profile: EngineProfile, plain: Sequence[Outcome], position: int) -> bool:
+    """Whether the plain engine's answers to one request differ from each other at a position of the served answer or
+    before; of an engine that states that it is batch-invariant, anywhere. A long answer nearly always differs somewhere
+    later, which would hide each fault before.
+    """
+    most = max(len(each.token_ids) for each in plain) if profile.batch_invariant else position + 1
+    ends = {(each.token_ids[:most], each.finish_reason if len(each.token_ids) <= most else None) for each in plain}
+    return len(ends) > 1
 
 
 def likely_at(found: Sequence[TokenLogprobs], position: int, plain: Sequence[int]) -> dict[int, float] | None:

@@ -11,9 +11,10 @@ from benchmarks.upstream import Upstream
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.remote.again import PlainEngine
-from services.generation.remote.difference import differ
+from services.generation.remote.difference import unsteady
 from services.generation.remote.upstream import UpstreamDown
 from tests.fakes.upstreams import FakeUpstream, listening
+from tests.unit.ledger.builders import engine_profile
 
 PROMPT = (20, 30, 40)
 REQUEST = EngineRequest("again", PROMPT, SamplingParams(max_tokens=6, temperature=0.7, seed=5), choice=1)
@@ -55,7 +56,7 @@ async def test_copies_are_computed_beside_each_other(plain: FakeUpstream) -> Non
         await asyncio.to_thread(engine.again, REQUEST), await asyncio.to_thread(engine.together, REQUEST, 4)
     )  # fmt: skip
     assert len(beside) == 4
-    assert differ((alone, *beside))
+    assert unsteady(engine_profile(), (alone, *beside), len(alone.token_ids))
 
 
 async def test_an_engine_that_is_not_ready_says_nothing(plain: FakeUpstream) -> None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from services.generation.engine.events import EMPTY_OUTCOME, FinishReason, Outcome
 from services.generation.engine.request import SamplingParams
-from services.generation.remote.difference import NEAR_TIE, RARE, incomparable, may_be_rounding
+from services.generation.remote.difference import NEAR_TIE, RARE, incomparable, may_be_rounding, unsteady
 from tests.unit.ledger.builders import engine_profile
 
 GREEDY = SamplingParams()
@@ -54,3 +55,20 @@ def test_answers_that_differ_in_more_than_speculation_are_incomparable(
 ) -> None:
     profile = engine_profile(engine=engine, flags=flags, batch_invariant=True)
     assert (incomparable(profile, sampling, cached) is None) == comparable
+
+
+def plain(*ids: int, finish: FinishReason = "length") -> Outcome:
+    return replace(EMPTY_OUTCOME, token_ids=ids, finish_reason=finish)
+
+
+@pytest.mark.parametrize(("position", "invariant", "found"), [(0, False, False), (1, False, True), (0, True, True)])
+def test_answers_that_differ_after_the_served_difference_hide_no_fault(
+    position: int, invariant: bool, found: bool
+) -> None:
+    profile = engine_profile(batch_invariant=invariant)
+    assert unsteady(profile, (plain(5, 6, 7), plain(5, 8, 7)), position) == found
+
+
+@pytest.mark.parametrize(("position", "found"), [(1, True), (0, False)])
+def test_an_engine_that_ends_one_answer_in_two_ways_is_unsteady_there(position: int, found: bool) -> None:
+    assert unsteady(engine_profile(), (plain(5, 6), plain(5, 6, finish="stop")), position) == found

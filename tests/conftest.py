@@ -166,3 +166,13 @@ def softhsm(tmp_path_factory: pytest.TempPathFactory) -> Token:
     for label in ("log", "log-2", "operator"):
         made.generate(label)
     return made
+
+
+@pytest.fixture(scope="session")
+def pocl_device() -> None:
+    """Skips if PyOpenCL is not installed, or finds no device. PoCL starts threads: not before workers are forked."""
+    pytest.importorskip("pyopencl", reason="pyopencl, of the extra dev, is not installed")
+    from services.generation.target.gpu.opencl import devices
+
+    if not devices():
+        pytest.skip("no OpenCL device: PoCL, of the extra dev, is not installed")

@@ -17,10 +17,9 @@ from services.generation.target.gpu.device import DeviceLost
 from services.generation.target.gpu.gpu_target import GpuTarget, load_gpu_target
 from services.runtime.process import CannotStart
 from tests.access import everybodys_file
-from tests.fakes.opencl import skip_without_opencl
 from tests.integration.generation.deployment import Deployment, asking, until
 
-skip_without_opencl()
+pytestmark = pytest.mark.usefixtures("pocl_device")
 
 
 class Loader:

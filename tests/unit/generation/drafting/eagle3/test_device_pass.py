@@ -12,11 +12,10 @@ from services.generation.drafting.stepping.entry_pass import Entries, HeadOutput
 from services.generation.target.gpu.gpu_target import GpuTarget, load_gpu_target
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.heads import random_head
-from tests.fakes.opencl import skip_without_opencl
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.arithmetic import assert_same_bits
 
-skip_without_opencl()
+pytestmark = pytest.mark.usefixtures("pocl_device")
 
 LENGTH = 300  # entries: more than a pass has room for
 CHOICES: dict[str, dict[str, Any]] = {

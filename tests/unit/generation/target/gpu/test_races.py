@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.opencl import skip_without_opencl
-
-skip_without_opencl()
+pytestmark = pytest.mark.usefixtures("pocl_device")
 
 CASES = """
 import sys

@@ -16,11 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import accepted, arithmetic, families, llama_cpp, readme, steps
+from benchmarks import accepted, arithmetic, families, llama_cpp, load, readme, steps
 from benchmarks.arithmetic import ARITHMETICS
-from benchmarks.load import against
-from benchmarks.load import measure as load
-from benchmarks.load.measure import CALLERS
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject
 from benchmarks.report import pages
@@ -32,14 +29,6 @@ from services.generation.target.model_path import model_path
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "arithmetic": lambda given: arithmetic.measure(given.gguf, quick=given.quick),
     "served": lambda given: steps.measure_served(given.gguf or model_path("smollm2")),
-    "load": lambda given: (
-        against.measure(
-            given.against, given.extra, rounds=given.rounds, counts=CALLERS[: 3 if given.quick else None],
-            long=given.long_prompts,
-        )
-        if given.against
-        else load.measure(given.serve, quick=given.quick, soak_minutes=given.soak_minutes)
-    ),
     "specbench": lambda given: specbench.measure(
         given.gguf, given.questions, head=given.head, max_tokens=given.max_tokens, quick=given.quick,
         storage=given.storage, arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
@@ -48,12 +37,16 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         {name: llama_cpp.built(name) for name in given.peers}, given.files, prompt=given.prompt_tokens,
         rounds=given.rounds,
     ),
+    "load": lambda given: load.measure(
+        given.against, given.extra, rounds=given.rounds, counts=load.CALLERS[: 3 if given.quick else None],
+        long=given.long_prompts,
+    ),
     "accepted": lambda given: accepted.measure(
         given.accept, given.kind, given.shape, given.gguf, max_tokens=given.max_tokens, prompts=given.prompts,
         rounds=given.rounds,
     ),
 }  # fmt: skip
-_UNASKED = tuple(MEASUREMENTS)[:-3]  # specbench takes hours, families another program, and accepted a shape
+_UNASKED = tuple(MEASUREMENTS)[:-4]  # specbench takes hours; others need programs, a server or a shape
 
 
 def main() -> None:
@@ -62,6 +55,8 @@ def main() -> None:
     if sys.argv[1:2] == ["readme"]:
         return readme.main(sys.argv[2:])
     given = _arguments()
+    if "load" in given.only and not given.against:
+        raise SystemExit("--only load: expected --against with the URL of a server; `kolm up` is one")
     results: dict[str, Any] = {}
     for name in given.only:
         try:
@@ -83,7 +78,7 @@ def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str,
             model, head=own_head, arithmetic=given.arithmetic or "int8", questions=given.questions.name,
             max_tokens=given.max_tokens,
         )  # fmt: skip
-    if name == "load" and given.against:
+    if name == "load":
         figures |= {"server": given.server, "method": given.extra.get("kolm", {}).get("method", "auto")}
         head = own_head if figures["server"] == "kolm" and figures["method"] == "auto" else None
         long = "long" if given.long_prompts else None
@@ -118,7 +113,7 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         choices=tuple(MEASUREMENTS),
         default=_UNASKED,
-        help="run only these (all but the last three)",
+        help="run only these (all but the last four)",
     )
     parser.add_argument(
         "--peers", nargs="*", choices=tuple(llama_cpp.SOURCES), default=("llama.cpp",),
@@ -159,25 +154,21 @@ def _arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="specbench, load, arithmetic: measure for minutes instead of hours"
     )
     parser.add_argument("--label", default="", help="part of the result file's name: another model, other flags")
-    parser.add_argument("--server", default="kolm", help="load --against: the server's name in the results (kolm)")
-    parser.add_argument("--serve", default="smollm2", help="load: the model that is served (smollm2)")
-    parser.add_argument("--against", metavar="URL", help="load: an OpenAI-compatible server, http://host:port/v1")
+    parser.add_argument("--server", default="kolm", help="load: the server's name in the results (kolm)")
+    parser.add_argument("--against", metavar="URL", help="load: the OpenAI-compatible server, http://host:port/v1")
     parser.add_argument(
         "--long-prompts", action="store_true",
-        help="load --against: prompts of 30 to 1,500 tokens, and first tokens by the length of the prompt",
+        help="load: prompts of 30 to 1,500 tokens, and first tokens by the length of the prompt",
     )  # fmt: skip
     parser.add_argument(
         "--extra", type=_members, default={}, metavar="JSON",
-        help='of load --against: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',
+        help='load: members of each request beside OpenAI\'s, as {"kolm": {"method": "off"}}',
     )  # fmt: skip
     parser.add_argument(
         "--rounds",
         type=int,
         default=3,
-        help="families, accepted, load --against: rounds of each case (3)",
-    )
-    parser.add_argument(
-        "--soak-minutes", type=float, default=0.0, help="load: keep the load for these minutes, to measure memory (0)"
+        help="families, accepted, load: rounds of each case (3)",
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Memory of this machine and of its processes, and services that a benchmark starts."""
+"""The memory bandwidth of this machine, and services that a benchmark starts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,9 @@ RESULTS = Path(__file__).parent / "results"
 _START_SECONDS = 600.0
 
 
-def resident(process: int | str = "self", field: str = "VmRSS") -> int:
-    """Resident bytes of a process (Linux); 0 for a dead process.
-
-    `VmHWM`: the peak since it runs its program, while getrusage would count its parent's memory at the fork.
-    `RssAnon`: its own pages without the pages of mapped files, which the kernel can drop.
-    """
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running one."""
+    """A running service."""
 
     address: str
     process: int

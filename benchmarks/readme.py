@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import families, llama_cpp, steps
-from benchmarks.load import against
+from benchmarks import families, llama_cpp, load, steps
 from benchmarks.measurement import Measurement, Subject
 from benchmarks.specbench.measure import HEAD, STORE, Case
 from benchmarks.specbench.measure import measure as speculation
@@ -56,9 +55,9 @@ def measure(llama: Path, *, questions: int) -> dict[str, Any]:
     (peer,) = families.measure({"llama.cpp": llama}, [model_path("smollm2")], prompt=512, rounds=3)
     with _kolm_up() as (url, key):
         os.environ["OPENAI_API_KEY"] = key
-        mine = against.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
+        mine = load.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
     with _llama(llama / "llama-server") as url:
-        its = against.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
+        its = load.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
     return {
         "decoding": {name: _decoding(case) for name, case in zip(("greedy", "t1"), told, strict=True)},
         "replay": audits,

@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from benchmarks.engines import Run
-from benchmarks.load.callers import Seen
-from benchmarks.load.measure import figures
+from benchmarks.load import Seen, figures
 from benchmarks.specbench.conversation import Told, converse, geometric_mean, identical_share, summarised
 from benchmarks.specbench.questions import OWN, Question, QuestionsInvalid, load_questions
 from demo.smollm2.prompts import Choice, is_held_out, words

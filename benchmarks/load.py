@@ -9,21 +9,60 @@ import gc
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 from openai import AsyncOpenAI, OpenAIError
 
-from benchmarks.load.callers import Seen, long_prompts, prompts
-from benchmarks.load.measure import CALLERS, figures, first_tokens
+from benchmarks.engines import KINDS, conversations
+from benchmarks.specbench.questions import OWN, load_questions
 
+CALLERS = (1, 4, 16, 64)
+_PROMPTS_OF_KIND = 4
+_LENGTHS = (0, 100, 300, 500, 900)
 _TOKENS = 64
 _REQUESTS = 3
 """Requests of a caller at least. The longer a round, the less its end counts, in which fewer and fewer callers ask."""
 _SECONDS = 600.0
-_Send = Callable[[int, Any, Seen], Awaitable[None]]
+_Send = Callable[[int, Any, "Seen"], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Seen:
+    """Times in seconds. `outputs`: the text of each request, by its number."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    first: list[float] = field(default_factory=list)  # from the call to the first token
+    by_prompt: list[tuple[int, float]] = field(default_factory=list)  # tokens of a prompt, and its first token's time
+    gaps: list[float] = field(default_factory=list)  # between two chunks of a stream
+    outputs: dict[int, str] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+def prompts() -> Iterator[list[dict[str, str]]]:
+    """Conversations of four kinds in turn, as messages with role and content."""
+    for turn in zip(*(conversations(kind, _PROMPTS_OF_KIND) for kind in KINDS), strict=True):
+        yield from turn
+
+
+def long_prompts() -> Iterator[list[dict[str, str]]]:
+    """Questions of Spec-Bench's six kinds in turn, as messages: prompts of 30 to 1,500 tokens. Texts to summarize and
+    passages are several at a time.
+    """
+    pieces, questions = {"summarization": 11, "rag": 4}, load_questions(OWN)
+    for number, turn in enumerate(zip(*questions.values(), strict=True)):
+        for question in turn:
+            count, others = 1 + number % pieces.get(question.kind, 1), questions[question.kind]
+            texts = [others[(number + more) % len(others)].turns[0] for more in range(count)]
+            yield [{"role": "user", "content": "\n\n".join(texts)}]
 
 
 def measure(
@@ -98,3 +137,32 @@ async def _stream(
             seen.by_prompt.append((chunk.usage.prompt_tokens, first))
             seen.tokens += chunk.usage.completion_tokens
     seen.outputs[number] = text
+
+
+def figures(runs: list[Seen]) -> dict[str, Any]:
+    """Figures of some runs of the same requests. Times are of all of them, the rate is their median."""
+    first, gaps = ([value for seen in runs for value in values(seen)] for values in map(attrgetter, ("first", "gaps")))
+    return {
+        "requests": sum(len(seen.outputs) for seen in runs),
+        "failures": dict(sum((seen.failures for seen in runs), Counter[str]())),
+        "tokens_per_second": round(median(seen.tokens / seen.seconds for seen in runs), 1),
+        "first_token_ms": {"p50": _ms(first, 50), "p99": _ms(first, 99)},
+        "inter_token_ms": {"p50": _ms(gaps, 50), "p99": _ms(gaps, 99)},
+    }
+
+
+def first_tokens(runs: list[Seen]) -> dict[str, Any]:
+    """Times to the first token by the length of the prompt, in tokens."""
+    lengths = {}
+    for least, end in pairwise((*_LENGTHS, 1 << 30)):
+        times = sorted(time for seen in runs for tokens, time in seen.by_prompt if least <= tokens < end)
+        if len(times) > 1:
+            worst = round(1e3 * times[-1], 1)
+            lengths[f"{least}+"] = {
+                "requests": len(times), "p50": _ms(times, 50), "p95": _ms(times, 95), "worst": worst,
+            }  # fmt: skip
+    return {"first_token_ms_by_prompt": lengths}
+
+
+def _ms(values: list[float], percent: int) -> float:
+    return round(1e3 * quantiles(values, n=100, method="inclusive")[percent - 1], 1)

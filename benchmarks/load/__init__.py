@@ -1,1 +1,0 @@
-"""A generation server and its ledger under the load of many callers, as processes, over gRPC."""

@@ -110,7 +110,7 @@ bench-readme: $(DEV) ## measure the figures of README.md and render the pages: 2
 	@$(BIN)/python -m benchmarks readme
 	@$(BIN)/python -m benchmarks report
 
-bench: $(DEV) ## measure against transformers, and the ledger; JSON and plots
+bench: $(DEV) ## measure what needs only this checkout, and the ledger, as JSON
 	@$(BIN)/python -m benchmarks
 	@$(BIN)/python -m benchmarks --only specbench --quick
 	@$(BIN)/python -m benchmarks.start

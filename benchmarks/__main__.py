@@ -31,7 +31,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "served": lambda given: steps.measure_served(given.gguf or model_path("smollm2")),
     "specbench": lambda given: specbench.measure(
         given.gguf, given.questions, head=given.head, max_tokens=given.max_tokens, quick=given.quick,
-        storage=given.storage, arithmetic=given.arithmetic, cases=given.cases, alone=given.alone,
+        storage=given.storage, arithmetic=given.arithmetic, cases=given.cases,
     ),
     "families": lambda given: families.measure(
         {name: llama_cpp.built(name) for name in given.peers}, given.files, prompt=given.prompt_tokens,
@@ -143,7 +143,6 @@ def _arguments() -> argparse.Namespace:
         default="Qwen3.5-0.8B",
         help="accepted: the shape of random weights, without --gguf",
     )
-    parser.add_argument("--alone", action="store_true", help="specbench: measure kolm without its peers")
     parser.add_argument(
         "--storage", choices=STORAGES, help="specbench: the storage of the weights (q4_1, as published)"
     )

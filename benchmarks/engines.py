@@ -35,7 +35,7 @@ class Run:
 
     seconds: float
     tokens: list[tuple[int, ...]]
-    digests: tuple[str, ...] = ()  # kolm's stream digests
+    digests: tuple[str, ...]  # stream digests of the answers
     mean_acceptance_length: float = 1.0
     drafts: int = 0  # passes that verified a draft token
     accepted: tuple[int, ...] = ()  # of those, how many accepted one at each depth
@@ -50,8 +50,8 @@ class Run:
 class Contender(Protocol):
     name: str
 
-    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
-        """Generate for all prompts together; None if it cannot take as many."""
+    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
+        """Generate for all prompts together."""
         ...
 
 

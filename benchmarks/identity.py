@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,12 +24,15 @@ from benchmarks.upstream import Upstream, llama_server
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import load_target
+from services.generation.target.kernels.machine import cpus
 from services.generation.target.model_path import model_path
 
 Outputs = list[tuple[int, ...]]
 Prompts = Sequence[tuple[int, ...]]
 Decode = Callable[[Prompts, int], Outputs]
 """Greedy outputs of prompts, with a number of concurrent requests."""
+OneDecode = Callable[[list[int], int], Iterable[int]]
+"""Greedy tokens after one prompt, at most the given number."""
 
 _LLAMA = {
     "draft model": ("--spec-type", "draft-simple", "-md", "{coarse}"),
@@ -68,7 +71,7 @@ def _differing(one: Outputs, other: Outputs) -> int:
     return sum(left != right for left, right in zip(one, other, strict=True))
 
 
-def _one_by_one(decode: Callable[[list[int], int], Any], max_tokens: int, ends: Sequence[int]) -> Decode:
+def _one_by_one(decode: OneDecode, max_tokens: int, ends: Sequence[int]) -> Decode:
     """A library takes one prompt; the tokens that end a text belong to none."""
 
     def output(prompt: Sequence[int]) -> tuple[int, ...]:
@@ -108,8 +111,6 @@ def kolm(file: Path, max_tokens: int) -> Engine:
 
 
 def transformers(file: Path, max_tokens: int) -> Engine:
-    from benchmarks.specbench.peers import transformers_decoding, transformers_model
-
     assistant, ends = transformers_model(in_storage(file, "q4_0")), load_target(file).config.eos_token_ids
     choices: dict[str, dict[str, Any]] = {
         "plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 10}, "assisted": {"assistant_model": assistant},
@@ -123,12 +124,63 @@ def transformers(file: Path, max_tokens: int) -> Engine:
 
 def openvino(_: Path, max_tokens: int) -> Engine:
     """OpenVINO on the published file: its reader does not know the tensors of the 8-bit file that is written here."""
-    from benchmarks.specbench.peers import openvino_decoding
-
     file = model_path(Path("smollm2"))
     ends = load_target(file).config.eos_token_ids
     plain, lookup = (_one_by_one(openvino_decoding(file, ends, drafted), max_tokens, ends) for drafted in (0, 10))
     return Engine(f"OpenVINO GenAI {version('openvino-genai')}", plain, {"prompt lookup": lookup})
+
+
+def transformers_decoding(path: Path, ends: Sequence[int], **drafting: Any) -> OneDecode:
+    """`generate` in float32 on the dequantised file, with as many threads as kolm has."""
+    import torch
+
+    torch.set_num_threads(cpus())
+    model = transformers_model(path)
+
+    def decode(prompt: list[int], tokens: int) -> Iterable[int]:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=0 if ends else tokens,
+            do_sample=False, eos_token_id=list(ends) or None, pad_token_id=[*ends, 0][0], **drafting,
+        )  # fmt: skip
+        made: list[int] = out[0, len(prompt) :].tolist()
+        return made
+
+    return decode
+
+
+def transformers_model(path: Path) -> Any:
+    """Left to itself, transformers keeps a GGUF file's blocks packed, for kernels that it may lack."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    whole = GgufConfig(gguf_file=path.name, dequantize=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=whole
+    )
+    return model.requires_grad_(False)
+
+
+def openvino_decoding(path: Path, ends: Sequence[int], drafted: int = 0) -> OneDecode:
+    """OpenVINO GenAI, which reads GGUF files itself; prompt lookup is a property of its pipeline."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    properties = {"prompt_lookup": True} if drafted else {}
+    pipeline = openvino_genai.LLMPipeline(str(path), "CPU", INFERENCE_NUM_THREADS=cpus(), **properties)
+
+    def decode(prompt: list[int], tokens: int) -> Iterable[int]:
+        config = openvino_genai.GenerationConfig(
+            max_new_tokens=tokens, do_sample=False, stop_token_ids=set(ends), eos_token_id=ends[0]
+        )
+        if drafted:
+            config.num_assistant_tokens, config.max_ngram_size = drafted, 2
+        out: Any = pipeline.generate(openvino.Tensor(np.array([prompt], np.int64)), config)
+        made: list[int] = list(out.tokens[0])
+        return made
+
+    return decode
 
 
 def upstreams(plain: Upstream, speculating: Mapping[str, Upstream], max_tokens: int) -> Engine:

@@ -50,7 +50,7 @@ def measure(llama: Path, *, questions: int) -> dict[str, Any]:
     Raises SystemExit if a program fails.
     """
     cases = [Case(temperature, 1, None, questions) for temperature in (0.0, 1.0)]
-    told = speculation(max_tokens=_MAX_TOKENS, cases=cases, alone=True, methods=("off", "auto"))["cases"]
+    told = speculation(max_tokens=_MAX_TOKENS, cases=cases, methods=("off", "auto"))["cases"]
     audits = steps.measure_audits("int8", cpus())
     (peer,) = families.measure({"llama.cpp": llama}, [model_path("smollm2")], prompt=512, rounds=3)
     with _kolm_up() as (url, key):

@@ -1,1 +1,1 @@
-"""Requests of Spec-Bench's six kinds: kolm's methods compared with off, and peers with their own plain decoding."""
+"""Requests of Spec-Bench's six kinds: kolm's methods compared with off."""

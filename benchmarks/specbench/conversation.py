@@ -24,37 +24,35 @@ class ChatTokenizer(Protocol):
 class Told:
     """A contender's answers in some conversations that ran at the same time.
 
-    `tokens` are the concatenated answers of each conversation. `passes` of the target are None if the contender does
-    not report them.
+    `tokens` are the concatenated answers of each conversation, `digests` the stream digests of its answers, `passes`
+    the passes of the target.
     """
 
     seconds: float
     tokens: tuple[tuple[int, ...], ...]
-    passes: float | None
+    passes: float
+    digests: tuple[tuple[str, ...], ...] = ()
 
 
 def converse(
     contender: Contender, questions: Sequence[Question], tokenizer: ChatTokenizer, temperature: float, max_tokens: int
-) -> Told | None:
-    """Run all conversations concurrently, turn by turn, with the contender's own answers; None if it takes no batch."""
+) -> Told:
+    """Run all conversations concurrently, turn by turn, with the contender's own answers."""
     histories: list[list[dict[str, str]]] = [[] for _ in questions]
     tokens: list[tuple[int, ...]] = [() for _ in questions]
+    digests: list[tuple[str, ...]] = [() for _ in questions]
     seconds, passes = 0.0, 0.0
-    counted = True
     for turn in range(max(len(question.turns) for question in questions)):
         open_ = [at for at, question in enumerate(questions) if turn < len(question.turns)]
         for at in open_:
             histories[at].append({"role": "user", "content": questions[at].turns[turn]})
         run = contender.run([tokenizer.encode_chat(histories[at]) for at in open_], temperature, max_tokens)
-        if run is None:
-            return None
-        for at, answer in zip(open_, run.tokens, strict=True):
-            tokens[at] += answer
+        for at, answer, digest in zip(open_, run.tokens, run.digests, strict=True):
+            tokens[at], digests[at] = tokens[at] + answer, (*digests[at], digest)
             histories[at].append({"role": "assistant", "content": tokenizer.decode(answer)})
         seconds += run.seconds
         passes += _passes(run)
-        counted = counted and bool(run.digests)  # only kolm's runs count their passes
-    return Told(seconds, tuple(tokens), passes if counted else None)
+    return Told(seconds, tuple(tokens), passes, tuple(digests))
 
 
 def _passes(run: Run) -> float:
@@ -71,23 +69,22 @@ def told_by_all(
 ) -> Mapping[str, Told]:
     """Answers by contender's name, asked in an order drawn with `dice`: over many groups each is first as often."""
     order = dice.sample(contenders, len(contenders))
-    told = {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
-    return {name: each for name, each in told.items() if each}
+    return {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
 
 
 By = Mapping[str, Sequence[Mapping[str, Told]]]
 """The runs by kind of question, then by the contender's name, group by group."""
 
 
-def summarised(told: By, plain: Mapping[str, str]) -> dict[str, Any]:
+def summarised(told: By, plain: str) -> dict[str, Any]:
     """Figures by kind and over all kinds, for each contender of `told`.
 
-    `plain` names each contender's own plain decoding. A speedup is the ratio of tokens per second over all groups of a
+    `plain` names plain decoding. A speedup is the ratio of tokens per second over all groups of a
     kind, over all kinds the geometric mean. Its error is the standard error, by the jackknife over groups (Efron 1982);
     None for a kind with one group. The acceptance length is tokens over passes of the target.
     """
     names = sorted({name for groups in told.values() for group in groups for name in group})
-    return {name: _contender(told, name, plain.get(name, name)) for name in names}
+    return {name: _contender(told, name, plain) for name in names}
 
 
 def _contender(told: By, name: str, plain: str) -> dict[str, Any]:
@@ -140,8 +137,11 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
 
 
 def identical_share(pairs: Sequence[tuple[Told, Told]]) -> float | None:
-    """The share of conversations with equal tokens; None if none were compared."""
-    same = [a == b for one, other in pairs for a, b in zip(one.tokens, other.tokens, strict=True)]
+    """The share of conversations with equal tokens and stream digests; None if none were compared."""
+    same = [
+        one.tokens[at] == other.tokens[at] and one.digests[at : at + 1] == other.digests[at : at + 1]
+        for one, other in pairs for at in range(len(one.tokens))
+    ]  # fmt: skip
     return sum(same) / len(same) if same else None
 
 
@@ -151,9 +151,7 @@ def _speed(told: Sequence[Told]) -> float:
 
 
 def _length(told: Sequence[Told]) -> float | None:
-    if any(each.passes is None for each in told):
-        return None
-    passes = sum(each.passes or 0.0 for each in told)
+    passes = sum(each.passes for each in told)
     return sum(len(tokens) for each in told for tokens in each.tokens) / passes if passes else None
 
 

@@ -13,7 +13,6 @@ from rich.progress import track
 
 from benchmarks.engines import Contender, KolmEngine
 from benchmarks.specbench.conversation import Told, summarised, told_by_all
-from benchmarks.specbench.peers import installed_peers
 from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages
 from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
@@ -65,35 +64,25 @@ def measure(
     storage: str | None = None,
     arithmetic: str | None = None,
     cases: Sequence[Case] = (),
-    alone: bool = False,
     methods: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Figures of every case, and which peers are not installed. `model` is a GGUF file, SmolLM2's unless named, which
-    `storage` may turn into another one of the same values. `arithmetic` is kolm's alone: peers take no part then, nor
-    if kolm is measured `alone`. Of named `cases` a quick run asks three questions of each kind. `methods` are the
-    contenders of kolm, all that are loaded if None.
+    """Figures of every case. `model` is a GGUF file, SmolLM2's unless named, which `storage` may turn into another one
+    of the same values. Of named `cases` a quick run asks three questions of each kind. `methods` are the contenders,
+    all that are loaded if None.
     """
     path = model or model_path("smollm2")
     if model is None and storage is not None:
         path = in_storage(path, storage)
     known = load_questions(questions)
     engine = KolmEngine(path, *((head, arithmetic, STORE) if model is None else (None, arithmetic)))
-    ends = engine.target.config.eos_token_ids
-    peers, plain, absent = installed_peers(path, ends) if arithmetic is None and not alone else ([], {}, [])
     contenders = [each for each in _kolm(engine) if methods is None or each.name.removeprefix("kolm ") in methods]
-    contenders += peers
-    plain |= {each.name: "kolm off" for each in contenders if each.name.startswith("kolm")}
     _warm_up(contenders, engine)
     rows = []
     named = [replace(case, questions=_FEW) for case in cases] if quick else cases
     for case in named or (QUICK if quick else FULL):
         told = _told(case, contenders, engine, known, max_tokens)
-        rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain)})
-    run = {
-        "model": path.name,
-        "not installed": absent,
-    }
-    return run | {"cases": rows}
+        rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain="kolm off")})
+    return {"model": path.name, "cases": rows}
 
 
 def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -67,15 +68,14 @@ class Words:
 class Echo:
     """Answers each prompt with its last letter, in half a second."""
 
-    def __init__(self, name: str, most: int = 99, digests: tuple[str, ...] = ("d",)) -> None:
-        self.name, self._most, self._digests = name, most, digests
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.prompts: list[str] = []
 
-    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run | None:
-        if len(prompts) > self._most:
-            return None
+    def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
         self.prompts += ["".join(map(chr, prompt)) for prompt in prompts]
-        return Run(0.5, [(prompt[-1],) for prompt in prompts], self._digests, mean_acceptance_length=0.5)
+        digests = tuple(str(prompt[-1]) for prompt in prompts)
+        return Run(0.5, [(prompt[-1],) for prompt in prompts], digests, mean_acceptance_length=0.5)
 
 
 TWO = Question("1", "multi-turn", ("a", "b"))
@@ -86,7 +86,7 @@ def test_each_turn_goes_on_from_the_contenders_own_answers() -> None:
     contender = Echo("kolm off")
     told = converse(contender, [TWO, ONE], Words(), 0.0, 9)
     assert contender.prompts == ["ua", "uc", "uaaaub"]
-    assert told == Told(1.0, ((97, 98), (99,)), passes=6.0)
+    assert told == Told(1.0, ((97, 98), (99,)), 6.0, (("97", "98"), ("99",)))
 
 
 def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
@@ -94,7 +94,7 @@ def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
         return {"off": Told(off, ((1, 2, 3, 4),), 4.0), "fast": Told(fast, ((1, 2, 3, 4),), 2.0)}
 
     told = {"qa": [group(1.0, 0.5), group(3.0, 0.5)], "rag": [group(1.0, 1.0)]}
-    figures = summarised(told, {"fast": "off"})
+    figures = summarised(told, "off")
     assert figures["fast"]["kinds"]["qa"]["speedup"] == 4.0
     assert figures["fast"]["speedup"] == 2.0
     assert figures["fast"]["acceptance length"] == 2.0
@@ -105,8 +105,10 @@ def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
 
 
 def test_identity_is_counted_by_conversation() -> None:
-    one, other = Told(1.0, ((1, 2), (3,)), None), Told(1.0, ((1, 2), (4,)), None)
+    one, other = Told(1.0, ((1, 2), (3,)), 2.0), Told(1.0, ((1, 2), (4,)), 2.0)
     assert identical_share([(one, other)]) == 0.5
+    drawn, redrawn = (replace(one, digests=(("a",), (last,))) for last in "bc")
+    assert (identical_share([(drawn, drawn)]), identical_share([(drawn, redrawn)])) == (1.0, 0.5)
     assert identical_share([]) is None
     assert geometric_mean([]) is None
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)

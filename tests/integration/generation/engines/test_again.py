@@ -75,4 +75,4 @@ async def test_what_it_refuses_is_an_invalid_request(plain: FakeUpstream) -> Non
 async def test_benchmarks_ask_it_for_the_same_tokens_several_at_once(plain: FakeUpstream) -> None:
     upstream = await asyncio.to_thread(Upstream, plain.kind, plain.url)
     found = await asyncio.to_thread(upstream.outputs, [REQUEST] * 3, 3)
-    assert (upstream.name, found) == (f"{plain.kind} 1.2 of today", [tuple(plain.tokens(PROMPT, 6, 6))] * 3)
+    assert (upstream.name, found) == (f"{plain.kind} 1.2-of-today", [tuple(plain.tokens(PROMPT, 6, 6))] * 3)

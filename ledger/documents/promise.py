@@ -48,7 +48,7 @@ class Promise(Document, tag="kolm.promise.v1", frozen=True):
             raise FormatError("due", "is before promised_at")
 
     def is_kept_by(self, receipt: Receipt) -> bool:
-        """Whether a receipt is a promised one."""
+        """Whether the promise covers this receipt."""
         return receipt.sampling.choice < self.choices and _terms(receipt) == _terms(self)
 
     def digests(self) -> tuple[bytes, ...]:

@@ -1,4 +1,4 @@
-"""Paths of models, draft heads, datastores and adapters. Imports next to nothing.
+"""Paths of models, draft heads, datastores and adapters. Imports little, as every command reads it at its start.
 
 A model is a transformers directory, a GGUF file, a file in a Python package, or a name of `naming/`.
 """

@@ -192,7 +192,7 @@ def _value(value: Any, change: Map, path: str) -> Any:
 
 
 def _unused(used: set[str], count: int) -> list[str]:
-    """Unused private-use characters of Unicode. Raises ValueError if there are fewer than `count`."""
+    """`count` private-use characters of Unicode that are not in `used`. Raises ValueError if there are fewer."""
     found = list(islice((character for character in map(chr, chain(*_PRIVATE)) if character not in used), count))
     if len(found) < count:
         raise ValueError("they use every private-use character of Unicode, and none is left to tell markup from text")

@@ -6,10 +6,8 @@ A clock may raise an exception, which ends a timing; it leaves no blocks in use.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,6 +17,7 @@ from services.generation.target.blocks import BLOCK, blocks_for
 from services.generation.target.errors import CacheFull
 from services.generation.target.kept_results import KeptResults
 from services.generation.target.kernels.compilation import user_cache
+from services.generation.target.program.team import SLEEPS
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 
@@ -38,7 +37,10 @@ _CHANGED, _DISTURBED = 1.1, 1.5
 """Ratios of passes over one row in two rounds from which on the memory's speed has changed, as it does on machines that
 share their memory, and from which on another program used it. Multiples of one row differ little by the first.
 """
-_WAITED = 0.05  # share of the time that threads of an undisturbed timing wait for a CPU
+_BUSY = 0.7
+"""Share of the time in which all threads of an undisturbed timing compute: 0.92 to 0.97 on idle CPUs, 0.24 beside a
+program that takes one of two, since a team whose members wait for a CPU leaves passes to one thread.
+"""
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, with which the cost of a key is measured
 _LONG = 1024  # tokens of the history with which the cost of a visible token is measured
 _PAGE = 8  # at most this many slots of a block share a memory page
@@ -75,16 +77,6 @@ class Timing:
         return self.passes[0][1]
 
 
-def waited_for_cpu() -> float:
-    """Seconds that this thread and its team have waited for a CPU (Linux' schedstat; 0 elsewhere)."""
-    members = (thread.native_id for thread in threading.enumerate() if thread.name == "pass")
-    waited = 0
-    for thread in (threading.get_native_id(), *members):
-        with suppress(OSError, ValueError, IndexError):
-            waited += int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
-    return 1e-9 * waited
-
-
 class Interrupted(Exception):
     """A request waits for the target, or other programs use the CPUs."""
 
@@ -99,17 +91,19 @@ class IdleTiming:
     kept: Timing | None
     use: Callable[[Timing], None]
     clock: Callable[[], float] = time.perf_counter
-    waited: Callable[[], float] = waited_for_cpu
+    cpu_clock: Callable[[], float] = time.process_time
 
     def __call__(self, request_waits: Callable[[], bool]) -> bool:
         """Measure; returns whether that is done, or else should be tried again when the engine has been idle for a
         while.
         """
-        start, waited = self.clock(), self.waited()
+        start, cpu_start = self.clock(), self.cpu_clock()
+        threads = self.target.threads if self.target.device == "cpu" and SLEEPS else 0
 
         def clock() -> float:
             now = self.clock()
-            if request_waits() or self.waited() - waited > _WAITED * max(now - start, 1.0):
+            idle = threads * (now - start) - (self.cpu_clock() - cpu_start)
+            if request_waits() or idle > (1.0 - _BUSY) * threads * max(now - start, 1.0):
                 raise Interrupted
             return now
 

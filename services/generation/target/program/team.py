@@ -28,7 +28,7 @@ _SLEPT = POOL.index("slept")
 _TOO_MUCH_SLEEP, _SOME_SLEEP = 0.2, 0.04  # of a pass; the latter if one thread takes no longer than the team
 _MOST_SLOWDOWN = 1.3  # of one thread relative to the team; slower passes are executed by the team even in a break
 _NEWEST = 0.1  # weight of the newest pass
-_SLEEPS = sys.platform == "linux"  # members can wait for each other; elsewhere passes are executed by one thread
+SLEEPS = sys.platform == "linux"  # members can wait for each other; elsewhere passes are executed by one thread
 _PLACE = {name: number for number, name in enumerate(PASS)}
 _ROWS = slice(_PLACE["rows"], _PLACE["branches"] + 1)  # counts, a stride, addresses of tokens and parts
 
@@ -68,7 +68,7 @@ class Team:
 
         `wait`: on exactly `threads` threads, even if another pass is in progress or the CPUs are busy.
         """
-        if threads == 1 or not _SLEEPS:
+        if threads == 1 or not SLEEPS:
             self._run(self._place, address(words), 1)
             return
         pace = self._paces[int(words[_PLACE["program"]]), int(words[_PLACE["rows"]])]

@@ -65,11 +65,9 @@ class Timed(TableTarget):
         self.now += self.seconds(next(self.passes)) * (0.9 + len(rows) / 10)
         return super().forward(rows, feature_layers)
 
-    def idle(
-        self, kept: Timing | None = None, waits: Callable[[], bool] = lambda: False, cpu: Callable[[], float] = float
-    ) -> bool:
-        """Whether an idle engine's timing is done."""
-        work = IdleTiming(self, kept, self.used.append, lambda: self.now, cpu)
+    def idle(self, kept: Timing | None = None, waits: Callable[[], bool] = lambda: False, busy: float = 1.0) -> bool:
+        """Whether an idle engine's timing is done, if its threads compute for a share `busy` of the time."""
+        work = IdleTiming(self, kept, self.used.append, lambda: self.now, lambda: busy * self.threads * self.now)
         return work(waits)
 
 
@@ -84,10 +82,10 @@ def test_an_idle_engine_measures_times_for_later_starts() -> None:
 def test_times_of_a_busy_machine_are_not_used() -> None:
     slower = Timed(lambda number: 0.02 if number < 60 else 0.04)
     assert not slower.idle()
-    waiting = Timed(lambda number: 0.02)
-    assert not waiting.idle(cpu=lambda: 0.1 * waiting.now)
-    assert (slower.used, waiting.used) == ([], [])
-    assert next(waiting.passes) < 0.7 / 0.02  # it stops, and leaves the CPUs to others
+    alone = Timed(lambda number: 0.02)
+    assert not alone.idle(busy=0.5)
+    assert (slower.used, alone.used) == ([], [])
+    assert next(alone.passes) < 0.7 / 0.02  # it stops, and leaves the CPUs to others
 
 
 def test_a_request_ends_a_timing_and_leaves_no_blocks_in_use() -> None:

@@ -130,8 +130,8 @@ class AlreadyExists(KolmError):
 
     code = grpc.StatusCode.ALREADY_EXISTS
 
-    def __init__(self, type: str, name: str, message: str, *, reason: str = "CONFLICT") -> None:
-        super().__init__(message, _resource(type, name), reason=reason)
+    def __init__(self, type: str, name: str, message: str) -> None:
+        super().__init__(message, _resource(type, name), reason="CONFLICT")
 
 
 def _resource(type: str, name: str) -> error_details_pb2.ResourceInfo:

@@ -49,6 +49,8 @@ _WEIGHT_DECAY = 0.01
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _LEAST_NORM = 1e-7
+_VOCABULARY = ("lm_head", "markov_head", "confidence_head")
+"""Beginnings of the names of matrices over a vocabulary. AdamW updates them, and whatever has one row."""
 
 Clock = Callable[[], float]
 _WARM_UP = 0.01
@@ -104,32 +106,23 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     return wide.T if tall else wide
 
 
-def rate_factor(fraction: float, decay_from: float = _DECAY_FROM) -> float:
-    """Short linear warm-up, a plateau up to `decay_from` of the run, then a long linear decay to zero."""
+def rate_factor(fraction: float) -> float:
+    """Short linear warm-up, a plateau up to `_DECAY_FROM` of the run, then a long linear decay to zero."""
     if fraction < _WARM_UP:
         return max(fraction / _WARM_UP, _LEAST_WARM_UP)
-    if fraction < decay_from:
+    if fraction < _DECAY_FROM:
         return 1.0
-    return max(0.0, (1.0 - fraction) / (1.0 - decay_from))
+    return max(0.0, (1.0 - fraction) / (1.0 - _DECAY_FROM))
 
 
 class Optimiser:
     """Muon and AdamW, under one schedule of learning rates."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        matrix_rate: float,
-        vector_rate: float,
-        vocabulary: tuple[str, ...] = ("lm_head", "markov_head", "confidence_head"),
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        """AdamW also updates matrices over a vocabulary or with one row; their names begin with those in `vocabulary`.
-        `dtype` is that of Muon's products.
-        """
+    def __init__(self, model: nn.Module, matrix_rate: float, vector_rate: float, dtype: torch.dtype) -> None:
+        """`dtype` is that of Muon's products."""
         named = list(model.named_parameters())
-        matrices = [p for name, p in named if p.ndim == 2 and not name.startswith(vocabulary)]
-        others = [p for name, p in named if p.ndim != 2 or name.startswith(vocabulary)]
+        matrices = [p for name, p in named if p.ndim == 2 and not name.startswith(_VOCABULARY)]
+        others = [p for name, p in named if p.ndim != 2 or name.startswith(_VOCABULARY)]
         self._parameters = [*matrices, *others]
         self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
             "muon": (Muon(matrices, matrix_rate, dtype), matrix_rate),

@@ -59,11 +59,11 @@ def stop_signals(
             signal.signal(number, handler)
 
 
-def awaited(ask: Callable[[], _Value | None], seconds: float, pause: float = 0.1) -> _Value | None:
+def awaited(ask: Callable[[], _Value | None], seconds: float) -> _Value | None:
     """The first result of `ask` that is not None; None after `seconds` without one."""
     deadline = time.monotonic() + seconds
     while (answer := ask()) is None and time.monotonic() < deadline:
-        time.sleep(pause)
+        time.sleep(0.1)
     return answer
 
 

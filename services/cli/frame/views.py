@@ -116,10 +116,10 @@ def whose_replay(verification: str | None, replayed_by: str | None) -> Line:
     return (Styled("by the audited server, which is not independent", "yellow"), f" ({verification})")
 
 
-def short(identifier: str, digits: int = 12) -> str:
+def short(identifier: str) -> str:
     """An identifier for a narrow column: its kind, and the first digits of its digest. JSON never shortens."""
     kind, _, digest = identifier.rpartition(":")
-    return f"{kind.removesuffix(':sha256') or kind}:{digest[:digits]}…" if kind else identifier
+    return f"{kind.removesuffix(':sha256') or kind}:{digest[:12]}…" if kind else identifier
 
 
 def size(count: int) -> str:

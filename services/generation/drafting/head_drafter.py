@@ -151,23 +151,21 @@ class HeadDrafter(Drafter):
     draft_type: type[HeadDraft] = HeadDraft
 
     def __init__(
-        self, head: DraftHead, passes: HeadPasses, target: Target, *, depth: int | None = None,
-        noise: float = HEAD_NOISE, copies: bool = False,
-    ) -> None:  # fmt: skip
-        """At temperatures above 0 the head draws with so much of the sampler's own `noise` (`candidates`); without it
-        the head proposes its likeliest tokens. With `copies`, text that followed the same words earlier in the sequence
-        is drafted too. `depth` bounds drafts of any request.
+        self, head: DraftHead, passes: HeadPasses, target: Target, *, depth: int | None = None, copies: bool = False
+    ) -> None:
+        """With `copies`, text that followed the same words earlier in the sequence is drafted too. `depth` bounds
+        drafts of any request.
         """
         self.feature_layers = head.config.feature_layers
         self.shape = DraftShape(depth=min(DEPTH, DEPTH if depth is None else depth))
         self._passes, self._features = passes, len(self.feature_layers) * head.config.target_hidden_size
-        self._noise, self._guesses = noise, LookaheadShape().guesses if copies else 0
+        self._guesses = LookaheadShape().guesses if copies else 0
         self._acceptance, self._ends = Acceptance(), target.config.eos_token_ids
         self.cost = DraftCost(*time_drafts(self._chains, self.expand, target, self.shape.depth))
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         acceptance = self._acceptance.begin(request)
-        state = DraftModelState.of(request, acceptance, self._ends, self._passes.vocabulary, noise=self._noise)
+        state = DraftModelState.of(request, acceptance, self._ends, self._passes.vocabulary, noise=HEAD_NOISE)
         shape = self._bounded(self.shape.for_request(request, self.width))
         return self.draft_type(request, shape, state, self._passes.blocks, self._store)
 

@@ -19,7 +19,7 @@ from services.generation.drafting.block.block_checkpoint import (
     load_block_head,
 )
 from services.generation.drafting.block.block_pass import BlockPass
-from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape
+from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
 from services.generation.drafting.heads import HeadKind
@@ -33,11 +33,11 @@ class BlockDrafter(HeadDrafter):
 
     width = "block_width"
 
-    def __init__(self, head: BlockHead, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
+    def __init__(self, head: BlockHead, target: Target, *, copies: bool = False) -> None:
         self.head = head
         blocks, length = target.blocks.total + SPARE_BLOCKS, target.config.context_length
         self._pass = BlockPass(head, target, blocks, length, arithmetic=ARITHMETIC)
-        super().__init__(head, self._pass, target, depth=head.config.drafts, noise=noise, copies=copies)
+        super().__init__(head, self._pass, target, depth=head.config.drafts, copies=copies)
 
     def _bounded(self, shape: DraftShape) -> DraftShape:
         return replace(shape, depth=min(shape.depth, self.head.config.drafts))

@@ -5,7 +5,6 @@ After Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language M
 
 from __future__ import annotations
 
-from services.generation.drafting.draft_tree.candidates import HEAD_NOISE
 from services.generation.drafting.eagle3.checkpoint import LAYOUT, Head
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import check_head, confirm_layers, is_eagle3, load_head
@@ -23,9 +22,9 @@ _PROBE = "The capital of France is Paris. Once upon a time, in a small town by t
 class Eagle3Drafter(StepDrafter):
     """Drafts with an EAGLE-3 head."""
 
-    def __init__(self, head: Head, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
+    def __init__(self, head: Head, target: Target, *, copies: bool = False) -> None:
         self.head = head
-        super().__init__(head, _entries(head, target), target, noise=noise, copies=copies)
+        super().__init__(head, _entries(head, target), target, copies=copies)
 
 
 def _entries(head: Head, target: Target) -> Entries:

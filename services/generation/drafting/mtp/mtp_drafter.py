@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.generation.drafting.answered_tokens import AnsweredTokens
-from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape
+from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import DraftTree, expand
 from services.generation.drafting.head_drafter import ARITHMETIC, HeadDraft
 from services.generation.drafting.heads import HeadKind
@@ -59,8 +59,8 @@ class AssistantDrafter(StepDrafter):
 
     draft_type = AssistantDraft
 
-    def __init__(self, head: Assistant, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False) -> None:
-        super().__init__(head, AssistantPass(head, target, arithmetic=ARITHMETIC), target, noise=noise, copies=copies)
+    def __init__(self, head: Assistant, target: Target, *, copies: bool = False) -> None:
+        super().__init__(head, AssistantPass(head, target, arithmetic=ARITHMETIC), target, copies=copies)
 
     def entries(self, shape: DraftShape) -> int:
         return 0
@@ -128,13 +128,12 @@ class MtpDrafter(StepDrafter):
     draft_type = MtpDraft
 
     def __init__(
-        self, block: MtpBlock, target: Target, *, noise: float = HEAD_NOISE, copies: bool = False,
-        answered: AnsweredTokens | None = None,
-    ) -> None:  # fmt: skip
+        self, block: MtpBlock, target: Target, *, copies: bool = False, answered: AnsweredTokens | None = None
+    ) -> None:
         """`answered` counts answers, for the choice of tokens at the next start."""
         entries = MtpPass(block, target, cache_blocks(target), arithmetic=ARITHMETIC)
         self._answered = answered
-        super().__init__(block, entries, target, noise=noise, copies=copies)
+        super().__init__(block, entries, target, copies=copies)
 
     def begin(self, request: EngineRequest) -> HeadDraft:
         draft = super().begin(request)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.generation.drafting.draft_tree.candidates import HEAD_NOISE, DraftShape
+from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.draft_tree.nodes import Nodes
 from services.generation.drafting.head_drafter import SPARE_BLOCKS, HeadDraft, HeadDrafter
@@ -34,12 +34,9 @@ its row in the pass that computed it.
 class StepDrafter(HeadDrafter):
     """A step of the head for each level of the trees."""
 
-    def __init__(
-        self, head: DraftHead, entries: Entries, target: Target, *, noise: float = HEAD_NOISE,
-        copies: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, head: DraftHead, entries: Entries, target: Target, *, copies: bool = False) -> None:
         self._pass = entries
-        super().__init__(head, entries, target, noise=noise, copies=copies)
+        super().__init__(head, entries, target, copies=copies)
 
     def entries(self, shape: DraftShape) -> int:
         return 1 + shape.depth * shape.width

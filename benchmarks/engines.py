@@ -88,9 +88,7 @@ class Kolm:
 
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
         engine = self._engine
-        sampling = SamplingParams(
-            temperature=temperature, seed=7, max_tokens=max_tokens, ignore_eos=engine.ignore_eos
-        )  # fmt: skip
+        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=max_tokens, ignore_eos=engine.ignore_eos)
         outcomes: dict[str, Outcome] = {}
 
         def sink(event: Event) -> None:

@@ -67,7 +67,7 @@ def long_prompts() -> Iterator[list[dict[str, str]]]:
 
 def measure(
     url: str, extra: Mapping[str, Any], *, rounds: int = 3, counts: Sequence[int] = CALLERS, long: bool = False
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, which are equal for every number of callers.
 
     `long`: prompts of 30 to 1,500 tokens instead, and first tokens by the length of the prompt.
@@ -80,7 +80,7 @@ def measure(
 
 async def _measure(
     url: str, extra: Mapping[str, Any], rounds: int, counts: Sequence[int], long: bool
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     client = AsyncOpenAI(
         base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0, timeout=_SECONDS
     )

@@ -66,9 +66,9 @@ def measure(
     cases: Sequence[Case] = (),
     methods: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Figures of every case. `model` is a GGUF file, SmolLM2's unless named, which `storage` may turn into another one
-    of the same values. Of named `cases` a quick run asks three questions of each kind. `methods` are the contenders,
-    all that are loaded if None.
+    """Figures of every case. `model` is a GGUF file, by default SmolLM2's, which `storage` stores in another type.
+    A quick run asks three questions of each kind in the named `cases`. `methods` are the contenders; None is every
+    loaded method.
     """
     path = model or model_path("smollm2")
     if model is None and storage is not None:
@@ -86,7 +86,7 @@ def measure(
 
 
 def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
-    """One answer of each at each temperature: what is compiled at its first use is compiled."""
+    """Let each answer once at each temperature, so that whatever compiles at its first use has been compiled."""
     prompt = engine.tokenizer.encode_chat([{"role": "user", "content": "Count to ten, and then count to ten again."}])
     for contender in contenders:
         for temperature in (0.0, 1.0):

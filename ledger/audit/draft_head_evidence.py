@@ -3,9 +3,9 @@
 
     1  the manifest is well-formed, and the draft head is for this base
     2  the entry holds a publication of exactly this manifest, signed by a trusted publisher
-    3 the entry is in a tree that a trusted key of the log has signed
-    4 every file has the size and digest of the manifest
-    5 the log holds no withdrawal of it
+    3  the entry is in a tree that a trusted key of the log has signed
+    4  every file has the size and digest that the manifest names
+    5  the log holds no withdrawal of the draft head
 
 Once passed, 1 to 4 stay passed. 5 is the log's present answer: it has no offline proof.
 """

@@ -198,7 +198,7 @@ class ObligationFold:
         if not self.policies:
             return Obligation(index, receipt.receipt_id, 0.0, "", None, False)
         policy_index, policy = self.policies[-1]
-        # It may have waited in a spool: the log received it after the auditor's previous document.
+        # It may have waited in a spool: the log took it only after the auditor's previous document.
         due = moved(max(time, self._auditor_spoke), policy.within_seconds)
         return Obligation(index, receipt.receipt_id, policy.rate, due, policy_index, False)
 
@@ -273,8 +273,8 @@ class ObligationFold:
         self._auditor_spoke = max(self._auditor_spoke, moment.time)
 
     def _date(self, time: str) -> None:
-        """Begin the auditor's time for receipts with future dates: they exist by now. Until the log names a time, it
-        counts from the time before them, so that a log without times cannot delay a replay.
+        """Let the auditor's time for receipts that were dated ahead begin at `time`, when they exist. Up to here it
+        began at the log's latest time before them, so that a log that names no times cannot delay a replay.
         """
         for waiting in (self._undrawn, self._open):
             for index in self._dated_ahead.intersection(waiting):

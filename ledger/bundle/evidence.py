@@ -68,7 +68,7 @@ class VerifiedLog:
 
 @contextmanager
 def _damage_of_state() -> Iterator[None]:
-    """Raise errors as damage of the state, which is trusted and so read without checks."""
+    """Report errors in reading the state as damage: it is trusted, and so read without checks."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:
@@ -158,7 +158,7 @@ def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None 
 
 def fold_entries(
     evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk, known: datetime | None = None
-) -> Folded:  # fmt: skip
+) -> Folded:
     """Check all entries, file by file, and fold them in order, after the previously verified entries if the bundle
     continues them. All of them existed at `known`: later times do not count.
     """

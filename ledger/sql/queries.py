@@ -122,9 +122,7 @@ def select_expired(expiry: Expiry, limit: int | None) -> Select[Any]:
     return statement.order_by(contents.c.receipt_index).limit(limit)
 
 
-def _found(
-    names: Sequence[str], value: object, narrow: ReceiptFilter, after: int, size: int
-) -> ColumnElement[bool]:  # fmt: skip
+def _found(names: Sequence[str], value: object, narrow: ReceiptFilter, after: int, size: int) -> ColumnElement[bool]:
     """Whether a receipt has the value in one of these columns, by their indexes, segment by segment. These are
     subqueries: combined with other columns, a database would read all receipts of a tenant instead.
     """

@@ -247,9 +247,7 @@ async def _foreign(settings: GenerationSettings, folder: Path, key: Signer) -> _
 
 
 @asynccontextmanager
-async def _engine(
-    settings: GenerationSettings, model: Model, disk: PrefixDisk | None
-) -> AsyncIterator[AsyncEngine]:  # fmt: skip
+async def _engine(settings: GenerationSettings, model: Model, disk: PrefixDisk | None) -> AsyncIterator[AsyncEngine]:
     bounds = EngineSettings(
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,

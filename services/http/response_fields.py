@@ -16,7 +16,7 @@ _TEXT = joined("input_text", "output_text", "text", also=("annotations", "logpro
 """Parts of earlier answers may come back as they were sent; `parsed` is the client's reading of the text."""
 
 DIRECT = {"type": "direct"}
-"""The caller of a function that no program has called."""
+"""The `caller` of a call that the model made itself."""
 
 _OF_CALL = ("name", "arguments")
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
@@ -166,9 +166,7 @@ class ResponseFields(CommonFields):
 
     @property
     def logprobs(self) -> int | None:
-        """The number of other tokens whose log-probabilities are given with each one's own; None for no
-        log-probabilities.
-        """
+        """The number of alternatives to list with each token's log-probability; None for no log-probabilities."""
         return self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None
 
     def turns(self) -> list[Placed]:

@@ -295,7 +295,7 @@ class _Server(uvicorn.Server):
 
 async def _first(
     serving: asyncio.Future[None], received: asyncio.Queue[signal.Signals], seconds: float | None = None
-) -> bool:  # fmt: skip
+) -> bool:
     """Returns once a signal comes, serving has ended, or the time is over. Whether there was a signal."""
     signalled = asyncio.ensure_future(received.get())
     either: set[asyncio.Future[Any]] = {serving, signalled}

@@ -184,14 +184,13 @@ class _BlockWeights:
                     Kernels.of(config, f"{spec.prefix}{ATTENTION_CONVOLUTION}", read),
                     Kernels.of(config, f"{spec.prefix}{MLP_CONVOLUTION}", read),
                 )
-                for spec in specs if config.taps
+                for spec in specs
+                if config.taps
             ],
             norm=vector(read, NORM),
             output=matrix_of(read(OUTPUT)) if config.own_output else None,
-            cache=Cache.empty(
-                specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, FORMS[_CACHED]
-            ),
-        )  # fmt: skip
+            cache=Cache.empty(specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, FORMS[_CACHED]),
+        )
 
 
 def _rounded(tensor: StoredTensor) -> StoredTensor:

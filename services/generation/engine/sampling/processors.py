@@ -230,7 +230,7 @@ class LogitsProcessors:
 
     def __init__(
         self, params: SamplingParams, prompt: Sequence[int], ends: frozenset[int], columns: Int64 | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._processors = _asked_for(params, prompt, ends, Columns(columns))
         self._seen = len(prompt)
 

@@ -69,7 +69,7 @@ class Operations:
 
     def __init__(
         self, sizes: LayerSizes, buffers: Buffers, cache: Cache, *, adapted: bool = False, arithmetic: str = "float32"
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`adapted`: with the updates of adapters. `arithmetic`: of linear layers, float32 or int8."""
         self.records: list[Int64] = []
         self.keeps_alive: list[Int64] = []  # arrays to which records point and that have no other owner
@@ -297,7 +297,7 @@ class Operations:
 
     def convolve_block(
         self, x: Float32, weight: Float32, deltas: Float32, *, first: int, group: int, block: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """x = its convolution along the rows of each block. weight [taps, size]; a row's deltas [taps, groups] from
         column `first` on.
         """

@@ -67,7 +67,7 @@ class Demo:
     def _start(self) -> tuple[str, str]:
         self._stage.step("Start the ledger and the generation service")
         if self._services.trust_own_keys():
-            self._stage.remark("with new keys of log, server and auditor, by which anyone can check all of it")
+            self._stage.remark("with new keys of log, server and auditor; by the public ones anyone can check it all")
         os.environ["KOLM_TOKEN_FILE"] = str(token_file(self._services.data_dir, OWNER))
         with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)

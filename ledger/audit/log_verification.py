@@ -84,15 +84,15 @@ def verify_log(
     `spread` may read the entries and verify their signatures in several processes, with an equal report.
 
     `checkpoint` is a signed note; entries beyond its size are checked too, although no signed tree head covers them
-    yet. Without a checkpoint, checks 1 and 5 have nothing to check. `now` is the verifier's clock: future times (by
-    more than clocks differ) are reported and do not count. Wrong and unreadable bytes are never raised.
+    yet. Without a checkpoint, checks 1 and 5 have nothing to check. `now` is the verifier's clock: times after
+    it (by more than clocks differ) are reported and do not count. Wrong and unreadable bytes are never raised.
     """
     walk = LogWalk(KeyHistory.of(trusted))
     walk.clock.now_is(now)
     try:
         head = _open_head(checkpoint, trusted, origin)
         _walk(walk, _Pieces(walk, iter(entries)), head, spread)
-        if head is not None and checkpoint is not None:  # and with a key that was not replaced before
+        if head is not None and checkpoint is not None:  # its key must not have been replaced before
             _open_head(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
     except CheckFailed as failed:
         return _report(walk, checkpoint is not None, failed)
@@ -169,7 +169,7 @@ class _Pieces:
             yield self.waiting[-1]
 
     def _read(self) -> Iterator[bytes]:
-        """Yield pieces; the entries before a failure are also a piece, because they may fail first."""
+        """Yield the entries of one piece. Those before a failure are a piece too: their checks may fail first."""
         try:
             yield from islice(self._entries if self.failure is None else (), _PIECE)
         except LedgerError as error:

@@ -12,9 +12,9 @@ UNDRAWN, OWED, LATE, OVERDUE, JUDGED = "UNDRAWN", "OWED", "LATE", "OVERDUE", "JU
 @dataclass(frozen=True, slots=True)
 class Obligation:
     """A receipt that is owed a verdict, or may be after a draw. `policy_index` is the entry of the policy in force,
-    None without a policy (a deviation that the issuer itself receipted is owed without one). `draw_index` is the entry
-    of the draw that sampled it, None without a draw. `due_by` is the promised time, "" without a promise. The verdict
-    is the first one; `independent`: it names an engine of the auditor.
+    None without a policy (a deviation that the issuer's own receipt admits is owed without one). `draw_index` is the
+    entry of the draw that sampled it, None without a draw. `due_by` is the promised time, "" without a promise. The
+    verdict is the first one, and `independent` if it names an engine of the auditor.
     """
 
     index: int

@@ -22,7 +22,7 @@ FindReceipt = Callable[[str], bytes]
 
 
 def check_receipt(caller: Principal, index: int, entry: bytes) -> None:
-    """Raises NotFound for another tenant's receipt, as for a missing one, ChainError."""
+    """Raises ChainError, and NotFound for another tenant's receipt as for a missing one."""
     if not caller.sees_all and not caller.sees(_receipt(index, entry).tenant):
         raise NotFound("the receipt is another tenant's")
 
@@ -37,7 +37,7 @@ def check_own(caller: Principal, index: int, entry: bytes) -> str:
     """The tenant of a receipt, if the caller has its credential. Raises PermissionDenied, ChainError."""
     tenant = _receipt(index, entry).tenant
     if not caller.authenticated or caller.tenant != tenant:
-        refused = "a receipt's content is erased by an operator, or for a token of the receipt's own tenant"
+        refused = "only an operator, or a token of the receipt's own tenant, may erase its content"
         raise PermissionDenied(refused, reason="ERASURE_DENIED")
     return tenant
 
@@ -45,7 +45,7 @@ def check_own(caller: Principal, index: int, entry: bytes) -> str:
 def no_content() -> PermissionDenied:
     """The refusal of prompts and outputs."""
     return PermissionDenied(
-        "content is for the role audit, and for a token of the receipts' own tenant", reason="CONTENT_DENIED"
+        "only the role audit, or a token of the receipts' own tenant, may read content", reason="CONTENT_DENIED"
     )
 
 

@@ -1,4 +1,4 @@
-"""Trusted public keys of a directory: the keys in it at the start, and few later ones."""
+"""Trusted public keys of a directory: the keys in it at the start, and later ones that `TrustedDirectory` admits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _no_entries() -> Iterable[tuple[int, bytes]]:
 
 
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
-    """Role to keys, and the operators' threshold, for `TrustedDirectory(path).trusted()`. Safe between threads.
+    """The keys of each role and the operators' threshold; `trusted` follows them. Safe between threads.
 
     Write access to the folder alone grants no trust. A process trusts the keys that it finds at its start; later it
     adds the first keys of a role without keys, and a key that has replaced a trusted one by an entry of the log. Any

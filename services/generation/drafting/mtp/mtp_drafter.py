@@ -152,7 +152,7 @@ def drafter_of(
 
 
 def _build(parts: DrafterInputs) -> dict[str, StepDrafter]:
-    """One for each head, its steps timed."""
+    """A drafter for each head of this method."""
     own = {name: head for name, head in parts.heads.items() if isinstance(head, MtpBlock | Assistant)}
     return {name: drafter_of(head, parts.target, copies=True, answered=parts.answered) for name, head in own.items()}
 

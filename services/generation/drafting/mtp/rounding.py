@@ -13,7 +13,7 @@ quarter less.
 
 
 def in_arithmetic(tensor: StoredTensor, arithmetic: str) -> StoredTensor:
-    """A matrix as linear layers of an arithmetic take it: for int8 of quantised numbers. Others as they are."""
+    """A matrix as linear layers of this arithmetic take it: int8 needs quantised numbers. Other tensors stay."""
     plain = len(tensor.shape) == 2 and not packed_as(tensor.storage).quantised
     return tensor.rounded(_ROUNDED) if plain and arithmetic == "int8" else tensor
 

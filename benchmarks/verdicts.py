@@ -54,8 +54,8 @@ TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
 _MAX_TOKENS, _FAULTY_TOKENS = 256, 96
 """Most tokens of an honest and of a faulty answer: n-grams draft more in long answers, and a faulty answer is requested
 seven times."""
-_REPEATED = "Write this question ten times, each time on a new line: {}"
-"""The work of answers with a fault, which needs drafts."""
+_REPEATED, _BEGUN = "Write this question ten times, each time on a new line: {}", 3
+"""The work of answers with a fault, which needs drafts: the answer has begun with the question three times."""
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -363,11 +363,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokenizer = Tokenizer(model_path(given.weights))
     questions = load_questions(OWN)
     honest = [question.turns[0] for kind in zip_longest(*questions.values()) for question in kind if question]
-    repeated = [_REPEATED.format(question.turns[0]) for question in questions["qa"]]
-    prompts, rich = (
-        [tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns]
-        for turns in (honest, repeated)
-    )
+
+    def asked(text: str, begun: str = "") -> tuple[int, ...]:
+        return (*tokenizer.encode_chat([{"role": "user", "content": text}]), *tokenizer.encode_output(begun))
+
+    prompts = [asked(turn) for turn in honest]
+    rich = [asked(_REPEATED.format(each.turns[0]), f"{each.turns[0]}\n" * _BEGUN) for each in questions["qa"]]
     _SCRATCH.mkdir(parents=True, exist_ok=True)
     with ExitStack() as servers:
         pairs = [Pair(*each) for each in given.upstream]

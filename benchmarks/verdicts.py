@@ -39,7 +39,8 @@ from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, EngineStopped, SamplingParams
 from services.generation.engine.sequence import NoText
 from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
-from services.generation.remote.dialects import DIALECTS, Answer, Dialect, Drafted, UpstreamError
+from services.generation.remote.answer import Answer, Drafted, UpstreamError
+from services.generation.remote.dialects import DIALECTS, Dialect
 from services.generation.remote.remote_engine import RemoteEngine
 from services.generation.remote.upstream import Upstream
 from services.generation.target.config.config import read_config

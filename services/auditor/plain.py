@@ -17,7 +17,8 @@ from services.auditor.own_engine import request_of
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
 from services.generation.remote.again import PlainEngine
-from services.generation.remote.dialects import About, UpstreamError
+from services.generation.remote.answer import UpstreamError
+from services.generation.remote.dialects import About
 from services.generation.remote.difference import (
     COPIES,
     first_difference,

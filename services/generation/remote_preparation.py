@@ -30,7 +30,8 @@ from services.generation.engine.text.grammar import check_size
 from services.generation.engine.text.grammar_compiler import GrammarBudget
 from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
 from services.generation.preparation import trusted_keys
-from services.generation.remote.dialects import DIALECTS, About, Dialect, UpstreamError, checked
+from services.generation.remote.answer import UpstreamError
+from services.generation.remote.dialects import DIALECTS, About, Dialect, checked
 from services.generation.remote.remote_engine import RemoteEngine
 from services.generation.remote.tokenizer import FarTokenizer
 from services.generation.remote.upstream import Upstream, UpstreamDown

@@ -10,7 +10,8 @@ from typing import TypeVar
 from ledger.encoding.stream_digest import token_digest
 from services.generation.engine.events import EMPTY_OUTCOME, Outcome, TokenLogprobs
 from services.generation.engine.request import EngineRequest
-from services.generation.remote.dialects import DIALECTS, About, Answer, UpstreamError, checked, numbers_of, stop_of
+from services.generation.remote.answer import Answer, UpstreamError, stop_of
+from services.generation.remote.dialects import DIALECTS, About, checked, numbers_of
 from services.generation.remote.upstream import Upstream, UpstreamDown
 
 _T = TypeVar("_T")

@@ -26,15 +26,8 @@ from services.generation.engine.events import (
 )
 from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped, SpeculationAway
 from services.generation.engine.text.tokenizer import TextCodec
-from services.generation.remote.dialects import (
-    Answer,
-    Dialect,
-    UpstreamError,
-    checked,
-    checked_logprobs,
-    numbers_of,
-    stop_of,
-)
+from services.generation.remote.answer import Answer, UpstreamError, checked_logprobs, stop_of
+from services.generation.remote.dialects import Dialect, checked, numbers_of
 from services.generation.remote.ending import unended
 from services.generation.remote.spelling import Spelling, missing
 from services.generation.remote.upstream import Upstream, UpstreamDown

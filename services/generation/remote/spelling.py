@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.generation.remote.dialects import UpstreamError
+from services.generation.remote.answer import UpstreamError
 
 _LATE = 64  # tokens of one step, after which an engine may find a stop string
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"

@@ -15,7 +15,7 @@ from services.generation.engine.text.conversation import Conversation, MarkupInT
 from services.generation.engine.text.infill import InfillMarks
 from services.generation.engine.text.tokenizer import StreamDecoder
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, Turn, plain_turns
-from services.generation.remote.dialects import UpstreamError, ids_in
+from services.generation.remote.answer import UpstreamError, ids_in
 
 _SECONDS = 30.0
 _LONGEST = 64 << 20  # bytes of an answer

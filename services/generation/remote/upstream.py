@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from services.generation.engine.request import ContextExceeded, EngineFull, EngineStopped, InvalidRequest
+from services.generation.remote.answer import UpstreamError
 from services.generation.remote.connections import ConnectionBroken, Connections, HttpAnswer
-from services.generation.remote.dialects import About, Dialect, UpstreamError
+from services.generation.remote.dialects import About, Dialect
 
 _SIGN = re.compile(r"[^0-9a-zA-Z.+_-]")
 _LONGEST_VERSION = 63

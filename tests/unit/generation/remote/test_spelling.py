@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from services.generation.remote.dialects import UpstreamError
+from services.generation.remote.answer import UpstreamError
 from services.generation.remote.spelling import Spelling, missing
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"

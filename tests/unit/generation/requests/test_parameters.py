@@ -22,7 +22,8 @@ from services.generation.engine.request import (
     grammar_engine,
 )
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
-from services.generation.remote.dialects import DIALECTS, Answer
+from services.generation.remote.answer import Answer
+from services.generation.remote.dialects import DIALECTS
 from services.generation.remote_preparation import PassedOn
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
 from services.generation.requests.prompt import PromptReader, Tools, chat_turns, read_tools

@@ -22,6 +22,7 @@ from services.generation.target.probe import KeptProbes, NumericsProfile, measur
 from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+from services.generation.target.unread import LogitRows
 
 ROWS = 128
 """Default rows of a pass: enough that weights are rarely read, and 25 MB of logits for 50,000 tokens."""
@@ -67,7 +68,7 @@ class RecordDraft(Draft):
         done = len(tokens) - self._prompt_length
         return TokenTree.chain((tokens[-1], *self._output[done : done + budget.nodes]))
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         emitted = tuple(tokens[self._prompt_length :])
         self.left = emitted != self._output[: len(emitted)]
 

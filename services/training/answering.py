@@ -24,6 +24,7 @@ from services.generation.engine.sequence import NoText
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.target import Target
+from services.generation.target.unread import LogitRows
 from services.training.prompts import Answer, Prompt
 
 _AT_ONCE = 64
@@ -194,5 +195,5 @@ class Notes(Draft):
             self.pieces.clear()
         self.pieces.append(features.copy())
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         self.notebook.emitted(self.name, tokens[-1], len(tokens) - self.prompt)

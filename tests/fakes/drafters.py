@@ -12,6 +12,7 @@ from services.generation.engine.drafter import Budget, Draft, Drafter, DraftRequ
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
+from services.generation.target.unread import LogitRows
 from tests.fakes.table_target import ContextTarget
 
 
@@ -68,7 +69,7 @@ class LyingDraft(Draft):
             return self._truth[output_index]
         return self._rng.randrange(-2, self._vocab_size + 2)
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         assert len(logits) == len(tree)
         assert tokens[-1 - len(path) : -1] == [tree.tokens[node] for node in path]
         if self._rng.random() < self._bugs:

@@ -31,6 +31,7 @@ from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.generation.target.timing import time_passes
+from services.generation.target.unread import LogitRows
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class ModelDraft(Draft):
             self.length += 1
         self.length, self.ahead = min(self.length, len(tokens) - 1), []
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         self.state.observe(tree.tokens[0], tokens[-len(path) :])
 
     def release(self) -> None:

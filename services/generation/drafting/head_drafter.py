@@ -29,6 +29,7 @@ from services.generation.target.blocks import BlockPool
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+from services.generation.target.unread import LogitRows
 
 _FEW = 16  # features that are read together with the next draft
 _MOST_WAITING = 1 << 23  # bytes of features that wait for the head's next draft; it may never come
@@ -122,7 +123,7 @@ class HeadDraft(Draft):
         self._waiting.clear()
         self.tokens = []
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         self.state.observe(tree.tokens[0], tokens[-len(path) :])
 
     def release(self) -> None:

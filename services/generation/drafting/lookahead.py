@@ -21,7 +21,7 @@ from services.generation.engine.drafter import Budget, Draft, Drafter, tried
 from services.generation.engine.economics import seconds_saved
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
 from services.generation.engine.tree import TokenTree
-from services.generation.target.arrays import Float32
+from services.generation.target.unread import LogitRows
 
 CAPACITY = 64
 
@@ -158,7 +158,7 @@ class LookaheadDraft(Draft):
         self._proposed = TokenTree((*tree.tokens, *added), (*tree.parents, *below), tree.predicted)
         return self._proposed
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         self._copying.observe(tokens, tree, path, logits)
         window_nodes, self._window_nodes = self._window_nodes, 0
         if self._window is not None and window_nodes and tree == self._proposed:  # else the pass ran without it

@@ -28,6 +28,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.errors import CacheFull
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
+from services.generation.target.unread import LogitRows
 
 _OPEN = 16  # tokens at the end that may be tokenized again with more text
 _LONGEST_OPEN = 64  # tokens after which the text is settled at any character, if no word begins
@@ -134,7 +135,7 @@ class StringLevelDraft(Draft):
         self._tree = tree
         return tree.token_tree()
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         drafted, self._tree = self._tree, None
         if drafted is not None and drafted.root == tree.tokens[0]:
             drafted.judge(tokens[-len(path) :])

@@ -17,7 +17,8 @@ from services.generation.engine.drafter import Budget, Draft
 from services.generation.engine.economics import Costs
 from services.generation.engine.request import EngineRequest
 from services.generation.engine.tree import TokenTree
-from services.generation.target.arrays import Float32, Float64
+from services.generation.target.arrays import Float64
+from services.generation.target.unread import LogitRows
 
 MOST = 64  # copies with different ends
 _ROOM = 256  # nodes besides copies
@@ -55,7 +56,7 @@ class TextDraft(Draft):
             self._tree.add_by(partial(self._expand, self._text), budget)
         return self._tree.token_tree()
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         drafted, self._tree = self._tree, None
         if drafted is not None and drafted.root == tree.tokens[0]:
             drafted.judge(tokens[-len(path) :])

@@ -29,6 +29,7 @@ from services.generation.target.errors import CacheFull
 from services.generation.target.program.team import team
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import PassOutput, Target
+from services.generation.target.unread import LogitRows
 
 log = logging.getLogger(__name__)
 
@@ -209,12 +210,9 @@ class EngineCore:
             keys = sum(work.sequence.cached for work in plan)
             computed = self._forward(plan)
             self._learn_pace(plan, keys, self._clock() - started - self._speculation.drafting)
-            logits, features = (
-                _split(computed.logits, [w.logits for w in plan]),
-                _split(computed.features, [w.rows for w in plan]),
-            )
-            for work, own_logits, own_features in zip(plan, logits, features, strict=True):
-                self._advance(work, own_logits, own_features)
+            logits, features = _parts([work.logits for work in plan]), _parts([work.rows for work in plan])
+            for work, wanted, rows in zip(plan, logits, features, strict=True):
+                self._advance(work, computed.rows[wanted], computed.features[rows])
         else:
             self._sharing.wait()
         self.retire()
@@ -330,7 +328,7 @@ class EngineCore:
                 builder.add_tree(sequence.table, sequence.cached, tree.tokens, tree.parents, adapter)
         return self._target.forward(builder.build(), self._speculation.feature_layers)
 
-    def _advance(self, work: Work, logits: Float32, features: Float32) -> None:
+    def _advance(self, work: Work, logits: LogitRows, features: Float32) -> None:
         """Commit what the pass computed for a sequence, and let its drafter see it."""
         sequence, tree, start = work.sequence, work.tree, work.sequence.cached
         if not work.completes or sequence.finished:
@@ -358,7 +356,7 @@ class EngineCore:
         self._sharing.computed(sequence, features)
 
     @staticmethod
-    def _walked(sequence: Sequence, tree: TokenTree, logits: Float32) -> list[int]:
+    def _walked(sequence: Sequence, tree: TokenTree, logits: LogitRows) -> list[int]:
         """The accepted path. An error in sampling or decoding ends its own sequence and no other."""
         try:
             return walk(tree, lambda node: sequence.emit(logits[node]))
@@ -399,7 +397,6 @@ class EngineCore:
         sequence.finish(self._clock())
 
 
-def _split(rows: Float32, counts: list[int]) -> list[Float32]:
-    """Views of the first `counts[0]` rows, the next `counts[1]`, and so on."""
-    ends = list(accumulate(counts))
-    return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]
+def _parts(counts: list[int]) -> list[slice]:
+    """The first `counts[0]` rows, the next `counts[1]`, and so on."""
+    return [slice(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]

@@ -12,6 +12,7 @@ from services.generation.engine.economics import breakeven
 from services.generation.engine.request import EngineRequest, RequestKey
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32, Float64
+from services.generation.target.unread import LogitRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Draft:
         starts again from position 0.
         """
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         """The pass is done: `tokens` now ends with the emitted ones. Path and logits [nodes, vocab_size] belong to
         `tree`, which this draft proposed, or to a bare root. After a sequence's last pass nothing is `read`.
         """

@@ -19,9 +19,10 @@ from services.generation.engine.events import (
 )
 from services.generation.engine.request import EngineRequest, GrammarLimit, UnusableLogits
 from services.generation.engine.sampling.processors import GrammarMask, end_ids
-from services.generation.engine.sampling.race import Row
+from services.generation.engine.sampling.race import examined
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
 from services.generation.target.arrays import Float32
+from services.generation.target.unread import UnreadRow
 
 
 class TokenDecoder(Protocol):
@@ -180,13 +181,13 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    def emit(self, logits: Float32) -> int | None:
+    def emit(self, logits: Float32 | UnreadRow) -> int | None:
         """Sample the next token from its row and commit it; None if the sequence has ended.
 
         The token that ends it counts. A row that allows no token ends it with an error.
         """
         try:
-            row = Row.of(logits)
+            row = examined(logits)
             token = self._sampler.choose(row, len(self.tokens))
         except UnusableLogits as error:
             self._reached_limit = isinstance(error, GrammarLimit)

@@ -16,6 +16,7 @@ from services.generation.engine.sequence import Sequence
 from services.generation.engine.tree import TokenTree
 from services.generation.engine.turns import Gains, Turns
 from services.generation.target.arrays import Float32
+from services.generation.target.unread import LogitRows
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ class Speculation:
         own: Float32 = streams[:, [layers.index(layer) for layer in wanted]].reshape(len(features), -1)
         return own
 
-    def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, sequence: Sequence, tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         """Show the pass to the method that drafted for it, and count its gain."""
         drafts = self._drafts.get(sequence)
         if drafts is None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from services.generation.target.adapters import AdapterIdentity
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BlockPool
@@ -14,14 +16,20 @@ from services.generation.target.config.config import TargetConfig
 from services.generation.target.program.buffers import Cache
 from services.generation.target.program.kernel_probe import KernelReport
 from services.generation.target.rows import Rows
+from services.generation.target.unread import LogitRows
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
     """Results of a pass, float32. Reading features changes no bit of the logits."""
 
-    logits: Float32  # [wanted rows, vocab_size]
+    rows: LogitRows  # [wanted rows, vocab_size]; those of a device can be read until its next pass
     features: Float32  # [rows, feature layers * hidden_size], of all rows
+
+    @property
+    def logits(self) -> Float32:
+        """All of `rows`, as an array."""
+        return np.asarray(self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from services.generation.engine.numba_cache import compiled, inlined
 from services.generation.engine.request import UnusableLogits
 from services.generation.target.arrays import Float32, Int32, UInt32
+from services.generation.target.unread import Best, UnreadRow
 
 LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")  # 32 bits of ln 2, so that k * LN2_HIGH is exact (Cody and Waite)
@@ -173,6 +175,36 @@ class Row:
         if best == -math.inf:
             raise UnusableLogits(f"{name} leave no token to choose: all of them are -inf")
         return cls(logits, peaks, token, float(best), float(second))
+
+
+class LateRow:
+    """A `Row` on a device: its logits are read when they are asked for."""
+
+    def __init__(self, row: UnreadRow, best: Best) -> None:
+        self.token, self.best, self.second = best
+        self._unread = row
+
+    @cached_property
+    def _row(self) -> Row:
+        return Row.of(self._unread.read())
+
+    @property
+    def logits(self) -> Float32:
+        return self._row.logits
+
+    @property
+    def peaks(self) -> Int32:
+        return self._row.peaks
+
+
+AnyRow = Row | LateRow
+
+
+def examined(logits: Float32 | UnreadRow) -> AnyRow:
+    """The target's row. Raises UnusableLogits."""
+    if not isinstance(logits, UnreadRow):
+        return Row.of(logits)
+    return Row.of(logits.read()) if logits.best is None else LateRow(logits, logits.best)
 
 
 @inlined

@@ -11,7 +11,7 @@ from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.numba_cache import compiled, inlined
 from services.generation.engine.request import SamplingParams
 from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors
-from services.generation.engine.sampling.race import GROUP, Row, exp64, key_of, log64, noisy_argmax, value_of
+from services.generation.engine.sampling.race import GROUP, AnyRow, Row, exp64, key_of, log64, noisy_argmax, value_of
 from services.generation.target.arrays import Float32, Int32, UInt64
 
 SCALE = 2.0**40  # the best token's weight; sums over 2**20 ids stay below 2**61
@@ -23,7 +23,7 @@ _ZERO = np.uint64(0)
 _DIGIT_BITS, _DIGITS = 8, 256
 
 
-def candidates(row: Row, params: SamplingParams) -> Int32 | None:
+def candidates(row: AnyRow, params: SamplingParams) -> Int32 | None:
     """The ids that survive all filters, ascending; None for all ids if no filter is set.
 
     top-k and min-p look at the whole row, top-p at the distribution that they leave, as in vLLM. The best token
@@ -41,7 +41,7 @@ def candidates(row: Row, params: SamplingParams) -> Int32 | None:
     return first(row.logits, tokens, weights, np.uint64(_limit(params.top_p, int(weights.sum()))))
 
 
-def top(row: Row, count: int, bound: int = _LOWEST) -> Int32:
+def top(row: AnyRow, count: int, bound: int = _LOWEST) -> Int32:
     """The ids of the `count` largest logits whose keys are at least `bound`, ascending.
 
     The `count` groups with the largest peaks hold at least `count` logits as large as the last of these peaks.
@@ -53,7 +53,7 @@ def top(row: Row, count: int, bound: int = _LOWEST) -> Int32:
     return first(row.logits, tokens, np.ones(len(tokens), np.uint64), np.uint64(count))
 
 
-def _likeliest(row: Row, temperature: float, top_p: float) -> Int32:
+def _likeliest(row: AnyRow, temperature: float, top_p: float) -> Int32:
     """top-p of the whole row.
 
     Ids that weigh at most `share` each weigh at most total - limit together. `limit` is reached before each of them, so
@@ -196,20 +196,21 @@ class Sampler:
         """
         return self.choose(Row.of(logits), position)
 
-    def choose(self, raw: Row, position: int) -> int:
+    def choose(self, raw: AnyRow, position: int) -> int:
         """The token that `sample` chooses, for an examined row.
 
         At temperature 0 the largest processed logit, the lowest id among equals; above, the largest processed logit /
         temperature plus Gumbel noise keyed by seed, choice, position and id, over the ids that survive top-k, top-p
         and min-p (docs/numerics.md, Sampling). Raises UnusableLogits.
         """
-        logits, mask, params = self._processors.apply(raw.logits), self._mask, self._params
+        mask, params = self._mask, self._params
+        if params.temperature == 0.0 and self._processors.idle and (mask is None or mask.allows(raw.token)):
+            return raw.token  # the lowest of all ids is also the lowest of the allowed ids
+        logits = self._processors.apply(raw.logits)
         if mask is not None:
-            if params.temperature == 0.0 and logits is raw.logits and mask.allows(raw.token):
-                return raw.token  # the lowest of all ids is also the lowest of the allowed ids
             logits = logits.copy()
             mask.apply(logits)
-        row = raw
+        row: AnyRow = raw
         if logits is not raw.logits:
             row = Row.of(logits, "the logits after penalties, biases, min_tokens and grammar")
         if params.temperature == 0.0:
@@ -225,7 +226,7 @@ class Sampler:
             self._mask.accept(token)
 
 
-def logprobs_of(row: Row, token: int, count: int) -> TokenLogprobs:
+def logprobs_of(row: AnyRow, token: int, count: int) -> TokenLogprobs:
     """Log-softmax of a row at `token` and at the `count` most likely ids (lower ids first among equals)."""
     normaliser = log64(float(total_weight(row.logits, row.best, 1.0)) / SCALE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.cpu import profile_name
 from services.generation.target.errors import AdapterUnsupported, UnsupportedArchitecture
 from services.generation.target.family import NORM
-from services.generation.target.gpu.device import Device, DeviceUnavailable
+from services.generation.target.gpu.device import Buffer, Device, DeviceUnavailable
 from services.generation.target.gpu.kernels import MOST_HEAD_DIM, Kernels, Lines, RotationTables
 from services.generation.target.gpu.layers import MOST_ROWS, DeviceLayer, LayerPasses, whole_lines
 from services.generation.target.gpu.source import STORAGES
@@ -46,6 +47,7 @@ from services.generation.target.program.products import EmbeddingTable, Product
 from services.generation.target.program.team import team
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput, Shared
+from services.generation.target.unread import LogitRows, UnreadLogits
 from services.generation.target.weights import (
     Weights,
     check_int8,
@@ -58,7 +60,7 @@ from services.generation.target.weights import (
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "gemma2", "gemma3_text")
 """Families whose bits tests compare with the CPU's."""
 
-_LOGIT_ROWS = 32  # whose logits are computed together: 152,000 ids of 32 rows take 19 MB
+_LOGIT_ROWS = 64  # whose logits are computed together: 152,000 ids of 64 rows take 39 MB
 _PROBED_ROWS = (*range(1, 10), 16, 33)
 _SAMPLE_PANELS = 5
 
@@ -119,7 +121,7 @@ class GpuTarget:
         self._samples = {_kind(head): _first_panels(head)}
         self._head = kernels.matrix(head)
         self._passes = LayerPasses(kernels, config, self._form, blocks, is_int8=self._is_int8)
-        self._logits = self._passes.lines(self._head.columns, _LOGIT_ROWS)
+        self._logits, self._products = self._passes.lines(self._head.columns, _LOGIT_ROWS), 0
         tables: dict[object, RotationTables] = {}
         layers = []
         for number, spec in enumerate(specs):
@@ -142,8 +144,11 @@ class GpuTarget:
         if len(rows) <= MOST_ROWS:
             return self._forward(rows, feature_layers)
         cuts = [*range(0, len(rows), MOST_ROWS), len(rows)]
-        parts = [self._forward(rows.part(first, end), feature_layers) for first, end in pairwise(cuts)]
-        logits, features = ([getattr(part, name) for part in parts] for name in ("logits", "features"))
+        logits, features = list[Float32](), list[Float32]()
+        for first, end in pairwise(cuts):
+            part = self._forward(rows.part(first, end), feature_layers)
+            logits.append(part.logits)
+            features.append(part.features)
         return PassOutput(np.concatenate(logits), np.concatenate(features))
 
     def _forward(self, rows: Rows, feature_layers: Sequence[int]) -> PassOutput:
@@ -156,13 +161,31 @@ class GpuTarget:
             self._keep(features, feature_layers, number, count)
             passes.compute(layer, described, count)
         self._keep(features, feature_layers, len(self._layers), count)
-        logits = np.empty((len(rows.wanted), min(config.vocab_size, self._head.columns)), np.float32)
-        for first in range(0, len(logits), _LOGIT_ROWS):
-            some = logits[first : first + _LOGIT_ROWS]
-            passes.norm(passes.x, self._norm, passes.normed, len(some), described=described, first=first)
-            self._product(some)
+        logits = self._wanted(described, len(rows.wanted))
         found = passes.read(features, count, wide) if features else np.empty((count, 0), np.float32)
         return PassOutput(logits, found)
+
+    def _wanted(self, described: Buffer, count: int) -> LogitRows:
+        """Logits of wanted rows; few stay on the device."""
+        passes, vocabulary = self._passes, self._vocabulary
+        parts = [np.empty((0, vocabulary), np.float32)]
+        for first in range(0, count, _LOGIT_ROWS):
+            some = min(_LOGIT_ROWS, count - first)
+            passes.norm(passes.x, self._norm, passes.normed, some, described=described, first=first)
+            self._product(some)
+            if some == count:
+                return UnreadLogits(
+                    self.kernels.best(self._logits, count, vocabulary), partial(self._row, self._products)
+                )
+            parts.append(passes.read(self._logits, some, vocabulary))
+        return np.concatenate(parts)
+
+    def _row(self, product: int, number: int) -> Float32:
+        if product != self._products:
+            raise ValueError("logits of an earlier pass")
+        found = np.empty(self._vocabulary, np.float32)
+        self.kernels.device.read(self._logits.buffer, found, 4 * number * self._logits.width)
+        return found
 
     def _keep(self, features: Lines | None, wanted: Sequence[int], layer: int, count: int) -> None:
         """Copy the stream after `layer` layers for each time that it is wanted as a feature."""
@@ -171,13 +194,16 @@ class GpuTarget:
             if features and each == layer:
                 self.kernels.copy(self._passes.x, features, count, size, place * size)
 
-    def _product(self, logits: Float32) -> None:
-        """Fill the head's outputs for the rows in `normed`."""
-        passes, count = self._passes, len(logits)
-        passes.linear([self._head], passes.normed, self._logits, count)
+    def _product(self, count: int) -> None:
+        """Compute the head's outputs for rows in `normed`."""
+        self._products += 1
+        self._passes.linear([self._head], self._passes.normed, self._logits, count)
         if self.config.logit_cap:
             self.kernels.cap(self._logits, count, self._head.columns, self.config.logit_cap)
-        logits[:] = passes.read(self._logits, count, logits.shape[1])
+
+    @property
+    def _vocabulary(self) -> int:
+        return min(self.config.vocab_size, self._head.columns)
 
     def probe_kernels(self) -> KernelReport:
         """Compare linear layers on the model's own weights with the CPU's, for several numbers of rows."""
@@ -218,8 +244,10 @@ class GpuTarget:
     def unembed(self, states: Float32) -> Float32:
         logits = np.empty((len(states), self.config.vocab_size), np.float32)
         for first in range(0, len(states), _LOGIT_ROWS):
+            some = logits[first : first + _LOGIT_ROWS]
             self._passes.write(self._passes.normed, states[first : first + _LOGIT_ROWS])
-            self._product(logits[first : first + _LOGIT_ROWS])
+            self._product(len(some))
+            some[:] = self._passes.read(self._logits, *some.shape)
         return logits
 
     def shared(self) -> Shared:

@@ -7,6 +7,7 @@
 #define LANES(i, n) for (int i = LANE; i < (n); i += WIDTH)
 #define ITEM (GROUP_X * WIDTH + LANE)
 #define UNROLLED _Pragma("unroll")
+#define LOWEST_KEY (-0x7f800000)  // of -infinity
 #define UNITS 12582912.0f  // 1.5 * 2^23: a sum with it is rounded to a whole number
 
 // ---- Rows of a pass: int32 arrays one after another, behind their starts (`rows.Part`) and the stride of tables ----
@@ -184,6 +185,54 @@ KERNEL void copy_columns(GLOBAL const float *x, GLOBAL float *y, int n, int x_st
 {
     const int i = ITEM;
     if (i < n) y[(long)GROUP_Y * y_stride + y_at + i] = x[(long)GROUP_Y * x_stride + i];
+}
+
+/// The order of floats as integers, in which -0 and 0 are equal.
+INLINE int key_of(float x)
+{
+    const int magnitude = (int)(as_uint(x) & 0x7fffffffu);
+    return as_uint(x) >> 31 ? -magnitude : magnitude;
+}
+
+/// Of PEAKS numbers of a row, from GROUP_X * PEAKS on: the largest key, its lowest index, the next key and the largest
+/// magnitude, as integers of found [rows, groups, 4].
+#define PEAKS 1024
+#define PEAK_LANES 64
+KERNEL void find_peaks(GLOBAL const float *x, GLOBAL int *found, int n, int stride, int groups)
+{
+    LOCAL int tops[PEAK_LANES], places[PEAK_LANES], seconds[PEAK_LANES], magnitudes[PEAK_LANES];
+    GLOBAL const float *from = x + (long)GROUP_Y * stride;
+    LANES(l, PEAK_LANES) {
+        int top = LOWEST_KEY, place = n, second = LOWEST_KEY, magnitude = 0;
+        for (int i = GROUP_X * PEAKS + l; i < min(n, (GROUP_X + 1) * PEAKS); i += PEAK_LANES) {
+            const int key = key_of(from[i]);
+            magnitude = max(magnitude, max(key, -key));
+            second = max(second, min(key, top));
+            place = key > top || place == n ? i : place;
+            top = max(top, key);
+        }
+        tops[l] = top;
+        places[l] = place;
+        seconds[l] = second;
+        magnitudes[l] = magnitude;
+    }
+    for (int to = PEAK_LANES / 2; to; to >>= 1) {
+        SYNC;
+        LANES(l, to) {
+            const int o = l + to, here = tops[l] > tops[o] || (tops[l] == tops[o] && places[l] < places[o]);
+            seconds[l] = max(max(seconds[l], seconds[o]), min(tops[l], tops[o]));
+            places[l] = here ? places[l] : places[o];
+            tops[l] = max(tops[l], tops[o]);
+            magnitudes[l] = max(magnitudes[l], magnitudes[o]);
+        }
+    }
+    LANES(l, 1) {
+        GLOBAL int *to = found + ((long)GROUP_Y * groups + GROUP_X) * 4;
+        to[0] = tops[0];
+        to[1] = places[0];
+        to[2] = seconds[0];
+        to[3] = magnitudes[0];
+    }
 }
 
 /// RMSNorm of vectors of n numbers, GROUP_X-th in the row from `at` on: a work-group for each. With `gathered`, of the

@@ -16,9 +16,11 @@ from services.generation.target.gpu.source import ROWS
 from services.generation.target.kernels.storages import GROUP, PANEL, packed_as
 from services.generation.target.program.matrices import Matrix
 from services.generation.target.rows import Part, Rows
+from services.generation.target.unread import Best
 
 LANES = 64  # work-items of a work-group; no bit depends on it
-MOST_HEAD_DIM = 256  # as in kernels.cl
+MOST_HEAD_DIM, PEAKS = 256, 1024  # as in kernels.cl
+_INFINITY = 0x7F800000
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a cached number
 
 
@@ -138,6 +140,14 @@ class Kernels:
         """y[:, at:] = x"""
         self.items("copy_columns", size, rows, x.buffer, y.buffer, _i(size), _i(x.width), _i(y.width), _i(at))
 
+    def best(self, x: Lines, rows: int, size: int) -> list[Best | None]:
+        """The best of each row's numbers; None for a row with one that is NaN or infinite."""
+        groups = -(-size // PEAKS)
+        found, peaks = self.device.buffer(16 * rows * groups), np.empty((rows, groups, 4), np.int32)
+        self.groups("find_peaks", (groups, rows), x.buffer, found, _i(size), _i(x.width), _i(groups))
+        self.device.read(found, peaks)
+        return _best(peaks)
+
     def operations(self, operands: Sequence[Buffer], outputs: Sequence[Lines], count: int) -> None:
         """Each of `vectors.OPERATIONS` of four operands."""
         self.items("operations", count, 1, *operands, *(output.buffer for output in outputs), _i(count))
@@ -148,6 +158,18 @@ class Kernels:
 
     def groups(self, kernel: str, groups: tuple[int, int], *arguments: Argument) -> None:
         self.device.run(kernel, groups, self._lanes, *arguments)
+
+
+def _best(peaks: NDArray[np.int32]) -> list[Best | None]:
+    """The best of each row, by its groups' largest keys, their ids, next keys and largest magnitudes."""
+    keys, ids, seconds, magnitudes = np.moveaxis(peaks, 2, 0)
+    rows, group = np.arange(len(keys)), keys.argmax(axis=1)  # the first one, whose id is the lowest
+    tokens, largest = ids[rows, group], keys[rows, group]
+    keys[rows, group] = seconds[rows, group]
+    both = np.stack([largest, keys.max(axis=1)])
+    values, usable = np.copysign(np.abs(both).view(np.float32), both), magnitudes.max(axis=1) < _INFINITY
+    found = zip(tokens.tolist(), *values.tolist(), usable, strict=True)
+    return [Best(token, best, second) if row else None for token, best, second, row in found]
 
 
 def _i(value: int) -> np.int32:

@@ -36,7 +36,7 @@ def check_arithmetic(kernels: Kernels, storages: Collection[str]) -> None:
     """Compute operations and vectors, of linear layers those with compiled `storages`. Raises DeviceUnavailable, which
     names the first number that differs.
     """
-    for name, found, expected in _operations(kernels):
+    for name, found, expected in (*_operations(kernels), _best(kernels)):
         _compare(kernels, name, found, expected)
     for section, cases in json.loads(_FILE.read_bytes()).items():
         for case in cases:
@@ -80,6 +80,16 @@ def _operations(kernels: Kernels) -> Iterator[tuple[str, Float32, Float32]]:
     kernels.operations(buffers, outputs, _OPERANDS)
     for name, output, expected in zip(OPERATIONS, outputs, _expected(*operands), strict=True):
         yield name, _read(kernels, output, 1, _OPERANDS)[0], expected
+
+
+def _best(kernels: Kernels) -> tuple[str, Float32, Float32]:
+    """Of rows, half of them with several largest numbers: the lowest place of the largest, and the largest two."""
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((8, _OPERANDS // 8), dtype=np.float32)
+    rows[::2] = np.minimum(rows[::2], 2)
+    found = kernels.best(Lines(kernels.upload(rows), rows.shape[1]), *rows.shape)
+    expected = np.column_stack([rows.argmax(axis=1), np.sort(rows)[:, :-3:-1]])
+    return "best", np.array([each or (-1.0, 0.0, 0.0) for each in found], np.float32), expected.astype(np.float32)
 
 
 @np.errstate(all="ignore")

@@ -22,6 +22,7 @@ from services.generation.engine.turns import Gains, Turns
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.rows import RowsBuilder
+from services.generation.target.unread import LogitRows
 from tests.examples import examples
 from tests.fakes.engine_runs import Collected, run
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids
@@ -45,7 +46,7 @@ class Reader(Draft):
         self.features.append(features.copy())
         self.read_to += len(features)
 
-    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: Float32) -> None:
+    def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
         assert len(tokens) - len(path) <= self.read_to + 1
         assert tokens[-1 - len(path) : -1] == [tree.tokens[node] for node in path]
 

@@ -10,14 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.sampling.race import Row
+from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import AdapterUnsupported, TargetError, UnsupportedArchitecture
 from services.generation.target.gpu.device import DeviceLost, DeviceUnavailable
 from services.generation.target.gpu.gpu_target import SERVED, GpuTarget, load_gpu_target
+from services.generation.target.gpu.kernels import Kernels, Lines
+from services.generation.target.gpu.layers import whole_lines
 from services.generation.target.probe import measure_profile
 from services.generation.target.rows import RowsBuilder
-from services.generation.target.target import PassOutput, Target
+from services.generation.target.target import Target
+from services.generation.target.unread import Best
 from tests.examples import examples
+from tests.fakes.engine_runs import run
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import TOKENS, make_tiny_model
@@ -55,34 +62,41 @@ def cpu(whole_numbers: Path) -> CpuTarget:
     return load_target(whole_numbers, cache_tokens=40 * 64)
 
 
-def chunks_and_trees(target: Target, layers: Sequence[int] = LAYERS) -> list[PassOutput]:
-    """Two sequences: a prompt in chunks; beside it trees, an accepted path that is moved, and tokens after it."""
+def chunks_and_trees(target: Target, layers: Sequence[int] = LAYERS) -> list[tuple[Float32, Float32]]:
+    """Logits and features of two sequences: a prompt in chunks; beside it trees, an accepted path that is moved, and
+    tokens after it.
+    """
     first, second = list[int](), list[int]()
     target.blocks.extend(first, 200)
     target.blocks.extend(second, 200)
     found = []
+
+    def compute(rows: RowsBuilder) -> None:
+        out = target.forward(rows.build(), layers)
+        found.append((out.logits, out.features))
+
     for start, end in ((0, 61), (61, 70)):
         rows = RowsBuilder()
         rows.add_chunk(first, start, TOKENS[start:end], True)
         rows.add_tree(second, min(start, 1), TOKENS[:5], [-1, 0, 0, 1, 3])
-        found.append(target.forward(rows.build(), layers))
+        compute(rows)
     rows = RowsBuilder()
     rows.add_tree(first, 70, [5, 6, 7, 8, 9, 10], [-1, 0, 0, 2, 2, 4])  # the path 0, 2, 4, 5 is accepted
-    found.append(target.forward(rows.build(), layers))
+    compute(rows)
     slots = [first[at // 64] * 64 + at % 64 for at in range(70, 76)]
     target.move([slots[2], slots[4], slots[5]], [slots[1], slots[2], slots[3]])
     rows = RowsBuilder()
     rows.add_tree(first, 74, TOKENS[:40], range(-1, 39))
-    found.append(target.forward(rows.build(), layers))
+    compute(rows)
     target.blocks.release(first)
     target.blocks.release(second)
     return found
 
 
 def assert_same_passes(found: Target, expected: Target) -> None:
-    for one, other in zip(chunks_and_trees(found), chunks_and_trees(expected), strict=True):
-        assert_same_bits(one.logits, other.logits)
-        assert_same_bits(one.features, other.features)
+    for each in zip(chunks_and_trees(found), chunks_and_trees(expected), strict=True):
+        for one, other in zip(*each, strict=True):
+            assert_same_bits(one, other)
 
 
 @pytest.mark.slow
@@ -137,6 +151,49 @@ def test_a_block_that_was_read_is_worth_the_same_in_another_target(gpu: GpuTarge
     rows.add_tree([1, 0], 64, TOKENS[64:66], [-1, 0])
     assert_same_bits(other.forward(rows.build()).logits, expected)
     gpu.blocks.release(table)
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1025, 5000])
+@pytest.mark.parametrize("lanes", [1, 64])
+def test_the_best_of_a_row_are_those_that_the_cpu_finds(size: int, lanes: int, gpu: GpuTarget) -> None:
+    kernels, random = Kernels(gpu.kernels.device, lanes), np.random.default_rng(size)
+    rows = random.integers(-3, 3, (9, size)).astype(np.float32)  # with many equal values, and -0 in some
+    rows[1:3] *= random.choice(np.array([-0.0, 0.0], np.float32), (2, size))
+    rows[3:5] = random.standard_normal((2, size))
+    rows[5:8, size // 2] = np.nan, np.inf, -np.inf
+    rows[8] = -rows[8] * np.float32(1e-44)
+    lines = Lines(kernels.upload(whole_lines(rows, size + 7)), size + 7)
+    for found, row in zip(kernels.best(lines, len(rows), size), rows, strict=True):
+        if np.isfinite(row).all():
+            expected = Row.of(row)
+            assert str(found) == str(Best(expected.token, expected.best, expected.second))
+        else:
+            assert found is None
+
+
+def test_logits_are_read_where_sampling_asks_for_them(gpu: GpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy tokens and their digest need the best two of a row; temperatures, penalties and log-probabilities all."""
+    device, wide = gpu.kernels.device, list[int]()
+    read = device.read
+
+    def counted(buffer: Any, array: np.ndarray[Any, Any], offset: int = 0) -> None:
+        wide.append(array.size >= gpu.config.vocab_size)
+        read(buffer, array, offset)
+
+    monkeypatch.setattr(device, "read", counted)
+    for options, count in (({}, 0), ({"temperature": 1.0}, 4), ({"frequency_penalty": 1.0}, 4), ({"logprobs": 1}, 4)):
+        wide.clear()
+        run(gpu, [EngineRequest("", (1, 2, 3), SamplingParams(max_tokens=4, **options))])
+        assert sum(wide) == count
+
+
+def test_logits_of_an_earlier_pass_are_gone(gpu: GpuTarget) -> None:
+    rows = RowsBuilder()
+    rows.add_tree([0], 0, [1], [-1])
+    earlier, later = gpu.forward(rows.build()), gpu.forward(rows.build())
+    assert len(later.logits) == 1
+    with pytest.raises(ValueError, match="earlier pass"):
+        _ = earlier.logits
 
 
 @pytest.mark.slow

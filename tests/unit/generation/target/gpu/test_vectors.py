@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("pocl_device")
 
 NOTHING = ("", "")
 MAY_CONTRACT = (CONTRACTION, "")
+OTHER_TIES = ("places[l] < places[o]", "places[l] > places[o]")
 NO_BARRIER = ("SYNC;\n        LANES(l, to)", "LANES(l, to)")  # where the sums of a norm are folded
 
 
@@ -58,9 +59,10 @@ def _compiled(*options: str, replaced: tuple[str, str] = NOTHING) -> Device:
         (("-cl-mad-enable",), MAY_CONTRACT),
         (("-cl-denorms-are-zero",), NOTHING),
         (("-cl-fast-relaxed-math",), NOTHING),
+        ((), OTHER_TIES),
         ((), NO_BARRIER),
     ],
-    ids=["contracts", "contracts by option", "flushes", "reorders", "misses a barrier"],
+    ids=["contracts", "contracts by option", "flushes", "reorders", "decides ties otherwise", "misses a barrier"],
 )
 def test_a_device_that_computes_other_bits_is_refused(options: tuple[str, ...], replaced: tuple[str, str]) -> None:
     device = _compiled(*options, replaced=replaced)

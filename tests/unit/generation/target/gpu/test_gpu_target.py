@@ -237,6 +237,11 @@ def test_a_missing_extra_is_named(
         load_gpu_target(whole_numbers, device=device)
 
 
+def test_a_full_memory_is_named(gpu: GpuTarget) -> None:
+    with pytest.raises(DeviceUnavailable, match="no room"):
+        gpu.kernels.device.buffer(1 << 50)
+
+
 def test_a_device_that_is_lost_returns_nothing(whole_numbers: Path) -> None:
     target = load_gpu_target(whole_numbers, device="opencl", cache_tokens=128)
     rows = RowsBuilder()

@@ -52,8 +52,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-LONGEST = ("tests/e2e", "tests/cluster", "tests/integration/generation", "tests/unit/generation", "tests/integration")
-"""Modules of these folders begin first, so that several workers end together."""
+LONGEST = (
+    "tests/unit/generation/target/kernels/test_instruction_sets.py", "tests/e2e", "tests/cluster",
+    "tests/integration/generation", "tests/unit/generation", "tests/integration",
+)  # fmt: skip
+"""The module that compiles for a minute, and folders whose modules are first, so that workers end together."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

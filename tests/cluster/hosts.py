@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.command import ENVIRONMENT, until
+from tests.e2e.command import own_environment, until
 from tests.forked import Forked
 
 _START_SECONDS = 300.0  # of all services together; only a test that fails gets there
@@ -54,7 +54,7 @@ class Network:
         self._ready(host).unlink(missing_ok=True)
         shared = (f"--listen={self.hosts[host]}:50051", f"--ready-file={self._ready(host)}", "--insecure")
         inside = ("tests.cluster.inside", f"{self._prefix}{host}", str(self.folder / f"{host}.log"), module)
-        own = {**ENVIRONMENT, **(environment or {})}
+        own = {**own_environment(), **(environment or {})}
         self._processes[host] = Forked(*inside, *flags, *shared, environment=own)
 
     def address(self, host: str) -> str:

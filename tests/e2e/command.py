@@ -22,9 +22,13 @@ PATIENCE = 240.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
 
 KOLM = (sys.executable, "-m", "services.cli")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 _ASKED = ("generation", "ledger", "auditor", "registry")  # commands have a variable for each
 _PAUSE = 0.05  # seconds between two questions, as the asked process needs the CPU
+
+
+def own_environment() -> dict[str, str]:
+    """The environment of a service: this process's, whose folders are those of its worker."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 class Kolm:
@@ -98,7 +102,7 @@ def up(data_dir: Path, model: Path, *flags: str) -> Iterator[tuple[Forked, Kolm]
     ports = [f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
     log = data_dir.parent / "up.log"
     command = [str(log), f"--data-dir={data_dir}", f"--model={model}", *ports, "--json", *flags]
-    with Forked("tests.e2e.forking_up", *command, environment=ENVIRONMENT) as process:
+    with Forked("tests.e2e.forking_up", *command, environment=own_environment()) as process:
         line = process.stdout.readline()
         assert line, log.read_text()
         yield process, Kolm(Addresses(**json.loads(line)), data_dir)

@@ -1,7 +1,6 @@
 """From a hub's names to a drafted token: `kolm up hf:BASE --head auto`, from empty folders."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from services.generation.target.config.config import read_config
 from services.generation.target.identity import base_cid
 from tests.cli import kolm
-from tests.e2e.command import ENVIRONMENT, PATIENCE
+from tests.e2e.command import PATIENCE, own_environment
 from tests.fakes.heads import head_config, write_speculators
 from tests.fakes.hub import FakeHub, serving
 from tests.fakes.tiny_model import make_tiny_model
@@ -37,7 +36,7 @@ def test_a_base_and_its_known_head_are_fetched_by_name_and_draft(
     with serving(committed(BASE, model)) as hub:
         hub.others[HEAD] = committed(HEAD, tmp_path / "head")
         environment = {
-            **os.environ, **ENVIRONMENT, "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub"),
+            **own_environment(), "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "hub"),
             "XDG_CACHE_HOME": str(tmp_path / "xdg"), "HF_HUB_OFFLINE": "0",
         }  # fmt: skip
         forking = (sys.executable, "-m", "tests.e2e.forking_up", str(log))

@@ -19,7 +19,7 @@ from ledger.tree.checkpoint import Checkpoint
 from services.cli.up.local_services import Addresses, LocalServices
 from services.cli.up.supervisor import Plan
 from services.client.ledger.ledger import LedgerClient
-from tests.e2e.command import ENVIRONMENT, PATIENCE, ForkingSupervisor, Kolm, local_services, say, until
+from tests.e2e.command import PATIENCE, ForkingSupervisor, Kolm, local_services, own_environment, say, until
 from tests.mutations import replace
 from tests.unit.ledger.builders import receipt
 
@@ -35,7 +35,7 @@ def on_a_small_disk(plan: Plan, disk: Path) -> Iterator[tuple[str, Path]]:
     plan.ready_file.unlink(missing_ok=True)
     mount = f'mount -t tmpfs -o size={SMALL} none "$0" && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", mount, str(disk), sys.executable, "-m", plan.module, *plan.flags]
-    process = subprocess.Popen(command, env={**ENVIRONMENT, **plan.environment})
+    process = subprocess.Popen(command, env={**own_environment(), **plan.environment})
     try:
         until(lambda: process.poll() is not None or plan.ready_file.exists())
         yield plan.ready_file.read_text().strip(), Path(f"/proc/{process.pid}/root{disk}")

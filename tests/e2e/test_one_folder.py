@@ -14,7 +14,7 @@ import pytest
 from services.cli.frame import exits
 from services.generation.target.identity import base_cid
 from tests.cli import CLOSED, Ended, kolm
-from tests.e2e.command import ENVIRONMENT, PATIENCE, children, local_services, running, until, up
+from tests.e2e.command import PATIENCE, children, local_services, own_environment, running, until, up
 from tests.fakes.tiny_model import make_tiny_model
 from tests.forked import Forked, ran
 
@@ -45,7 +45,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Sta
     folder = tmp_path_factory.mktemp("stack") / "data"
     log = folder.with_name("up.log")
     command = (str(log), f"--data-dir={folder}", f"--model={model}", *FREE, "--audit-rate=0")
-    with Forked("tests.e2e.forking_up", *command, environment=ENVIRONMENT) as process:
+    with Forked("tests.e2e.forking_up", *command, environment=own_environment()) as process:
         until(lambda: (log.exists() and "ready after" in log.read_text()) or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield Stack(process, folder, log.read_text())
@@ -55,7 +55,9 @@ def test_a_second_kolm_up_on_the_folder_is_refused_and_the_first_goes_on(stack: 
     folder = stack.folder
     before = contents(folder)
     assert {Path("principals.json"), Path("tokens/local"), Path("run/http.address")} <= before.keys()
-    code, output = ran("services.cli", "up", f"--data-dir={folder}", f"--model={model}", *FREE, environment=ENVIRONMENT)
+    code, output = ran(
+        "services.cli", "up", f"--data-dir={folder}", f"--model={model}", *FREE, environment=own_environment()
+    )
     assert (code, f"pid {stack.process.pid}" in output, "Traceback" in output) == (exits.USAGE, True, False), output
     assert re.search(r"since \d{4}-\d\d-\d\dT", output)
     assert contents(folder) == before
@@ -101,7 +103,7 @@ def test_a_folder_whose_services_were_started_one_by_one_is_refused_as_well(tmp_
     with running(local_services(tmp_path / "data", model)):
         before = contents(tmp_path / "data")
         command = ("up", f"--data-dir={tmp_path / 'data'}", f"--model={model}", *FREE)
-        code, output = ran("services.cli", *command, environment=ENVIRONMENT)
+        code, output = ran("services.cli", *command, environment=own_environment())
         assert (code, "--data-dir" in output) == (exits.USAGE, True), output
         assert contents(tmp_path / "data") == before
 

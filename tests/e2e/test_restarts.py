@@ -14,7 +14,7 @@ from services.client.generation.completion import Finished, Started
 from services.client.generation.request import Request, SamplingParams
 from services.client.generation.runtime import Runtime
 from services.client.ledger.ledger import LedgerClient
-from tests.e2e.command import ENVIRONMENT, PATIENCE, local_services, until
+from tests.e2e.command import PATIENCE, local_services, own_environment, until
 from tests.forked import Forked
 from tests.serving import known_port
 
@@ -36,7 +36,7 @@ class Service:
 
     def start(self) -> None:
         self._plan.ready_file.unlink(missing_ok=True)
-        environment = {**ENVIRONMENT, **self._plan.environment}
+        environment = {**own_environment(), **self._plan.environment}
         self.process = Forked(self._plan.module, *self._plan.flags, environment=environment)
         until(lambda: self._plan.ready_file.exists() or self.process.poll() is not None)
         assert self.process.poll() is None

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from services.generation.engine.text.tokenizer import Tokenizer
-from tests.e2e.command import ENVIRONMENT, PATIENCE
+from tests.e2e.command import PATIENCE, own_environment
 from tests.fakes.tiny_model import make_tiny_model
 from tests.fakes.upstreams import FakeUpstream, listening
 from tests.forked import Forked
@@ -26,7 +26,7 @@ async def front(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
     async with listening(FakeUpstream("vllm", Tokenizer(model), vocabulary=range(40, 80))) as upstream:
         engine = ("--engine=vllm", f"--plain-url={upstream.url}", f"--weights={model}")
         command = (str(tmp_path / "up.log"), f"--data-dir={data}", *engine, *FREE, *REST)
-        with Forked("tests.e2e.forking_up", *command, environment=ENVIRONMENT) as process:
+        with Forked("tests.e2e.forking_up", *command, environment=own_environment()) as process:
             addresses = json.loads(await asyncio.to_thread(process.stdout.readline))
             token = (data / "tokens" / "owner").read_text().strip()
             shown = {"Authorization": f"Bearer {token}"}

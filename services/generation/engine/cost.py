@@ -67,12 +67,11 @@ class PassCost:
         base = least + max(rows - first, 0) * (most - least) / (last - first)
         return base + rows * (self.seen * keys / sequences) + self.key * keys
 
-    def of_each(self, rows: Int64, keys: int = 0, sequences: int = 1) -> Float64:
-        """Seconds of passes over each of these numbers of rows."""
+    def of_each(self, rows: Int64) -> Float64:
+        """Seconds of passes over each of these numbers of rows, without keys."""
         last, beyond = self.seconds[-1], np.maximum(rows - self.rows[-1], 0)
         slope = (last - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-        base = np.interp(rows, self.rows, self.seconds) + slope * beyond
-        return base + rows * (self.seen * keys / sequences) + self.key * keys
+        return np.interp(rows, self.rows, self.seconds) + slope * beyond
 
     def of_drafts(self, most: int, *, drafting: int, sequences: int, prefill_rows: int, keys: int) -> Float64:
         """[most + 1] a sequence's share of a pass over one row of each, with 0 to `most` draft rows of its own and as

@@ -156,7 +156,7 @@ LIVES = st.lists(
     min_size=1,
     max_size=3,
 )
-"""Of each process until it is killed: which calls of the disk fail, the ledger's moods, batches of requests."""
+"""For each process until it is killed: which calls of the disk fail, the ledger's moods, batches of requests."""
 
 
 @settings(max_examples=examples(300), deadline=None)

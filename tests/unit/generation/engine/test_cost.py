@@ -24,8 +24,8 @@ def test_a_pass_costs_what_was_measured_and_lines_between() -> None:
 
 def test_one_number_of_rows_costs_what_it_does_among_many() -> None:
     cost = PassCost.measured([(2, 7.0), (3, 12.0), (6, 14.0), (8, 22.0)], key=0.01, seen=0.002)
-    alone = [cost.of(rows, keys=500, sequences=2) for rows in range(1, 40)]
-    assert alone == pytest.approx(cost.of_each(np.arange(1, 40), keys=500, sequences=2).tolist())
+    alone = [cost.of(rows) for rows in range(1, 40)]
+    assert alone == pytest.approx(cost.of_each(np.arange(1, 40)).tolist())
 
 
 class Clock:

@@ -603,9 +603,9 @@ class Usage(_message.Message):
     total_tokens: _builtins.int
     """The sum of both."""
     cached_prompt_tokens: _builtins.int
-    """Of prompt_tokens, those that did not have to be computed, because an earlier request of the tenant began alike."""
+    """The part of prompt_tokens that was not computed again, because an earlier request of the tenant began alike."""
     accepted_prediction_tokens: _builtins.int
-    """Of completion_tokens, those that were drafted from the request's prediction."""
+    """The part of completion_tokens that was drafted from the request's prediction."""
     rejected_prediction_tokens: _builtins.int
     """Tokens drafted from the prediction that the target did not confirm; no part of completion_tokens."""
     def __init__(

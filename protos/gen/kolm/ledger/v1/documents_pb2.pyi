@@ -117,7 +117,7 @@ class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.Value
     OUTCOME_INCONSISTENT: _Outcome.ValueType  # 7
     """It does not."""
     OUTCOME_UNCHECKED: _Outcome.ValueType  # 8
-    """Nobody can check it; the verdict says why. Never counted as a pass."""
+    """It cannot be checked; the verdict says why. Never counted as a pass."""
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
     """Outcome of a replay."""
@@ -139,7 +139,7 @@ OUTCOME_CONSISTENT: Outcome.ValueType  # 6
 OUTCOME_INCONSISTENT: Outcome.ValueType  # 7
 """It does not."""
 OUTCOME_UNCHECKED: Outcome.ValueType  # 8
-"""Nobody can check it; the verdict says why. Never counted as a pass."""
+"""It cannot be checked; the verdict says why. Never counted as a pass."""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final

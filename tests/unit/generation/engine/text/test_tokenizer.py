@@ -179,7 +179,7 @@ def test_qwen3_5_splits_as_transformers_does(smollm2: Path, tmp_path: Path) -> N
     ],
 )
 def test_words_are_those_of_the_published_expressions(tmp_path: Path, split: str, words: list[str]) -> None:
-    """Of o200k_base (gpt-4o), cl100k_base (dbrx), Llama 3, Seed-Coder, GPT-2 and SuperBPE."""
+    """The expressions of o200k_base (gpt-4o), cl100k_base (dbrx), Llama 3, Seed-Coder, GPT-2 and SuperBPE."""
     path = written(tmp_path / "m.gguf", tokenizer_metadata(384) | {"tokenizer.ggml.pre": split})
     splitter = gguf_tokenizer(path).backend_tokenizer.pre_tokenizer
     assert splitter is not None

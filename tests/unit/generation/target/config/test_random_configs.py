@@ -98,7 +98,7 @@ class Drawn:
         return {self.rng.choice(names): self.value(depth + 1) for _ in range(self.rng.randrange(5))}
 
     def field(self) -> Value:
-        """Of a GGUF file: a number, a truth, a text, or a list."""
+        """A field of a GGUF file: a number, a truth, a text, or a list."""
         value = self.value(3)
         if isinstance(value, dict | None):
             numbers = [self.rng.choice((0, 1, 2, 3, 4, 64)) for _ in range(self.rng.randrange(8))]

@@ -51,6 +51,7 @@ from services.generation.target.probe import (
     NumericsProfile,
     measure_profile,
 )
+from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.target import LoadTarget, Target
 from services.generation.target.timing import IdleTiming, KeptTimings, Timing, time_passes
 from services.generation.warm_up import warm_up_sampling
@@ -106,6 +107,7 @@ def load_model(
     cost = _pass_cost(timing or Timing(time_passes(target, rough=True).samples))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
     model = Model(target, tokenizer, profile, cost, grammars, timing)
+    return_freed_memory()
     _log.info(
         "loaded %s in %.1f s: a pass takes %.2f ms, a pass of four rows %.2f ms",
         directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),

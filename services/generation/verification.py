@@ -19,6 +19,7 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import load_target
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
+from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
@@ -121,6 +122,7 @@ class Verifier:
             tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids, seconds=REPLAY_SECONDS
         )
         profile = measure_profile(target, KeptProbes())
+        return_freed_memory()
         return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars)
 
     def prefill(self, record: Record) -> Outcome:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +51,12 @@ class _Chunk:
 _chunk = _Chunk()
 
 
+def return_freed_memory() -> None:
+    """Return freed memory to the system after a load, as glibc's allocator does only at the end of its heap."""
+    with suppress(AttributeError, OSError):  # another allocator
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def on_huge_pages(count: int) -> Bytes:
     """`count` zero bytes; kernels may prefetch SLACK bytes after them."""
     return _mapped(count) if count > _CHUNK // 4 else _chunk.piece(count)
@@ -82,8 +90,14 @@ class _Lease:
         self._free.append(self._memory)
 
 
+_KEPT, _SPARE = 1 << 22, 4
+"""Floats whose memory is kept in any case, and times the wanted ones of which it may be."""
+
+
 class ReusedMemory:
-    """Allocates arrays whose memory is reused once they, and all views of them, are deleted. Used by one thread."""
+    """Allocates arrays whose memory is reused once they, and all views of them, are deleted, but not much of it for
+    little. Used by one thread.
+    """
 
     def __init__(self) -> None:
         self._free: list[Float32] = []
@@ -91,8 +105,9 @@ class ReusedMemory:
     def take(self, rows: int, size: int) -> Float32:
         """An uninitialised array [rows, size]."""
         memory = self._free.pop() if self._free else np.empty(0, np.float32)
-        if memory.size < rows * size:
-            memory = np.empty(rows * size, np.float32)
+        wanted = rows * size
+        if memory.size < wanted or memory.size > max(_KEPT, _SPARE * wanted):
+            memory = np.empty(wanted, np.float32)
         return np.asarray(_Lease(memory, rows, size, self._free))
 
 

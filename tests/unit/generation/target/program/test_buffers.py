@@ -138,6 +138,15 @@ def test_memory_is_handed_out_again_when_the_array_and_all_views_of_it_have_gone
     assert memory.take(2, 16).ctypes.data == place
 
 
+def test_little_is_not_held_in_the_memory_of_much() -> None:
+    memory = ReusedMemory()
+    for rows, kept in ((1 << 10, 1 << 10), (1 << 9, 1 << 10), (1, 1)):
+        array = memory.take(rows, 1 << 13)
+        array[:] = 0.0
+        del array
+        assert [each.size for each in memory._free] == [kept << 13]
+
+
 def test_arrays_that_are_in_use_share_nothing() -> None:
     memory = ReusedMemory()
     held = [memory.take(rows, 32) for rows in (1, 5, 3, 256, 0, 2)]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import TypeVar
 
 from services.generation.target.blocks import BLOCK, blocks_for
@@ -38,8 +38,8 @@ _CHANGED, _DISTURBED = 1.1, 1.5
 share their memory, and from which on another program used it. Multiples of one row differ little by the first.
 """
 _BUSY = 0.7
-"""Share of the time in which all threads of an undisturbed timing compute: 0.92 to 0.97 on idle CPUs, 0.24 beside a
-program that takes one of two, since a team whose members wait for a CPU leaves passes to one thread.
+"""Share of the widest passes in which all threads of an undisturbed timing compute: nearly all on idle CPUs, half of it
+beside a program that takes one of two, since a team whose members wait for a CPU leaves passes to one thread.
 """
 _SEQUENCES, _KEYS = 8, 4 * BLOCK  # sequences, and cached tokens of each, with which the cost of a key is measured
 _LONG = 1024  # tokens of the history with which the cost of a visible token is measured
@@ -50,10 +50,13 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """Seconds of passes in steady state: (rows, seconds) by ascending rows, and of one row in each round."""
+    """Seconds of passes in steady state: (rows, seconds) by ascending rows, and of one row in each round; `busy` CPUs
+    during the widest passes.
+    """
 
     samples: tuple[tuple[int, float], ...]
     rounds: tuple[float, ...]
+    busy: float
 
     @property
     def changed(self) -> bool:
@@ -78,7 +81,7 @@ class Timing:
 
 
 class Interrupted(Exception):
-    """A request waits for the target, or other programs use the CPUs."""
+    """A request waits for the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +100,11 @@ class IdleTiming:
         """Measure; returns whether that is done, or else should be tried again when the engine has been idle for a
         while.
         """
-        start, cpu_start = self.clock(), self.cpu_clock()
-        threads = self.target.threads if self.target.device == "cpu" and SLEEPS else 0
 
         def clock() -> float:
-            now = self.clock()
-            idle = threads * (now - start) - (self.cpu_clock() - cpu_start)
-            if request_waits() or idle > (1.0 - _BUSY) * threads * max(now - start, 1.0):
+            if request_waits():
                 raise Interrupted
-            return now
+            return self.clock()
 
         try:
             return (self.kept is not None and self._still_right(self.kept, clock)) or self._measure(clock)
@@ -117,12 +116,14 @@ class IdleTiming:
         return kept.one_row <= _DISTURBED * now and now <= _DISTURBED * kept.one_row
 
     def _measure(self, clock: Callable[[], float]) -> bool:
-        times = time_passes(self.target, clock)
-        least, most = min(times.rounds), max(times.rounds)
+        times = time_passes(self.target, clock, self.cpu_clock)
         if times.changed:
             text = "the memory's speed changed while passes were timed: one row took %.2f to %.2f ms"
-            _log.warning(text, 1e3 * least, 1e3 * most)
-        if most > _DISTURBED * least:
+            _log.warning(text, 1e3 * min(times.rounds), 1e3 * max(times.rounds))
+        low, _, high = quantiles(times.rounds, n=4)  # a median hardly depends on single rounds
+        threads = self.target.threads if self.target.device == "cpu" and SLEEPS else 0
+        if high > _DISTURBED * low or times.busy < _BUSY * threads:
+            _log.info("timing passes again later: other programs left them %.1f of %d CPUs", times.busy, threads)
             return False
         self.use(Timing(times.samples, time_keys(self.target, clock), time_seen(self.target, clock)))
         return True
@@ -151,7 +152,13 @@ class KeptTimings:
         self._results.keep(target, {"passes": timing.passes, "key": timing.key, "seen": timing.seen})
 
 
-def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter, *, rough: bool = False) -> PassTimes:
+def time_passes(
+    target: Target,
+    clock: Callable[[], float] = time.perf_counter,
+    cpu_clock: Callable[[], float] = time.process_time,
+    *,
+    rough: bool = False,
+) -> PassTimes:
     """Times of passes over chains of several widths, after passes over one row until their time no longer drifts.
     `rough`: without these, and few, for a server that measures again when it is idle.
 
@@ -164,17 +171,22 @@ def time_passes(target: Target, clock: Callable[[], float] = time.perf_counter, 
     target.blocks.extend(table, length + _ROWS[-1])
     try:
         passes = {count: _chain(table, length, count) for count in _ROWS}
-        single, one = passes.pop(_ROWS[0]), list[float]()
+        single, one, busy = passes.pop(_ROWS[0]), list[float](), list[float]()
         multiples: dict[int, list[float]] = {count: [] for count in passes}
-        if not rough:
+        if rough:
+            _timed(target, single, clock)  # reads weights that are mapped for the first time
+        else:
             _settle(target, single, clock)
         for _ in _rounds(clock, *((_ROUGH_ROUNDS, _ROUGH_SECONDS) if rough else ())):
             one.append(_repeated(target, single, clock))
             for count, rows in passes.items():
-                multiples[count].append(_timed(target, rows, clock) / one[-1])
+                cpu_start, seconds = cpu_clock(), _timed(target, rows, clock)
+                multiples[count].append(seconds / one[-1])
+                if count == _ROWS[-1]:
+                    busy.append((cpu_clock() - cpu_start) / seconds)
         alone = median(one)
         samples = ((count, median(each) * alone) for count, each in multiples.items())
-        return PassTimes(((_ROWS[0], alone), *samples), tuple(one))
+        return PassTimes(((_ROWS[0], alone), *samples), tuple(one), median(busy))
     finally:
         target.blocks.release(table)
 

@@ -60,6 +60,7 @@ test-long: $(DEV) ## the same with four times as many random examples and grids 
 test-fast: $(DEV) ## unit tests but the slow ones, with few random examples
 	@$(PYTEST) -q -p tests.workers --workers=$(shell nproc) -m 'not slow' --hypothesis-profile=fast tests/unit
 
+# Another OpenCL compiler: OCL_ICD_VENDORS names a folder with its .icd file; Intel's is in the wheel intel-opencl-rt.
 test-gpu: $(DEV) ## the target on a GPU in full: PoCL, NVRTC, Oclgrind if it is there, SmolLM2 beside the CPU: some minutes
 	@$(PYTEST) -q tests/unit/generation/target/gpu tests/unit/generation/drafting/eagle3/test_device_pass.py --hypothesis-profile=long
 

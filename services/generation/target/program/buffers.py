@@ -29,6 +29,8 @@ from services.generation.target.states import MOST_PASSING, MOST_STEPS
 _PAGE = 1 << 21
 _CHUNK = 16 * _PAGE  # a mapping for small pieces: a page for each would be mostly empty
 _BORDER = 4096  # the alignment of pieces in bytes
+_KEPT, _SPARE = 1 << 22, 4
+"""Floats whose memory is kept in any case, and times the wanted ones of which it may be."""
 
 
 class _Chunk:
@@ -88,10 +90,6 @@ class _Lease:
 
     def __del__(self) -> None:
         self._free.append(self._memory)
-
-
-_KEPT, _SPARE = 1 << 22, 4
-"""Floats whose memory is kept in any case, and times the wanted ones of which it may be."""
 
 
 class ReusedMemory:

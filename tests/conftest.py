@@ -20,7 +20,6 @@ from tests import object_storage
 from tests.examples import LONG
 from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 from tests.softhsm import Token, new_token
-from tests.workers import own_folders
 
 # One thread for torch here and in the services that tests start: tiny products gain nothing from a second one, and on
 # a busy machine it is waited for.
@@ -31,8 +30,14 @@ os.environ["KOLM_TOKEN"] = ""
 os.environ.pop("KOLM_TOKEN_FILE", None)
 
 # Servers without principals leave a token for the user's clients at their start: here for this run's clients alone.
-own_folders(Path(tempfile.mkdtemp(prefix="kolm-test-state-")))
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="kolm-test-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+# Commands without --data-dir: not the folder of a `kolm up` that runs in this checkout.
+os.environ["KOLM_DATA_DIR"] = os.path.join(os.environ["XDG_STATE_HOME"], "data")
+
+# Auditors wait for servers that load: here for servers of this worker alone, whatever else runs from this checkout.
+os.environ["KOLM_LOADING"] = os.path.join(os.environ["XDG_STATE_HOME"], "loading")
 
 # A shell starts background jobs with SIGINT ignored, and processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

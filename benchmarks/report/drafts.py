@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.measurement import Measurement
-from benchmarks.report.tables import Results, is_alone, link, machine_name, table, two_places
+from benchmarks.report.tables import Results, is_alone, link, machine_name, model_name, table, two_places
 
 _KINDS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -81,7 +81,7 @@ def kinds(results: Results) -> str:
             *(two_places(case["contenders"]["kolm auto"]["kinds"].get(kind, {}).get("speedup")) for kind in _KINDS),
         )
         for record, case in cases_alone(results)
-        if case["temperature"] == 0.0
+        if case["temperature"] == 0.0 and record.subject.questions != "edits.jsonl"
     ]
     return table(" | ".join(("`auto` over `off`, T = 0", *_KINDS)), rows)
 
@@ -93,5 +93,7 @@ def cases_alone(results: Results) -> Iterator[tuple[Measurement, Mapping[str, An
 
 
 def storage(record: Measurement) -> str:
-    """The storage of the weights in a record of `specbench`."""
-    return "bfloat16" if "bfloat16" in record.case else "Q4_1"
+    """The weights of SmolLM2 in a record of `specbench`; of another model its name, and whether it edited code."""
+    if record.subject.model == "SmolLM2-135M-Instruct.Q4_1.gguf":
+        return "bfloat16" if "bfloat16" in record.case else "Q4_1"
+    return model_name(record.subject.model) + (", code edits" if record.subject.questions == "edits.jsonl" else "")

@@ -39,7 +39,6 @@ _RENDERERS: Mapping[str, Callable[[Results], str]] = {
     "passes": servers.passes,
     "losses": servers.losses,
     "callers": servers.callers,
-    "callers smollm2": partial(servers.callers, model="SmolLM2"),
     "start": servers.start,
     "first start": servers.first_start,
     "identity": audits.identity,

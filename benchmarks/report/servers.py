@@ -86,12 +86,9 @@ def losses(results: Results) -> str:
     return table("machine | model | arithmetic and cache | nats a token | greedy tokens equal to float32's", rows)
 
 
-def callers(results: Results, model: str = "") -> str:
-    """Servers under callers, of the models whose name begins with `model`."""
+def callers(results: Results) -> str:
     rows = []
     for record in results["load"]:
-        if not model_name(record.subject.model).startswith(model):
-            continue
         cases = {case["callers"]: case for case in record.figures["cases"]}
         sixteen = cases.get(16)
         rates = (cases[count]["tokens_per_second"] if count in cases else None for count in (1, 4, 16, 64))

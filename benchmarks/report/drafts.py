@@ -59,7 +59,7 @@ def accepted(results: Results) -> str:
     rows = [
         (
             machine_name(record.machine),
-            f"{each['model']}, `{each['head']}`",
+            f"{model_name(each['model'])}, `{each['head']}`",
             ", ".join(f"{100 * share:.0f}" for share in each["accept"][:3]) + ", …" * (len(each["accept"]) > 3),
             *map(two_places, (each["tokens a pass"], each["speedup"], each["a draft step in passes"])),
             link(record),

@@ -32,6 +32,7 @@ _MODELS = {
     "gemma.gguf": "Gemma 3 270M, Q4_K_M",
     "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf": "Qwen2.5-Coder-1.5B, Q4_K_M",
     "Llama-3.2-1B.random.q4_0.gguf": "random weights in Llama-3.2-1B's shape, Q4_0",
+    "Qwen3-4B.random.q4_0.gguf": "Qwen3-4B",
     "Llama-3.2-1B.random.q8_0.gguf": "random weights in Llama-3.2-1B's shape, Q8_0",
 }
 

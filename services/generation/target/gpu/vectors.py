@@ -83,7 +83,7 @@ def _operations(kernels: Kernels) -> Iterator[tuple[str, Float32, Float32]]:
 
 
 def _best(kernels: Kernels) -> tuple[str, Float32, Float32]:
-    """Of rows, half of them with several largest numbers: the lowest place of the largest, and the largest two."""
+    """The lowest place of the largest number, and the largest two; half of the rows have the largest several times."""
     random = np.random.default_rng(0)
     rows = random.standard_normal((8, _OPERANDS // 8), dtype=np.float32)
     rows[::2] = np.minimum(rows[::2], 2)

@@ -36,9 +36,12 @@ _PERMUTED = ("llama", "smollm3", "mixtral", "granite", "ministral3", "granitemoe
 def convert(
     directory: Path, path: Path, kind_of_matrices: GGMLQuantizationType = GGMLQuantizationType.F32,
     kind_of_experts: GGMLQuantizationType | None = None, change_metadata: Change = lambda metadata: None,
-    change_tensors: Change = lambda tensors: None,
+    change_tensors: Change = lambda tensors: None, part_tensors: int = 0,
 ) -> Path:  # fmt: skip
-    """Write `path`, with matrices in one storage if their rows are whole blocks of it; return `path`."""
+    """Write `path`, with matrices in one storage if their rows are whole blocks of it; return `path`.
+
+    `part_tensors` above 0: the tensors of each part, written beside `path`.
+    """
     config = AutoConfig.from_pretrained(directory)
     config.allow_global_per_layer_attribute_access = True  # of Gemma 4: what layers with a window have
     kind = json.loads((directory / "config.json").read_bytes())["model_type"]
@@ -63,7 +66,7 @@ def convert(
     metadata |= tokenizer_metadata(config.vocab_size)
     change_metadata(metadata)
     change_tensors(written)
-    write_gguf(path, name, metadata, written)
+    write_gguf(path, name, metadata, written, part_tensors)
     return path
 
 

@@ -1,13 +1,17 @@
 """Tiny models of Qwen3.5's families with an MTP block inside, as checkpoints are published."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.mtp.block_weights import block_shapes
 from services.generation.target.config.config import read_config
+from tests.fakes.converted_gguf import convert
 from tests.fakes.tiny_model import make_tiny_model
 
 _STATES = {
@@ -47,6 +51,33 @@ def random_block_tensors(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]
         for name, shape in block_shapes(base).items()
     }
     return found if base.architecture == "qwen3_next" else _stacked(found)
+
+
+def write_apart(
+    folder: Path, model: Path, sidecar: Path, tokens: Sequence[int] = (), *, rows: Sequence[int] = (),
+    part_tensors: int = 0,
+) -> None:  # fmt: skip
+    """Write the model of `folder` as GGUF without its block, and its sidecar: block, embeddings, output matrix.
+
+    `tokens` (`d2t`): of the matrix's rows, if it has fewer than the vocabulary; `rows`: whose rows these really are.
+    `part_tensors` above 0: of each part of the sidecar.
+    """
+
+    def without(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("blk.2.")]:
+            del tensors[name]
+
+    def alone(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("blk.") and not name.startswith("blk.2.")]:
+            del tensors[name]
+        if tokens:
+            kind, values = tensors.get("output.weight", tensors["token_embd.weight"])
+            tensors["output.weight"] = kind, values[np.array(rows or tokens) % len(values)]
+            tensors["d2t"] = int(GGMLQuantizationType.I64), np.array(tokens, np.int64)
+
+    counts = {"qwen35.block_count": 2, "qwen35.nextn_predict_layers": 0}
+    convert(folder, model, change_metadata=lambda fields: fields.update(counts), change_tensors=without)
+    convert(folder, sidecar, change_tensors=alone, part_tensors=part_tensors)
 
 
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -55,7 +55,7 @@ class MtpBlock:
     kind: ClassVar[str] = "mtp"
 
     base: TargetConfig
-    cid: str  # of its tensors, and of the rows of the output matrix if they were chosen
+    cid: str  # of its tensors, whichever rows of the output matrix are drafted: a halt outlasts another choice of rows
     tensors: Mapping[str, StoredTensor]  # under the names of `block_shapes`, and OWN_EMBEDDING
     base_norm: Float32  # [hidden] weights of the base's final norm, their offset added
     output: StoredTensor | None  # [draft vocabulary, hidden]; None: the target's output matrix gives logits
@@ -118,7 +118,7 @@ def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None
         output, ids = replace(own[OWN_OUTPUT], data=own[OWN_OUTPUT].data[order]), tokens[order]
     return MtpBlock(
         base=base,
-        cid=_cid(own, draft_tokens if tokens is None else None),
+        cid=_cid(own, tokens),
         tensors={name: tensor for name, tensor in own.items() if name != OWN_OUTPUT},
         base_norm=vector(weights.tensor, NORM, base.norm_offset),
         output=output,
@@ -206,16 +206,16 @@ def _listing(names: list[str]) -> str:
     return (", ".join(names[:_SHOWN]) or "nothing") + more
 
 
-def _cid(tensors: Mapping[str, StoredTensor], chosen: Int64 | None) -> str:
-    """The digest of a canonical listing of all tensors (storage, shape and SHA-256 of the bytes of each) and of the
-    SHA-256 of the `chosen` tokens, each as eight bytes, little endian.
+def _cid(tensors: Mapping[str, StoredTensor], tokens: Int64 | None) -> str:
+    """The digest of a canonical listing of all tensors (storage, shape and SHA-256 of the bytes of each) and, if it has
+    a `d2t`, of the SHA-256 of its tokens, each as eight bytes, little endian.
     """
     listed = {
         name: {"storage": tensor.storage, "shape": list(tensor.shape), "sha256": _sha256(tensor.data)}
         for name, tensor in tensors.items()
     }
-    rows = {} if chosen is None else {"rows": _sha256(chosen.astype("<i8"))}
-    return cid_of_json({"type": "kolm.mtp.v1", "tensors": listed, **rows})
+    own_tokens = {} if tokens is None else {"d2t": _sha256(tokens.astype("<i8"))}
+    return cid_of_json({"type": "kolm.mtp.v1", "tensors": listed, **own_tokens})
 
 
 def _sha256(data: NDArray[Any]) -> str:

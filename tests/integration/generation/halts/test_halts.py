@@ -17,6 +17,7 @@ from ledger.keys.ed25519 import SigningKey
 from services.generation.engine import turns
 from services.generation.engine.cost import Pace, StepCost
 from services.generation.target.target import Target
+from tests.fakes.mtp_models import make_mtp_model, write_apart
 from tests.fakes.tampered_targets import Loader, LouderTarget, UnprovableTarget, WidthDependentTarget
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking, drafting_pays, failure, until
@@ -143,6 +144,32 @@ async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_
     assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
     scope, index = await halt(deployment, bad)
     await resume(deployment, scope, index)
+
+
+async def test_a_halted_block_of_a_model_stays_halted_whichever_tokens_it_drafts_after_a_restart(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    model, sidecar = tmp_path / "tiny.gguf", tmp_path / "mtp-tiny.gguf"
+    write_apart(make_mtp_model(tmp_path / "model", vocab=384), model, sidecar)
+    loader, options = Loader(WidthDependentTarget), {"model": model, "own_head_tokens": 130}
+    stub = await deployment.start_generation(loader, **options)
+    for _ in range(16):  # their tokens are drafted after the restart
+        await stub.Generate(asking(max_tokens=12, method="mtp"))
+    assert isinstance(loader.target, WidthDependentTarget)
+    loader.target.deviating = True
+    refused = await failure(stub.Generate(asking(max_tokens=40, method="mtp", verify=INLINE)))
+    assert refused.reason == "SPEC_DECODE_DEVIATION"
+    halted = (await deployment.receipts(17))[-1].spec_decode.head_cid
+    await deployment.stop_generation()
+    stub = await deployment.start_generation(**options)
+    (same,) = (await stub.GetModelInfo(pb.GetModelInfoRequest())).heads
+    assert same.head_cid == halted
+    assert (await failure(stub.Generate(asking(method="mtp")))).reason == "SPEC_DECODE_HALTED"
+    assert (await stub.Generate(asking(max_tokens=5))).resolved.fallback_reason == "halted"
+    await deployment.stop_generation()
+    write_apart(make_mtp_model(tmp_path / "other", vocab=384, seed=1), tmp_path / "unused.gguf", sidecar)
+    stub = await deployment.start_generation(**options)  # the same base with another block
+    assert (await stub.Generate(asking(max_tokens=5, method="mtp"))).resolved.method == "mtp"
 
 
 async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_drafted_here(

@@ -21,8 +21,10 @@ from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from services.cli.heads.publish import Description, push_head
 from services.client.registry import RegistryClient
-from services.generation.drafting.mtp.block_weights import read_block
-from services.generation.target.config.config import read_config
+from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
+from services.generation.requests import served_heads
+from services.generation.target.arrays import Int64
+from services.generation.target.config.config import TargetConfig, read_config
 from services.registry.__main__ import opened_servicer
 from services.registry.settings import RegistrySettings
 from services.runtime.process import CannotStart
@@ -291,7 +293,16 @@ async def test_the_block_inside_drafts_as_many_tokens_as_the_operator_says(
     assert await served_by(stub, method="mtp") == ("mtp", "", plain)
 
 
-async def test_the_block_inside_drafts_what_was_answered_before(deployment: Deployment, tmp_path: Path) -> None:
+async def test_the_block_inside_drafts_what_was_answered_before_under_the_same_identifier(
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted: list[set[int]] = []
+
+    def reading(model: Path, config: TargetConfig, tokens: Int64) -> MtpBlock | None:
+        drafted.append({*tokens.tolist()})
+        return read_block(model, config, tokens)
+
+    monkeypatch.setattr(served_heads, "read_block", reading)
     model = make_mtp_model(tmp_path / "model", vocab=384)
     stub = await deployment.start_generation(model=model, own_head_tokens=130, replicas=2)
     *_, plain = await served_by(stub, method="off")
@@ -300,7 +311,8 @@ async def test_the_block_inside_drafts_what_was_answered_before(deployment: Depl
         assert await served_by(stub, method="mtp") == ("mtp", "", plain)
     again = await deployment.start_generation(model=model, own_head_tokens=130, replicas=2)
     (second,) = (await info(again)).heads
-    assert second.head_cid != first.head_cid
+    assert second.head_cid == first.head_cid
+    assert drafted[0] != drafted[1] >= {*plain}
     assert await served_by(again, method="mtp") == ("mtp", "", plain)
 
 

@@ -2,11 +2,9 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +17,7 @@ from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import TargetError
 from tests.examples import examples
 from tests.fakes.converted_gguf import convert
-from tests.fakes.mtp_models import MODELS, make_mtp_model
+from tests.fakes.mtp_models import MODELS, make_mtp_model, write_apart
 from tests.fakes.tiny_model import target_of
 from tests.unit.generation.drafting.mtp.test_mtp_pass import entries, features_of
 
@@ -54,28 +52,6 @@ def test_a_missing_last_norm_is_the_model_s(tmp_path: Path) -> None:
     assert np.array_equal(read(path).tensors["mtp.norm.weight"].values(), read(path).base_norm)
 
 
-def write_apart(folder: Path, model: Path, sidecar: Path, tokens: list[int] | None = None) -> None:
-    """Write a model without its block, and the block with embeddings and output matrix; `tokens` are those of the
-    matrix's rows if it is smaller than the vocabulary.
-    """
-
-    def without(tensors: dict[str, Any]) -> None:
-        for name in [name for name in tensors if name.startswith("blk.2.")]:
-            del tensors[name]
-
-    def alone(tensors: dict[str, Any]) -> None:
-        for name in [name for name in tensors if name.startswith("blk.") and not name.startswith("blk.2.")]:
-            del tensors[name]
-        if tokens is not None:
-            kind, values = tensors.get("output.weight", tensors["token_embd.weight"])
-            tensors["output.weight"] = kind, values[np.array(tokens) % 320]
-            tensors["d2t"] = int(GGMLQuantizationType.I64), np.array(tokens, np.int64)
-
-    counts = {"qwen35.block_count": 2, "qwen35.nextn_predict_layers": 0}
-    convert(folder, model, change_metadata=lambda fields: fields.update(counts), change_tensors=without)
-    convert(folder, sidecar, change_tensors=alone)
-
-
 @pytest.mark.parametrize("sidecar", ["mtp-tiny-Q4_K_M.gguf", "mtp-tiny-Q8_0.gguf", "mtp-tiny-BF16.gguf"])
 def test_a_block_is_found_in_a_sidecar_of_its_model(sidecar: str, tmp_path: Path) -> None:
     folder = make_mtp_model(tmp_path / "model")
@@ -97,6 +73,15 @@ def test_rows_of_a_smaller_output_matrix_keep_their_tokens(tmp_path: Path) -> No
     assert block.target_ids.tolist() == sorted(DRAFTED)
     assert block.output is not None
     assert np.array_equal(block.output.values(), embeddings)
+
+
+def test_the_identifier_of_a_sidecar_names_the_tokens_of_its_rows(tmp_path: Path) -> None:
+    folder, model = make_mtp_model(tmp_path / "model"), tmp_path / "tiny.gguf"
+    cids = set()
+    for tokens in (DRAFTED, DRAFTED[::-1]):  # the same rows in the same order, for other tokens
+        write_apart(folder, model, tmp_path / "mtp-tiny.gguf", tokens, rows=DRAFTED)
+        cids.add(read(model).cid)
+    assert len(cids) == 2
 
 
 @pytest.mark.parametrize("tokens", [[4, 4, 9], [-1, 2], [1, 320]])

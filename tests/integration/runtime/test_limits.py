@@ -151,19 +151,14 @@ def test_a_unary_call_without_a_request_is_refused_and_one_with_a_late_request_e
 
 def test_an_old_connection_finishes_its_calls_and_the_client_opens_another() -> None:
     request = pb.GenerateStreamRequest(request=pb.GenerateRequest(request_id="endless"))
-    left, seen = threading.Event(), list[grpc.ChannelConnectivity]()
-
-    def watch(state: grpc.ChannelConnectivity) -> None:
-        if grpc.ChannelConnectivity.READY in seen and state is not grpc.ChannelConnectivity.READY:
-            left.set()
-        seen.append(state)
-
+    left = threading.Event()
     with serving(mount(ScriptedServicer()), limits=Limits(age_seconds=0.2)) as aging, _channel(aging) as channel:
-        channel.subscribe(watch, try_to_connect=True)
         stub = GenerationServiceStub(channel)
         running = stub.GenerateStream(request)
         assert next(running).HasField("started")
-        assert left.wait(60), seen
+        # Subscribed to now, the channel cannot have been ready and left before it was seen: it stays idle till a call.
+        channel.subscribe(lambda state: None if state is grpc.ChannelConnectivity.READY else left.set())
+        assert left.wait(60)
         assert running.is_active()
         assert stub.Generate(pb.GenerateRequest(prompt="x"), timeout=60).choices
         running.cancel()

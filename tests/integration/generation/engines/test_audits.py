@@ -16,10 +16,8 @@ from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
 from services.auditor.serving import LoadedWhenAsked, connected
 from services.auditor.settings import AuditorSettings
-from tests.integration.generation.deployment import Deployment, asking, until
-from tests.integration.generation.engines.test_other_engines import Engines, engines
-
-__all__ = ["engines"]
+from tests.integration.generation.deployment import Deployment
+from tests.integration.generation.engines.conftest import KINDS, Engines
 
 
 async def audited(engines: Engines, *, weights: bool = False, announces: bool = False, **more: Any) -> list[Examined]:
@@ -50,31 +48,21 @@ def outcomes(found: Sequence[Examined]) -> Counter[str]:
 
 
 async def test_a_deviation_that_an_audit_finds_halts_speculation_until_a_resume(engines: Engines) -> None:
-    stub = await engines.start()
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(1)
+    await engines.start()
+    await engines.receipt(max_tokens=5)
     assert outcomes(await audited(engines)) == {"SAME": 1}
     engines.fast.differs_at = 3
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(2)
+    await engines.receipt(max_tokens=5)
     (found,) = await audited(engines)
     assert found.finding.outcome == "DEVIATION"
     assert found.finding.deviation is not None
     assert found.finding.deviation.position == 3
     assert found.halt_index is not None
-
-    async def halted() -> bool:
-        return (await stub.Generate(asking(max_tokens=5))).resolved.method == "off"
-
-    await until(halted)
+    await engines.until_answered_by("off")
     operator = SigningKey.load_or_create(engines.deployment.directory / "operator.pem", "operator")
     await lift(engines.deployment, found, operator)
     engines.fast.differs_at = None
-
-    async def goes_on() -> bool:
-        return (await stub.Generate(asking(max_tokens=5))).resolved.method == "engine"
-
-    await until(goes_on)
+    await engines.until_answered_by("engine")
 
 
 async def lift(deployment: Deployment, found: Examined, operator: SigningKey) -> None:
@@ -85,19 +73,17 @@ async def lift(deployment: Deployment, found: Examined, operator: SigningKey) ->
 
 
 async def test_an_engine_that_differs_from_itself_halts_nothing(engines: Engines) -> None:
-    stub = await engines.start()
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(1)
+    await engines.start()
+    await engines.receipt(max_tokens=5)
     engines.plain.fault = "unsteady"
     (found,) = await audited(engines)
     assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
 
 
 async def outcome_of_a_difference(engines: Engines, gap: float | None, **settings: Any) -> tuple[str, int | None]:
-    stub = await engines.start(**settings)
+    await engines.start(**settings)
     engines.plain.gap, engines.fast.differs_at = gap, 3
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(1)
+    await engines.receipt(max_tokens=5)
     (found,) = await audited(engines)
     return found.finding.outcome, found.halt_index
 
@@ -118,44 +104,40 @@ async def test_what_rounding_or_a_prefix_cache_may_explain_accuses_no_speculatio
 async def test_a_difference_is_unstable_if_the_engine_used_its_cache_or_excludes_no_near_tie(
     engines: Engines, members: dict[str, Any]
 ) -> None:
-    stub = await engines.start()
+    await engines.start()
     for name, value in ({"differs_at": 3} | members).items():
         setattr(engines.fast, name, value)
     engines.plain.gap = engines.fast.gap
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(1)
+    await engines.receipt(max_tokens=5)
     (found,) = await audited(engines)
     assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_an_engine_whose_answers_depend_on_its_load_is_unstable(engines: Engines, kind: str) -> None:
-    stub = await engines.start(kind)
+    await engines.start(kind)
     engines.fast.differs_at, engines.plain.fault = 3, "crowded"
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(1)
+    await engines.receipt(max_tokens=5)
     (found,) = await audited(engines)
     assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama-server"])
+@pytest.mark.parametrize("kind", KINDS)
 async def test_an_engine_whose_prefix_cache_changes_answers_is_served_and_checked_without_it(
     engines: Engines, kind: str
 ) -> None:
-    stub = await engines.start(kind)
+    await engines.start(kind)
     engines.plain.fault = engines.fast.fault = "cached"
     for _ in range(2):
-        await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(2)
+        await engines.receipt(max_tokens=5)
     assert outcomes(await audited(engines)) == {"SAME": 2}
 
 
 @pytest.mark.parametrize("change", [{"model": "another"}, {"ftype": "Q4_0"}, {"speculates": True}])
 async def test_a_plain_upstream_that_has_become_another_is_not_asked(engines: Engines, change: dict[str, Any]) -> None:
-    stub = await engines.start("llama-server")
+    await engines.start("llama-server")
     engines.fast.differs_at = 3
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(1)
+    await engines.receipt(max_tokens=5)
     for name, value in change.items():
         setattr(engines.plain, name, value)
     (found,) = await audited(engines)
@@ -165,9 +147,8 @@ async def test_a_plain_upstream_that_has_become_another_is_not_asked(engines: En
 async def test_tokens_that_the_weights_would_not_give_are_inconsistent_whatever_both_upstreams_say(
     engines: Engines,
 ) -> None:
-    stub = await engines.start()  # the fakes draw their tokens from a digest, and not from the weights
-    await stub.Generate(asking(max_tokens=12))
-    await engines.deployment.receipts(1)
+    await engines.start()  # the fakes draw their tokens from a digest, and not from the weights
+    await engines.receipt(max_tokens=12)
     found = await audited(engines, weights=True)
     assert [each.finding.outcome for each in found] == ["SAME", "INCONSISTENT"]
     reference = found[-1].finding.reference
@@ -177,22 +158,16 @@ async def test_tokens_that_the_weights_would_not_give_are_inconsistent_whatever_
 
 
 async def test_an_inconsistent_output_halts_if_the_operator_has_chosen_so(engines: Engines) -> None:
-    stub = await engines.start()
-    await stub.Generate(asking(max_tokens=12))
-    await engines.deployment.receipts(1)
+    await engines.start()
+    await engines.receipt(max_tokens=12)
     first = await audited(engines, weights=True, announces=True, rate=0.0, halt_inconsistent=True)
     assert [each.halt_index is not None for each in first] == [False, True]
-
-    async def halted() -> bool:
-        return (await stub.Generate(asking(max_tokens=5))).resolved.method == "off"
-
-    await until(halted)
+    await engines.until_answered_by("off")
 
 
 async def test_an_engine_that_was_updated_leaves_what_it_was_unchecked(engines: Engines) -> None:
-    stub = await engines.start()
-    await stub.Generate(asking(max_tokens=5))
-    await engines.deployment.receipts(1)
+    await engines.start()
+    await engines.receipt(max_tokens=5)
     engines.plain.version = "1.2.4"
     (found,) = await audited(engines)
     assert (found.finding.outcome, found.finding.passed) == ("UNCHECKED", False)

@@ -15,16 +15,14 @@ _BEGIN, _END = "<!-- public heads -->\n", "<!-- end of public heads -->"
 
 def table() -> str:
     """A row for each base, and its heads in the order of preference."""
-    rows = ["| base | heads |", "|---|---|"]
+    rows = ["| base | heads (kind, size, licence) |", "|---|---|"]
     for base in dict.fromkeys(head.base for head in KNOWN_HEADS):
         rows.append(f"| {base} | {', '.join(map(_named, (head for head in KNOWN_HEADS if head.base == base)))} |")
     return "\n".join(rows) + "\n"
 
 
 def _named(head: KnownHead) -> str:
-    """Its name, kind, size and licence, as far as they are published."""
-    size = "" if head.megabytes is None else f"{head.megabytes} MB"
-    return f"`{head.name}` ({', '.join(filter(None, (head.kind, size, head.licence)))})"
+    return f"`{head.name}` ({head.kind}, {head.size}, {head.licence or 'unknown'})"
 
 
 def page(text: str) -> str:

@@ -244,9 +244,8 @@ class ServedOptions:
         from services.generation.target.weights import has_own_head
 
         for head in heads_known_for(self.model):
-            facts = [f"{head.megabytes:,} MB" if head.megabytes else "", head.licence]
-            shown = ", ".join(fact for fact in facts if fact)
-            return f"--head auto takes {head.name}{f' ({shown})' if shown else ''}, a public head of this model"
+            facts = f"size {head.size}, licence {head.licence or 'unknown'}"
+            return f"--head auto takes {head.name} ({facts}), a public head of this model"
         if self.draft_model or self.shared_datastore or default_store_for(self.model) or has_own_head(self.model):
             return None
         if (smaller := known_draft_model(base_names(self.model))) is not None:

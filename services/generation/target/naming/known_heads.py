@@ -26,7 +26,7 @@ of the model seldom pay.
 
 @dataclass(frozen=True, slots=True)
 class KnownHead:
-    """A repository with a head of method `kind`. `megabytes` (10^6 bytes) and `licence` are empty if not published."""
+    """A repository with a head of method `kind`. `megabytes` (10^6 bytes) and `licence` are empty if unknown."""
 
     base: str
     repo: str
@@ -38,6 +38,11 @@ class KnownHead:
     def name(self) -> str:
         """The name for `--head`."""
         return f"hf:{self.repo}"
+
+    @property
+    def size(self) -> str:
+        """Its size for people."""
+        return "unknown" if self.megabytes is None else f"{self.megabytes:,} MB"
 
 
 KNOWN_HEADS: tuple[KnownHead, ...] = (
@@ -76,7 +81,7 @@ KNOWN_HEADS: tuple[KnownHead, ...] = (
     KnownHead("openai/gpt-oss-20b", "RedHatAI/gpt-oss-20b-speculator.eagle3", "eagle3"),
     KnownHead("openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash", "block", 1600),
     KnownHead("openai/gpt-oss-120b", "lmsys/EAGLE3-gpt-oss-120b-bf16", "eagle3", 1800),
-    KnownHead("google/gemma-4-E2B-it", "google/gemma-4-E2B-it-assistant", "mtp", None, "apache-2.0"),
+    KnownHead("google/gemma-4-E2B-it", "google/gemma-4-E2B-it-assistant", "mtp", 190, "apache-2.0"),
     KnownHead("google/gemma-4-E4B-it", "google/gemma-4-E4B-it-assistant", "mtp", None, "apache-2.0"),
     KnownHead("google/gemma-4-26B-A4B-it", "google/gemma-4-26B-A4B-it-assistant", "mtp", 800, "apache-2.0"),
     KnownHead("google/gemma-4-31B-it", "google/gemma-4-31B-it-assistant", "mtp", 800, "apache-2.0"),

@@ -106,7 +106,7 @@ def _place(name: HubName, commit: str, base_cid: str, feature_layers: tuple[int,
 def _convert(name: HubName, pulled: PulledHead, kept: Path, model: Path, layers: tuple[int, ...] | None) -> None:
     from services.generation.target.identity import FileDigests
 
-    digests = {path.name: FileDigests().digest(path) for path in (pulled.config, pulled.weights)}
+    digests = {path.name: FileDigests().digest(path) for path in (pulled.config, *pulled.weights)}
     with _folder_for(kept) as folder, tempfile.TemporaryDirectory() as scratch:
         source = _unpickled(name, pulled, Path(scratch) / "source")
         try:
@@ -133,19 +133,22 @@ def _folder_for(kept: Path) -> Iterator[Path]:
 
 
 def _unpickled(name: HubName, pulled: PulledHead, source: Path) -> Path:
-    """The folder `source` with config.json and model.safetensors; a pickle is converted in a process of its own."""
+    """The folder `source` with config.json and safetensors; a pickle is converted in a process of its own."""
     source.mkdir()
     shutil.copyfile(pulled.config, source / CONFIG_FILE)
-    if pulled.weights.suffix == ".safetensors":
-        (source / WEIGHTS_FILE).symlink_to(pulled.weights.resolve())
+    pickle = next((each for each in pulled.weights if each.suffix == ".bin"), None)
+    if pickle is None:
+        alone = len(pulled.weights) == 1  # whatever its name
+        for each in pulled.weights:
+            (source / (WEIGHTS_FILE if alone else each.name)).symlink_to(each.resolve())
         return source
     if find_spec("torch") is None:
         raise UsageError(
-            f"{name}: {pulled.weights.name} is a pickle, which is read with torch, and torch is not installed",
+            f"{name}: {pickle.name} is a pickle, which is read with torch, and torch is not installed",
             "install torch (`pip install torch`), or take a head that is published as safetensors",
         )
     command = [sys.executable, "-m", "services.training.pickled_weights"]
-    command += [str(pulled.weights), str(source / WEIGHTS_FILE)]
+    command += [str(pickle), str(source / WEIGHTS_FILE)]
     with tempfile.TemporaryDirectory() as empty:
         environment = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": empty}
         done = subprocess.run(command, capture_output=True, text=True, cwd=empty, env=environment, check=False)
@@ -155,7 +158,7 @@ def _unpickled(name: HubName, pulled: PulledHead, source: Path) -> Path:
         lines = done.stderr.strip().splitlines() or [f"the process ended with {done.returncode}"]
         refused = f"cannot be converted: {lines[-1][:300]}"
     if refused:
-        raise UsageError(f"{name}: {pulled.weights.name} {refused}", "take a head that is published as safetensors")
+        raise UsageError(f"{name}: {pickle.name} {refused}", "take a head that is published as safetensors")
     return source
 
 

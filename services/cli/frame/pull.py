@@ -45,7 +45,7 @@ class PulledHead:
 
     commit: str
     config: Path
-    weights: Path
+    weights: tuple[Path, ...]  # one file, or an index and the files that it names
 
 
 def pull_head(name: HubName) -> PulledHead:
@@ -53,8 +53,8 @@ def pull_head(name: HubName) -> PulledHead:
     from services.generation.target.naming import hub
 
     head, folder = _fetched(name, hub.look_up_head)
-    config, weights = (folder / file.name for file in head.files)
-    return PulledHead(head.commit, config, weights)
+    config, *weights = (folder / file.name for file in head.files)
+    return PulledHead(head.commit, config, tuple(weights))
 
 
 def _fetched(name: HubName, look_up: Callable[[HubName], HubModel]) -> tuple[HubModel, Path]:

@@ -1,7 +1,7 @@
 """Heads: small networks on the target's hidden states. The common parts of all kinds of heads.
 
 A kind is a method that drafts with heads (`MethodSpec.heads`). A head's folder has a `config.json`, which determines
-its kind, and a `model.safetensors`. Pickles are not read.
+its kind, and a `model.safetensors`, or several files and their index. Pickles are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.generation.target.config.config_document import read_json_object
 from services.generation.target.config.layer_specs import LayerSizes
 from services.generation.target.config.rope import Rotation, rotation_of
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.files.safetensors import FLOATS, Part, floats, other_weights, read_parts, write_parts
+from services.generation.target.files.safetensors import FLOATS, INDEX, Part, floats, read_files, write_parts
 from services.generation.target.sizes import expected, fits
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -138,22 +138,12 @@ def read_document(directory: Path) -> dict[str, Any]:
 
 def read_weights(directory: Path) -> Mapping[str, Part]:
     """The tensors of a head's folder by name. Raises HeadNotFound or HeadWeightsInvalid."""
-    path = directory / WEIGHTS_FILE
-    others = other_weights(directory, [WEIGHTS_FILE]) if directory.is_dir() else []
-    if others and path.is_file():
-        raise HeadWeightsInvalid(
-            f"{directory}: two sets of weights: {', '.join(others)} and {WEIGHTS_FILE}; keep the head's, and move "
-            "the others away"
+    if not any((directory / name).is_file() for name in (WEIGHTS_FILE, INDEX)):
+        raise HeadNotFound(
+            f"{directory}: no {WEIGHTS_FILE} and no {INDEX}; convert other formats first, pickle is not read"
         )
-    if others:
-        raise HeadWeightsInvalid(
-            f"{directory}: weights in {', '.join(others)}; expected one {WEIGHTS_FILE}: load the tensors of all files "
-            "with safetensors.torch.load_file, and save them as one with save_file"
-        )
-    if not path.is_file():
-        raise HeadNotFound(f"{directory}: no {WEIGHTS_FILE}; convert other formats first, pickle is not read")
     try:
-        return {name: part for name, part in read_parts(path).items() if name not in _VERIFIER}
+        return {name: part for name, part in read_files(directory).items() if name not in _VERIFIER}
     except WeightsInvalid as error:
         raise HeadWeightsInvalid(str(error)) from error
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants, file_download
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ledger.documents.manifests import DraftHeadManifest
 from services.cli.up.local_services import LocalServices
@@ -30,6 +31,9 @@ from tests.fakes.tiny_model import make_tiny_model
 from tests.vectors.make_assistant import FOLDER
 
 NAME = "hf:maker/head-EAGLE3"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PARTS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+Spoil = Callable[[FakeHub, dict[str, bytes], Path], object]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,7 @@ def kept(tmp_path: Path) -> list[Path]:
 
 def pickled(files: dict[str, bytes], value: Callable[[dict[str, torch.Tensor]], Any], folder: Path) -> dict[str, bytes]:
     """The same head with a pickle in place of safetensors."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_bytes(files["model.safetensors"])
     buffer = io.BytesIO()
     torch.save(value(load_file(folder / "model.safetensors")), buffer)
@@ -114,62 +118,197 @@ class Command:
         return os.system, (self.words,)
 
 
-def test_a_pickle_that_runs_a_command_is_refused_and_not_run(
-    hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path
+def in_parts(files: dict[str, bytes], scratch: Path) -> dict[str, bytes]:
+    """The same head in two files and their index, as save_pretrained splits weights."""
+    (scratch / "whole").write_bytes(files["model.safetensors"])
+    tensors, found, index = load_file(scratch / "whole"), {"config.json": files["config.json"]}, dict[str, str]()
+    for number in (0, 1):
+        names = sorted(tensors)[number::2]
+        save_file({name: tensors[name] for name in names}, scratch / "part")
+        found[PARTS[number]] = (scratch / "part").read_bytes()
+        index |= dict.fromkeys(names, PARTS[number])
+    return found | {INDEX: json.dumps({"metadata": {"total_size": 1}, "weight_map": index}).encode()}
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def answering(status: int, place: str) -> Spoil:
+    """The hub answers questions about a place with a status."""
+
+    def spoil(hub: FakeHub, files: dict[str, bytes], scratch: Path) -> None:
+        answer = hub.answer
+
+        def answers(path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+            headers = {"X-Error-Code": "EntryNotFound"} if status == 404 else {}
+            return (status, headers, b"{}") if place in path else answer(path, token)
+
+        hub.answer = answers  # type: ignore[method-assign]
+
+    return spoil
+
+
+def serving_other(file: str, change: Callable[[bytes], bytes]) -> Spoil:
+    """The hub serves other bytes than it announces."""
+    return lambda hub, files, scratch: hub.served.update({file: change(files[file])})
+
+
+def having(change: Callable[[dict[str, bytes], Path], dict[str, bytes]]) -> Spoil:
+    """The repository has other files."""
+    return lambda hub, files, scratch: hub.commit(change(files, scratch)) and None
+
+
+def of_parts(change: Callable[[dict[str, bytes]], dict[str, bytes]], *, leave_out: str = "") -> Spoil:
+    def spoil(hub: FakeHub, files: dict[str, bytes], scratch: Path) -> None:
+        found = in_parts(files, scratch)
+        hub.commit({name: content for name, content in (found | change(found)).items() if name != leave_out})
+
+    return spoil
+
+
+def without(name: str) -> Spoil:
+    return having(lambda files, scratch: {each: files[each] for each in files if each != name})
+
+
+def with_members(**members: Any) -> Spoil:
+    """Another config.json."""
+    return having(lambda f, _: f | {"config.json": json.dumps(json.loads(f["config.json"]) | members).encode()})
+
+
+def indexed(weight_map: Any) -> Spoil:
+    return of_parts(lambda found: {INDEX: json.dumps({"weight_map": weight_map}).encode()})
+
+
+def mapped_elsewhere(found: dict[str, bytes]) -> dict[str, bytes]:
+    """An index that names a tensor in the other part."""
+    mapped = json.loads(found[INDEX])["weight_map"]
+    first = min(mapped)
+    return {INDEX: json.dumps({"weight_map": mapped | {first: PARTS[mapped[first] == PARTS[0]]}}).encode()}
+
+
+def _run(folder: Path) -> Path:
+    """The trace of a command that a hostile pickle has run."""
+    return folder / "ran"
+
+
+FAULTS: dict[str, tuple[Spoil, int, str]] = {
+    "the connection is cut": (lambda hub, files, scratch: hub.cuts.extend([10_000_000, 1000, *[0] * 40]), 5, WEIGHTS),
+    "weights of another digest": (serving_other(WEIGHTS, flipped), 3, WEIGHTS),
+    "a configuration of another digest": (serving_other("config.json", flipped), 3, "config.json"),
+    "weights that end early": (serving_other(WEIGHTS, lambda content: content[:-9]), 5, WEIGHTS),
+    "no token for a private repository": (lambda hub, files, scratch: setattr(hub, "token", "hf_right"), 4, "HF_TOKEN"),
+    "a gated repository": (lambda hub, files, scratch: setattr(hub, "gated", True), 1, "HF_TOKEN"),
+    "no such repository": (lambda hub, files, scratch: setattr(hub, "repo", "maker/other"), 4, "HF_TOKEN"),
+    "no such revision": (lambda hub, files, scratch: hub.commits.clear(), 4, "revision"),
+    "401 for a file": (answering(401, "/resolve/"), 1, "config.json"),
+    "403 for a file": (answering(403, "/resolve/"), 1, "config.json"),
+    "404 for a file": (answering(404, "/resolve/"), 4, "config.json"),
+    "500 for a file": (answering(500, "/resolve/"), 5, "config.json"),
+    "500": (answering(500, "/api/"), 5, "500"),
+    "a head of another base": (with_members(vocab_size=500), 2, "vocab_size"),
+    "a configuration that contradicts the weights": (with_members(intermediate_size=40), 2, "midlayer.mlp"),
+    "a configuration of no head": (with_members(architectures=["GPT2LMHeadModel"]), 2, "GPT2LMHeadModel"),
+    "a configuration that is no object": (having(lambda f, _: f | {"config.json": b"[]"}), 2, "config.json"),
+    "no configuration": (without("config.json"), 2, "config.json"),
+    "no weights": (without(WEIGHTS), 2, "safetensors"),
+    "weights that are no safetensors": (having(lambda f, _: f | {WEIGHTS: b"GGUF" + bytes(99)}), 2, WEIGHTS),
+    "weights with a tensor less": (having(lambda f, scratch: f | {WEIGHTS: fewer(f, scratch)}), 2, "fc.weight"),
+    "a part is missing": (of_parts(lambda found: {}, leave_out=PARTS[1]), 2, PARTS[1]),
+    "a part is doubled": (of_parts(lambda found: {PARTS[1]: found[PARTS[0]]}), 2, PARTS[1]),
+    "a foreign part": (of_parts(mapped_elsewhere), 2, INDEX),
+    "two sets of weights": (of_parts(lambda found: {WEIGHTS: found[PARTS[0]]}), 2, WEIGHTS),
+    "an index that is none": (indexed(None), 2, INDEX),
+    "an index that leads out of the folder": (indexed({"fc.weight": "../../x"}), 2, INDEX),
+    "several files without an index": (of_parts(lambda found: {}, leave_out=INDEX), 2, INDEX),
+    "a pickle that runs a command": (
+        having(lambda f, scratch: pickled(f, lambda _: {"fc.weight": Command(f"touch {_run(scratch)}")}, scratch)),
+        2, "pytorch_model.bin",
+    ),
+    "a pickle of other objects": (
+        having(lambda f, scratch: pickled(f, lambda tensors: [*tensors.values()], scratch)), 2, "pytorch_model.bin",
+    ),
+    "a pickle that is cut": (
+        having(lambda f, scratch: {n: c[: len(c) // 2 or None] if n != "config.json" else c for n, c in
+                                   pickled(f, OrderedDict, scratch).items()}), 2, "pytorch_model.bin",
+    ),
+}  # fmt: skip
+"""Faults of a hub's head, the exit code of a command that takes it, and a name in its message."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_head_that_cannot_be_taken_is_refused_by_name_and_nothing_of_it_is_kept(
+    fault: str, hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    trace = tmp_path / "ran"
-    hub.commit(pickled(files, lambda tensors: {"fc.weight": Command(f"touch {trace}")}, tmp_path / "pickle"))
-    assert kolm("heads", "pull", NAME, "--model", str(base)).code == 2
-    assert not trace.exists()
-    assert kept(tmp_path) == []
+    scratch, pull = tmp_path / "scratch", ("heads", "pull", NAME, "--model", str(base))
+    scratch.mkdir()
+    spoil, code, named = FAULTS[fault]
+    spoil(hub, files, scratch)
+    done = kolm(*pull)
+    assert done.code == code, done.err
+    assert NAME in done.err
+    assert named in done.err
+    assert (kept(tmp_path), _run(scratch).exists()) == ([], False)
+    assert all(digest(blob) == blob.name for blob in blobs(tmp_path, whole=True))
+    for partial in blobs(tmp_path, whole=False):  # a later command goes on with it
+        assert any(content.startswith(partial.read_bytes()) for content in files.values())
+    hub.__dict__.pop("answer", None)
+    hub.cuts, hub.served, hub.token, hub.gated, hub.repo = [], {}, None, False, NAME.removeprefix("hf:")
+    hub.commit(files)
+    assert kolm(*pull).code == 0
+    assert len(kept(tmp_path)) == 1
 
 
-def test_a_head_of_another_base_is_refused_and_not_kept(hub: FakeHub, tmp_path: Path) -> None:
-    other = make_tiny_model(tmp_path / "other", hidden_size=32)
-    assert kolm("heads", "pull", NAME, "--model", str(other)).code == 2
-    assert kept(tmp_path) == []
-
-
-def test_a_file_that_cannot_be_read_is_named_as_the_hub_names_it(
-    hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("fault", ["the connection is cut", "a head of another base", "a part is missing"])
+def test_nothing_is_started_without_the_head_that_was_named(
+    fault: str, hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.commit(files | {"config.json": b"[]"})
-    done = kolm("heads", "pull", NAME, "--model", str(base))
-    assert done.code == 2
-    assert f"{NAME}: config.json" in done.err
-    assert kept(tmp_path) == []
+    ran: list[LocalServices] = []
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: ran.append(services))
+    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
+    spoil, code, _ = FAULTS[fault]
+    spoil(hub, files, tmp_path)
+    assert (kolm("up", "--model", str(base), "--head", NAME).code, ran) == (code, [])
 
 
-def test_a_cut_download_keeps_no_head_and_goes_on(hub: FakeHub, base: Path, tmp_path: Path) -> None:
+def fewer(files: dict[str, bytes], scratch: Path) -> bytes:
+    """The weights without fc.weight."""
+    (scratch / "whole").write_bytes(files[WEIGHTS])
+    save_file({n: t for n, t in load_file(scratch / "whole").items() if n != "fc.weight"}, scratch / "fewer")
+    return (scratch / "fewer").read_bytes()
+
+
+def blobs(tmp_path: Path, *, whole: bool) -> list[Path]:
+    """Fetched files in the hub's cache, or parts of files that a later command goes on with."""
+    found = (tmp_path / "hub").glob("models--*/blobs/*")
+    return [path for path in found if (path.suffix != ".kolm-partial") == whole]
+
+
+def digest(blob: Path) -> str:
+    content = blob.read_bytes()
+    if len(blob.name) == 64:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def test_a_head_in_parts_is_the_same_head(hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path) -> None:
+    kolm("heads", "pull", NAME, "--model", str(base))
+    hub.commit(in_parts(files, tmp_path))
+    done = kolm("heads", "pull", NAME, "--model", str(base), "--json")
+    assert done.code == 0, done.err
+    one, other = (load_head(folder, read_config(base)) for folder in kept(tmp_path))
+    for name, values in one.tensors.items():  # type: ignore[attr-defined]
+        assert (values == other.tensors[name]).all()  # type: ignore[attr-defined]
+    origin = manifest(Path(done.document["folder"]), base).annotations
+    assert {f"origin.{name}" for name in ("config.json", INDEX, *PARTS)} <= origin.keys()
+
+
+def test_a_download_that_was_cut_goes_on_where_it_was(hub: FakeHub, base: Path) -> None:
     hub.cuts = [10_000_000, 1000, *[0] * 20]
     assert kolm("heads", "pull", NAME, "--model", str(base)).code == 5
-    assert kept(tmp_path) == []
     hub.cuts = []
     assert kolm("heads", "pull", NAME, "--model", str(base)).code == 0
-    assert hub.fetched[-1] == ("model.safetensors", "bytes=1000-")
-
-
-def test_a_wrong_digest_keeps_no_head(hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path) -> None:
-    weights = files["model.safetensors"]
-    hub.served = {"model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1])}
-    assert kolm("heads", "pull", NAME, "--model", str(base)).code == 3
-    assert kept(tmp_path) == []
-
-
-@pytest.mark.parametrize(("fault", "code"), [("token", 4), ("gated", 1), ("missing", 4), ("revision", 4)])
-def test_a_hub_that_refuses_is_reported_by_kind(hub: FakeHub, base: Path, fault: str, code: int) -> None:
-    name = {"missing": "hf:maker/other", "revision": f"{NAME}@nowhere"}.get(fault, NAME)
-    hub.token, hub.gated = ("hf_right" if fault == "token" else None), fault == "gated"
-    assert kolm("heads", "pull", name, "--model", str(base)).code == code
-
-
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-def test_a_repository_without_a_head_is_refused(
-    hub: FakeHub, base: Path, files: dict[str, bytes], missing: str
-) -> None:
-    hub.commit({name: data for name, data in files.items() if name != missing})
-    assert kolm("heads", "pull", NAME, "--model", str(base)).code == 2
-    assert hub.fetched == []
+    assert hub.fetched[-1] == (WEIGHTS, "bytes=1000-")
 
 
 def test_a_block_head_is_fetched_likewise(hub: FakeHub, base: Path, tmp_path: Path) -> None:

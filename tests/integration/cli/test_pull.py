@@ -92,12 +92,12 @@ def test_a_model_in_parts_is_fetched_whole_and_named_by_its_quantisation(hub: Fa
     assert hub.fetched[-1][0] == "split-Q4_1-00002-of-00003.gguf"
 
 
-def test_a_model_comes_with_the_sidecar_of_its_block(hub: FakeHub, tiny: bytes) -> None:
-    beside = f"mtp-{FILE}"
-    hub.commit({FILE: tiny, beside: b"GGUF block", "mtp-other-Q8_0.gguf": b"GGUF"})
+@pytest.mark.parametrize("names", [(f"mtp-{FILE}",), tuple(f"mtp-tiny-BF16-0000{n}-of-00002.gguf" for n in (1, 2))])
+def test_a_model_comes_with_the_sidecar_of_its_block(names: tuple[str, ...], hub: FakeHub, tiny: bytes) -> None:
+    hub.commit({FILE: tiny, "mtp-other-Q8_0.gguf": b"GGUF"} | {name: name.encode() for name in names})
     path = pulled(f"{NAME}:q8_0")
-    assert (path.name, path.with_name(beside).read_bytes()) == (FILE, b"GGUF block")
-    assert [name for name, _ in hub.fetched] == [FILE, beside]
+    assert [name for name, _ in hub.fetched] == [FILE, *names]
+    assert [path.with_name(name).read_bytes() for name in names] == [name.encode() for name in names]
 
 
 def test_a_connection_that_is_cut_goes_on_where_it_was(hub: FakeHub, tiny: bytes) -> None:
@@ -131,6 +131,14 @@ def test_a_file_that_was_damaged_later_is_not_loaded_and_pulled_again(hub: FakeH
     with pytest.raises(WeightsInvalid):
         base_cid(path)
     assert pulled().read_bytes() == tiny
+
+
+@pytest.mark.parametrize("ending", ["gguf", "safetensors"])
+def test_a_model_without_one_of_its_parts_is_refused_by_the_part_s_name(ending: str, hub: FakeHub, tiny: bytes) -> None:
+    parts = [f"model-0000{number}-of-00003.{ending}" for number in (1, 2, 3)]
+    hub.commit(dict.fromkeys(("config.json", "tokenizer.json", parts[0], parts[2]), tiny))
+    done = kolm("models", "pull", NAME)
+    assert (done.code, parts[1] in done.err, hub.fetched) == (2, True, [])
 
 
 def test_a_revision_that_moves_changes_nothing_until_it_is_pulled(hub: FakeHub, tmp_path: Path, tiny: bytes) -> None:

@@ -365,7 +365,7 @@ def check_first(path: Path, metadata: GgufMetadata) -> None:
             f"NAME-{number:05}-of-{count:05}.gguf, as it was published"
         )
     if (name.number, number) != (1, 1):
-        first = path.with_name(name.siblings()[0]).name
+        first = path.with_name(next(name.siblings())).name
         raise WeightsInvalid(f"{path}: is part {number} of {count}; name the first part, {first}")
 
 

@@ -73,14 +73,14 @@ class SafetensorsFiles:
         Raises WeightsInvalid: a file is missing, damaged or disagrees with the index, there are two sets of weights, or
         experts in an unknown form.
         """
-        return cls(directory, parts_of(family, _entries(directory)))
+        return cls(directory, parts_of(family, read_files(directory)))
 
     @classmethod
     def own_head(cls, directory: Path, family: Family) -> dict[str, StoredTensor]:
         """The tensors of the MTP block, with names that begin with `mtp.`, split by expert; empty if the checkpoint has
         no such block. Raises WeightsInvalid as `open` and `storage` do.
         """
-        named = ((_OWN_HEAD.fullmatch(name), part) for name, part in _entries(directory).items())
+        named = ((_OWN_HEAD.fullmatch(name), part) for name, part in read_files(directory).items())
         entries = _once((f"{OWN_HEAD}{match[1]}", part) for match, part in named if match)
         files = cls(directory, _once(_by_module(family.stacked, entries)))
         return {name: files.tensor(name) for name in sorted(files.names())}
@@ -192,8 +192,10 @@ def _weight_map(directory: Path) -> dict[str, str] | None:
     return found
 
 
-def _entries(directory: Path) -> dict[str, Part]:
-    """The tensors of all files of a model, by their names in the files. Raises WeightsInvalid."""
+def read_files(directory: Path) -> dict[str, Part]:
+    """The tensors of all files of a set of weights, by their names in the files. Raises as `weight_files` does, and
+    WeightsInvalid for a damaged file and one that disagrees with the index.
+    """
     weight_map, entries = _weight_map(directory), dict[str, Part]()
     for path in weight_files(directory):
         parts = read_parts(path)

@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,13 @@ from typing import BinaryIO
 
 from ledger.durable_file import move_durably
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.files.part_names import sidecar_of
+from services.generation.target.files.part_names import missing_part, sidecar_of
 from services.generation.target.identity import TOKENIZER_FILES, FileDigests
 from services.generation.target.naming.folders import repo_folder
 from services.generation.target.naming.hub_names import HubName, choose, files_of, memory_at_hand
 
-_CONFIGURATION = {"config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER_FILES}
+_INDEX = "model.safetensors.index.json"
+_CONFIGURATION = {"config.json", "generation_config.json", _INDEX, *TOKENIZER_FILES}
 _HEAD_CONFIG = "config.json"
 _HEAD_WEIGHTS = (".safetensors", ".bin")
 """Endings of a head's weights, the preferred ending first."""
@@ -107,29 +108,46 @@ def look_up(name: HubName, memory: int | None = None) -> HubModel:
     wanted = files_of(chosen) if chosen else [file for file in files if file in _CONFIGURATION or _is_weights(file)]
     if chosen is None and name.wanted:
         raise ModelNotFound(f"{name}: the repository has no GGUF files; leave out {name.wanted}")
+    _check_parts(name, wanted)
     if chosen and (beside := sidecar_of(chosen, sizes)):  # its block drafts without a flag
-        wanted = [*wanted, beside]
+        wanted += [part for part in files_of(beside) if part in sizes]  # of a missing part the server has a word
     return HubModel(name, found.commit, found.licence, tuple(files[each] for each in wanted), chosen)
 
 
 def look_up_head(name: HubName) -> HubModel:
     """Ask the hub for a draft head's commit, configuration and weights, and its licence.
 
-    Raises HubError, and ModelNotFound if the repository has no config.json, or no weights or several in its root.
+    Raises HubError, and ModelNotFound if the repository has no config.json, no weights in its root or several without
+    an index, or a part of them is missing.
     """
     found = _repository(name)
     if name.wanted:
         raise ModelNotFound(f"{name}: a head is named by its repository alone; leave out :{name.wanted}")
     if _HEAD_CONFIG not in found.files:
         raise ModelNotFound(f"{name}: the repository has no {_HEAD_CONFIG}, so it is no draft head")
+    weights = _head_weights(name, found.files)
+    _check_parts(name, weights)
+    files = tuple(found.files[each] for each in (_HEAD_CONFIG, *weights))
+    return HubModel(name, found.commit, found.licence, files, None)
+
+
+def _head_weights(name: HubName, files: Collection[str]) -> list[str]:
+    """A head's file of weights, or all of them with their index. Raises ModelNotFound."""
+    if _INDEX in files:
+        return [_INDEX, *sorted(filter(_is_weights, files))]
     for ending in _HEAD_WEIGHTS:
-        weights = [file for file in found.files if file.endswith(ending) and "/" not in file]
+        weights = sorted(file for file in files if file.endswith(ending) and "/" not in file)
         if len(weights) > 1:
-            raise ModelNotFound(f"{name}: {', '.join(sorted(weights)[:8])}; expected one file of a head's weights")
+            shown = ", ".join(weights[:8])
+            raise ModelNotFound(f"{name}: {shown}; expected one file of a head's weights, or {_INDEX} with several")
         if weights:
-            files = found.files[_HEAD_CONFIG], found.files[weights[0]]
-            return HubModel(name, found.commit, found.licence, files, None)
+            return weights
     raise ModelNotFound(f"{name}: the repository has no {' and no '.join(f'*{end}' for end in _HEAD_WEIGHTS)}")
+
+
+def _check_parts(name: HubName, wanted: Collection[str]) -> None:
+    if missing := missing_part(wanted):
+        raise ModelNotFound(f"{name}: the repository has no {missing}; take another revision, with @REVISION")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
-from services.generation.target.files.part_names import SIDECAR, PartName
+from services.generation.target.files.part_names import SIDECAR, PartName, missing_part
 
 SHORT: Mapping[str, str] = {
     "gemma3:4b": "ggml-org/gemma-3-4b-it-GGUF",
@@ -76,19 +76,23 @@ def quantisation(file: str) -> str:
     return found[1].upper() if found else ""
 
 
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
+
+
 def is_model_file(name: str) -> bool:
     """Whether a file name is that of a GGUF model or its first part. A projector for images (mmproj) is not a model,
     nor is the sidecar of an MTP block.
     """
     part, own = PartName.of(name), name.rpartition("/")[2].lower()
     beside = "mmproj" in name.lower() or own.startswith(SIDECAR)
-    return own.endswith(".gguf") and (part is None or part.number == 1) and not beside
+    return _is_gguf(own) and (part is None or part.number == 1) and not beside
 
 
 def files_of(file: str) -> list[str]:
     """The names of all files of the model whose file, or first part, is `file`."""
     part = PartName.of(file)
-    return part.siblings() if part else [file]
+    return [*part.siblings()] if part else [file]
 
 
 def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str | None:
@@ -127,8 +131,9 @@ def choose(sizes: Mapping[str, int], name: HubName, memory: int | None) -> str |
 
 
 def _shown(sizes: Mapping[str, int]) -> str:
-    files = [f"{name} ({size / 1e9:.2f} GB)" for name, size in sizes.items() if name.lower().endswith(".gguf")]
-    return f"there are {', '.join(files[:12])}" if files else "there are no GGUF files"
+    files = [f"{name} ({size / 1e9:.2f} GB)" for name, size in sizes.items() if _is_gguf(name)]
+    missing = f"; {part} is missing" if (part := missing_part([*filter(_is_gguf, sizes)])) else ""
+    return f"there are {', '.join(files[:12])}{missing}" if files else "there are no GGUF files"
 
 
 def same_name(repo: str, name: str) -> bool:

@@ -14,7 +14,7 @@ from services.generation.drafting.mtp.mtp_pass import MtpPass
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget, load_target
-from services.generation.target.errors import TargetError
+from services.generation.target.errors import TargetError, WeightsInvalid
 from tests.examples import examples
 from tests.fakes.converted_gguf import convert
 from tests.fakes.mtp_models import MODELS, make_mtp_model, write_apart
@@ -59,6 +59,16 @@ def test_a_block_is_found_in_a_sidecar_of_its_model(sidecar: str, tmp_path: Path
     write_apart(folder, model, tmp_path / sidecar)
     assert np.array_equal(states_of(target_of(model), read(model)), states_of(target_of(folder), read(folder)))
     load_target(model, cache_tokens=64)
+
+
+def test_a_block_is_found_in_a_sidecar_in_parts(tmp_path: Path) -> None:
+    folder, model = make_mtp_model(tmp_path / "model"), tmp_path / "tiny-Q4_K_M.gguf"
+    write_apart(folder, model, tmp_path / "mtp-tiny-Q8_0.gguf", part_tensors=6)
+    last = max(tmp_path.glob("mtp-*-of-*.gguf"))
+    assert np.array_equal(states_of(target_of(model), read(model)), states_of(target_of(folder), read(folder)))
+    last.unlink()
+    with pytest.raises(WeightsInvalid, match=last.name):
+        read(model)
 
 
 def test_a_sidecar_of_another_model_is_ignored(tmp_path: Path) -> None:

@@ -65,8 +65,10 @@ def test_files_that_do_not_fit_are_listed_with_sizes_but_a_named_file_is_used() 
 
 def test_parts_and_projectors_are_no_models_and_safetensors_are_a_folder() -> None:
     parts = {"m-Q4_0-00001-of-00002.gguf": GB, "mmproj-f16.gguf": GB}
-    with pytest.raises(ModelNotFound):
+    with pytest.raises(ModelNotFound, match="m-Q4_0-00002-of-00002"):
         choose(parts, HubName("a/b"), 40 * GB)
+    with pytest.raises(ModelNotFound, match="m-Q4_0-00002-of-00002"):
+        choose(parts | {"m-Q8_0.gguf": GB}, HubName("a/b", wanted="Q4_0"), 40 * GB)
     assert choose({**parts, "model.safetensors": GB}, HubName("a/b"), 40 * GB) is None
 
 
@@ -75,10 +77,13 @@ def test_parts_and_projectors_are_no_models_and_safetensors_are_a_folder() -> No
     [
         ("m-Q4_K_M.gguf", "mtp-m-Q4_K_M.gguf"), ("m-Q6_K.gguf", "mtp-m-BF16.gguf"), ("m-2-Q4_K_M.gguf", None),
         ("m-Q8_0-00001-of-00002.gguf", "mtp-m-BF16.gguf"), ("x/m-Q4_K_M.gguf", "x/mtp-m-Q8_0.gguf"), ("y/m.gguf", None),
+        ("n-Q8_0.gguf", "mtp-n-Q8_0-00001-of-00002.gguf"), ("n-00001-of-00003.gguf", "mtp-n-BF16.gguf"),
+        ("n-Q8_0-00001-of-00003.gguf", "mtp-n-Q8_0-00001-of-00002.gguf"),
     ],
 )  # fmt: skip
 def test_a_sidecar_has_its_model_s_folder_and_name_in_any_quantisation(file: str, sidecar: str | None) -> None:
     files = ["mtp-m-Q4_K_M.gguf", "mtp-m-BF16.gguf", "x/mtp-m-Q8_0.gguf", "mtp-other.gguf", file]
+    files += ["mtp-n-Q8_0-00002-of-00002.gguf", "mtp-n-Q8_0-00001-of-00002.gguf", "mtp-n-BF16.gguf"]
     assert sidecar_of(file, files) == sidecar
 
 

@@ -51,10 +51,12 @@ def move_durably(draft: Path, path: Path) -> None:
     sync_path(path.parent)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts that crashes have left. Call it when no process writes."""
-    for draft in folder.glob(f"{_DRAFT}*"):
+def remove_drafts(folder: Path) -> list[Path]:
+    """Remove the drafts that crashes have left; return their paths. Call it when no process writes."""
+    drafts = list(folder.glob(f"{_DRAFT}*"))
+    for draft in drafts:
         draft.unlink(missing_ok=True)
+    return drafts
 
 
 def sync_path(path: Path) -> None:

@@ -299,4 +299,7 @@ if __name__ == "__main__":
     for _module in sys.argv[2:]:
         if not _cached(_object_path(_machine, _module)):
             _write(_object_path(_machine, _module), object_code(_machine, _module))
-        print(_module, flush=True)
+        try:
+            print(_module, flush=True)
+        except BrokenPipeError:  # the process that wanted the modules has ended; an ordinary exit would flush again
+            os._exit(1)

@@ -117,7 +117,8 @@ class PackedFolder:
     def _draft(self, folder: Path, identity: _Identity, size: int) -> _Draft | None:
         """A draft in the folder, whose lock is held; None, with a log line, if there is no room."""
         try:
-            remove_drafts(folder)
+            for left in remove_drafts(folder):
+                _log.warning("packing the weights again: an earlier start ended while it packed, and left %s", left)
             self._make_room(size, folder)
             free = shutil.disk_usage(folder).free
             if free < size + _SPARE_BYTES:

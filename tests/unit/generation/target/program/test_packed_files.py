@@ -211,12 +211,16 @@ def test_a_folder_that_cannot_be_made_is_logged(tmp_path: Path, caplog: pytest.L
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_the_draft_of_a_killed_process_is_removed(folder: PackedFolder) -> None:
+def test_the_draft_of_a_killed_process_is_removed_and_logged(
+    folder: PackedFolder, caplog: pytest.LogCaptureFixture
+) -> None:
     start(folder)
     (file,) = files(folder)
     (draft := file.with_name(".draft-abc")).write_bytes(file.read_bytes()[:5000])
     file.unlink()
-    assert start(folder) == PACKED
+    with caplog.at_level(logging.WARNING):
+        assert start(folder) == PACKED
+    assert [record.args for record in caplog.records] == [(draft,)]
     assert files(folder) == [file]
     assert not draft.exists()
 

@@ -187,6 +187,30 @@ def mapped_elsewhere(found: dict[str, bytes]) -> dict[str, bytes]:
     return {INDEX: json.dumps({"weight_map": mapped | {first: PARTS[mapped[first] == PARTS[0]]}}).encode()}
 
 
+def announcing(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    """The hub describes the repository otherwise: `change` returns the description, or changes the one that it has."""
+
+    def spoil(hub: FakeHub, files: dict[str, bytes], scratch: Path) -> None:
+        answer = hub.answer
+
+        def answers(path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+            status, headers, body = answer(path, token)
+            if "/api/" not in path:
+                return status, headers, body
+            described = json.loads(body)
+            changed = change(described)
+            return status, headers, json.dumps(described if changed is None else changed).encode()
+
+        hub.answer = answers  # type: ignore[method-assign]
+
+    return spoil
+
+
+def each_file(**members: Any) -> Spoil:
+    """The hub announces these members of every file."""
+    return announcing(lambda described: [file.update(members) for file in described["siblings"]] and None)
+
+
 def _run(folder: Path) -> Path:
     """The trace of a command that a hostile pickle has run."""
     return folder / "ran"
@@ -206,6 +230,17 @@ FAULTS: dict[str, tuple[Spoil, int, str]] = {
     "404 for a file": (answering(404, "/resolve/"), 4, "config.json"),
     "500 for a file": (answering(500, "/resolve/"), 5, "config.json"),
     "500": (answering(500, "/api/"), 5, "500"),
+    "a repository that is a list": (announcing(lambda described: [described]), 1, "description"),
+    "files that are a number": (announcing(lambda described: described.update(siblings=7)), 1, "description"),
+    "a file without a name": (announcing(lambda described: described["siblings"][0].pop("rfilename") and None), 1,
+                              "description"),
+    "a commit that is a path": (announcing(lambda described: described.update(sha="../../scratch/kept")), 1, "sha"),
+    "a digest that is a path": (each_file(blobId="../../../scratch/kept", lfs=None), 1, "digest"),
+    "a digest of git LFS that is a path": (
+        each_file(lfs={"sha256": "../../../scratch/kept", "size": 9, "pointerSize": 130}), 1, "digest",
+    ),
+    "no digest": (each_file(blobId=None, lfs=None), 1, "digest"),
+    "a size below 0": (each_file(size=-1), 1, "size"),
     "a head of another base": (with_members(vocab_size=500), 2, "vocab_size"),
     "a configuration that contradicts the weights": (with_members(intermediate_size=40), 2, "midlayer.mlp"),
     "a configuration of no head": (with_members(architectures=["GPT2LMHeadModel"]), 2, "GPT2LMHeadModel"),
@@ -242,6 +277,7 @@ def test_a_head_that_cannot_be_taken_is_refused_by_name_and_nothing_of_it_is_kep
 ) -> None:
     scratch, pull = tmp_path / "scratch", ("heads", "pull", NAME, "--model", str(base))
     scratch.mkdir()
+    (scratch / "kept").touch()  # no hub removes files
     spoil, code, named = FAULTS[fault]
     spoil(hub, files, scratch)
     done = kolm(*pull)
@@ -249,6 +285,7 @@ def test_a_head_that_cannot_be_taken_is_refused_by_name_and_nothing_of_it_is_kep
     assert NAME in done.err
     assert named in done.err
     assert (kept(tmp_path), _run(scratch).exists()) == ([], False)
+    assert (scratch / "kept").exists()
     assert all(digest(blob) == blob.name for blob in blobs(tmp_path, whole=True))
     for partial in blobs(tmp_path, whole=False):  # a later command goes on with it
         assert any(content.startswith(partial.read_bytes()) for content in files.values())

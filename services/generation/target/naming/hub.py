@@ -16,12 +16,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeGuard
 
 from ledger.durable_file import move_durably
 from services.generation.target.errors import ModelNotFound
@@ -111,7 +112,7 @@ def look_up(name: HubName, memory: int | None = None) -> HubModel:
     _check_parts(name, wanted)
     if chosen and (beside := sidecar_of(chosen, sizes)):  # its block drafts without a flag
         wanted += [part for part in files_of(beside) if part in sizes]  # of a missing part the server has a word
-    return HubModel(name, found.commit, found.licence, tuple(files[each] for each in wanted), chosen)
+    return found.model(name, wanted, chosen)
 
 
 def look_up_head(name: HubName) -> HubModel:
@@ -127,8 +128,7 @@ def look_up_head(name: HubName) -> HubModel:
         raise ModelNotFound(f"{name}: the repository has no {_HEAD_CONFIG}, so it is no draft head")
     weights = _head_weights(name, found.files)
     _check_parts(name, weights)
-    files = tuple(found.files[each] for each in (_HEAD_CONFIG, *weights))
-    return HubModel(name, found.commit, found.licence, files, None)
+    return found.model(name, (_HEAD_CONFIG, *weights), None)
 
 
 def _head_weights(name: HubName, files: Collection[str]) -> list[str]:
@@ -156,18 +156,46 @@ class _Repository:
     licence: str
     files: Mapping[str, HubFile]
 
+    def model(self, name: HubName, wanted: Iterable[str], file: str | None) -> HubModel:
+        """These files. Raises HubError if the hub announces no digest or size of one of them."""
+        files = tuple(self.files[each] for each in wanted)
+        for each in files:
+            if not _is_digest(each.blob):
+                raise _senseless(name, f"{each.name}: digest", each.blob)
+            if not isinstance(each.size, int) or each.size < 0:
+                raise _senseless(name, f"{each.name}: size", each.size)
+        return HubModel(name, self.commit, self.licence, files, file)
+
 
 def _repository(name: HubName) -> _Repository:
+    """The hub's description, without files whose names lead out of the repository. Raises HubError."""
     from huggingface_hub import HfApi
 
-    with _explained(str(name)):
-        info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
-    files = {
-        each.rfilename: HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
-        for each in info.siblings or ()
-    }
-    tagged = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))
-    return _Repository(str(info.sha), next(tagged, "none is stated"), files)
+    try:
+        with _explained(str(name)):
+            info = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
+        files = {
+            each.rfilename: HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
+            for each in info.siblings or ()
+            if not {"", "..", "."}.intersection(each.rfilename.split("/"))
+        }
+        tagged = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))
+        licence = next(tagged, "none is stated")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _senseless(name, "the repository's description", error) from error
+    if not _is_digest(info.sha):
+        raise _senseless(name, "sha", info.sha)
+    return _Repository(info.sha, licence, files)
+
+
+def _is_digest(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", value) is not None
+
+
+def _senseless(name: HubName, member: str, value: object) -> HubError:
+    from huggingface_hub import constants
+
+    return HubError(f"{name}: {constants.ENDPOINT} is no hub of models: it announces {member} {value!r:.120}")
 
 
 def _is_weights(file: str) -> bool:

@@ -32,7 +32,7 @@ develops llama.cpp. Meta publishes no GGUF files of Llama; bartowski's are the m
 
 MAIN = "main"
 _NAME = re.compile(
-    r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?(?::(?P<wanted>[^:]+))?"
+    r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>(?![\w./-]*\.\.)\w[\w./-]*))?(?::(?P<wanted>[^:]+))?"
 )
 _QUANTISATION = re.compile(r"(?:^|[-._/])(F32|BF16|F16|MXFP4|I?Q\d(?:_[A-Z0-9]+)*)\.gguf$", re.IGNORECASE)
 _EIGHT_BITS = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0")

@@ -41,7 +41,9 @@ def test_a_name_says_repository_revision_and_file(named: str, meant: HubName | N
         assert str(meant) == named
 
 
-@pytest.mark.parametrize("named", ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b:", "hf:a/b@:x", "hf:a/..:x:y"])
+@pytest.mark.parametrize(
+    "named", ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b:", "hf:a/b@:x", "hf:a/..:x:y", "hf:a/b@/x", "hf:a/b@x/../y"]
+)
 def test_a_wrong_name_is_refused(named: str) -> None:
     with pytest.raises(ModelNotFound):
         HubName.of(named)

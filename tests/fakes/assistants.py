@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from services.generation.drafting.mtp.assistant import Assistant, assistant_shapes, load_assistant
 from services.generation.drafting.mtp.mtp_drafter import AssistantDrafter
 from services.generation.target.config.config import TargetConfig, config_within, read_config
 from services.generation.target.families import GEMMA4
 from services.generation.target.target import Target
+from tests.fakes.converted_gguf import convert
 from tests.fakes.tiny_families import FAMILIES
 
 BASES: dict[str, dict[str, Any]] = {
@@ -60,6 +61,32 @@ def _tensors(own: TargetConfig, base: TargetConfig, seed: int) -> dict[str, torc
     order = torch.randperm(own.vocab_size, generator=generator)
     centroids = torch.randn((_CENTROIDS, own.hidden_size), generator=generator)
     return {**drawn, "masked_embedding.token_ordering": order, "masked_embedding.centroids.weight": centroids}
+
+
+def sidecar_of_assistant(folder: Path, path: Path, **metadata: Any) -> Path:
+    """Write an assistant as llama.cpp's converter does; `metadata` without the prefix of the architecture."""
+    document, text = json.loads((folder / "config.json").read_text()), path.with_suffix(".text")
+    text.mkdir()
+    own = document["text_config"] | {"architectures": ["Gemma4ForCausalLM"], "num_kv_shared_layers": 0}
+    (text / "config.json").write_text(json.dumps(own))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {
+            f"nextn.{name}" if name.endswith("projection.weight") else name: tensor
+            for name, tensor in tensors.items() if not name.startswith("masked_embedding.")
+        },
+        text / "model.safetensors",
+    )  # fmt: skip
+    layers = own["num_hidden_layers"]
+    fields = {
+        "embedding_length_out": document["backbone_hidden_size"], "nextn_predict_layers": layers,
+        "attention.shared_kv_layers": layers,
+    } | metadata  # fmt: skip
+
+    def change(found: dict[str, Any]) -> None:
+        found.update({f"gemma4-assistant.{name}": value for name, value in fields.items()})
+
+    return convert(text, path, change_metadata=change, named="gemma4-assistant")
 
 
 def assistant(folder: Path, target: Target, *, copies: bool = False) -> AssistantDrafter:

@@ -37,16 +37,17 @@ def convert(
     directory: Path, path: Path, kind_of_matrices: GGMLQuantizationType = GGMLQuantizationType.F32,
     kind_of_experts: GGMLQuantizationType | None = None, change_metadata: Change = lambda metadata: None,
     change_tensors: Change = lambda tensors: None, part_tensors: int = 0,
+    named: str | None = None,
 ) -> Path:  # fmt: skip
     """Write `path`, with matrices in one storage if their rows are whole blocks of it; return `path`.
 
-    `part_tensors` above 0: the tensors of each part, written beside `path`.
+    `part_tensors` above 0: the tensors of each part, written beside `path`. `named`: another general.architecture.
     """
     config = AutoConfig.from_pretrained(directory)
     config.allow_global_per_layer_attribute_access = True  # of Gemma 4: what layers with a window have
     kind = json.loads((directory / "config.json").read_bytes())["model_type"]
     architecture = _ARCHITECTURES[kind]
-    name = gguf.MODEL_ARCH_NAMES[architecture]
+    name = named or gguf.MODEL_ARCH_NAMES[architecture]
     fields = _sizes(config) | _OWN_FIELDS[kind](config)
     metadata = {f"{name}.{key}": value for key, value in fields.items() if value is not None}
     parts = read_parts(directory / "model.safetensors")  # mapped, for a model may be larger than memory
@@ -104,7 +105,7 @@ def _behind(tensors: dict[str, Float32], layers: int) -> dict[str, Float32]:
 
 
 def _gguf_name(names: gguf.TensorNameMap, tensor: str) -> str:
-    if tensor.startswith("blk."):
+    if tensor.startswith(("blk.", "nextn.")):
         return tensor
     tensor = f"{tensor}.weight" if tensor.endswith((".sinks", ".layer_scalar")) else tensor
     tensor = f"{tensor}.bias" if tensor.endswith(".expert_bias") else tensor

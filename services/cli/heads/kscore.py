@@ -160,13 +160,16 @@ def _in_folder(folder: Path, target: CpuTarget) -> tuple[DraftHead, str]:
 
 
 def _inside(model: Path, target: CpuTarget) -> tuple[DraftHead, str]:
-    """The MTP block inside a model, which drafts all tokens, and its identifier. Raises HeadError, UsageError."""
+    """The MTP block of a model, which drafts all tokens, or its assistant, and the identifier. Raises HeadError,
+    UsageError.
+    """
+    from services.generation.drafting.mtp.assistant import read_assistant_beside
     from services.generation.drafting.mtp.block_weights import read_block
 
-    block = read_block(model, target.config)
-    if block is None:
-        raise UsageError(f"{model}: the model has no MTP block inside", "name a folder or a reference")
-    return block, block.cid
+    found = read_assistant_beside(model, target.config) or read_block(model, target.config)
+    if found is None:
+        raise UsageError(f"{model}: the model comes with no MTP block", "name a folder or a reference")
+    return found, found.cid
 
 
 def _measured(on: Loaded) -> list[Scored]:

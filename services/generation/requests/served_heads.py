@@ -30,7 +30,8 @@ from services.client.ledger.ledger import LedgerClient
 from services.client.registry import RegistryClient
 from services.generation.drafting.heads import DraftHead, HeadError, HeadForAnotherBase
 from services.generation.drafting.methods import load_head
-from services.generation.drafting.mtp.block_weights import read_block
+from services.generation.drafting.mtp.assistant import read_assistant_beside
+from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
 from services.generation.ledger_link import LedgerUnreachable
 from services.generation.target.arrays import Int64
 from services.generation.target.config.config import TargetConfig
@@ -265,17 +266,18 @@ def load_beside(folder: Path, base_cid: str, config: TargetConfig) -> LoadedHead
 
 
 def load_own(model: Path, config: TargetConfig, draft_tokens: Int64 | None) -> LoadedHeads:
-    """The MTP block inside the model's files, if there is one (`read_block`). A block that cannot be read is
-    refused, and the server serves on without it.
+    """The MTP block inside the model's files, or the block or assistant in their sidecar, if there is one
+    (`read_block`, `read_assistant_beside`). One that cannot be read is refused, and the server serves on without it.
     """
     try:
-        block = read_block(model, config, draft_tokens)
+        found = read_assistant_beside(model, config) or read_block(model, config, draft_tokens)
     except (HeadError, TargetError, OSError) as error:
         return LoadedHeads(refused=tuple(_refusal(OWN, error)))
-    if block is None:
+    if found is None:
         return LoadedHeads()
-    _log.info("drafting with the MTP block inside %s, over %d tokens: %s", model, len(block.target_ids), block.cid)
-    return LoadedHeads((LoadedHead(ServedHead(block.cid, model, kind=block.kind), block),))
+    what = f"the MTP block, over {len(found.target_ids)} tokens," if isinstance(found, MtpBlock) else "the assistant"
+    _log.info("drafting with %s that comes with %s: %s", what, model, found.cid)
+    return LoadedHeads((LoadedHead(ServedHead(found.cid, model, kind=found.kind), found),))
 
 
 def _read(served: ServedHead, config: TargetConfig) -> LoadedHead:

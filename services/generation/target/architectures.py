@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from services.generation.target.families import FAMILIES
+from services.generation.target.families import FAMILIES, GEMMA4_ASSISTANT
 from services.generation.target.family import Family
 
 ARCHITECTURES = tuple(dict.fromkeys(n for family in FAMILIES for n in (family.architecture, family.multimodal) if n))
@@ -70,4 +70,4 @@ def _spelled(name: object) -> str:
 
 def gguf_families(name: str) -> list[Family]:
     """The families whose GGUF files have this general.architecture; none if it is not supported."""
-    return [family for family in FAMILIES if family.gguf_name and family.gguf_name == name]
+    return [family for family in (*FAMILIES, GEMMA4_ASSISTANT) if family.gguf_name and family.gguf_name == name]

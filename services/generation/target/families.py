@@ -418,4 +418,7 @@ FAMILIES = (
     ERNIE4_5, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT,
 )  # fmt: skip
 
+# Its layers read the target's keys and values: it drafts (drafting/mtp/assistant.py) and is no base.
+GEMMA4_ASSISTANT = replace(GEMMA4, gguf_name="gemma4-assistant")
+
 BY_NAME: Mapping[str, Family] = {family.name: family for family in FAMILIES}

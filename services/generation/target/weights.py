@@ -25,6 +25,7 @@ from services.generation.target.config.layer_specs import (
 from services.generation.target.errors import ArithmeticUnsupported, TargetError, WeightsInvalid, about
 from services.generation.target.family import DELTA, NORM, StateRule
 from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT, GgufFile, is_gguf
+from services.generation.target.files.part_names import sidecar_path
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.storages import PANEL, packed_as
@@ -91,12 +92,12 @@ def check_headers(path: Path) -> None:
 
 
 def has_own_head(path: Path) -> bool:
-    """Whether the files of a model contain a block for multi-token prediction, by their headers. False for files that
-    cannot be read.
+    """Whether the files of a model contain a block for multi-token prediction, by their headers, or there is a sidecar.
+    False for files that cannot be read.
     """
     try:
         if is_gguf(path):
-            return bool(GgufFile.open(path).own_head())
+            return bool(GgufFile.open(path).own_head()) or sidecar_path(path) is not None
         family = named_family(path)
         return family is not None and family.own_head and bool(SafetensorsFiles.own_head(path, family))
     except TargetError:

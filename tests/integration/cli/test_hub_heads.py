@@ -28,6 +28,8 @@ from tests.fakes.heads import block_config, head_config, published_block, write_
 from tests.fakes.hub import FakeHub, serving
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.auditor.deployment import Deployment
+from tests.integration.cli.test_heads import against
 from tests.vectors.make_assistant import FOLDER
 
 NAME = "hf:maker/head-EAGLE3"
@@ -346,6 +348,31 @@ def test_a_download_that_was_cut_goes_on_where_it_was(hub: FakeHub, base: Path) 
     hub.cuts = []
     assert kolm("heads", "pull", NAME, "--model", str(base)).code == 0
     assert hub.fetched[-1] == (WEIGHTS, "bytes=1000-")
+
+
+def test_a_head_is_published_in_the_own_registry_with_its_origin(
+    hub: FakeHub, base: Path, deployment: Deployment, registry: str, tmp_path: Path
+) -> None:
+    run = against(deployment, registry, tmp_path / "data", base)
+    code, pushed, err = run("heads", "push", NAME, "--name", "their-head")
+    assert (code, pushed["created"]) == (0, True), err
+    shown = run("heads", "list", pushed["head_cid"])[1]["manifest"]
+    assert shown["annotations"].items() >= {("origin.repository", hub.repo), ("origin.revision", hub.main)}
+
+
+def test_a_token_opens_a_private_head_and_offline_a_head_that_is_here_is_served(
+    hub: FakeHub, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token = "hf_right"
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert kolm("heads", "pull", NAME, "--model", str(base)).code == 0
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: None)
+    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked = []
+    assert kolm("up", "--model", str(base), "--head", NAME).code == 0
+    assert kolm("up", "--model", str(base), "--head", "hf:maker/other").code == 5
+    assert hub.asked == []
 
 
 def test_a_block_head_is_fetched_likewise(hub: FakeHub, base: Path, tmp_path: Path) -> None:

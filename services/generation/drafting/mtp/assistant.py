@@ -17,20 +17,23 @@ from services.generation.drafting.heads import (
     WEIGHTS_FILE,
     HeadConfigInvalid,
     HeadForAnotherBase,
+    HeadWeightsInvalid,
     Stored,
     layer_numbers,
     read_document,
     read_weights,
     typed,
 )
-from services.generation.drafting.mtp.block_weights import MtpConfig
+from services.generation.drafting.mtp.block_weights import MtpConfig, cid_of_tensors
 from services.generation.target.arrays import Float32
-from services.generation.target.config.config import TargetConfig, config_within
+from services.generation.target.config.config import TargetConfig, config_within, read_gguf
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD, LayerSpec, layer_specs
-from services.generation.target.errors import TargetError
-from services.generation.target.families import GEMMA4
+from services.generation.target.errors import TargetError, WeightsInvalid
+from services.generation.target.families import BY_NAME, GEMMA4, GEMMA4_ASSISTANT
 from services.generation.target.family import NORM
-from services.generation.target.files.safetensors import parts_of, write_parts
+from services.generation.target.files.gguf_file import ROPE_FACTORS, GgufFile, is_gguf
+from services.generation.target.files.part_names import sidecar_path
+from services.generation.target.files.safetensors import Part, parts_of, write_parts
 from services.generation.target.sizes import expected, fits
 
 JOINT, PROJECTION = "pre_projection.weight", "post_projection.weight"
@@ -50,7 +53,9 @@ class AssistantLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assistant:
-    """An assistant in memory, checked against its base; pure data, `AssistantPass` computes with it."""
+    """An assistant in memory, checked against its base; pure data, `AssistantPass` computes with it. `cid`: of the
+    tensors of a sidecar; the identifier of a folder is that of its manifest.
+    """
 
     kind: ClassVar[str] = "mtp"
 
@@ -58,6 +63,7 @@ class Assistant:
     base: TargetConfig
     own: TargetConfig  # of its own layers
     tensors: Mapping[str, Float32]  # by the names of `assistant_shapes`
+    cid: str = ""
 
     @property
     def config(self) -> MtpConfig:
@@ -86,6 +92,36 @@ def load_assistant(directory: Path, base: TargetConfig) -> Assistant:
     document, own, stored = _described(directory, base)
     tensors = stored.tensors(assistant_shapes(own, base, HEAD in stored.parts))
     return Assistant("kolm" if document.get("layout") == LAYOUT else "transformers", base, own, tensors)
+
+
+def read_assistant_beside(path: Path, base: TargetConfig) -> Assistant | None:
+    """The assistant in the sidecar of a GGUF file, as llama.cpp converts it; None if there is no sidecar or another
+    one, or if models of this family have blocks of their own.
+
+    Raises:
+        HeadConfigInvalid: metadata of the sidecar is missing or wrong; the message names it.
+        HeadWeightsInvalid: the sidecar is damaged, or a tensor is missing, unknown, or of another shape or value.
+        HeadForAnotherBase: the base is another model than Gemma 4, or of other sizes.
+    """
+    sidecar = sidecar_path(path) if is_gguf(path) and not BY_NAME[base.architecture].own_head else None
+    if sidecar is None:
+        return None
+    try:
+        file = GgufFile.open(sidecar)
+        if not file.is_assistant:
+            return None
+        own = read_gguf(file, GEMMA4_ASSISTANT)
+        wide = file.metadata.whole(f"{GEMMA4_ASSISTANT.gguf_name}.embedding_length_out", least=1)
+        stored = {name: file.tensor(name) for name in sorted(file.names() - {ROPE_FACTORS})}
+    except WeightsInvalid as error:
+        raise HeadWeightsInvalid(str(error)) from error
+    except TargetError as error:
+        raise HeadConfigInvalid(str(error)) from error
+    _check_base({"backbone_hidden_size": wide}, own, base)
+    shapes = assistant_shapes(own, base, HEAD in stored)
+    parts = Stored({name: Part.of(tensor.values()) for name, tensor in stored.items()})
+    parts.check_names(shapes, d2t_required=False)
+    return Assistant("gguf", base, own, parts.tensors(shapes), cid_of_tensors(stored))
 
 
 def check_assistant(directory: Path, base: TargetConfig) -> None:

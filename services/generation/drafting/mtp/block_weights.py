@@ -25,7 +25,7 @@ from services.generation.target.errors import WeightsInvalid
 from services.generation.target.families import BY_NAME
 from services.generation.target.family import NORM, OWN_HEAD
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
-from services.generation.target.files.part_names import sidecar_of
+from services.generation.target.files.part_names import sidecar_path
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.program.matrices import vector
@@ -118,7 +118,7 @@ def read_block(path: Path, base: TargetConfig, draft_tokens: Int64 | None = None
         output, ids = replace(own[OWN_OUTPUT], data=own[OWN_OUTPUT].data[order]), tokens[order]
     return MtpBlock(
         base=base,
-        cid=_cid(own, tokens),
+        cid=cid_of_tensors(own, tokens),
         tensors={name: tensor for name, tensor in own.items() if name != OWN_OUTPUT},
         base_norm=vector(weights.tensor, NORM, base.norm_offset),
         output=output,
@@ -140,7 +140,7 @@ def _own_files(path: Path) -> _OwnFiles:
         return _OwnFiles(SafetensorsFiles.own_head(path, family) if family else {})
     if found := GgufFile.open(path).own_head():
         return _OwnFiles(found)
-    sidecar = _sidecar(path)
+    sidecar = sidecar_path(path)
     if sidecar is None:
         return _OwnFiles({})
     file = GgufFile.open(sidecar)
@@ -152,11 +152,6 @@ def _own_files(path: Path) -> _OwnFiles:
     if tokens is not None and OWN_OUTPUT not in found:
         raise HeadWeightsInvalid(f"{sidecar}: d2t without output.weight, whose rows it names")
     return _OwnFiles(found, tokens)
-
-
-def _sidecar(path: Path) -> Path | None:
-    found = sidecar_of(path.name, {each.name for each in path.parent.glob("*.gguf")})
-    return path.with_name(found) if found else None
 
 
 def _checked_tokens(tokens: Int64 | None, base: TargetConfig) -> Int64 | None:
@@ -206,7 +201,7 @@ def _listing(names: list[str]) -> str:
     return (", ".join(names[:_SHOWN]) or "nothing") + more
 
 
-def _cid(tensors: Mapping[str, StoredTensor], tokens: Int64 | None) -> str:
+def cid_of_tensors(tensors: Mapping[str, StoredTensor], tokens: Int64 | None = None) -> str:
     """The digest of a canonical listing of all tensors (storage, shape and SHA-256 of the bytes of each) and, if it has
     a `d2t`, of the SHA-256 of its tokens, each as eight bytes, little endian.
     """

@@ -150,9 +150,9 @@ def config_within(family: Family, document: dict[str, Any], place: str) -> Targe
     return _target_config(family, config, place)
 
 
-def read_gguf(file: GgufFile) -> TargetConfig:
-    """The configuration of an open GGUF file. Raises as `read_config` does."""
-    found = read_gguf_config(file)
+def read_gguf(file: GgufFile, family: Family | None = None) -> TargetConfig:
+    """The configuration of an open GGUF file, of an assistant if it is named as `family`. Raises as `read_config`."""
+    found = read_gguf_config(file, family)
     read = _target_config(found.family, found.config, str(file.path), found.rope_factors)
     return replace(
         read,

@@ -17,6 +17,7 @@ from services.generation.target.config.end_tokens import ends_by_name, ends_of_m
 from services.generation.target.config.gguf_rope import gguf_rope, gguf_rope_factors, is_longrope
 from services.generation.target.config.rope import inverse_root
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture
+from services.generation.target.families import GEMMA4_ASSISTANT
 from services.generation.target.family import Family
 from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.gguf_header import GgufMetadata, gguf_sizes
@@ -84,7 +85,7 @@ def _sizes_by_layer(file: GgufFile, family: Family, sizes: Mapping[str, int]) ->
         "sliding_window": window,
         "intermediate_size": inner[0],
         "use_double_wide_mlp": wide,
-        "num_kv_shared_layers": shared,
+        "num_kv_shared_layers": 0 if family is GEMMA4_ASSISTANT else shared,
         "attention_k_eq_v": values not in file.names(),
         "num_key_value_heads": key_heads[0],
         "head_dim": windowed,
@@ -124,13 +125,13 @@ class GgufConfig:
     joined_end_ids: tuple[int, ...]
 
 
-def read_gguf_config(file: GgufFile) -> GgufConfig:
-    """Read the configuration of a GGUF file.
+def read_gguf_config(file: GgufFile, family: Family | None = None) -> GgufConfig:
+    """Read the configuration of a GGUF file. `family`: GEMMA4_ASSISTANT for an assistant, of which nothing is shared.
 
     Raises UnsupportedArchitecture, ConfigInvalid or WeightsInvalid; the message names the file and the field.
     """
     metadata = file.metadata
-    family = _family(file)
+    family = family or _family(file)
     name = family.gguf_name
     longrope = is_longrope(file)
     _check_neutral(metadata, name, _read(metadata, family, longrope))

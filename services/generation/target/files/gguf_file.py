@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType
 from services.generation.target.architectures import gguf_families
 from services.generation.target.arrays import Bytes, Int64
 from services.generation.target.errors import ConfigInvalid, UnsupportedArchitecture, WeightsInvalid
-from services.generation.target.families import FAMILIES
+from services.generation.target.families import FAMILIES, GEMMA4_ASSISTANT
 from services.generation.target.family import OWN_HEAD, Family
 from services.generation.target.files.gguf_header import GgufHeader, GgufMetadata, TensorPlace, read_gguf_header
 from services.generation.target.files.part_names import PartName, sibling_paths
@@ -31,6 +31,8 @@ _OUTSIDE = {
     "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
     "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    "nextn.pre_projection.weight": "pre_projection.weight",
+    "nextn.post_projection.weight": "post_projection.weight",
 }
 _INSIDE = {
     "attn_norm": "input_layernorm",
@@ -59,6 +61,7 @@ _INTERLEAVED = {"self_attn.q_proj": "head_count", "self_attn.k_proj": "head_coun
 """Modules whose rows converters reorder in some families, and the fields with their numbers of heads."""
 
 _FOREIGN = {
+    GEMMA4_ASSISTANT.gguf_name: "an assistant, which drafts for Gemma 4; name it mtp-NAME.gguf beside NAME.gguf",
     "clip": "the image part of a multimodal model (mmproj); name the file with the text part",
     "gptoss": "gpt-oss under the names of Ollama's engine; use a file from llama.cpp's converter",
 }
@@ -151,7 +154,8 @@ class GgufFile:
         self._data = data
         architecture = str(self.metadata.get("general.architecture"))
         modules = {name: module for family in gguf_families(architecture) for name, module in family.in_gguf.items()}
-        mtp_layers = self.metadata.whole(f"{architecture}.nextn_predict_layers", 0)
+        self.is_assistant = architecture == GEMMA4_ASSISTANT.gguf_name  # all its layers predict further tokens
+        mtp_layers = 0 if self.is_assistant else self.metadata.whole(f"{architecture}.nextn_predict_layers", 0)
         self.layers = self.metadata.whole(f"{architecture}.block_count", mtp_layers) - mtp_layers
         tensors = {name: place for name, place in header.tensors.items() if not (mtp_layers and self._is_mtp(name))}
         self._own_head = {
@@ -177,7 +181,7 @@ class GgufFile:
         """
         name = self.metadata.text("general.architecture")
         found = gguf_families(name)
-        if not found:
+        if not found or self.is_assistant:
             supported = dict.fromkeys(family.gguf_name for family in FAMILIES if family.gguf_name)
             hint = f": it is {_FOREIGN[name]}" if name in _FOREIGN else ""
             raise UnsupportedArchitecture(

@@ -70,6 +70,12 @@ def _model(file: str) -> str:
     return _QUANTISATION.sub("", _whole(file))
 
 
+def sidecar_path(path: Path) -> Path | None:
+    """The path of the sidecar of the model in a GGUF file, or of its first part; None if there is none."""
+    found = sidecar_of(path.name, {each.name for each in path.parent.glob("*.gguf")})
+    return path.with_name(found) if found else None
+
+
 def sibling_paths(path: Path) -> list[Path]:
     """The paths of all parts of a model by the path of any part, or `path` alone if it is not in parts."""
     name = PartName.of(path.name)

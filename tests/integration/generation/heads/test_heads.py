@@ -21,6 +21,7 @@ from ledger.encoding.text_forms import cid
 from ledger.keys.ed25519 import SigningKey
 from services.cli.heads.publish import Description, push_head
 from services.client.registry import RegistryClient
+from services.generation.drafting.mtp.assistant import read_assistant_beside
 from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
 from services.generation.requests import served_heads
 from services.generation.target.arrays import Int64
@@ -30,6 +31,8 @@ from services.registry.settings import RegistrySettings
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, start_server
 from tests.access import everybody
+from tests.fakes.assistants import BASES, make_assistant_of, sidecar_of_assistant
+from tests.fakes.converted_gguf import convert
 from tests.fakes.heads import block_config, head_config, write_kolm, write_kolm_block
 from tests.fakes.mtp_models import make_mtp_model
 from tests.fakes.tiny_model import make_tiny_model
@@ -314,6 +317,18 @@ async def test_the_block_inside_drafts_what_was_answered_before_under_the_same_i
     assert second.head_cid == first.head_cid
     assert drafted[0] != drafted[1] >= {*plain}
     assert await served_by(again, method="mtp") == ("mtp", "", plain)
+
+
+async def test_the_assistant_in_a_sidecar_drafts_without_being_named(deployment: Deployment, tmp_path: Path) -> None:
+    folder, model = make_tiny_model(tmp_path / "base", **BASES["own_keys"]), tmp_path / "tiny-Q8_0.gguf"
+    convert(folder, model)
+    sidecar_of_assistant(make_assistant_of(folder, tmp_path / "assistant"), tmp_path / "mtp-tiny-F32.gguf")
+    stub = await deployment.start_generation(model=model)
+    *_, plain = await served_by(stub, method="off")
+    assert await served_by(stub) == ("mtp", "", plain)
+    found = read_assistant_beside(model, read_config(model))
+    assert found is not None
+    assert [receipt.spec_decode.head_cid for receipt in await deployment.receipts(2)] == [None, found.cid]
 
 
 async def test_a_head_beside_the_model_goes_before_the_block_inside(deployment: Deployment, tmp_path: Path) -> None:

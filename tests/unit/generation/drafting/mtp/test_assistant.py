@@ -3,13 +3,14 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
@@ -23,7 +24,7 @@ from services.generation.drafting.heads import (
 )
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.drafting.methods import load_head
-from services.generation.drafting.mtp.assistant import Assistant, write_assistant
+from services.generation.drafting.mtp.assistant import Assistant, read_assistant_beside, write_assistant
 from services.generation.drafting.mtp.assistant_pass import AssistantPass
 from services.generation.drafting.mtp.mtp_drafter import AssistantDrafter
 from services.generation.engine.core import EngineSettings
@@ -32,8 +33,12 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.errors import UnsupportedArchitecture
 from services.generation.target.rows import Rows, RowsBuilder
-from tests.fakes.assistants import BASES, assistant, loaded, make_assistant_of
+from services.generation.target.weights import has_own_head
+from tests.examples import examples
+from tests.fakes.assistants import BASES, assistant, loaded, make_assistant_of, sidecar_of_assistant
+from tests.fakes.converted_gguf import convert
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import run
 from tests.fakes.heads import InformedDrafter
@@ -60,19 +65,70 @@ def computed(target: CpuTarget, tokens: list[int]) -> tuple[list[int], Any]:
     return table, out.features[-1:]
 
 
+def beside(name: str, folder: Path, target: CpuTarget, **metadata: Any) -> Assistant | None:
+    """The assistant of a base, in a sidecar."""
+    sidecar_of_assistant(FOLDER / name / "assistant", folder / "mtp-tiny.gguf", **metadata)
+    return read_assistant_beside(folder / "tiny.gguf", target.config)
+
+
+@pytest.mark.parametrize("in_sidecar", [False, True])
 @pytest.mark.parametrize("anchor", ANCHORS)
 @pytest.mark.parametrize("name", BASES)
-def test_a_chain_drafts_what_transformers_drafts(name: str, anchor: int) -> None:
+def test_a_chain_drafts_what_transformers_drafts(name: str, anchor: int, in_sidecar: bool, tmp_path: Path) -> None:
     expected, target = load_file(FOLDER / name / "expected.safetensors"), target_of(FOLDER / name)
     tokens = expected["tokens"].tolist()
     table, features = computed(target, tokens[: anchor + 1])
-    computing = AssistantPass(loaded(FOLDER / name / "assistant", target), target)
+    head = beside(name, tmp_path, target) if in_sidecar else loaded(FOLDER / name / "assistant", target)
+    assert head is not None
+    computing = AssistantPass(head, target)
     out = computing.read(row(table, anchor + 1, tokens[anchor + 1]), features)
     for step in range(STEPS):
         state, draft = expected[f"{anchor}.states"][step], int(expected[f"{anchor}.drafts"][step])
         assert np.abs(out.states[0] - state).max() < 1e-4
         assert out.logits[0].argmax() == draft
         out = computing.step(row(table, anchor + 1, draft), out.states.copy())
+
+
+METADATA: dict[str, tuple[dict[str, Any], type[HeadError]]] = {
+    "of a wider base": ({"embedding_length_out": 64}, HeadForAnotherBase),
+    "without the base's width": ({"embedding_length_out": "32"}, HeadConfigInvalid),
+    "with a layer more": ({"block_count": 3}, HeadConfigInvalid),
+    "with a window in its last layer": ({"attention.sliding_window_pattern": [True, True]}, HeadConfigInvalid),
+    "with other key heads": ({"attention.head_count_kv": [1, 1]}, HeadForAnotherBase),
+    "with a wider MLP": ({"feed_forward_length": 48}, HeadWeightsInvalid),
+}
+
+
+@pytest.mark.parametrize("fault", METADATA)
+def test_a_sidecar_that_does_not_fit_is_refused_by_its_kind(fault: str, tmp_path: Path) -> None:
+    members, error = METADATA[fault]
+    with pytest.raises(error):
+        beside("own_keys", tmp_path, target_of(FOLDER / "own_keys"), **members)
+
+
+def test_a_sidecar_with_an_assistant_is_for_gemma_4_alone_and_is_no_base(tmp_path: Path) -> None:
+    sidecar = sidecar_of_assistant(FOLDER / "own_keys" / "assistant", tmp_path / "mtp-tiny.gguf")
+    assert has_own_head(convert(FOLDER / "own_keys", tmp_path / "tiny.gguf"))
+    with pytest.raises(HeadForAnotherBase):
+        read_assistant_beside(tmp_path / "tiny.gguf", read_config(make_tiny_model(tmp_path / "llama")))
+    with pytest.raises(UnsupportedArchitecture):
+        load_target(sidecar, cache_tokens=64)
+    assert read_assistant_beside(tmp_path / "other.gguf", read_config(FOLDER / "own_keys")) is None
+
+
+@given(data=st.data())
+@settings(max_examples=examples(40), deadline=None)
+def test_damaged_bytes_of_a_sidecar_raise_a_head_s_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    sidecar = sidecar_of_assistant(FOLDER / "own_keys" / "assistant", folder / "mtp-tiny.gguf")
+    damaged = bytearray(sidecar.read_bytes())
+    for at in data.draw(st.lists(st.integers(0, 3_000) | st.integers(0, len(damaged) - 1), min_size=1, max_size=5)):
+        damaged[at] = data.draw(st.integers(0, 255) | st.sampled_from([0, 1, 127, 128, 255]))
+    sidecar.write_bytes(damaged)
+    with suppress(HeadError):
+        read_assistant_beside(folder / "tiny.gguf", read_config(FOLDER / "own_keys"))
 
 
 @pytest.mark.parametrize("name", BASES)

@@ -45,12 +45,14 @@ async def main(
         if own:
             hash_ahead(settings.model)  # while modules are imported
             compile_beside("sampling", settings.log_format)
-            compile_beside("copies", settings.log_format)
         # The registry seldom has a head at a first start.
         found = settings.auto_discover and default_head_for(settings.model)
         inside = own and settings.own_head and has_own_head(settings.model)
-        if own and (settings.head or settings.draft_model or found or inside):
+        models = own and bool(settings.head or settings.draft_model or found or inside)
+        if models:
             compile_beside("trees", settings.log_format)
+        if models or (own and settings.datastores):  # otherwise when the first requests are answered
+            compile_beside("copies", settings.log_format)
         spare_torch()
         if own and settings.device in (None, "cpu"):
             from services.generation.target.cpu import compile_beside as compile_kernels

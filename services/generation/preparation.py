@@ -54,7 +54,7 @@ from services.generation.target.probe import (
 from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.target import LoadTarget, Target
 from services.generation.target.timing import IdleTiming, KeptTimings, Timing, time_passes
-from services.generation.warm_up import warm_up_sampling
+from services.generation.warm_up import after_compiling, warm_up_sampling
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -81,7 +81,8 @@ class Model:
 def with_drafters(model: Model, parts: DrafterInputs, heads: Sequence[ServedHead] = ()) -> Model:
     """The model with every drafter that can be built. Raises CannotDraft."""
     trees = compiling("trees") if parts.heads or parts.draft_model else nullcontext()
-    with compiling("copies"), trees:  # so that two servers that start together do not compile twice
+    copies = compiling("copies") if parts.defer is None else nullcontext()
+    with copies, trees:  # so that two servers that start together do not compile twice
         return replace(model, drafters=build_drafters(parts), heads=tuple(heads))
 
 
@@ -197,15 +198,18 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
     model = await _loaded(settings, load)
     answered = await asyncio.to_thread(_answered_tokens, settings, model)
     found = await _heads(settings, model, answered)
+    stores = settings.datastores or await asyncio.to_thread(_default_store_for, settings, model)
+    alone = not (found.loaded or stores or settings.draft_model)
     parts = DrafterInputs(
         base=settings.model,
         target=model.target,
         tokenizer=model.tokenizer,
         load=load,
         heads={head.served.drafter: head.head for head in found.loaded},
-        datastores=settings.datastores or await asyncio.to_thread(_default_store_for, settings, model),
+        datastores=stores,
         draft_model=settings.draft_model,
         answered=answered,
+        defer=after_compiling("copies", settings.log_format) if alone else None,
     )
     try:
         model = await asyncio.to_thread(with_drafters, model, parts, [head.served for head in found.loaded])
@@ -284,7 +288,7 @@ async def _named_heads(settings: GenerationSettings, model: Model) -> LoadedHead
     return found
 
 
-def _default_store_for(settings: GenerationSettings, model: Model) -> list[tuple[None, Path]]:
+def _default_store_for(settings: GenerationSettings, model: Model) -> list[tuple[str | None, Path]]:
     """The datastore next to the model, for all tenants; none, with a log line, if it was built for another model."""
     folder = default_store_for(settings.model) if settings.auto_discover else None
     if folder is None:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,25 @@ def compile_beside(part: Part, log_format: str) -> subprocess.Popen[bytes] | Non
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE)
     threading.Thread(target=process.wait, daemon=True).start()  # otherwise it stays a zombie
     return process
+
+
+def after_compiling(part: Part, log_format: str) -> Callable[[Callable[[], None]], None] | None:
+    """Start a process that compiles, as `compile_beside` does. Returns a function that calls its argument on a thread
+    when the process has ended; None if there is no such process.
+    """
+    process = compile_beside(part, log_format)
+    if process is None:
+        return None
+    os.setpriority(os.PRIO_PROCESS, process.pid, 10)  # requests are answered meanwhile
+
+    def then(call: Callable[[], None]) -> None:
+        def wait() -> None:
+            process.wait()
+            call()
+
+        threading.Thread(target=wait, name=f"after compiling {part}", daemon=True).start()
+
+    return then
 
 
 def main(log_format: LogFormat, part: Part) -> None:

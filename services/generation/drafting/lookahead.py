@@ -7,7 +7,7 @@ asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,9 +111,14 @@ class LookaheadDrafter(Drafter):
 
     negligible_cost = True
 
-    def __init__(self, pasts: Pasts | None = None) -> None:
-        self._pasts = pasts or Pasts()
+    def __init__(self, pasts: Pasts | None = None, defer: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """`defer`: as in `DrafterInputs`."""
+        self._pasts, self.ready = pasts or Pasts(), False
+        self._try() if defer is None else defer(self._try)
+
+    def _try(self) -> None:
         tried(self.begin(EngineRequest("", (0, 0), SamplingParams())))
+        self.ready = True
 
     def begin(self, request: EngineRequest) -> LookaheadDraft:
         return LookaheadDraft(LookaheadShape.for_request(request), request, self._pasts.of(request))
@@ -179,7 +184,7 @@ def _window_pays(nodes: int, rows: int, budget: Budget) -> bool:
 METHOD = MethodSpec(
     name="lookahead",
     meaning="what followed the same words in the request or in past outputs, and n-grams of a Jacobi window",
-    build=lambda parts: {"lookahead": LookaheadDrafter(parts.pasts)},
+    build=lambda parts: {"lookahead": LookaheadDrafter(parts.pasts, parts.defer)},
     workloads=("many_adapters", "code"),
     parameters=(
         Parameter("window", 0, 32, "W: columns of the Jacobi window"),
@@ -192,6 +197,6 @@ SUFFIX = MethodSpec(
     name="suffix",
     meaning="what followed the same words in the tenant's own past outputs or in the request",
     by_name_only=True,  # `auto` has one drafter of copies
-    build=lambda parts: {"suffix": LookaheadDrafter(parts.pasts)},
+    build=lambda parts: {"suffix": LookaheadDrafter(parts.pasts, parts.defer)},
 )
 """Suffix decoding by its name: the drafts of `lookahead`, which copy from the tenant's past outputs too."""

@@ -30,6 +30,8 @@ class DrafterInputs:
     draft_model: Path | None = None
     answered: AnsweredTokens | None = None  # counts answers for the choice of an MTP block's tokens
     pasts: Pasts = field(default_factory=Pasts)  # one set for all methods that copy
+    defer: Callable[[Callable[[], None]], None] | None = None
+    """Calls its argument, which reads the code of copies, once that is compiled; None if it is compiled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class Drafter(Protocol):
 
     feature_layers: tuple[int, ...] = ()  # whose features its drafts read, see `Target.forward`
     negligible_cost: bool = False  # it is asked even if a grammar already forces the next token
+    ready: bool = True  # whether its code is compiled; it drafts for no sequence that begins before
 
     def begin(self, request: EngineRequest) -> Draft:
         """Start on a sequence; called before its first pass."""

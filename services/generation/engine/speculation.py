@@ -66,7 +66,10 @@ class Speculation:
         if request.method == "off" or sequence.draft_begun:
             return
         sequence.draft_begun = True
-        methods = tuple(dict.fromkeys((request.method, *request.next_methods)))
+        named = dict.fromkeys((request.method, *request.next_methods))
+        methods = tuple(name for name in named if self._drafters[name].ready)
+        if not methods:
+            return
         turns = self._gains.begin(request, methods)
         self._drafts[sequence] = drafts = _Drafts({}, turns, _guide(sequence), methods[0])
         for name in methods:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from numba import config
 
 from services.auditor.settings import AuditorSettings
-from services.generation.engine.numba_cache import compiled, inlined, relaxed
+from services.generation import warm_up
+from services.generation.drafting.lookahead import LookaheadDrafter
+from services.generation.engine.numba_cache import compiled, inlined, leave_mark, relaxed
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import StateTaken, state_folder
 from services.generation.target.config.config import read_config
-from services.generation.warm_up import compile_beside
+from services.generation.warm_up import after_compiling, compile_beside
 from services.runtime.settings import SettingsError
 from tests.fakes.heads import head_config, write_kolm
 from tests.fakes.tiny_head import make_tiny_adapter
@@ -177,6 +180,24 @@ def test_the_process_ends_with_the_one_that_started_it(kernels: Path) -> None:
     process.stdin.close()
     assert process.wait(60) == 1
     assert not list(kernels.glob("sampling-*"))
+
+
+def test_copies_draft_when_a_process_has_compiled_them(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    with monkeypatch.context() as patch:
+        patch.setattr(warm_up, "compile_beside", lambda part, log_format: process)
+        defer = after_compiling("copies", "text")
+    assert defer is not None
+    calls, called = list[Callable[[], None]](), threading.Event()
+    drafter = LookaheadDrafter(defer=calls.append)
+    defer(called.set)
+    assert (drafter.ready, called.wait(0.1)) == (False, False)
+    process.communicate()
+    assert called.wait(60)
+    calls[0]()
+    assert drafter.ready
+    leave_mark("copies")
+    assert after_compiling("copies", "text") is None
 
 
 @pytest.mark.parametrize(("how", "name"), [(compiled, "sampling"), (inlined, "sampling"), (relaxed, "drafting")])

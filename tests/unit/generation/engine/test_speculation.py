@@ -148,6 +148,18 @@ def test_a_broken_drafter_costs_no_other_method_a_draft(target: CpuTarget) -> No
     assert drafter.readers["r2"].released == 1
 
 
+def test_a_drafter_drafts_for_sequences_that_begin_when_its_code_is_compiled(target: CpuTarget) -> None:
+    truth = truth_of(target)
+    drafter = ReadingDrafter((1,), truth)
+    passes = []
+    for drafter.ready in (False, True):
+        outcomes = run(target, requests_for(), drafters={"reading": drafter}).outcomes
+        assert {name: outcome.token_ids for (name, _), outcome in outcomes.items()} == truth
+        passes.append({outcome.metrics.target_passes for outcome in outcomes.values()})
+    assert passes[0] == {60}
+    assert max(passes[1]) < 25
+
+
 class _Sly(TokenTree):
     """A tree that calls every token its child's."""
 

@@ -61,8 +61,8 @@ test-fast: $(DEV) ## unit tests but the slow ones, with few random examples
 	@$(PYTEST) -q --numprocesses=$(shell nproc) --dist=loadscope --no-loadscope-reorder -m 'not slow' --hypothesis-profile=fast tests/unit
 
 # Another OpenCL compiler: OCL_ICD_VENDORS names a folder with its .icd file; Intel's is in the wheel intel-opencl-rt.
-test-gpu: $(DEV) ## the target on a GPU in full: PoCL, NVRTC, Oclgrind if it is there, SmolLM2 beside the CPU: some minutes
-	@$(PYTEST) -q tests/unit/generation/target/gpu tests/unit/generation/drafting/eagle3/test_device_pass.py --hypothesis-profile=long
+test-gpu: $(DEV) ## the target on a GPU in full: PoCL, NVRTC, Oclgrind if it is there, SmolLM2 and heads beside the CPU: some minutes
+	@$(PYTEST) -q tests/unit/generation/target/gpu tests/unit/generation/drafting/*/test_device_*.py --hypothesis-profile=long
 
 # Where no image registry is reachable, images named as in Dockerfile and docker-compose.yml have to be there before.
 test-compose: $(DEV) ## the stack of docker-compose.yml, built, used, killed piece by piece, taken down

@@ -18,7 +18,7 @@ from services.generation.drafting.block.block_checkpoint import (
     is_block,
     load_block_head,
 )
-from services.generation.drafting.block.block_pass import BlockPass
+from services.generation.drafting.block.block_pass import BlockPass, BlockPrograms
 from services.generation.drafting.draft_tree.candidates import DraftShape
 from services.generation.drafting.draft_tree.draft_tree import expand
 from services.generation.drafting.head_drafter import ARITHMETIC, SPARE_BLOCKS, HeadDraft, HeadDrafter
@@ -36,7 +36,8 @@ class BlockDrafter(HeadDrafter):
     def __init__(self, head: BlockHead, target: Target, *, copies: bool = False) -> None:
         self.head = head
         blocks, length = target.blocks.total + SPARE_BLOCKS, target.config.context_length
-        self._pass = BlockPass(head, target, blocks, length, arithmetic=ARITHMETIC)
+        programs = _on_device(head, target, blocks)
+        self._pass = BlockPass(head, target, blocks, length, arithmetic=ARITHMETIC, programs=programs)
         super().__init__(head, self._pass, target, depth=head.config.drafts, copies=copies)
 
     def _bounded(self, shape: DraftShape) -> DraftShape:
@@ -75,6 +76,17 @@ class BlockDrafter(HeadDrafter):
             sure = self._pass.confidence(states[sources, position], before)
             growing = [draft.state for draft in drafts if draft.tree is not None and len(draft.tree.frontier)]
             expand(growing, adjusted, sure)
+
+
+def _on_device(head: BlockHead, target: Target, cache_blocks: int) -> BlockPrograms | None:
+    """The head's programs on the target's device; None on the CPU."""
+    if target.device == "cpu":
+        return None
+    from services.generation.drafting.block.device_programs import DevicePrograms
+    from services.generation.target.gpu.gpu_target import GpuTarget
+
+    assert isinstance(target, GpuTarget)
+    return DevicePrograms(head, target, cache_blocks)
 
 
 def _build(parts: DrafterInputs) -> dict[str, BlockDrafter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -48,9 +49,9 @@ from services.generation.target.program.team import Passes
 from services.generation.target.rows import Rows
 from services.generation.target.target import Target
 
-_CACHED = "float32"  # type of keys and values
-_APART = frozenset((EMBEDDING, MARKOV_IN, MARKOV_OUT, CONFIDENCE, CONFIDENCE_BIAS, BEFORE, AFTER, STATE_PROJECTION))
-"""Tensors that no operation of a pass reads."""
+CACHED = "float32"  # type of keys and values
+_APART = frozenset((EMBEDDING, MARKOV_IN, CONFIDENCE, CONFIDENCE_BIAS, BEFORE, AFTER, STATE_PROJECTION))
+"""Tensors that no linear layer or norm reads."""
 _MOST_ROWS = 256  # rows of a pass; more rows take several passes
 
 
@@ -139,8 +140,24 @@ class BlockOutput:
     logits: Float32
 
 
+class BlockPrograms(Protocol):
+    """Passes of at most 256 rows, on the CPU (`Programs`) or on the target's device (`device_programs`)."""
+
+    def store(self, rows: Rows, streams: Float32) -> None:
+        """Compute keys and values of context from `streams` [rows, feature layers * target hidden]."""
+        ...
+
+    def draft(self, rows: Rows, embedded: Float32) -> BlockOutput:
+        """Compute whole blocks from embeddings [rows, hidden]; no logits if the target's output matrix gives them."""
+        ...
+
+    def previous(self, vectors: Float32) -> Float32:
+        """Contributions to logits [n, draft vocabulary] of previous tokens' vectors [n, rank] of the Markov head."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _BlockWeights:
+class BlockWeights:
     """The data of the passes. `context_layers` compute only keys and values."""
 
     config: BlockConfig
@@ -152,10 +169,12 @@ class _BlockWeights:
     convolutions: Sequence[tuple[Kernels, Kernels]]  # round attention and MLP of each layer; empty if there are none
     norm: Float32
     output: Matrix | None  # None: the target's
+    markov: Matrix | None
     cache: Cache
 
     @classmethod
-    def of(cls, head: BlockHead, arithmetic: str, cache_blocks: int, positions: int) -> _BlockWeights:
+    def of(cls, head: BlockHead, arithmetic: str, cache_blocks: int, positions: int) -> BlockWeights:
+        """Raises WeightsInvalid for NaN or infinite weights."""
         config = head.config
         stored = {name: StoredTensor.of_values(name, head.tensors[name]) for name in head.tensors.keys() - _APART}
         if arithmetic == "int8":
@@ -163,7 +182,7 @@ class _BlockWeights:
         read = stored.__getitem__
         storages = {tensor.storage for tensor in stored.values() if len(tensor.shape) == 2}
         linear = sorted(compilation.linear_module(storage, arithmetic) for storage in storages)
-        compilation.compile_ahead(["rows", f"cache_{_CACHED}", *linear])
+        compilation.compile_ahead(["rows", f"cache_{CACHED}", *linear])
         rotation, specs = rotation_of_head(config), [block_layer(config, n) for n in range(config.layers)]
         turns = rotations(rotation.inverse_frequencies, rotation.factor, positions)
         scales = query_scales(inverse_root(config.head_dim), None, positions)
@@ -189,7 +208,8 @@ class _BlockWeights:
             ],
             norm=vector(read, NORM),
             output=matrix_of(read(OUTPUT)) if config.own_output else None,
-            cache=Cache.empty(specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, FORMS[_CACHED]),
+            markov=matrix_of(read(MARKOV_OUT)) if config.markov_rank else None,
+            cache=Cache.empty(specs, cache_blocks, [turns] * config.layers, [scales] * config.layers, FORMS[CACHED]),
         )
 
 
@@ -198,33 +218,59 @@ def _rounded(tensor: StoredTensor) -> StoredTensor:
     return tensor.rounded("q8_0") if tensor.name.endswith(KERNEL_PROJECTION) else tensor.rounded()
 
 
-class _Programs:
-    """Two programs: `stores` computes keys and values of context from `streams` [rows, feature layers * target hidden];
-    `drafts` computes states, in `buffers.normed`, and logits from embeddings in `buffers.x`.
+class Programs:
+    """Two programs: `_stores` computes keys and values of context from `_streams` [rows, feature layers * target
+    hidden]; `_drafts` computes states, in `buffers.normed`, and logits from embeddings in `buffers.x`.
     """
 
-    def __init__(self, parts: _BlockWeights, members: int, positions: int) -> None:
+    def __init__(self, parts: BlockWeights, members: int, positions: int) -> None:
         config = parts.config
         features = len(config.feature_layers) * config.target_hidden_size
         specs = [layer.spec for layer in parts.layers]
-        self.buffers = Buffers(config, _MOST_ROWS, members, positions, widest=features, layers=specs)
-        self.streams, self._parts = self.buffers.lines(features), parts
-        self._deltas = self.buffers.lines(2 * config.taps * (config.hidden_size // config.tap_group))
-        self.stores, self.drafts = self._stores(), self._drafts()
+        self._buffers = Buffers(config, _MOST_ROWS, members, positions, widest=features, layers=specs)
+        self._streams, self._parts = self._buffers.lines(features), parts
+        self._deltas = self._buffers.lines(2 * config.taps * (config.hidden_size // config.tap_group))
+        self._passes, self._logits = Passes(members), ReusedMemory()
+        if parts.markov is not None:
+            self._markov = Product(parts.markov, config.draft_vocab_size, members, parts.arithmetic)
+        self._stores, self._drafts = self._storing(), self._drafting()
+
+    def store(self, rows: Rows, streams: Float32) -> None:
+        """See `BlockPrograms`."""
+        self._buffers.check(rows)
+        self._streams[: len(rows), : streams.shape[1]] = streams
+        self._passes.run(self._stores, rows)
+
+    def draft(self, rows: Rows, embedded: Float32) -> BlockOutput:
+        """See `BlockPrograms`."""
+        config, buffers, wanted = self._parts.config, self._buffers, len(rows.wanted)
+        buffers.check(rows)
+        buffers.x[: len(rows), : config.hidden_size] = embedded
+        logits = np.zeros((0, 0), np.float32)
+        if config.own_output:
+            logits = self._logits.take(wanted, padded(config.draft_vocab_size, PANEL))
+            bind(self._drafts[-1], "linear", "y", logits)
+        self._passes.run(self._drafts, rows)
+        states = buffers.normed[:wanted, : config.hidden_size].copy()
+        return BlockOutput(states, logits[:, : config.draft_vocab_size])
+
+    def previous(self, vectors: Float32) -> Float32:
+        """See `BlockPrograms`."""
+        return self._markov.rows(vectors)
 
     def _operations(self) -> Operations:
-        return Operations(self._parts.config, self.buffers, self._parts.cache, arithmetic=self._parts.arithmetic)
+        return Operations(self._parts.config, self._buffers, self._parts.cache, arithmetic=self._parts.arithmetic)
 
-    def _stores(self) -> Int64:
-        parts, buffers, operations = self._parts, self.buffers, self._operations()
-        operations.linear(parts.fc, self.streams, buffers.x)
+    def _storing(self) -> Int64:
+        parts, buffers, operations = self._parts, self._buffers, self._operations()
+        operations.linear(parts.fc, self._streams, buffers.x)
         operations.norm(buffers.x, buffers.normed, parts.context_norm)
         for number, layer in enumerate(parts.context_layers):
             operations.project(layer, number, buffers.normed)
         return np.stack(operations.records)
 
-    def _drafts(self) -> Int64:
-        parts, buffers, operations = self._parts, self.buffers, self._operations()
+    def _drafting(self) -> Int64:
+        parts, buffers, operations = self._parts, self._buffers, self._operations()
         for number, layer in enumerate(parts.layers):
             attention, mlp = (
                 (Convolutions(kernels, self._deltas) for kernels in parts.convolutions[number])
@@ -242,10 +288,6 @@ class _Programs:
             operations.linear(parts.output, buffers.normed, NOWHERE, count="wanted")
         return np.stack(operations.records)
 
-    def bind(self, logits: Float32) -> None:
-        """Set the destination of logits [wanted, padded draft vocabulary], if the head has an output matrix."""
-        bind(self.drafts[-1], "linear", "y", logits)
-
 
 class BlockPass:
     """Computes blocks with its own cache (`blocks`): keys and values of committed tokens, followed by the block's,
@@ -253,10 +295,11 @@ class BlockPass:
     """
 
     def __init__(
-        self, head: BlockHead, target: Target, cache_blocks: int, context_length: int, *, arithmetic: str = "float32"
-    ) -> None:
+        self, head: BlockHead, target: Target, cache_blocks: int, context_length: int, *, arithmetic: str = "float32",
+        programs: BlockPrograms | None = None,
+    ) -> None:  # fmt: skip
         """The target's embeddings and output matrix are used if the head has none. `arithmetic`: of linear layers; for
-        int8 their weights are rounded to 4 bits.
+        int8 their weights are rounded to 4 bits. `programs`: those of a device, in place of the CPU's.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
@@ -266,49 +309,37 @@ class BlockPass:
         draft_ids = np.full(config.vocab_size, -1, np.int64)
         draft_ids[head.target_ids] = np.arange(len(head.target_ids))
         self.vocabulary = Vocabulary(head.target_ids, draft_ids)
-        self._target, ahead = target, context_length + config.block_size
-        parts = _BlockWeights.of(head, arithmetic, cache_blocks, ahead)
+        self._target = target
         self._embed = target.embed
         if config.own_embeddings:
             table = matrix_of(StoredTensor.of_values(EMBEDDING, tensors[EMBEDDING]))
             self._embed = EmbeddingTable(table, config.hidden_size).rows
-        self._markov = _markov(head, target.threads, arithmetic) if config.markov_rank else None
         self._selector = Selector.of(head) if config.selector_rank else None
         self._before = tensors.get(MARKOV_IN, np.zeros((0, 0), np.float32))
         self._confidence = tensors.get(CONFIDENCE, np.zeros((1, 0), np.float32))[0]
         self._confidence_bias = float(tensors[CONFIDENCE_BIAS][0]) if config.confidence else 0.0
-        self._passes, self._logits = Passes(target.threads), ReusedMemory()
-        self._programs = _Programs(parts, target.threads, min(cache_blocks * BLOCK, ahead))
+        if programs is None:
+            ahead = context_length + config.block_size
+            parts = BlockWeights.of(head, arithmetic, cache_blocks, ahead)
+            programs = Programs(parts, target.threads, min(cache_blocks * BLOCK, ahead))
+        self._programs = programs
 
     def store(self, rows: Rows, features: Float32) -> None:
         """Compute keys and values of committed tokens from their `features` [rows, feature layers * target hidden]."""
-        programs = self._programs
         for first in range(0, len(rows), _MOST_ROWS):
             some = rows.part(first, min(first + _MOST_ROWS, len(rows)))
-            programs.buffers.check(some)
-            programs.streams[: len(some), : features.shape[1]] = features[first : first + len(some)]
-            self._passes.run(programs.stores, some)
+            self._programs.store(some, features[first : first + len(some)])
 
     def draft(self, rows: Rows) -> BlockOutput:
         """Compute whole blocks, the rows of `RowsBuilder.add_block`; returns states and logits of wanted rows."""
         whole = _MOST_ROWS // self.config.block_size * self.config.block_size
         starts = range(0, len(rows), whole)
-        pieces = [self._draft(rows.part(first, min(first + whole, len(rows)))) for first in starts]
-        states = np.concatenate([states for states, _ in pieces])
+        parts = [rows.part(first, min(first + whole, len(rows))) for first in starts]
+        pieces = [self._programs.draft(part, self._embed(part.tokens)) for part in parts]
+        states = np.concatenate([piece.states for piece in pieces])
         if not self.config.own_output:
             return BlockOutput(states, self._target.unembed(states))
-        return BlockOutput(states, np.concatenate([logits for _, logits in pieces]))
-
-    def _draft(self, rows: Rows) -> tuple[Float32, Float32]:
-        config, programs, wanted = self.config, self._programs, len(rows.wanted)
-        programs.buffers.check(rows)
-        programs.buffers.x[: len(rows), : config.hidden_size] = self._embed(rows.tokens)
-        logits = np.zeros((0, 0), np.float32)
-        if config.own_output:
-            logits = self._logits.take(wanted, padded(config.draft_vocab_size, PANEL))
-            programs.bind(logits)
-        self._passes.run(programs.drafts, rows)
-        return programs.buffers.normed[:wanted, : config.hidden_size].copy(), logits[:, : config.draft_vocab_size]
+        return BlockOutput(states, np.concatenate([piece.logits for piece in pieces]))
 
     def add_previous(self, logits: Float32, states: Float32, tokens: Sequence[int]) -> Float32:
         """Logits [n, draft vocabulary] with the contributions of the previous tokens: a new array. `states` [n, hidden]
@@ -316,9 +347,9 @@ class BlockPass:
         """
         if self._selector is not None:
             return self._selector.scored(logits, states, np.array(tokens, np.int64))
-        if self._markov is None:
+        if not self.config.markov_rank:
             return logits.copy()
-        bias = self._markov.rows(self._before[tokens])
+        bias = self._programs.previous(self._before[tokens])
         bias += logits
         return np.ascontiguousarray(bias)
 
@@ -332,10 +363,3 @@ class BlockPass:
             if self.config.confidence_reads_token:
                 found = found + self._before[tokens] @ self._confidence[wide:]
         return np.asarray(1.0 / (1.0 + np.exp(-np.nan_to_num(found).clip(-30.0, 30.0))), np.float32)
-
-
-def _markov(head: BlockHead, threads: int, arithmetic: str) -> Product:
-    tensor = StoredTensor.of_values(MARKOV_OUT, head.tensors[MARKOV_OUT])
-    tensor = tensor.rounded() if arithmetic == "int8" else tensor
-    compilation.compile_ahead([compilation.linear_module(tensor.storage, arithmetic)])
-    return Product(matrix_of(tensor), head.config.draft_vocab_size, threads, arithmetic)

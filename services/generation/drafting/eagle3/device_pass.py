@@ -35,7 +35,7 @@ class DeviceHeadPass:
         )
         self.blocks = BlockPool(cache_blocks)
         self.vocabulary = vocabulary_of(head.target_ids, config.vocab_size)
-        self._config, self._kernels, self._passes, self._positions = config, kernels, passes, positions
+        self._config, self._kernels, self._passes = config, kernels, passes
         own = parts.embedding
         self._embeddings = KeptEmbeddings(target.embed if own is None else EmbeddingTable(own, hidden).rows, hidden)
         self._streams, self._embedded, self._read = map(passes.lines, (streams, hidden, 2 * hidden))
@@ -73,9 +73,7 @@ class DeviceHeadPass:
             DeviceLost: the device failed.
         """
         config, passes, count, wanted = self._config, self._passes, len(rows), len(rows.wanted)
-        if count and max(rows.positions.max(), rows.lengths.max() - 1) >= self._positions:
-            raise ValueError(f"a row at position {rows.positions.max()}; expected 0 to {self._positions - 1}")
-        described = self._kernels.upload(self._kernels.described(rows))
+        described = passes.described(rows)
         embedded = np.empty((count, config.hidden_size), np.float32)
         self._embeddings.read(rows.tokens, embedded)
         passes.write(self._embedded, embedded)

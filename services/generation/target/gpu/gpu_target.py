@@ -27,6 +27,7 @@ from services.generation.target.config.layer_specs import EMBEDDING, LayerSpec, 
 from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.cpu import profile_name
 from services.generation.target.errors import AdapterUnsupported, UnsupportedArchitecture
+from services.generation.target.families import BY_NAME
 from services.generation.target.family import NORM
 from services.generation.target.gpu.device import Buffer, Device, DeviceUnavailable
 from services.generation.target.gpu.kernels import MOST_HEAD_DIM, Kernels, Lines, RotationTables
@@ -60,13 +61,13 @@ from services.generation.target.weights import (
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "gemma2", "gemma3_text")
 """Families whose bits tests compare with the CPU's."""
 
-_LOGIT_ROWS = 64  # whose logits are computed together: 152,000 ids of 64 rows take 39 MB
+LOGIT_ROWS = 64  # whose logits are computed together: 152,000 ids of 64 rows take 39 MB
 _PROBED_ROWS = (*range(1, 10), 16, 33)
 _SAMPLE_PANELS = 5
 
 
 class GpuTarget:
-    """`Target` on a device. Sampling, embeddings and other heads than those of EAGLE-3 stay on the CPU."""
+    """`Target` on a device. Sampling and embeddings stay on the CPU."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class GpuTarget:
         self._samples = {_kind(head): _first_panels(head)}
         self._head = kernels.matrix(head)
         self._passes = LayerPasses(kernels, config, self._form, blocks, is_int8=self._is_int8)
-        self._logits, self._products = self._passes.lines(self._head.columns, _LOGIT_ROWS), 0
+        self._logits, self._products = self._passes.lines(self._head.columns, LOGIT_ROWS), 0
         tables: dict[object, RotationTables] = {}
         layers = []
         for number, spec in enumerate(specs):
@@ -153,7 +154,7 @@ class GpuTarget:
 
     def _forward(self, rows: Rows, feature_layers: Sequence[int]) -> PassOutput:
         config, passes, count = self.config, self._passes, len(rows)
-        described = self.kernels.upload(self.kernels.described(rows))
+        described = passes.described(rows)
         passes.write(passes.x, self.embed(rows.tokens) * np.float32(config.embedding_scale) + np.float32(0))
         wide = len(feature_layers) * config.hidden_size
         features = self.kernels.lines(count, wide) if wide else None
@@ -169,8 +170,8 @@ class GpuTarget:
         """Logits of wanted rows; few stay on the device."""
         passes, vocabulary = self._passes, self._vocabulary
         parts = [np.empty((0, vocabulary), np.float32)]
-        for first in range(0, count, _LOGIT_ROWS):
-            some = min(_LOGIT_ROWS, count - first)
+        for first in range(0, count, LOGIT_ROWS):
+            some = min(LOGIT_ROWS, count - first)
             passes.norm(passes.x, self._norm, passes.normed, some, described=described, first=first)
             self._product(some)
             if some == count:
@@ -243,9 +244,9 @@ class GpuTarget:
 
     def unembed(self, states: Float32) -> Float32:
         logits = np.empty((len(states), self.config.vocab_size), np.float32)
-        for first in range(0, len(states), _LOGIT_ROWS):
-            some = logits[first : first + _LOGIT_ROWS]
-            self._passes.write(self._passes.normed, states[first : first + _LOGIT_ROWS])
+        for first in range(0, len(states), LOGIT_ROWS):
+            some = logits[first : first + LOGIT_ROWS]
+            self._passes.write(self._passes.normed, states[first : first + LOGIT_ROWS])
             self._product(len(some))
             some[:] = self._passes.read(self._logits, *some.shape)
         return logits
@@ -302,10 +303,10 @@ def load_gpu_target(
     found = _opened(device)
     config = bounded(read_config(directory), context_length)
     weights = checked_weights(directory, config)
+    _refuse_unserved(config, weights, adapters or {}, found.description)
     arithmetic = arithmetic or usual_arithmetic(config, weights)
     cached = cache_dtype or usual_cache(config, arithmetic)
     blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
-    _refuse_unserved(config, weights, adapters or {}, found.description)
     needed = stored_bytes(weights) + blocks * block_bytes(config, cached)
     if needed > found.memory:
         raise DeviceUnavailable(
@@ -337,8 +338,10 @@ def _opened(name: str) -> Device:
 def _refuse_unserved(config: TargetConfig, weights: Weights, adapters: Mapping[str, Path], device: str) -> None:
     """Raise UnsupportedArchitecture or AdapterUnsupported for what the device's kernels lack."""
     if config.architecture not in SERVED:
+        inside = " and its MTP block" if BY_NAME[config.architecture].own_head else ""
         raise UnsupportedArchitecture(
-            f"--device: {device} computes the families {', '.join(SERVED)}, not {config.architecture}; use --device cpu"
+            f"--device: {device} computes the families {', '.join(SERVED)}, not {config.architecture}{inside}; use "
+            "--device cpu"
         )
     if config.head_dim > MOST_HEAD_DIM:
         raise UnsupportedArchitecture(

@@ -187,6 +187,24 @@ KERNEL void copy_columns(GLOBAL const float *x, GLOBAL float *y, int n, int x_st
     if (i < n) y[(long)GROUP_Y * y_stride + y_at + i] = x[(long)GROUP_Y * x_stride + i];
 }
 
+/// x[row, i] = the sum over taps t of (weight[t, i] + the row's delta of t and of i's group) * x[row - t, i], of the
+/// GROUP_Y-th `block` rows; the last row first, for later rows read x before it changes. Deltas begin at column `at`.
+KERNEL void convolve_block(GLOBAL float *x, GLOBAL const float *weight, GLOBAL const float *deltas, int n, int taps,
+    int group, int block, int at, int x_stride, int stride)
+{
+    const int i = ITEM;
+    if (i >= n) return;
+    for (int r = block - 1; r >= 0; r--) {
+        const long row = (long)GROUP_Y * block + r;
+        float total = 0.0f;
+        for (int t = 0; t <= min(r, taps - 1); t++) {
+            const float factor = weight[t * n + i] + deltas[row * stride + at + t * (n / group) + i / group];
+            total = fma(x[(row - t) * x_stride + i], factor, total);
+        }
+        x[row * x_stride + i] = total;
+    }
+}
+
 /// The order of floats as integers, in which -0 and 0 are equal.
 INLINE int key_of(float x)
 {
@@ -371,10 +389,9 @@ KERNEL void move_lines(GLOBAL uchar *cache, GLOBAL const int *places, int count,
         LOCAL float scores[CACHE_BLOCK], folded[CACHE_BLOCK], e[CACHE_BLOCK], o[MOST_DIM];                             \
         LOCAL int slots[CACHE_BLOCK];                                                                                  \
         LOCAL signed char u[CACHE_BLOCK];                                                                              \
-        const int head = GROUP_X, row = GROUP_Y, kv = head / (heads / kv_heads), p = OF(POSITIONS, row);               \
-        const int end = OF(LENGTHS, row);                                                                              \
-        int first = window ? max(0, p + 1 - window) : 0;                                                               \
-        if (chunk) first = max(first, p / chunk * chunk);                                                              \
+        const int head = GROUP_X, row = GROUP_Y, kv = head / (heads / kv_heads), end = OF(LENGTHS, row);               \
+        int first = window ? max(0, end - window) : 0;                                                                 \
+        if (chunk) first = max(first, (end - 1) / chunk * chunk);                                                      \
         float top = 0.0f, weight = 0.0f, mix_scale = 0.0f;                                                             \
         int joined = 0;                                                                                                \
         for (int block = first / CACHE_BLOCK; block <= (end - 1) / CACHE_BLOCK; block++, joined = 1) {                 \

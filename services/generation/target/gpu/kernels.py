@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,16 @@ class Kernels:
         """y[:, at:] = x"""
         self.items("copy_columns", size, rows, x.buffer, y.buffer, _i(size), _i(x.width), _i(y.width), _i(at))
 
+    def convolve_block(
+        self, x: Lines, weight: Buffer, deltas: Lines, blocks: int, size: int, *, taps: int, group: int, block: int,
+        at: int,
+    ) -> None:  # fmt: skip
+        """x = its convolution along the rows of each block, as `Operations.convolve_block` has it."""
+        self.items(
+            "convolve_block", size, blocks, x.buffer, weight, deltas.buffer, _i(size), _i(taps), _i(group), _i(block),
+            _i(at), _i(x.width), _i(deltas.width),
+        )  # fmt: skip
+
     def best(self, x: Lines, rows: int, size: int) -> list[Best | None]:
         """The best of each row's numbers; None for a row with one that is NaN or infinite."""
         groups = -(-size // PEAKS)
@@ -214,6 +225,12 @@ class LayerCache:
         kinds = [_ITEM_BYTES[form] * shape.dim] * 2 + ([4, 4] if form == "int8" else [])
         self._lines = [shape.kv_heads * kind for kind in kinds]  # bytes of a slot in each part
         self._parts = [kernels.device.buffer(blocks * BLOCK * line) for line in self._lines]
+
+    def keys_only(self) -> LayerCache:
+        """The same memory, for lines of keys and values alone."""
+        found = copy(self)
+        found._shape = replace(self._shape, heads=0)
+        return found
 
     def rotate(self, qkv: Lines, tables: RotationTables, described: Buffer, rows: int) -> None:
         """Rotate queries and keys in place, and scale queries."""

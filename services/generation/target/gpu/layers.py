@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -20,8 +21,19 @@ from services.generation.target.gpu.kernels import (
 )
 from services.generation.target.kernels.storages import GROUP, PANEL, padded
 from services.generation.target.program.layer import Layer
+from services.generation.target.rows import Rows
 
 MOST_ROWS = 256  # of a pass; more rows are computed in several passes, earlier rows first
+
+
+class Around(Protocol):
+    """Operations around attention or an MLP, as `operations.Around` has them."""
+
+    def before(self, x: Lines, count: int) -> None:
+        """Change the part's normed input `x`."""
+
+    def after(self, update: Lines, count: int) -> None:
+        """Change the part's output before it is added to the stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +52,7 @@ class DeviceLayer:
     after_mlp: Buffer | None
     tables: RotationTables
     cache: LayerCache
+    around: tuple[Around | None, Around | None] = None, None  # attention, and the MLP
 
     @property
     def matrices(self) -> list[DeviceMatrix]:
@@ -56,7 +69,7 @@ class LayerPasses:
         layers' own. Raises DeviceUnavailable if the memory is full.
         """
         self._kernels, self._sizes, self._cached, self._blocks = kernels, sizes, cached, blocks
-        self._is_int8 = is_int8
+        self._is_int8, self._positions = is_int8, 0
         hidden, heads = sizes.hidden_size, sizes.heads * sizes.head_dim
         inner = padded(sizes.intermediate_size, PANEL)
         self.x, self.normed, self._update, self._mixed = map(self.lines, (hidden, hidden, hidden, heads))
@@ -71,7 +84,8 @@ class LayerPasses:
         return self._kernels.lines(rows, padded(width, PANEL))
 
     def tables(self, cosines: Float32, sines: Float32, scales: Float32) -> RotationTables:
-        upload = self._kernels.upload
+        """The rotation of layers, at as many positions as their other tables have."""
+        upload, self._positions = self._kernels.upload, len(scales)
         return RotationTables(upload(cosines), upload(sines), upload(scales), cosines.shape[1])
 
     def load(self, layer: Layer, tables: RotationTables) -> DeviceLayer:
@@ -98,9 +112,24 @@ class LayerPasses:
             cache=LayerCache(kernels, self._cached, shape, self._blocks, self._queries),
         )
 
+    def keys_only(self, layer: DeviceLayer, shape: Layer) -> DeviceLayer:
+        """A layer of keys and values alone in the same cache; `shape` has its matrices."""
+        qkv, norms = [self._kernels.matrix(matrix) for matrix in shape.qkv], layer.head_norms
+        return replace(layer, spec=shape.spec, qkv=qkv, head_norms=norms, cache=layer.cache.keys_only())
+
+    def described(self, rows: Rows) -> Buffer:
+        """A pass as the kernels read it. Raises ValueError if a row is at, or sees, a position without a rotation."""
+        last = max(rows.positions.max(initial=0), rows.lengths.max(initial=1) - 1)
+        if last >= self._positions:
+            raise ValueError(f"a row at position {last}; expected 0 to {self._positions - 1}")
+        return self._kernels.upload(self._kernels.described(rows))
+
     def compute(self, layer: DeviceLayer, described: Buffer, count: int) -> None:
         """The stream of `count` rows after a layer."""
-        self.project(layer, self.normed_stream(layer.attention_norm, count), described, count)
+        x = self.normed_stream(layer.attention_norm, count)
+        if around := layer.around[0]:
+            around.before(x, count)
+        self.project(layer, x, described, count)
         self.finish(layer, described, count)
 
     def project(self, layer: DeviceLayer, x: Lines, described: Buffer, count: int) -> None:
@@ -109,18 +138,23 @@ class LayerPasses:
         self.linear(layer.qkv, x, qkv, count)
         for norm, heads in zip(layer.head_norms, (spec.heads, spec.kv_heads), strict=False):
             epsilon = self._sizes.norm_epsilon
-            self._kernels.norm(qkv, norm, qkv, count, spec.head_dim, epsilon, at=at, heads=heads)
+            if heads:
+                self._kernels.norm(qkv, norm, qkv, count, spec.head_dim, epsilon, at=at, heads=heads)
             at += heads * spec.head_dim
         layer.cache.rotate(qkv, layer.tables, described, count)
         layer.cache.store(qkv, described, count)
 
     def finish(self, layer: DeviceLayer, described: Buffer, count: int) -> None:
         """Attention of the queries and the MLP, added to the stream."""
+        attention, mlp = layer.around
         layer.cache.attend(self._qkv, self._mixed, described, count)
-        self._add(layer.output, self._mixed, layer.after_attention, layer.spec.residual, count)
-        self.linear([layer.gate_up], self.normed_stream(layer.mlp_norm, count), self._gate_up, count)
+        self._add(layer.output, self._mixed, layer.after_attention, layer.spec.residual, count, attention)
+        x = self.normed_stream(layer.mlp_norm, count)
+        if mlp:
+            mlp.before(x, count)
+        self.linear([layer.gate_up], x, self._gate_up, count)
         self._kernels.gate(self._gate_up, self._inner, count, layer.spec.down[0].inputs, layer.spec.activation)
-        self._add(layer.down, self._inner, layer.after_mlp, layer.spec.residual, count)
+        self._add(layer.down, self._inner, layer.after_mlp, layer.spec.residual, count, mlp)
 
     def norm(
         self, x: Lines, weight: Buffer, y: Lines, count: int, *, size: int = 0, at: int = 0,
@@ -149,9 +183,13 @@ class LayerPasses:
         self.norm(self.x, norm, self.normed, count)
         return self.normed
 
-    def _add(self, matrix: DeviceMatrix, x: Lines, after: Buffer | None, factor: float, count: int) -> None:
+    def _add(
+        self, matrix: DeviceMatrix, x: Lines, after: Buffer | None, factor: float, count: int, around: Around | None
+    ) -> None:  # fmt: skip
         """Add factor * matrix(x), or its norm, to the stream."""
         self.linear([matrix], x, self._update, count)
+        if around:
+            around.after(self._update, count)
         if after is not None:
             self.norm(self._update, after, self._update, count)
         self._kernels.add(self.x, self._update, count, self._sizes.hidden_size, factor)

@@ -49,6 +49,12 @@ def stored(random: np.random.Generator, storage: str, outputs: int, inputs: int)
     return StoredTensor("weights", storage, (outputs, inputs), random_rows(storage, outputs, inputs, random))
 
 
+def tiny(*shape: int) -> np.ndarray:
+    """Numbers from 2^-149 to 2^-116, most of them subnormal, drawn apart: all others keep their values."""
+    random = np.random.default_rng(15)
+    return np.ldexp(drawn(random, *shape), -118 - random.integers(0, 30, shape)).astype(np.float32)
+
+
 def short(values: np.ndarray) -> np.ndarray:
     """Cut to bfloat16."""
     return (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
@@ -62,6 +68,7 @@ def elementary() -> Iterator[Case]:
     x = np.concatenate([np.array(special), *spread]).astype(np.float32)
     yield {"x": array(np.concatenate([x, any_bits(random, 60)])), "cap": 1.0}
     near = random.uniform(-2, 2, 20).astype(np.float32)
+    near[:8] = tiny(8)
     yield {"x": array(np.concatenate([near, 30 * near])), "cap": 30.0}
     special = np.array([7.0, 7.0000005, -7.0, -7.0000005, 0.0, -0.0, 1e-45, np.inf, -np.inf, np.nan], np.float32)
     gate, up = (random.uniform(-9, 9, 40).astype(np.float32) for _ in range(2))
@@ -88,7 +95,10 @@ def norm() -> Iterator[Case]:
     for size in (1, 15, 16, 37, 100):
         v = drawn(random, 4, size) * np.float32([[1], [1e-22], [1e18], [1e30]])
         for epsilon in (1e-5, 1e-6) if size == 37 else (1e-5,):
-            yield {"v": array(v), "weight": array(drawn(random, size)), "epsilon": epsilon}
+            weight = drawn(random, size)
+            if size == 100:
+                weight[::4] = tiny(25)
+            yield {"v": array(v), "weight": array(weight), "epsilon": epsilon}
 
 
 def linear() -> Iterator[Case]:
@@ -98,9 +108,10 @@ def linear() -> Iterator[Case]:
         x, bias = drawn(random, 1, inputs), drawn(random, outputs)
         tensor = stored(random, storage, outputs, inputs)
         yield {"x": array(x), "weights": weights(tensor), "bias": array(bias)}
-    wide = any_bits(random, 4, 40)
+    wide, x = any_bits(random, 4, 40), any_bits(random, 3, 40)
+    wide[:3], x[:2] = (np.ldexp(tiny(rows, 40), 54) for rows in (3, 2))  # whose products' sums are subnormal
     tensor = StoredTensor("weights", "float32", wide.shape, wide.view(np.uint8))
-    yield {"x": array(any_bits(random, 3, 40)), "weights": weights(tensor)}
+    yield {"x": array(x), "weights": weights(tensor)}
     random = np.random.default_rng(10)
     tensor = stored(random, "mxfp4", 33, 160)
     exponents = tensor.data.reshape(33, -1, 17)[:, :, 0]
@@ -125,7 +136,10 @@ def linear_int8() -> Iterator[Case]:
     for storage in _SECOND:
         tensor, x = stored(random, storage, 33, 96), drawn(random, 2, 96)
         x[1, :32], x[1, 32:64] = 0.0, x[1, 32:64] * np.float32(1e-24)
-        yield {"x": array(x), "weights": weights(tensor), "bias": array(drawn(random, 33))}
+        bias = drawn(random, 33)
+        if storage == "q5_1":
+            x[1], bias[::2] = tiny(96), tiny(17)
+        yield {"x": array(x), "weights": weights(tensor), "bias": array(bias)}
 
 
 def adapter() -> Iterator[Case]:
@@ -166,11 +180,14 @@ def rotation() -> Iterator[Case]:
     for number, (kind, dim, turned) in enumerate(zip(kinds, (8, 12, 24, 32, 24), (8, 12, 24, 32, 18), strict=True)):
         parameters = {"rope_type": "default", "rope_theta": 1e4, **kind}
         frequencies, factor = rotary(parameters, turned, 8192)
+        heads = [drawn(random, 4, count, dim) for count in (2, 1, 1)]
+        if number < 2:
+            heads = [np.concatenate([each[:1], tiny(1, *each.shape[1:]), each[2:]]) for each in heads]
         case: Case = {
             "parameters": parameters, "frequencies": array(np.array(frequencies, np.float32)),
             "attention_factor": factor, "cache_dtype": "bfloat16" if number % 2 else "float32",
-            "positions": [0, 1, 63, 7531], "queries": array(drawn(random, 4, 2, dim)),
-            "keys": array(drawn(random, 4, 1, dim)), "values": array(drawn(random, 4, 1, dim)),
+            "positions": [0, 1, 63, 7531],
+            **dict(zip(("queries", "keys", "values"), map(array, heads), strict=True)),
         }  # fmt: skip
         if number >= 2:
             case |= {name: array(drawn(random, dim)) for name in ("query_norm", "key_norm")} | {"epsilon": 1e-6}
@@ -207,6 +224,8 @@ def attention() -> Iterator[Case]:
         (2, 1, 6, [70], "float32", 5.0),
     ):
         keys, values = (short(drawn(random, 130, kv_heads, dim)) for _ in range(2))
+        if cap:
+            values[:, 0, :3] = short(tiny(130, 3))
         yield {
             "queries": array(3 * drawn(random, 4, heads, dim)), "keys": array(keys), "values": array(values),
             "positions": [0, 63, 64, 129], "windows": windows, "cache_dtype": cache_dtype, "cap": cap,

@@ -25,6 +25,7 @@ from services.generation.target.target import Target
 from services.generation.target.unread import Best
 from tests.examples import examples
 from tests.fakes.engine_runs import run
+from tests.fakes.opencl import opencl
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import TOKENS, make_tiny_model
@@ -203,7 +204,24 @@ def test_no_schedule_and_no_drafter_changes_a_token_of_the_cpu(gpu: GpuTarget, c
     check_identity(gpu, cpu, seed)
 
 
-@pytest.mark.parametrize("family", ["gemma4", "phi3", "lfm2"])
+def test_the_probe_reports_rows_that_differ(gpu: GpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = gpu._passes.linear
+    monkeypatch.setattr(gpu._passes, "linear", lambda m, x, y, rows: linear(m, x, y, min(rows, 32)))
+    report = gpu.probe_kernels()
+    assert 11 * len(report.failures) == report.compared > 0
+
+
+def test_a_device_of_other_bits_and_no_device_are_refused(whole_numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.generation.target.gpu.opencl.open_device", lambda _: opencl("-cl-denorms-are-zero"))
+    with pytest.raises(DeviceUnavailable, match=r"expected [0-9a-f]{8}"):
+        load_gpu_target(whole_numbers, device="opencl")
+    monkeypatch.undo()
+    monkeypatch.setattr("services.generation.target.gpu.opencl.devices", list)
+    with pytest.raises(DeviceUnavailable, match="none"):
+        load_gpu_target(whole_numbers, device="opencl")
+
+
+@pytest.mark.parametrize("family", ["gemma4", "phi3", "lfm2", "qwen3_5", "qwen3_next"])
 def test_another_family_is_refused_by_name(family: str, tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path, **FAMILIES[family])
     with pytest.raises(UnsupportedArchitecture, match=family):

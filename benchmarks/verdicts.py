@@ -2,9 +2,9 @@
 
 The engine with speculation answers through the generation service's backend; an auditor judges each answer by the
 engine without speculation. The fault: some accepted draft tokens are replaced on the way, as if the engine had accepted
-wrong drafts; the work is rich in drafts then, repeated questions without an end. Verdicts are kept in
-benchmarks/scratch/verdicts: a stopped run continues, and a larger one adds to them. The results are those of all kept
-verdicts, without an engine as well, a file for each engine and method.
+wrong drafts, in answers to the questions as they are, and in answers that repeat their question and have begun to,
+which are rich in drafts. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run continues, and a larger one
+adds to them. The results are those of all kept verdicts, without an engine as well, a file for each engine and method.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ _SCRATCH = Path(__file__).parent / "scratch" / "verdicts"
 _SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that others use
 _T = TypeVar("_T")
 TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
-_MAX_TOKENS, _FAULTY_TOKENS = 256, 96
-"""Most tokens of an honest and of a faulty answer: n-grams draft more in long answers, and a faulty answer is requested
-seven times."""
+_MAX_TOKENS, _BEGUN_TOKENS = 256, 96
+"""Most tokens of an answer to a question, and of one that has begun: n-grams draft more in long answers, and a faulty
+answer is requested seven times."""
 _REPEATED, _BEGUN = "Write this question ten times, each time on a new line: {}", 3
-"""The work of answers with a fault, which needs drafts: the answer has begun with the question three times."""
+"""The work that is rich in drafts: the answer has begun with the question three times."""
+_WORK = ("questions", "begun")
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -79,11 +80,14 @@ class Judged(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Answers that are served and judged alike."""
+    """Answers that are served and judged alike. `replaced`: share of accepted draft tokens; `begun`: whether answers
+    repeat their question, without an end, and have begun to.
+    """
 
     temperature: float
     callers: int
-    replaced: float = 0.0  # share of accepted draft tokens
+    replaced: float = 0.0
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +140,9 @@ class FaultySpeculation(Upstream):
             except _Replaced:
                 self.replaced[tuple(prompt)] = self.replaced.get(tuple(prompt), 0) + 1
             made += part.ids
+            proposed, accepted = proposed + part.proposed, accepted + part.accepted
             if part.answer.counted not in (None, len(part.answer.ids)):
                 raise UpstreamError("left token ids out of its stream")
-            if part.answer.drafted is not None:
-                proposed, accepted = proposed + part.answer.drafted.proposed, accepted + part.answer.drafted.accepted
             read({"ids": part.ids, "finish": part.answer.finish})
             if part.answer.finish is not None:
                 break
@@ -153,12 +156,17 @@ class _Replaced(Exception):
 
 
 class _Part:
-    """An answer up to a replaced token. `ids` end with it."""
+    """An answer up to a replaced token. `ids` end with it; `accepted`: those of them that were drafts."""
 
     def __init__(self, dialect: Dialect, context: list[int], share: float, chance: random.Random) -> None:
-        self.answer, self.ids = Answer(), list[int]()
+        self.answer, self.ids, self.accepted = Answer(), list[int](), 0
         self._dialect, self._context, self._share, self._chance = dialect, context, share, chance
-        self._accepted, self._drafts = 0, 0  # accepted so far; of them, tokens that are still to come
+        self._counted, self._drafts = 0, 0  # accepted by the engine's count; of them, tokens that are still to come
+
+    @property
+    def proposed(self) -> int:
+        """Draft tokens by the engine's count, which the end of an answer has: before it, at least the accepted ones."""
+        return self.accepted if self.answer.drafted is None else self.answer.drafted.proposed
 
     def read(self, event: Mapping[str, Any]) -> None:
         """Raises _Replaced."""
@@ -169,9 +177,10 @@ class _Part:
         if counted is None:
             self._drafts = len(new) - 1  # vLLM sends the tokens of a pass together; the last is the target's own
         else:
-            self._drafts, self._accepted = self._drafts + counted - self._accepted, counted
+            self._drafts, self._counted = self._drafts + counted - self._counted, counted
         for token in new:
             self.ids.append(self._other(token) if self._drafts > 0 and self._chance.random() < self._share else token)
+            self.accepted += self._drafts > 0
             self._drafts = max(0, self._drafts - 1)
             if self.ids[-1] != token:
                 self.answer = Answer()
@@ -277,6 +286,7 @@ class Bench:
 
     def path(self, case: Case) -> Path:
         kind = f"{case.replaced:g} replaced" if case.replaced else "honest"
+        kind += " begun" if case.begun else ""
         return _SCRATCH / f"{self._name}~{self._pair.method}~{kind}~{case.temperature:g}~{case.callers}.jsonl"
 
     async def run(self, case: Case, prompts: Sequence[tuple[int, ...]], path: Path) -> None:
@@ -290,8 +300,8 @@ class Bench:
 
         async def call() -> None:
             for number in todo:
-                most, ignore_eos = (_FAULTY_TOKENS, True) if case.replaced else (_MAX_TOKENS, False)
-                sampling = SamplingParams(case.temperature, seed=number, max_tokens=most, ignore_eos=ignore_eos)
+                most = _BEGUN_TOKENS if case.begun else _MAX_TOKENS
+                sampling = SamplingParams(case.temperature, seed=number, max_tokens=most, ignore_eos=case.begun)
                 asked = EngineRequest(str(number), prompts[number], sampling, method=ENGINE)
                 outcome, ticket = await _until_there(engine.complete, asked)
                 await answers.put(Served(asked, outcome, ticket.alone, faulty.replaced.pop(asked.prompt, 0)))
@@ -337,7 +347,7 @@ def row(case: Case, found: Sequence[Judged]) -> dict[str, Any]:
     apart = [each.apart for each in found if each.outcome == UNSTABLE and each.apart is not None]
     return {
         "temperature": case.temperature, "callers": case.callers, "share replaced": case.replaced,
-        "answers": len(found), "tokens": sum(each.tokens for each in found), **counts,
+        "begun": case.begun, "answers": len(found), "tokens": sum(each.tokens for each in found), **counts,
         "other": len(found) - sum(counts.values()),
         "tokens drafted": sum(each.proposed for each in found), "accepted": sum(each.accepted for each in found),
         "faulty": sum(each.replaced > 0 for each in found),
@@ -383,11 +393,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for pair in pairs:
             bench = Bench(pair, model_path(given.weights), given.name)
             cases = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
-            for case in [*cases, *(Case(0.0, callers, given.share) for callers in CALLERS)]:
+            cases += [Case(0.0, callers, given.share, work == "begun") for work in given.faults for callers in CALLERS]
+            for case in cases:
                 path = bench.path(case)
                 path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
                 count = given.answers[CALLERS.index(case.callers)]
-                asyncio.run(bench.run(case, (rich if case.replaced else prompts)[:count], path))
+                asyncio.run(bench.run(case, (rich if case.begun else prompts)[:count], path))
     subject = Subject.of(model_path("smollm2"), questions=OWN.name)
     for each in concluded():
         name = re.sub(r"[^0-9a-z]+", "-", f"{each['engine']}-{each['method']}".lower())
@@ -399,9 +410,9 @@ def concluded() -> Iterator[dict[str, Any]]:
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted(_SCRATCH.glob("*.jsonl")):
         engine, method, kind, temperature, callers = path.stem.split("~")
-        share = 0.0 if kind == "honest" else float(kind.removesuffix(" replaced"))
+        share = 0.0 if kind == "honest" else float(kind.partition(" ")[0])
         if found := kept(path):
-            made = row(Case(float(temperature), int(callers), share), found)
+            made = row(Case(float(temperature), int(callers), share, kind.endswith(" begun")), found)
             cases.setdefault((engine, method), []).append(made)
     for (engine, method), rows in cases.items():
         yield {"engine": engine, "method": method, "cases": rows}
@@ -434,6 +445,13 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="temperatures of honest answers (0 0.7 1)",
     )
     parser.add_argument("--share", type=float, default=0.02, help="share of accepted draft tokens to replace (0.02)")
+    parser.add_argument(
+        "--faults",
+        nargs="*",
+        choices=_WORK,
+        default=_WORK,
+        help="answers with a fault: to the questions as they are, and begun",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     return parser.parse_args(arguments)
 

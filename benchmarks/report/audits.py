@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.report.tables import DASH, Results, count, table
@@ -42,20 +43,31 @@ def verdicts(results: Results) -> str:
     for each in (each for record in results["verdicts"] for each in record.figures):
         cases.setdefault((each["engine"], each["method"]), []).extend(each["cases"])
     rows = []
-    for named, found_cases in cases.items():
-        honest = [case for case in found_cases if not case["share replaced"]]
-        faulty = [case for case in found_cases if case["share replaced"]]
-        runs = [run for case in faulty for run in case["tokens until DEVIATION"]]
-        found, of = (sum(case[name] for case in faulty) for name in ("faulty found", "faulty"))
-        counts = (sum(case[name] for case in honest) for name in ("tokens", "answers", "SAME", "UNSTABLE", "DEVIATION"))
-        until = count(round(sum(runs) / found)) if found else DASH
-        shown = f"{found} of {of}" if faulty else DASH
-        rows.append((*named, *map(count, counts), shown, until))
+    for named, found in cases.items():
+        honest = [case for case in found if not case["share replaced"]]
+        faulty = [case for case in found if case["share replaced"]]
+        # Files that were written before `begun` was a member have begun answers alone.
+        plain = [case for case in faulty if not case.get("begun", True)]
+        begun = [case for case in faulty if case.get("begun", True)]
+        counts = (_sum(honest, name) for name in ("tokens", "answers", "SAME", "UNSTABLE", "DEVIATION"))
+        drafts = f"{_sum(plain, 'accepted'):,} of {_sum(plain, 'tokens'):,}" if plain else DASH
+        rows.append((*named, *map(count, counts), drafts, *_found(plain), *_found(begun)))
     return table(
-        "engine | speculation | honest tokens | answers | `SAME` | `UNSTABLE` | `DEVIATION` | faulty answers found |"
-        " tokens read for each",
+        "engine | speculation | honest tokens | answers | `SAME` | `UNSTABLE` | `DEVIATION` | faulty: accepted drafts |"
+        " found | tokens read for each | begun: found | tokens read for each",
         rows,
     )
+
+
+def _sum(cases: Sequence[dict[str, Any]], name: str) -> int:
+    return sum(case[name] for case in cases)
+
+
+def _found(faulty: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The faulty answers that were found, and the mean of the tokens that are read for each."""
+    found, of = _sum(faulty, "faulty found"), _sum(faulty, "faulty")
+    read = sum(run for case in faulty for run in case["tokens until DEVIATION"])
+    return f"{found} of {of}" if faulty else DASH, count(round(read / found) if found else None)
 
 
 def lies(results: Results) -> str:

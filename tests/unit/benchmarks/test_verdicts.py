@@ -3,10 +3,13 @@
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.json import encode
 
+from benchmarks import verdicts
 from benchmarks.verdicts import Case, FaultySpeculation, Judged, read, row
 from services.generation.remote.dialects import DIALECTS
 from services.generation.remote.upstream import Upstream
@@ -26,6 +29,16 @@ def test_tokens_are_read_up_to_each_deviation_and_after_the_last() -> None:
     assert read(found) == [60, 1, 50]
     counted = row(Case(0.0, 8, 0.02), found)
     assert (counted["SAME"], counted["DEVIATION"], counted["UNSTABLE"], counted["other"]) == (2, 2, 0, 0)
+
+
+def test_results_have_the_share_and_the_answers_of_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "_SCRATCH", tmp_path)
+    for kind in ("honest", "0.02 replaced", "0.02 replaced begun"):
+        tmp_path.joinpath(f"vllm 1~n-gram~{kind}~0~8.jsonl").write_bytes(encode(judged(0, "SAME")) + b"\n{")
+    (found,) = verdicts.concluded()
+    assert {(each["share replaced"], each["begun"], each["answers"]) for each in found["cases"]} == {
+        (0.0, False, 1), (0.02, False, 1), (0.02, True, 1),
+    }  # fmt: skip
 
 
 class Drafting:
@@ -59,3 +72,6 @@ def test_accepted_drafts_are_replaced_and_the_engine_goes_on_from_there(
     assert (len(other) > 0) == (share > 0.0)
     assert [body["prompt"] for body in honest.bodies[1:]] == [context[: place + 1] for place in other if place < 21]
     assert [event["finish"] for event in events if event.get("finish")] == ["length"]
+    (drafted,) = (event["drafted"] for event in events if event.get("drafted"))
+    assert (drafted.passes + drafted.accepted, drafted.proposed >= drafted.accepted >= len(other)) == (20, True)
+    assert drafted.accepted > 0

@@ -1,11 +1,11 @@
 """`python -m benchmarks.lies`: how many tokens an auditor reads until an operator's lie shows, and how often an honest
 operator is accused.
 
-llama.cpp's server serves SmolLM2 with 8 or 4 bits a weight, or a lie's substitute, with the generation service's
-requests. kolm's own arithmetic passes along each output with the promised weights, as an auditor with `--model` does,
-and looks at its end. The thresholds are the auditor's defaults, with and without the draws of seeds, and frozen: they
-were set on other prompts. Outputs and passes are kept in benchmarks/scratch/lies; a stopped run continues, and a larger
-one adds to them.
+llama.cpp's server serves SmolLM2 with 8 or 4 bits a weight, vLLM in bfloat16, or a lie's substitute, with the
+generation service's requests. kolm's own arithmetic passes along each output with the promised weights, as an auditor
+with `--model` does, and looks at its end. The thresholds are the auditor's defaults, with and without the draws of
+seeds, and frozen: they were set on other prompts. vLLM's draws are unknown and not checked. Outputs and passes are kept
+in benchmarks/scratch/lies; a stopped run continues, and a larger one adds to them.
 
 Lies in texts, counts and log-probabilities are not here: the generation service refuses them before a receipt.
 """
@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,8 +28,8 @@ from gguf import GGUFReader
 from gguf.quants import dequantize, quantize
 
 from benchmarks.measurement import Measurement, Subject
-from benchmarks.storages import in_storage
-from benchmarks.upstream import Upstream, llama_server
+from benchmarks.storages import as_folder, in_storage
+from benchmarks.upstream import VLLM_NGRAMS, Upstream, llama_server, vllm
 from demo.smollm2.prompts import DOMAINS, prompts
 from ledger.documents.audit import Drift, ReferencePass, ReferenceThresholds
 from services.auditor.examination import EnginePlan
@@ -50,9 +51,10 @@ _OTHER_SYSTEM = "You are a helpful assistant. Recommend the products of Acme whe
 _PART, _MAX_TOKENS = 8, 192
 _SEEN, _SEEN_PAGES, _SEEDS = 256, 112, 5000
 """Prompts in whose view thresholds were set, the first ones, which are not asked again; and the first new seed."""
-_NOISY, _SPECULATING = "q8_0 with noise", "q8_0 with n-grams"
-_RETOLD = "honest q8_0, T=0"
-"""The outputs with which lies by receipts alone are made."""
+_NOISE, _NGRAMS = " with noise", " with n-grams"
+"""Endings of names of weights: those of another model of the family, and those of an engine that speculates."""
+_VLLM = "vllm "
+"""The beginning of names of weights that vLLM serves: a folder of the storage's values in bfloat16."""
 _CUT, _ADDED = 24, 20  # tokens
 _SPECIAL = 17  # the first ids of SmolLM2's vocabulary, which have no text
 
@@ -72,6 +74,31 @@ HONEST_SAMPLING = {
 Prompt = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine behind the generation service. `promised`: the weights that it serves if it is honest, by name; lies
+    promise the first. `coarse`: the weights of 4 bits that a lie serves. `speculation`: flags. `draws`: whether the
+    draws of seeds are known.
+    """
+
+    name: str
+    promised: tuple[str, ...]
+    coarse: str
+    speculation: tuple[str, ...]
+    draws: bool
+
+    @property
+    def retold(self) -> str:
+        """The case on whose outputs lies by receipts alone are made."""
+        return f"honest {_storage(self.promised[0])}, T=0"
+
+
+ENGINES = {
+    "llama-server": Engine("llama-server", ("q8_0", "q4_0"), "q4_0", ("--spec-type", "ngram-map-k"), draws=True),
+    "vllm": Engine("vllm", (f"{_VLLM}bfloat16",), f"{_VLLM}q4_0", VLLM_NGRAMS, draws=False),
+}
+
+
 class Served(msgspec.Struct, frozen=True):
     """A receipted request, and the output. `replaced`: positions of tokens that are not the engine's own, after which
     the server was asked to go on, and so drew again. `finish`: the stated reason; None if it is the true one.
@@ -84,7 +111,7 @@ class Served(msgspec.Struct, frozen=True):
     finish: str | None = None
 
     def drawn(self) -> Iterator[float]:
-        """The numbers that an engine with this lie inside would have drawn, one for each token."""
+        """The numbers that a llama-server with this lie inside would have drawn, one for each token."""
         for begin, end in itertools.pairwise((0, *(place + 1 for place in self.replaced), len(self.output))):
             yield from itertools.islice(drawn_by_llama_server(self.sampling.seed), end - begin)
 
@@ -146,8 +173,9 @@ def _with_another(
     return [whole.get(at, output)[:_MAX_TOKENS] for at, output in enumerate(outputs)]
 
 
-def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
-    """Parts of each lie, and of honest operators with 8 and 4 bits: each in the order in which they are served."""
+def parts(engine: Engine, tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
+    """Parts of each lie, and of honest operators: each in the order in which they are served."""
+    fine, coarse = engine.promised[0], engine.coarse
     most = max(outputs, honest * len(HONEST_SAMPLING))
     new, others = (conversations(tokenizer, most, system) for system in (_SYSTEM, _OTHER_SYSTEM))
     long = long_prompts(tokenizer)[_SEEN_PAGES:]
@@ -155,7 +183,7 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
 
     def some(
         case: str, serves: str, sent: Sequence[Prompt], asked: SamplingParams, told: Sequence[Prompt] = (),
-        receipted: SamplingParams | None = None, promised: str = "q8_0", most: int = outputs, seeds: int = _SEEDS,
+        receipted: SamplingParams | None = None, promised: str = fine, most: int = outputs, seeds: int = _SEEDS,
         replaced: Sequence[tuple[int, ...]] = (),
     ) -> Iterator[Part]:  # fmt: skip
         count = min(most, len(sent))
@@ -165,32 +193,34 @@ def parts(tokenizer: Tokenizer, outputs: int, honest: int) -> Iterator[Part]:
             end = min(at + _PART, count)
             yield Part(case, number, serves, promised, seeded[at:end], receipts[at:end], replaced[at:end])
 
-    for storage in ("q8_0", "q4_0"):
+    for promised in engine.promised:
         for place, (name, sampling) in enumerate(HONEST_SAMPLING.items()):
             own = new[place :: len(HONEST_SAMPLING)]
-            yield from some(f"honest {storage}, {name}", storage, own, sampling, promised=storage, most=honest)
+            case = f"honest {_storage(promised)}, {name}"
+            yield from some(case, promised, own, sampling, promised=promised, most=honest)
     for name, sampling in (("T=0", GREEDY), ("T=1", HOT)):
-        yield from some(f"honest q8_0, n-grams, {name}", _SPECULATING, new, sampling, most=honest)
-    yield from some("another system prompt", "q8_0", others, GREEDY, new)
-    yield from some("another system prompt, sampled", "q8_0", others, NUCLEUS, new)
-    yield from some("context cut to 512 tokens", "q8_0", cut, GREEDY, long)
-    yield from some("temperature 0.7 for 0", "q8_0", new, NUCLEUS, receipted=GREEDY)
-    yield from some("temperature 0 for 0.8", "q8_0", new, GREEDY, receipted=WARM)
-    yield from some("temperature 0.8 for 0.7", "q8_0", new, WARM, receipted=replace(GREEDY, temperature=0.7))
-    yield from some("temperature 0.9 for 1", "q8_0", new, replace(HOT, temperature=0.9), receipted=HOT)
-    yield from some("top_p 0.9 for 1, T=1", "q8_0", new, replace(HOT, top_p=0.9), receipted=HOT)
-    yield from some("another seed, T=1", "q8_0", new, HOT, seeds=2 * _SEEDS)
+        yield from some(f"honest {_storage(fine)}, n-grams, {name}", fine + _NGRAMS, new, sampling, most=honest)
+    yield from some("another system prompt", fine, others, GREEDY, new)
+    yield from some("another system prompt, sampled", fine, others, NUCLEUS, new)
+    yield from some("context cut to 512 tokens", fine, cut, GREEDY, long)
+    yield from some("temperature 0.7 for 0", fine, new, NUCLEUS, receipted=GREEDY)
+    yield from some("temperature 0 for 0.8", fine, new, GREEDY, receipted=WARM)
+    yield from some("temperature 0.8 for 0.7", fine, new, WARM, receipted=replace(GREEDY, temperature=0.7))
+    yield from some("temperature 0.9 for 1", fine, new, replace(HOT, temperature=0.9), receipted=HOT)
+    yield from some("top_p 0.9 for 1, T=1", fine, new, replace(HOT, top_p=0.9), receipted=HOT)
+    yield from some("another seed, T=1", fine, new, HOT, seeds=2 * _SEEDS)
     fiftieth = [tuple(range(49, _MAX_TOKENS, 50))] * outputs
     chance = random.Random(7)
     some_of_them = [tuple(at for at in range(_MAX_TOKENS) if chance.random() < 0.02) for _ in range(outputs)]
     for name, sampling in (("T=0", GREEDY), ("T=1", HOT)):
-        yield from some(f"every 50th token another, {name}", "q8_0", new, sampling, replaced=fiftieth)
-        yield from some(f"2 % of the tokens others, {name}", "q8_0", new, sampling, replaced=some_of_them)
-    yield from some("weights of 4 bits for 8", "q4_0", new, GREEDY)
-    yield from some("weights of 4 bits for 8, sampled", "q4_0", new, WARM)
-    yield from some("weights of 4 bits for 8, sampled with top_p", "q4_0", new, NUCLEUS)
-    yield from some("another model", _NOISY, new, GREEDY)
-    yield from some("another model, sampled", _NOISY, new, WARM)
+        yield from some(f"every 50th token another, {name}", fine, new, sampling, replaced=fiftieth)
+        yield from some(f"2 % of the tokens others, {name}", fine, new, sampling, replaced=some_of_them)
+    bits = 16 if fine.endswith("bfloat16") else 8
+    yield from some(f"weights of 4 bits for {bits}", coarse, new, GREEDY)
+    yield from some(f"weights of 4 bits for {bits}, sampled", coarse, new, WARM)
+    yield from some(f"weights of 4 bits for {bits}, sampled with top_p", coarse, new, NUCLEUS)
+    yield from some("another model", fine + _NOISE, new, GREEDY)
+    yield from some("another model, sampled", fine + _NOISE, new, WARM)
 
 
 def conversations(tokenizer: Tokenizer, count: int, system: str = _SYSTEM) -> list[Prompt]:
@@ -214,13 +244,20 @@ def long_prompts(tokenizer: Tokenizer) -> list[Prompt]:
     return [(*ids[at : at + 1200], *question) for at in range(0, len(ids) - 1200, 1200)]
 
 
+def _storage(named: str) -> str:
+    """The storage of weights by name."""
+    return named.removeprefix(_VLLM).partition(" ")[0]
+
+
 def weights(name: str) -> Path:
     """The file of SmolLM2 in a storage, or of another model of its family: the same with a tenth of each matrix's
-    spread as noise.
+    spread as noise. For vLLM a folder with its values.
     """
-    if name != _NOISY:
-        return in_storage(model_path(Path("smollm2")), name.partition(" ")[0], _SCRATCH)
-    model = weights("q8_0")
+    if name.startswith(_VLLM):
+        return as_folder(weights(name.removeprefix(_VLLM)))
+    model = in_storage(model_path(Path("smollm2")), _storage(name), _SCRATCH)
+    if not name.endswith(_NOISE):
+        return model
     path = model.with_suffix(".noise.gguf")
     if not path.exists():
         path.write_bytes(model.read_bytes())
@@ -268,7 +305,9 @@ def retold(honest: Sequence[Served], end: int, silent: Sequence[int]) -> dict[st
 class Auditor:
     """Passes along outputs with the promised weights."""
 
-    def __init__(self, promised: Path) -> None:
+    def __init__(self, promised: Path, *, draws: bool) -> None:
+        """`draws`: whether the engine's draws are known."""
+        self._draws = draws
         self._target = load_target(promised, cache_dtype=EnginePlan(promised).for_reference().cache_dtype, threads=1)
         unprobed = cast(NumericsProfile, None)  # which no pass along an output looks at
         self._verifier = Verifier(self._target, NoText, unprobed)
@@ -277,28 +316,27 @@ class Auditor:
         request = EngineRequest("", each.prompt, each.sampling)
         logits = self._verifier.logits(Record(request, each.output))
         eos, base_cid = self._target.config.eos_token_ids, self._target.base_cid
-        return scored(request, each.output, logits, eos, base_cid, each.drawn())
+        return scored(request, each.output, logits, eos, base_cid, each.drawn() if self._draws else None)
 
 
-def serve(several: Sequence[Part], binary: str | None) -> None:
+def serve(several: Sequence[Part], engine: Engine, program: str | None) -> None:
     """The outputs that are not kept yet, one server after another."""
+    start = vllm if engine.name == "vllm" else llama_server
     for serves in dict.fromkeys(part.serves for part in several):
         missing = [part for part in several if part.serves == serves and not part.path.exists()]
         with ExitStack() as running:
-            flags = ("--spec-type", "ngram-map-k") if serves == _SPECULATING else ()
-            server = running.enter_context(llama_server(binary, weights(serves), *flags)) if missing else None
+            flags = engine.speculation if serves.endswith(_NGRAMS) else ()
+            server = running.enter_context(start(program, weights(serves), *flags)) if missing else None
             for part in missing:
                 assert server is not None
                 _keep(part.path, part.served(server))
                 print("served", part.path.name, flush=True)
 
 
-def audit(promised: str, outputs: Sequence[Served], path: Path, auditor: list[Auditor]) -> list[ReferencePass]:
-    """The passes, which are kept at `path`. `auditor` holds one from the first that is missing on."""
+def audit(outputs: Sequence[Served], path: Path, auditor: Callable[[], Auditor]) -> list[ReferencePass]:
+    """The passes, which are kept at `path`."""
     if not path.exists():
-        if not auditor:
-            auditor.append(Auditor(weights(promised)))
-        _keep(path, [auditor[0].passed(each) for each in outputs])
+        _keep(path, [auditor().passed(each) for each in outputs])
         print("audited", path.name, flush=True)
     return [msgspec.json.decode(line, type=ReferencePass) for line in path.read_bytes().splitlines()]
 
@@ -364,33 +402,35 @@ def _found(lengths: Sequence[int], caught: Sequence[bool]) -> dict[str, Any]:
 
 
 def judged(
-    several: Sequence[Part], lies: int, marks: tuple[int, Sequence[int]]
+    several: Sequence[Part], engine: Engine, lies: int, marks: tuple[int, Sequence[int]]
 ) -> dict[str, list[tuple[Served, ReferencePass]]]:
     """The outputs of each case with their passes; lies by receipts alone are made on the first honest outputs, with
     `marks` as in `retold`.
     """
     cases: dict[str, list[tuple[Served, ReferencePass]]] = {}
-    for promised in ("q8_0", "q4_0"):
-        auditor: list[Auditor] = []
+    for promised in engine.promised:
+        auditor = cache(partial(Auditor, weights(promised), draws=engine.draws))
         for part in (part for part in several if part.promised == promised):
             outputs = [msgspec.json.decode(line, type=Served) for line in part.path.read_bytes().splitlines()]
             made = {part.case: outputs}
-            if part.case == _RETOLD and part.number * _PART < lies:
+            if part.case == engine.retold and part.number * _PART < lies:
                 made |= retold(outputs, *marks)
             for case, each in made.items():
-                passes = audit(promised, each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
+                passes = audit(each, part.path.with_name(f"{promised}~{case}~{part.number}.passes"), auditor)
                 group = f"all {case.partition(',')[0]}" if case.startswith("honest") else case
                 for name in {case, group}:
                     cases.setdefault(name, []).extend(zip(each, passes, strict=True))
     return cases
 
 
-def conclude(cases: Mapping[str, list[tuple[Served, ReferencePass]]], ends: Sequence[int], case: str) -> None:
+def conclude(
+    engine: Engine, cases: Mapping[str, list[tuple[Served, ReferencePass]]], ends: Sequence[int], case: str
+) -> None:
     """The JSON file and a table."""
     rows = {name: row(found, ends) for name, found in cases.items()}
     for name in (name for name in rows if name.startswith("all ")):
         rows[name]["exp(step)"] = _steps(cases[name])
-    measured = {"thresholds": DRAWN.to_document(), "cases": rows}
+    measured = {"engine": engine.name, "thresholds": DRAWN.to_document(), "cases": rows}
     Measurement.now("lies", measured, Subject.of(model_path("smollm2")), case=case).write()
     print("| | outputs | tokens | alone | together | tokens until found | at most | by draws | tokens | at most |")
     print("|---|---|---|---|---|---|---|---|---|---|")
@@ -402,7 +442,10 @@ def conclude(cases: Mapping[str, list[tuple[Served, ReferencePass]]], ends: Sequ
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lies", description=__doc__)
-    parser.add_argument("--llama-server", help="llama.cpp's server, the program; else the package xllamacpp has one")
+    parser.add_argument("--engine", choices=ENGINES, default="llama-server", help="the engine (llama-server)")
+    parser.add_argument(
+        "--program", help="its program, llama-server or vllm; by default the package xllamacpp, or vllm of the PATH"
+    )
     parser.add_argument("--outputs", type=int, default=16, help="outputs of each lie, in parts of 8 (16)")
     parser.add_argument(
         "--honest", type=int, default=32, help="honest outputs of each storage and sampling, in parts of 8 (32)"
@@ -410,23 +453,25 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAME", nargs="+", help="cases that begin so, written as a JSON of their own")
     parser.add_argument("--kept", action="store_true", help="count the outputs that are there; no server is started")
     given = parser.parse_args()
+    engine = ENGINES[given.engine]
     outputs, honest = (count + -count % _PART for count in (given.outputs, given.honest))
     model = model_path(Path("smollm2"))
     tokenizer, ends = Tokenizer(model), read_config(model).eos_token_ids
-    several = list(parts(tokenizer, outputs, honest))
+    several = list(parts(engine, tokenizer, outputs, honest))
     several.sort(key=lambda part: (part.serves, part.number))
     wanted = tuple(given.only or ("",))
     several = [
         part for part in several
-        if part.case.startswith(wanted) or (part.case == _RETOLD and part.number * _PART < outputs)
+        if part.case.startswith(wanted) or (part.case == engine.retold and part.number * _PART < outputs)
     ]  # fmt: skip
     if given.kept:
         several = [part for part in several if part.path.exists()]
-    serve(several, given.llama_server)
+    serve(several, engine, given.program)
     silent = [token for token in range(_SPECIAL) if token not in ends]
-    cases = judged(several, outputs, (ends[-1], silent))
+    cases = judged(several, engine, outputs, (ends[-1], silent))
     chosen = {name: found for name, found in cases.items() if name.startswith(wanted)}
-    conclude(chosen, ends, "more" if given.only else "")
+    kind = [engine.name] * (given.engine != "llama-server") + ["more"] * bool(given.only)
+    conclude(engine, chosen, ends, "-".join(kind))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gguf import GGUFReader, GGUFWriter, Keys, ReaderField
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
@@ -51,3 +52,20 @@ def _copy(writer: GGUFWriter, name: str, field: ReaderField) -> None:
     kind = field.types[0]
     part = field.types[-1] if kind == GGUFValueType.ARRAY else None
     writer.add_key_value(name, field.contents(), kind, sub_type=part)
+
+
+def as_folder(file: Path) -> Path:
+    """The values of a GGUF file, rounded to bfloat16, and its tokenizer, in a folder beside it that vLLM loads."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    folder = file.with_suffix("")
+    if not folder.exists():
+        whole = GgufConfig(gguf_file=file.name, dequantize=True)
+        named: dict[str, Any] = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+        model = AutoModelForCausalLM.from_pretrained(**named, dtype=torch.bfloat16, quantization_config=whole)
+        part = file.with_suffix(".folder")
+        model.save_pretrained(part)
+        AutoTokenizer.from_pretrained(**named).save_pretrained(part)
+        part.rename(folder)
+    return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.report.tables import DASH, Results, count, table
+from benchmarks.report.tables import DASH, Results, count, machine_name, table
 
 
 def identity(results: Results) -> str:
@@ -73,6 +73,7 @@ def _found(faulty: Sequence[dict[str, Any]]) -> tuple[str, str]:
 def lies(results: Results) -> str:
     rows = [
         (
+            record.figures.get("engine", "llama-server"),  # the only engine when files lacked the member
             name,
             str(each["outputs"]),
             f"{each['tokens']:,}",
@@ -81,12 +82,13 @@ def lies(results: Results) -> str:
             count(each["drawn"]["most tokens until found"]),
             str(each["together"]["inconsistent"]),
             count(each["together"]["tokens until found"]),
+            machine_name(record.machine),
         )
         for record in results["lies"]
         for name, each in record.figures["cases"].items()
     ]
     return table(
-        "case | outputs | tokens | found by default | tokens until found | at most |"
-        " without draws | tokens until found",
+        "engine | case | outputs | tokens | found by default | tokens until found | at most |"
+        " without draws | tokens until found | machine",
         rows,
     )

@@ -253,6 +253,11 @@ async def test_a_caller_is_not_told_where_the_engine_is(engines: Engines) -> Non
     await engines.stop_fast()
     failed = await failure(stub.Generate(asking(max_tokens=3, method="engine")))
     assert str(engines.fast.port) not in failed.message
+    engines.plain.fault, engines.plain.after = "drop", 0
+    await failure(stub.Generate(asking(max_tokens=3, method="off")))
+    engines.plain.version = None  # type: ignore[assignment]  # no text: it does not describe itself
+    failed = await failure(stub.Generate(asking(max_tokens=3, method="off")))
+    assert str(engines.plain.port) not in failed.message
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -387,3 +392,8 @@ async def test_a_failure_before_the_first_token_is_an_error_of_the_call(
     assert (await failure(stub.Generate(asking(max_tokens=3)))).code == grpc.StatusCode.UNAVAILABLE
     with pytest.raises(grpc.aio.AioRpcError):
         await streamed(stub, asking(max_tokens=3))
+    if fault != "event":  # the head of a stream accepts the request, which then has a receipt
+        engines.fast.fault = None
+        await stub.Generate(asking(max_tokens=3, request_id="after"))
+        (receipt,) = await engines.deployment.receipts(1)
+        assert receipt.request_id == "after"

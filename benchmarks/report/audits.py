@@ -53,8 +53,8 @@ def verdicts(results: Results) -> str:
         drafts = f"{_sum(plain, 'accepted'):,} of {_sum(plain, 'tokens'):,}" if plain else DASH
         rows.append((*named, *map(count, counts), drafts, *_found(plain), *_found(begun)))
     return table(
-        "engine | speculation | honest tokens | answers | `SAME` | `UNSTABLE` | `DEVIATION` | faulty: drafts of tokens |"
-        " found | tokens each | begun: found | tokens each",
+        "engine | speculation | honest tokens | answers | `SAME` | `UNSTABLE` | `DEVIATION` |"
+        " faulty: drafts of tokens | found | tokens each | begun: found | tokens each",
         rows,
     )
 

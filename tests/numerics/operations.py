@@ -15,7 +15,10 @@ Operand = Float32 | np.float32
 
 ZERO, ONE = np.float32(0), np.float32(1)
 BLOCK = 128  # terms of a partial sum of a linear layer
+_TILE = 1024  # outputs of a linear layer that are computed together: their terms are in a CPU's cache
 _PARTIAL_SUMS = 16  # of a norm
+_NORMAL = 2.0**-126  # the least normal number of float32
+_BEYOND, _MIDWAY = (1 << 29) - 1, 1 << 28  # the last bits of a float64, which float32 lacks, and those of a tie
 
 _LOG2_E = np.float32(1.44269504)
 _ROUND = np.float32(12582912)
@@ -39,11 +42,15 @@ def fma(a: Operand, b: Operand, c: Operand) -> Float32:
 
     The product is exact in float64. Its sum with c is rounded there to odd (if it is inexact, to the neighbour whose
     last bit is set), after which rounding to float32 gives what rounding the exact sum would: Boldo and
-    Melquiond, "Emulation of a FMA and correctly rounded sums", 2008. The common rounding to nearest would round some
-    sums twice.
+    Melquiond, "Emulation of a FMA and correctly rounded sums", 2008. The common rounding to nearest rounds some sums
+    twice: those that float64 puts midway between two neighbours in float32, and no others.
     """
     product, term = np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64)
     total = np.asarray(product + term)
+    midway = total.view(np.int64) & _BEYOND == _MIDWAY
+    small = np.abs(total) < _NORMAL  # where neighbours are as far apart as at _NORMAL
+    if not midway.any() and not (small.any() and total[small].any()):
+        return total.astype(np.float32)
     rest = total - product  # Knuth's TwoSum: `error` is exactly what `total` lacks
     error = (product - (total - rest)) + (term - rest)
     bits = total.view(np.int64)
@@ -164,14 +171,22 @@ def sum_of_squares(v: Float32) -> Float32:
 
 def linear(x: Float32, weight: Float32, bias: Operand = ZERO) -> Float32:
     """x [..., K], weight [N, K], bias [N]: [..., N]."""
+    tiles = [_linear(x, weight[first : first + _TILE]) for first in range(0, len(weight), _TILE)]
+    return add(np.concatenate(tiles, axis=-1), bias)
+
+
+def _linear(x: Float32, weight: Float32) -> Float32:
     outputs, inputs = weight.shape
+    columns = np.ascontiguousarray(weight.T)
+    parts = np.zeros((*x.shape[:-1], -(-inputs // BLOCK), outputs), np.float32)
+    for k in range(min(BLOCK, inputs)):  # of all blocks together; the last one may be shorter
+        factors = x[..., k::BLOCK, None]
+        some = parts[..., : factors.shape[-2], :]
+        some[:] = fma(factors, columns[k::BLOCK], some)
     total = np.zeros((*x.shape[:-1], outputs), np.float32)
-    for first in range(0, inputs, BLOCK):
-        part = np.zeros_like(total)
-        for k in range(first, min(first + BLOCK, inputs)):
-            part = fma(x[..., k, None], weight[:, k], part)
-        total = add(total, part)
-    return add(total, bias)
+    for block in range(parts.shape[-2]):
+        total = add(total, parts[..., block, :])
+    return total
 
 
 def low_rank(y: Float32, x: Float32, down: Float32, up: Float32, scale: np.float32) -> Float32:

@@ -50,6 +50,17 @@ def requests(method: str = "mtp", prompts: Sequence[tuple[int, ...]] = PROMPTS) 
     ]
 
 
+@pytest.fixture(scope="module")
+def right(trained: CpuTarget) -> float:
+    """The share of first drafts of the right block that hold."""
+    return measure(trained, block_of(trained), PROMPTS, k=DEPTH).acceptance_by_depth[0]
+
+
+@pytest.fixture(scope="module")
+def plain(trained: CpuTarget) -> list[tuple[int, ...]]:
+    return tokens_of(run(trained, requests("off")))
+
+
 def tokens_of(collected: Collected) -> list[tuple[int, ...]]:
     return [collected.outcomes[request.key].token_ids for request in requests()]
 
@@ -76,23 +87,22 @@ FAULTS: dict[str, tuple[Callable[[MtpBlock], MtpBlock], float]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_norm_costs_acceptance_and_changes_no_token(trained: CpuTarget, fault: str) -> None:
+def test_a_wrong_norm_costs_acceptance_and_changes_no_token(
+    trained: CpuTarget, right: float, plain: list[tuple[int, ...]], fault: str
+) -> None:
     spoil, most = FAULTS[fault]
-    right, wrong = block_of(trained), spoil(block_of(trained))
-    shares = [measure(trained, each, PROMPTS, k=DEPTH).acceptance_by_depth[0] for each in (right, wrong)]
-    assert shares[1] < most * shares[0]
-    spoiled = run(trained, requests(), drafters={"mtp": MtpDrafter(wrong, trained)})
-    assert tokens_of(spoiled) == tokens_of(run(trained, requests("off")))
+    wrong = spoil(block_of(trained))
+    assert measure(trained, wrong, PROMPTS, k=DEPTH).acceptance_by_depth[0] < most * right
+    assert tokens_of(run(trained, requests(), drafters={"mtp": MtpDrafter(wrong, trained)})) == plain
 
 
 def test_a_token_paired_with_its_own_state_costs_acceptance_and_changes_no_token(
-    trained: CpuTarget, monkeypatch: pytest.MonkeyPatch
+    trained: CpuTarget, right: float, plain: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right, read = measure(trained, block_of(trained), PROMPTS, k=DEPTH).acceptance_by_depth[0], HeadDraft.read
+    read = HeadDraft.read
     monkeypatch.setattr(HeadDraft, "read", lambda self, tokens, start, rows: read(self, [0, *tokens], start, rows))
     assert measure(trained, block_of(trained), PROMPTS, k=DEPTH).acceptance_by_depth[0] < 0.5 * right
-    spoiled = run(trained, requests(), drafters={"mtp": MtpDrafter(block_of(trained), trained)})
-    assert tokens_of(spoiled) == tokens_of(run(trained, requests("off")))
+    assert tokens_of(run(trained, requests(), drafters={"mtp": MtpDrafter(block_of(trained), trained)})) == plain
 
 
 LONG = [tuple(text) for text in texts(torch.Generator().manual_seed(5), 3, 150).tolist()]

@@ -353,11 +353,12 @@ def test_a_download_that_was_cut_goes_on_where_it_was(hub: FakeHub, base: Path) 
 def test_a_head_is_published_in_the_own_registry_with_its_origin(
     hub: FakeHub, base: Path, deployment: Deployment, registry: str, tmp_path: Path
 ) -> None:
-    run = against(deployment, registry, tmp_path / "data", base)
+    run = against(deployment, registry, tmp_path, base)
     code, pushed, err = run("heads", "push", NAME, "--name", "their-head")
-    assert (code, pushed["created"]) == (0, True), err
-    shown = run("heads", "list", pushed["head_cid"])[1]["manifest"]
-    assert shown["annotations"].items() >= {("origin.repository", hub.repo), ("origin.revision", hub.main)}
+    assert code == 0, err
+    code, shown, err = run("heads", "list", pushed["head_cid"])
+    assert code == 0, err
+    assert shown["manifest"]["annotations"].items() >= {("origin.repository", hub.repo), ("origin.revision", hub.main)}
 
 
 def test_a_token_opens_a_private_head_and_offline_a_head_that_is_here_is_served(

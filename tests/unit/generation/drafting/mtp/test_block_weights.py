@@ -13,10 +13,12 @@ from services.generation.drafting.answered_tokens import AnsweredTokens
 from services.generation.drafting.heads import HeadWeightsInvalid
 from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
 from services.generation.drafting.mtp.draft_tokens import LEAST, frequent_tokens
+from services.generation.drafting.mtp.rounding import in_arithmetic, output_in_arithmetic
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.weights import has_own_head, open_weights
 from tests.fakes.mtp_models import MODELS, make_mtp_model
 from tests.fakes.tiny_model import SPECIAL_TOKENS, make_tiny_model
@@ -99,6 +101,17 @@ def test_rows_of_the_output_matrix_are_gathered_as_they_are_stored(tmp_path: Pat
     assert block is not None
     assert block.output is not None
     assert np.array_equal(block.output.values(), whole.tensor("model.embed_tokens.weight").values()[ids])
+
+
+def test_int8_takes_eight_bits_for_a_block_and_four_for_its_output_matrix() -> None:
+    values = np.random.default_rng(1).standard_normal((8, 64), np.float32)
+    plain, vector = StoredTensor.of_values("matrix", values), StoredTensor.of_values("vector", values[0])
+    quantised = plain.rounded("q4_0")
+    assert in_arithmetic(plain, "int8").storage == "q8_0"
+    assert output_in_arithmetic(plain, "int8").storage == "q4_1"
+    for tensor, arithmetic in ((plain, "float32"), (vector, "int8"), (quantised, "int8")):
+        assert in_arithmetic(tensor, arithmetic) is tensor
+    assert output_in_arithmetic(quantised, "int8") is quantised
 
 
 def test_a_block_has_one_identifier_whichever_rows_it_drafts(tmp_path: Path) -> None:

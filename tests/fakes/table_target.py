@@ -69,7 +69,7 @@ class TableTarget:
         )  # fmt: skip
         self.blocks = BlockPool(4 * context // BLOCK)
         self.base_cid = self.tokenizer_cid = "cidv1:sha256:" + "0" * 64
-        self.adapters = ()
+        self.adapters: tuple[AdapterIdentity, ...] = ()
         self.threads, self.device, self.numerics = 1, "cpu", {"arithmetic": "none"}
 
     def forward(self, rows: Rows, feature_layers: Sequence[int] = ()) -> PassOutput:
@@ -104,7 +104,7 @@ class TableTarget:
 _ROWS = 997  # of logits to choose among
 
 
-class ContextTarget:
+class ContextTarget(TableTarget):
     """Logits and features of a row follow from the tokens in the slots that it sees, their positions and its adapter.
 
     A slot holds what was stored there last: a sequence that reads another one's slots, or its own before they were
@@ -117,9 +117,8 @@ class ContextTarget:
         rng = np.random.default_rng(0)
         self._logits = rng.standard_normal((_ROWS, vocab)).astype(np.float32)
         self._weights = rng.integers(1, 2**63, context + 1024, np.uint64)
-        bare = TableTarget(self._logits[:vocab, :vocab], context=context)
-        self.config, self.numerics, self.threads = replace(bare.config, layers=4), bare.numerics, bare.threads
-        self.base_cid, self.tokenizer_cid = bare.base_cid, bare.tokenizer_cid
+        super().__init__(self._logits[:vocab, :vocab], context=context)
+        self.config = replace(self.config, layers=4)
         self.adapters = tuple(AdapterIdentity(name, name) for name in adapters)
         self.blocks = BlockPool(blocks or 4 * context // BLOCK)
         self._slots = np.zeros(self.blocks.total * BLOCK, np.uint64)
@@ -151,15 +150,6 @@ class ContextTarget:
         stored = _stored(np.array(tokens), np.arange(len(tokens)))
         sums = [self._total(stored[: end + 1]) for end in range(len(stored))]
         return self._features(np.array(sums, np.int64), layers)
-
-    def embed(self, tokens: Int64) -> Float32:
-        return tokens[:, None].astype(np.float32)
-
-    def unembed(self, states: Float32) -> Float32:
-        raise NotImplementedError
-
-    def shared(self) -> Shared:
-        raise NotImplementedError
 
     def move(self, sources: list[int], targets: list[int]) -> None:
         self.moves += len(sources)

@@ -198,11 +198,6 @@ class HeadShape:
     chunk: int = 0
     cap: float = 0.0
 
-    @property
-    def all_heads(self) -> int:
-        """Queries, keys and values."""
-        return self.heads + 2 * self.kv_heads
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RotationTables:

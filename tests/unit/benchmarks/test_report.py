@@ -83,7 +83,8 @@ def test_answers_that_speculation_changed_are_added_up_over_the_methods_of_kolm(
     figures = [
         each,
         {**each, "method": "draft", "changed": 1},
-        {**each, "engine": "vllm", "requests": 16, "changed": 2},
+        {**each, "engine": "vllm 1", "requests": 16, "changed": 2},
+        {**each, "engine": "a library 1"},
     ]
     table = audits.identity_of_others({"exactness": [measured(benchmark="exactness", figures=figures)]})
     assert [line.split(" | ")[2:] for line in table.splitlines()[2:]] == [

@@ -52,11 +52,11 @@ def verdicts(results: Results) -> str:
         # Files that were written before `begun` was a member have begun answers alone.
         plain = [case for case in faulty if not case.get("begun", True)]
         begun = [case for case in faulty if case.get("begun", True)]
-        counts = (_sum(honest, name) for name in ("tokens", "answers", "SAME", "UNSTABLE", "DEVIATION"))
+        counts = (_sum(honest, name) for name in ("tokens", "SAME", "UNSTABLE", "DEVIATION"))
         drafts = f"{_sum(plain, 'accepted'):,} of {_sum(plain, 'tokens'):,}" if plain else DASH
         rows.append((*named, *map(count, counts), drafts, *_found(plain), *_found(begun)))
     return table(
-        "engine | speculation | honest tokens | answers | `SAME` | `UNSTABLE` | `DEVIATION` |"
+        "engine | speculation | honest tokens | `SAME` | `UNSTABLE` | `DEVIATION` |"
         " faulty: drafts of tokens | found | tokens each | begun: found | tokens each",
         rows,
     )

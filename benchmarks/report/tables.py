@@ -22,6 +22,7 @@ _MACHINES = {
     "zen4": "Zen 4",
     "zen5": "Zen 5",
     "icelake": "Ice Lake",
+    "emeraldrapids": "Emerald Rapids",
     "xeon": "Xeon",
     "genuineintel-6-167": "Xeon-167",
 }

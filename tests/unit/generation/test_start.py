@@ -65,6 +65,7 @@ def test_a_gguf_file_is_served_under_its_name_without_the_ending(tmp_path: Path)
         ("--head=./none", "none: no config.json; expected a head's folder"),
         ("--datastore=acme=none", "none: no manifest.json; expected a datastore"),
         ("--shared-datastore=none", "none: no manifest.json; expected a datastore"),
+        *((f"--device={device}", "") for device in ("gpu", "opencl:", "cuda:-1", "opencl:0x1")),
     ],
 )
 def test_what_is_not_there_is_named_with_its_flag_before_anything_is_loaded(

@@ -72,6 +72,12 @@ def kept(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "xdg" / "kolm" / "heads").glob("*"))
 
 
+def assert_same_weights(one: Path, other: Path, *, base: Path) -> None:
+    found, expected = (load_head(folder, read_config(base)).tensors for folder in (one, other))  # type: ignore[attr-defined]
+    assert found.keys() == expected.keys()
+    assert all((found[name] == expected[name]).all() for name in found)
+
+
 def pickled(files: dict[str, bytes], value: Callable[[dict[str, torch.Tensor]], Any], folder: Path) -> dict[str, bytes]:
     """The same head with a pickle in place of safetensors."""
     folder.mkdir(exist_ok=True)
@@ -105,9 +111,7 @@ def test_a_pickle_becomes_the_same_head(hub: FakeHub, base: Path, files: dict[st
     kolm("heads", "pull", NAME, "--model", str(base))
     hub.commit(pickled(files, OrderedDict, tmp_path / "pickle"))
     assert kolm("heads", "pull", NAME, "--model", str(base)).code == 0
-    one, other = (load_head(folder, read_config(base)) for folder in kept(tmp_path))
-    for name, values in one.tensors.items():  # type: ignore[attr-defined]
-        assert (values == other.tensors[name]).all()  # type: ignore[attr-defined]
+    assert_same_weights(*kept(tmp_path), base=base)
 
 
 class Command:
@@ -298,6 +302,15 @@ def test_a_head_that_cannot_be_taken_is_refused_by_name_and_nothing_of_it_is_kep
     assert len(kept(tmp_path)) == 1
 
 
+def test_files_of_a_model_without_a_size_or_a_name_are_refused(hub: FakeHub) -> None:
+    hub.commit({"tiny-Q8_0.gguf": bytes(9), "tiny-Q4_0\0.gguf": bytes(9)})
+    each_file(size="9")(hub, {}, Path())
+    done = kolm("models", "pull", NAME)
+    assert (done.code, "tiny-Q8_0.gguf: size" in done.err) == (1, True)
+    each_file(size=9)(hub, {}, Path())
+    assert kolm("models", "pull", f"{NAME}:Q4_0").code == 2
+
+
 @pytest.mark.parametrize("fault", ["the connection is cut", "a head of another base", "a part is missing"])
 def test_nothing_is_started_without_the_head_that_was_named(
     fault: str, hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -335,9 +348,7 @@ def test_a_head_in_parts_is_the_same_head(hub: FakeHub, base: Path, files: dict[
     hub.commit(in_parts(files, tmp_path))
     done = kolm("heads", "pull", NAME, "--model", str(base), "--json")
     assert done.code == 0, done.err
-    one, other = (load_head(folder, read_config(base)) for folder in kept(tmp_path))
-    for name, values in one.tensors.items():  # type: ignore[attr-defined]
-        assert (values == other.tensors[name]).all()  # type: ignore[attr-defined]
+    assert_same_weights(*kept(tmp_path), base=base)
     origin = manifest(Path(done.document["folder"]), base).annotations
     assert {f"origin.{name}" for name in ("config.json", INDEX, *PARTS)} <= origin.keys()
 

@@ -157,18 +157,16 @@ class _Repository:
     files: Mapping[str, HubFile]
 
     def model(self, name: HubName, wanted: Iterable[str], file: str | None) -> HubModel:
-        """These files. Raises HubError if the hub announces no digest or size of one of them."""
+        """These files. Raises HubError if the hub announces no digest of one of them."""
         files = tuple(self.files[each] for each in wanted)
         for each in files:
             if not _is_digest(each.blob):
                 raise _senseless(name, f"{each.name}: digest", each.blob)
-            if not isinstance(each.size, int) or each.size < 0:
-                raise _senseless(name, f"{each.name}: size", each.size)
         return HubModel(name, self.commit, self.licence, files, file)
 
 
 def _repository(name: HubName) -> _Repository:
-    """The hub's description, without files whose names lead out of the repository. Raises HubError."""
+    """The hub's description, without files whose names cannot be shown or lead out of it. Raises HubError."""
     from huggingface_hub import HfApi
 
     try:
@@ -177,12 +175,15 @@ def _repository(name: HubName) -> _Repository:
         files = {
             each.rfilename: HubFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or "")
             for each in info.siblings or ()
-            if not {"", "..", "."}.intersection(each.rfilename.split("/"))
+            if each.rfilename.isprintable() and not {"", "..", "."}.intersection(each.rfilename.split("/"))
         }
         tagged = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))
         licence = next(tagged, "none is stated")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _senseless(name, "the repository's description", error) from error
+    for each in files.values():  # sizes of all files decide which one is fetched
+        if not isinstance(each.size, int) or each.size < 0:
+            raise _senseless(name, f"{each.name}: size", each.size)
     if not _is_digest(info.sha):
         raise _senseless(name, "sha", info.sha)
     return _Repository(info.sha, licence, files)

@@ -13,7 +13,7 @@ from services.generation.target.errors import TargetError
 from services.generation.target.files.gguf_file import held_open
 from services.generation.target.identity import hash_ahead
 from services.generation.target.kernels.compilation import loading_folder
-from services.generation.target.model_path import default_head_for
+from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.weights import check_headers, has_own_head
 from services.generation.target.without_torch import spare_torch
 from services.generation.warm_up import compile_beside
@@ -51,7 +51,8 @@ async def main(
         models = own and bool(settings.head or settings.draft_model or found or inside)
         if models:
             compile_beside("trees", settings.log_format)
-        if models or (own and settings.datastores):  # otherwise when the first requests are answered
+        stores = settings.datastores or (settings.auto_discover and default_store_for(settings.model))
+        if models or (own and stores):  # otherwise when the first requests are answered
             compile_beside("copies", settings.log_format)
         spare_torch()
         if own and settings.device in (None, "cpu"):

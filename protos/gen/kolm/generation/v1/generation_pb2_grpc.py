@@ -76,44 +76,44 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate answers when every choice has finished; its initial metadata, sent before, has the promise that a stream's first
-        message has, as "kolm-promise-bin". RESOURCE_EXHAUSTED with RetryInfo where the queue is full,
-        FAILED_PRECONDITION, reason SPEC_DECODE_HALTED, where an audit has halted the method that was asked for.
+        """Generate answers when every choice has finished. Its initial metadata, sent when the request has been accepted, holds
+        Started.promise as "kolm-promise-bin". RESOURCE_EXHAUSTED with RetryInfo if the queue is full; FAILED_PRECONDITION,
+        reason SPEC_DECODE_HALTED, if an audit has halted the requested method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """GenerateStream sends one started, then chunks, then one finished per choice.
+        """GenerateStream sends one `started`, then `chunk`s, then one `finished` for each choice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """GetModelInfo describes what is served: identifiers, numerics profile, methods, halted scopes.
+        """GetModelInfo describes the served model: identifiers, numerics profile, methods, halted scopes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """GetLoad says how busy the server is right now.
+        """GetLoad returns the server's current load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Tokenize says which tokens a prompt is, as Generate would read it. Nothing is generated, and nothing receipted.
+        """Tokenize returns the tokens of a prompt, as Generate would read it. It generates nothing and signs no receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Detokenize gives the text of tokens.
+        """Detokenize returns the text of tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

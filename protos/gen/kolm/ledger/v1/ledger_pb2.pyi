@@ -29,25 +29,25 @@ class _ContentState:
 class _ContentStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ContentState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CONTENT_STATE_UNSPECIFIED: _ContentState.ValueType  # 0
-    """An error, or a server of before this was said."""
+    """Never sent."""
     CONTENT_STATE_KEPT: _ContentState.ValueType  # 1
     """The ledger holds it."""
     CONTENT_STATE_ERASED: _ContentState.ValueType  # 2
-    """An operator has erased it, on record."""
+    """It has been erased; the log holds the erasure."""
     CONTENT_STATE_NEVER_GIVEN: _ContentState.ValueType  # 3
-    """It never came with the receipt."""
+    """The receipt came without it."""
 
 class ContentState(_ContentState, metaclass=_ContentStateEnumTypeWrapper):
-    """ContentState is what became of the content that a receipt commits to."""
+    """ContentState is the state of the content to which a receipt commits."""
 
 CONTENT_STATE_UNSPECIFIED: ContentState.ValueType  # 0
-"""An error, or a server of before this was said."""
+"""Never sent."""
 CONTENT_STATE_KEPT: ContentState.ValueType  # 1
 """The ledger holds it."""
 CONTENT_STATE_ERASED: ContentState.ValueType  # 2
-"""An operator has erased it, on record."""
+"""It has been erased; the log holds the erasure."""
 CONTENT_STATE_NEVER_GIVEN: ContentState.ValueType  # 3
-"""It never came with the receipt."""
+"""The receipt came without it."""
 Global___ContentState: _TypeAlias = ContentState  # noqa: Y015
 
 @_typing.final
@@ -59,13 +59,13 @@ class AppendEntryRequest(_message.Message):
     ENVELOPE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     envelope: _builtins.bytes
-    """The DSSE envelope, JSON in any layout; stored and hashed in canonical form (RFC 8785), which changes nothing that is
-    signed. At most what fits an entry of 65,535 bytes.
+    """The DSSE envelope as JSON in any layout; stored and hashed in canonical form (RFC 8785), which leaves the signed bytes
+    unchanged. It has to fit into an entry of 65,535 bytes.
     """
     @_builtins.property
     def content(self) -> _documents_pb2.Content:
-        """The content that a receipt commits to, kept beside the log and erasable. Only with a receipt; checked against
-        its commitments.
+        """The content to which a receipt commits, kept outside the log and erasable. Only with a receipt; checked against its
+        commitments.
         """
 
     def __init__(
@@ -93,7 +93,7 @@ class AppendEntryResponse(_message.Message):
     INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
     HALT_EPOCH_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Position in the log, from 0. With the envelope it makes the entry bytes, as in Receipt."""
+    """Index in the log, from 0. It and the envelope make the entry bytes, as in Receipt."""
     checkpoint: _builtins.bytes
     """A signed checkpoint (C2SP tlog-checkpoint) whose tree holds the entry."""
     halt_epoch: _builtins.int
@@ -127,8 +127,8 @@ class AppendEntriesRequest(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewEntry]:
-        """1 to 1024 of them, in a message that the server takes (4 MiB, unless its operator says otherwise); INVALID_ARGUMENT
-        on `entries` otherwise, which ends the stream.
+        """1 to 1024 entries; INVALID_ARGUMENT on `entries` otherwise, which ends the stream. A message has at most 4 MiB, unless
+        the server is configured otherwise.
         """
 
     def __init__(
@@ -198,7 +198,7 @@ Global___AppendEntriesResponse: _TypeAlias = AppendEntriesResponse  # noqa: Y015
 
 @_typing.final
 class EntryResult(_message.Message):
-    """EntryResult is what became of one entry."""
+    """EntryResult is the result of appending one entry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -206,11 +206,11 @@ class EntryResult(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def appended(self) -> Global___AppendEntryResponse:
-        """It is durable and proven."""
+        """The entry is durable and proven."""
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """Why it was not appended: what AppendEntry would have failed with, details included."""
+        """Why the entry was not appended: the error of AppendEntry, details included."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class GetEntryRequest(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Position in the log, from 0."""
+    """Index in the log, from 0."""
     def __init__(
         self,
         *,
@@ -260,7 +260,7 @@ class GetEntryResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.bytes
-    """The newest signed checkpoint (C2SP tlog-checkpoint) when the entry was read."""
+    """The newest signed checkpoint (C2SP tlog-checkpoint) at the time of the read."""
     @_builtins.property
     def entry(self) -> _documents_pb2.Entry:
         """The entry."""
@@ -295,8 +295,8 @@ class GetReceiptRequest(_message.Message):
     receipt_id: _builtins.str
     """The receipt's UUIDv7."""
     include_content: _builtins.bool
-    """Return the content too: for the role audit, and for a token of the receipt's own tenant; otherwise PERMISSION_DENIED,
-    reason CONTENT_DENIED. Default false.
+    """Return the content, too. It needs the role audit or a token of the receipt's own tenant; PERMISSION_DENIED, reason
+    CONTENT_DENIED, otherwise. Default: false.
     """
     def __init__(
         self,
@@ -314,7 +314,7 @@ Global___GetReceiptRequest: _TypeAlias = GetReceiptRequest  # noqa: Y015
 
 @_typing.final
 class GetReceiptResponse(_message.Message):
-    """GetReceiptResponse is a receipt and what is known about it."""
+    """GetReceiptResponse is a receipt with its verdicts, content and proof."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -326,18 +326,18 @@ class GetReceiptResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     INCLUSION_PROOF_FIELD_NUMBER: _builtins.int
     content_state: Global___ContentState.ValueType
-    """The state of its content, whether it was asked for or not."""
+    """The state of its content, whether it was requested or not."""
     erasure_index: _builtins.int
-    """Index of the erasure; set where content_state is CONTENT_STATE_ERASED."""
+    """Index of the erasure; set if content_state is CONTENT_STATE_ERASED."""
     checkpoint: _builtins.bytes
-    """The newest signed checkpoint (C2SP tlog-checkpoint) when the receipt was read."""
+    """The newest signed checkpoint (C2SP tlog-checkpoint) at the time of the read."""
     @_builtins.property
     def receipt(self) -> _documents_pb2.Receipt:
         """The receipt."""
 
     @_builtins.property
     def content(self) -> _documents_pb2.Content:
-        """Its content; absent where it was not asked for, never given or erased: content_state says which."""
+        """Its content; absent if it was not requested, never given or erased, see content_state."""
 
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Verdict]:
@@ -345,7 +345,7 @@ class GetReceiptResponse(_message.Message):
 
     @_builtins.property
     def inclusion_proof(self) -> _documents_pb2.InclusionProof:
-        """Proof of the receipt's entry under that checkpoint; it covers neither the verdicts nor what became of the content."""
+        """Proof of the receipt's entry under that checkpoint; it covers neither the verdicts nor the state of the content."""
 
     def __init__(
         self,
@@ -415,15 +415,15 @@ class ListReceiptsRequest(_message.Message):
     outcome: _documents_pb2.Outcome.ValueType
     """The outcome of the newest verdict on it; OUTCOME_UNSPECIFIED is any."""
     prove_complete: _builtins.bool
-    """Show that nothing was left out: the page then covers a whole range of indexes and brings the entries in it that do not
-    match, too. page_size counts all entries of the range. Not together with outcome, which is not part of a receipt.
-    Default false.
+    """Prove that the page is complete: it then covers a whole range of indexes and holds the entries in it that do not match,
+    too. page_size counts all entries of the range. Not together with outcome, which is not part of a receipt. Default:
+    false.
     """
     commitment: _builtins.str
     """Exact commitment, to the prompt or to the output: sha256:<64 lowercase hex digits>; INVALID_ARGUMENT otherwise."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """Issued at this time or later, by the issuer's clock; what is finer than a millisecond counts as the next one."""
+        """Issued at this time or later, by the issuer's clock; rounded up to milliseconds."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
@@ -498,7 +498,7 @@ Global___ListReceiptsRequest: _TypeAlias = ListReceiptsRequest  # noqa: Y015
 
 @_typing.final
 class ListReceiptsResponse(_message.Message):
-    """ListReceiptsResponse is one page. It may hold fewer receipts than asked for, where they are large."""
+    """ListReceiptsResponse is one page. It may hold fewer receipts than requested if they are large."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -521,7 +521,7 @@ class ListReceiptsResponse(_message.Message):
 
     @_builtins.property
     def complete_range(self) -> _documents_pb2.CompleteRange:
-        """Only with prove_complete. The pages of a list cover min_index to max_index, or to the end of the log, without a gap."""
+        """Set with prove_complete. The pages of a list cover min_index to max_index, or to the end of the log, without a gap."""
 
     def __init__(
         self,
@@ -542,7 +542,7 @@ Global___ListReceiptsResponse: _TypeAlias = ListReceiptsResponse  # noqa: Y015
 
 @_typing.final
 class WatchEntriesRequest(_message.Message):
-    """WatchEntriesRequest says from where."""
+    """WatchEntriesRequest selects the entries to send."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -550,12 +550,12 @@ class WatchEntriesRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     start_index: _builtins.int
-    """First index to send. At or past the end with follow: waits for it."""
+    """First index to send. With follow, an index at or past the end is waited for."""
     follow: _builtins.bool
-    """Stay open for entries to come; otherwise the stream ends at the newest entry. Default false."""
+    """Stay open for new entries; otherwise the stream ends at the newest entry. Default: false."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_documents_pb2.EntryKind.ValueType]:
-        """Only entries of these kinds; none: all. Receipts and verdicts, which have lists of their own, are INVALID_ARGUMENT."""
+        """Only entries of these kinds; empty: all. INVALID_ARGUMENT for receipts and verdicts, which have lists of their own."""
 
     def __init__(
         self,
@@ -598,13 +598,13 @@ Global___WatchEntriesResponse: _TypeAlias = WatchEntriesResponse  # noqa: Y015
 
 @_typing.final
 class GetCheckpointRequest(_message.Message):
-    """GetCheckpointRequest says which."""
+    """GetCheckpointRequest selects a checkpoint."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WITNESSED_FIELD_NUMBER: _builtins.int
     witnessed: _builtins.bool
-    """The newest checkpoint that counts as witnessed, instead of the newest; NOT_FOUND without one. Default false."""
+    """The newest witnessed checkpoint instead of the newest; NOT_FOUND if there is none. Default: false."""
     def __init__(
         self,
         *,
@@ -620,7 +620,7 @@ Global___GetCheckpointRequest: _TypeAlias = GetCheckpointRequest  # noqa: Y015
 
 @_typing.final
 class GetCheckpointResponse(_message.Message):
-    """GetCheckpointResponse is a tree head. Without witnessed there always is one: an empty log has a checkpoint of size 0."""
+    """GetCheckpointResponse is a tree head. An empty log has a checkpoint of size 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -630,16 +630,16 @@ class GetCheckpointResponse(_message.Message):
     COSIGNATURES_FIELD_NUMBER: _builtins.int
     WITNESSED_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.bytes
-    """The signed note (C2SP tlog-checkpoint), with the witness cosignatures that were collected so far."""
+    """The signed note (C2SP tlog-checkpoint), with the cosignatures of witnesses so far."""
     tree_size: _builtins.int
     """Its number of leaves."""
     root_hash: _builtins.bytes
     """Its root; 32 bytes."""
     witnessed: _builtins.bool
-    """Whether they satisfy the witness policy of this server. A verifier applies its own."""
+    """Whether they satisfy this server's witness policy. A verifier applies its own policy."""
     @_builtins.property
     def cosignatures(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Cosignature]:
-        """The cosignatures on it, by witness; a verifier reads them from checkpoint."""
+        """The cosignatures on it, by witness. A verifier reads them from checkpoint."""
 
     def __init__(
         self,
@@ -686,7 +686,7 @@ Global___GetInclusionProofRequest: _TypeAlias = GetInclusionProofRequest  # noqa
 
 @_typing.final
 class GetInclusionProofResponse(_message.Message):
-    """GetInclusionProofResponse is the proof and what to check it against."""
+    """GetInclusionProofResponse is the proof with the hashes that it proves."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -699,7 +699,7 @@ class GetInclusionProofResponse(_message.Message):
     root_hash: _builtins.bytes
     """The root of the tree of that size; 32 bytes."""
     checkpoint: _builtins.bytes
-    """The newest checkpoint; its tree is the proof's where tree_size was 0."""
+    """The newest checkpoint; the proof is under its tree if tree_size was 0."""
     @_builtins.property
     def inclusion_proof(self) -> _documents_pb2.InclusionProof:
         """The proof."""
@@ -744,7 +744,7 @@ Global___GetCoseReceiptRequest: _TypeAlias = GetCoseReceiptRequest  # noqa: Y015
 
 @_typing.final
 class GetCoseReceiptResponse(_message.Message):
-    """GetCoseReceiptResponse is the proof in COSE, and the same in the log's own formats."""
+    """GetCoseReceiptResponse is the proof as a COSE Receipt, and in the log's own formats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -786,7 +786,9 @@ class AnswerPromiseRequest(_message.Message):
 
     PROMISE_FIELD_NUMBER: _builtins.int
     promise: _builtins.bytes
-    """The DSSE envelope of a kolm.promise.v1 document, as the generation service gave it. Of the caller's own tenant."""
+    """The DSSE envelope of a kolm.promise.v1 document, as the generation service sent it; the promise has to be of the caller's
+    own tenant.
+    """
     def __init__(
         self,
         *,
@@ -802,7 +804,7 @@ Global___AnswerPromiseRequest: _TypeAlias = AnswerPromiseRequest  # noqa: Y015
 
 @_typing.final
 class AnswerPromiseResponse(_message.Message):
-    """AnswerPromiseResponse is the log's word."""
+    """AnswerPromiseResponse is the log's signed statement."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -897,9 +899,9 @@ class GetTileRequest(_message.Message):
     LEVEL_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     level: _builtins.int
-    """0: leaf hashes. Above: each hash is that of a full tile of the level below."""
+    """0 for leaf hashes. On higher levels each hash is that of a full tile of the level below."""
     number: _builtins.int
-    """The tile's place in its level, from 0; it holds the hashes from 256 times this on."""
+    """The tile's index in its level, from 0; its first hash has 256 times this index."""
     def __init__(
         self,
         *,
@@ -922,8 +924,8 @@ class GetTileResponse(_message.Message):
 
     HASHES_FIELD_NUMBER: _builtins.int
     hashes: _builtins.bytes
-    """The tile's hashes under the newest signed checkpoint, one after another: 1 to 256 of them, 32 bytes each. They
-    never change; a tile with fewer than 256 grows.
+    """The tile's 1 to 256 hashes under the newest signed checkpoint, 32 bytes each, concatenated. They never change; a tile
+    with fewer than 256 hashes grows.
     """
     def __init__(
         self,
@@ -990,7 +992,7 @@ class ListVerdictsResponse(_message.Message):
     """Empty on the last page, and only there."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Verdict]:
-        """The verdicts, in the order asked for."""
+        """The verdicts, in the requested order."""
 
     def __init__(
         self,
@@ -1025,7 +1027,7 @@ Global___GetHaltStateRequest: _TypeAlias = GetHaltStateRequest  # noqa: Y015
 
 @_typing.final
 class GetHaltStateResponse(_message.Message):
-    """GetHaltStateResponse is folded from every halt and resume in the log."""
+    """GetHaltStateResponse is the state after every halt and resume in the log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1036,14 +1038,16 @@ class GetHaltStateResponse(_message.Message):
     epoch: _builtins.int
     """The number of halts so far; never falls."""
     tree_size: _builtins.int
-    """The number of entries this answer has seen."""
+    """The number of entries that this answer covers."""
     @_builtins.property
     def halts(self) -> _containers.RepeatedCompositeFieldContainer[_documents_pb2.Halt]:
         """Open halts, oldest first."""
 
     @_builtins.property
     def answer_time(self) -> _timestamp_pb2.Timestamp:
-        """The ledger's clock as it answered, for callers that sign documents: it takes none that is dated more than 300 s after it."""
+        """The ledger's clock at the answer, for callers that sign documents: the ledger refuses documents that are dated more than
+        300 s after its clock.
+        """
 
     def __init__(
         self,
@@ -1063,7 +1067,7 @@ Global___GetHaltStateResponse: _TypeAlias = GetHaltStateResponse  # noqa: Y015
 
 @_typing.final
 class EraseContentRequest(_message.Message):
-    """EraseContentRequest carries the operator's signed word, or names the receipt of the tenant that asks."""
+    """EraseContentRequest holds an operator's signed erasure, or names a receipt of the calling tenant."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1072,8 +1076,8 @@ class EraseContentRequest(_message.Message):
     envelope: _builtins.bytes
     """The DSSE envelope of a kolm.erasure.v1 document, signed by the role operator. INVALID_ARGUMENT for anything else."""
     receipt_id: _builtins.str
-    """In place of it: the UUIDv7 of a receipt of the caller's own tenant. PERMISSION_DENIED without a token of that tenant;
-    FAILED_PRECONDITION where the ledger keeps no content of it.
+    """Instead of envelope: the UUIDv7 of a receipt of the caller's own tenant. PERMISSION_DENIED without a token of that
+    tenant; FAILED_PRECONDITION if the ledger keeps no content of the receipt.
     """
     def __init__(
         self,
@@ -1098,7 +1102,7 @@ class EraseContentResponse(_message.Message):
     APPENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def appended(self) -> Global___AppendEntryResponse:
-        """Where the erasure stands, and the proof of it."""
+        """The erasure's index and its proof."""
 
     def __init__(
         self,
@@ -1115,7 +1119,7 @@ Global___EraseContentResponse: _TypeAlias = EraseContentResponse  # noqa: Y015
 
 @_typing.final
 class ExportBundleRequest(_message.Message):
-    """ExportBundleRequest says what the bundle is about. With nothing set: the whole log."""
+    """ExportBundleRequest selects the content of the bundle. If no field is set: the whole log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1124,14 +1128,16 @@ class ExportBundleRequest(_message.Message):
     END_INDEX_FIELD_NUMBER: _builtins.int
     INCLUDE_CONTENT_FIELD_NUMBER: _builtins.int
     start_index: _builtins.int
-    """First index of a range of which nothing is left out. Default: 0 with end_index set, otherwise no range."""
+    """First index of a complete range of entries. Default: 0 if end_index is set, otherwise no range."""
     end_index: _builtins.int
-    """The index after the last one of that range. Default: the end of the log with start_index set, otherwise no range."""
+    """The index after the last one of that range. Default: the end of the log if start_index is set, otherwise no range."""
     include_content: _builtins.bool
-    """Take along what the receipts commit to, where it has not been erased. For auditors, as in GetReceipt. Default false."""
+    """Include the contents to which the receipts commit, unless they have been erased. For auditors, as in GetReceipt.
+    Default: false.
+    """
     @_builtins.property
     def receipt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Receipts to prove, with everything that is needed to judge them. At most 1000."""
+        """Receipts to prove, with everything that a verifier needs for them. At most 1000."""
 
     def __init__(
         self,

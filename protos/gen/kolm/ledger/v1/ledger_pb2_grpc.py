@@ -27,9 +27,9 @@ if _version_not_supported:
 
 class LedgerServiceStub:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
-    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
-    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
+    INVALID_ARGUMENT with BadRequest naming it. docs/security.md lists the role that each call needs: UNAUTHENTICATED without
+    a valid credential, PERMISSION_DENIED without the role. Callers without the roles read and audit see their own tenant's
+    entries and the log itself; other tenants' entries are NOT_FOUND for them.
     """
 
     def __init__(self, channel):
@@ -122,15 +122,16 @@ class LedgerServiceStub:
 
 class LedgerServiceServicer:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
-    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
-    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
+    INVALID_ARGUMENT with BadRequest naming it. docs/security.md lists the role that each call needs: UNAUTHENTICATED without
+    a valid credential, PERMISSION_DENIED without the role. Callers without the roles read and audit see their own tenant's
+    entries and the log itself; other tenants' entries are NOT_FOUND for them.
     """
 
     def AppendEntry(self, request, context):
         """AppendEntry answers when the entry is durable and covered by a signed checkpoint. The same envelope again gets the same
         index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
-        reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
+        reason CONFLICT, if the log holds other bytes under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo if the queue
+        is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,11 +139,10 @@ class LedgerServiceServicer:
 
     def AppendEntries(self, request_iterator, context):
         """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
-        holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
-        result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
-        until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
-        error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
-        what was written already keeps its index).
+        holds one entry or hundreds. An entry that AppendEntry would refuse has that error as its result, and the stream
+        continues. The number of entries in work is bounded: beyond it the server stops reading until it has sent results, and
+        it waits if its queue is full. The stream itself ends with an error only for a malformed request, or if the server cannot
+        continue (UNAVAILABLE: send the unanswered entries again; an entry that was written already keeps its index).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,14 +165,14 @@ class LedgerServiceServicer:
 
     def ListReceipts(self, request, context):
         """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
-        request, shown to leave nothing out.
+        request, proven to be complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEntries(self, request, context):
-        """WatchEntries sends entries from an index on, in order, none left out; with follow it stays open for new ones.
+        """WatchEntries sends all entries from an index on, in order; with follow it stays open for new entries.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,8 +200,8 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AnswerPromise(self, request, context):
-        """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
-        may not read the whole log, and has to show others that one is missing.
+        """AnswerPromise returns a statement, signed by the log's key, which of the receipts of a promise its newest tree holds: for
+        a tenant that may not read the whole log and has to show others that a receipt is missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,22 +215,22 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTile(self, request, context):
-        """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
-        NOT_FOUND where the newest signed tree has no such tile.
+        """GetTile returns hashes of the tree in the layout of C2SP tlog-tiles, for mirrors of the log and for clients that need many
+        proofs. NOT_FOUND if the newest signed tree has no such tile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListVerdicts(self, request, context):
-        """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise.
+        """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by asks for another order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHaltState(self, request, context):
-        """GetHaltState says what is halted now.
+        """GetHaltState returns the open halts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,15 +238,15 @@ class LedgerServiceServicer:
 
     def EraseContent(self, request, context):
         """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
-        the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
+        proof of the receipt still holds; a replay of it gives UNREPLAYABLE. Erasing twice changes nothing. An operator sends a
+        signed erasure; a caller with a tenant's token names a receipt of that tenant, and the log signs the erasure.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportBundle(self, request, context):
-        """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+        """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
         that the log does not hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -346,9 +346,9 @@ def add_LedgerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class LedgerService:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
-    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
-    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
+    INVALID_ARGUMENT with BadRequest naming it. docs/security.md lists the role that each call needs: UNAUTHENTICATED without
+    a valid credential, PERMISSION_DENIED without the role. Callers without the roles read and audit see their own tenant's
+    entries and the log itself; other tenants' entries are NOT_FOUND for them.
     """
 
     @staticmethod

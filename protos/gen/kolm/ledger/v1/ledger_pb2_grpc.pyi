@@ -28,9 +28,9 @@ GRPC_VERSION: str
 
 class LedgerServiceStub:
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
-    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
-    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
+    INVALID_ARGUMENT with BadRequest naming it. docs/security.md lists the role that each call needs: UNAUTHENTICATED without
+    a valid credential, PERMISSION_DENIED without the role. Callers without the roles read and audit see their own tenant's
+    entries and the log itself; other tenants' entries are NOT_FOUND for them.
     """
 
     @_typing.overload
@@ -40,15 +40,15 @@ class LedgerServiceStub:
     AppendEntry: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.AppendEntryRequest, _ledger_pb2.AppendEntryResponse]
     """AppendEntry answers when the entry is durable and covered by a signed checkpoint. The same envelope again gets the same
     index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
-    reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
+    reason CONFLICT, if the log holds other bytes under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo if the queue
+    is full.
     """
     AppendEntries: _grpc.StreamStreamMultiCallable[_ledger_pb2.AppendEntriesRequest, _ledger_pb2.AppendEntriesResponse]
     """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
-    holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
-    result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
-    until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
-    error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
-    what was written already keeps its index).
+    holds one entry or hundreds. An entry that AppendEntry would refuse has that error as its result, and the stream
+    continues. The number of entries in work is bounded: beyond it the server stops reading until it has sent results, and
+    it waits if its queue is full. The stream itself ends with an error only for a malformed request, or if the server cannot
+    continue (UNAVAILABLE: send the unanswered entries again; an entry that was written already keeps its index).
     """
     GetEntry: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]
     """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
@@ -58,10 +58,10 @@ class LedgerServiceStub:
     """
     ListReceipts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
-    request, shown to leave nothing out.
+    request, proven to be complete.
     """
     WatchEntries: _grpc.UnaryStreamMultiCallable[_ledger_pb2.WatchEntriesRequest, _ledger_pb2.WatchEntriesResponse]
-    """WatchEntries sends entries from an index on, in order, none left out; with follow it stays open for new ones."""
+    """WatchEntries sends all entries from an index on, in order; with follow it stays open for new entries."""
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCheckpointRequest, _ledger_pb2.GetCheckpointResponse]
     """GetCheckpoint returns the newest signed tree head."""
     GetInclusionProof: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetInclusionProofRequest, _ledger_pb2.GetInclusionProofResponse]
@@ -69,50 +69,50 @@ class LedgerServiceStub:
     GetCoseReceipt: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCoseReceiptRequest, _ledger_pb2.GetCoseReceiptResponse]
     """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
     AnswerPromise: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.AnswerPromiseRequest, _ledger_pb2.AnswerPromiseResponse]
-    """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
-    may not read the whole log, and has to show others that one is missing.
+    """AnswerPromise returns a statement, signed by the log's key, which of the receipts of a promise its newest tree holds: for
+    a tenant that may not read the whole log and has to show others that a receipt is missing.
     """
     GetConsistencyProof: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
     GetTile: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetTileRequest, _ledger_pb2.GetTileResponse]
-    """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
-    NOT_FOUND where the newest signed tree has no such tile.
+    """GetTile returns hashes of the tree in the layout of C2SP tlog-tiles, for mirrors of the log and for clients that need many
+    proofs. NOT_FOUND if the newest signed tree has no such tile.
     """
     ListVerdicts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]
-    """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
+    """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by asks for another order."""
     GetHaltState: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]
-    """GetHaltState says what is halted now."""
+    """GetHaltState returns the open halts."""
     EraseContent: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
-    the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
+    proof of the receipt still holds; a replay of it gives UNREPLAYABLE. Erasing twice changes nothing. An operator sends a
+    signed erasure; a caller with a tenant's token names a receipt of that tenant, and the log signs the erasure.
     """
     ExportBundle: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]
-    """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+    """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
     that the log does not hold.
     """
 
 @_typing.type_check_only
 class LedgerServiceAsyncStub(LedgerServiceStub):
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
-    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
-    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
+    INVALID_ARGUMENT with BadRequest naming it. docs/security.md lists the role that each call needs: UNAUTHENTICATED without
+    a valid credential, PERMISSION_DENIED without the role. Callers without the roles read and audit see their own tenant's
+    entries and the log itself; other tenants' entries are NOT_FOUND for them.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AppendEntry: _aio.UnaryUnaryMultiCallable[_ledger_pb2.AppendEntryRequest, _ledger_pb2.AppendEntryResponse]  # type: ignore[assignment]
     """AppendEntry answers when the entry is durable and covered by a signed checkpoint. The same envelope again gets the same
     index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
-    reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
+    reason CONFLICT, if the log holds other bytes under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo if the queue
+    is full.
     """
     AppendEntries: _aio.StreamStreamMultiCallable[_ledger_pb2.AppendEntriesRequest, _ledger_pb2.AppendEntriesResponse]  # type: ignore[assignment]
     """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
-    holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
-    result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
-    until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
-    error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
-    what was written already keeps its index).
+    holds one entry or hundreds. An entry that AppendEntry would refuse has that error as its result, and the stream
+    continues. The number of entries in work is bounded: beyond it the server stops reading until it has sent results, and
+    it waits if its queue is full. The stream itself ends with an error only for a malformed request, or if the server cannot
+    continue (UNAVAILABLE: send the unanswered entries again; an entry that was written already keeps its index).
     """
     GetEntry: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetEntryRequest, _ledger_pb2.GetEntryResponse]  # type: ignore[assignment]
     """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
@@ -122,10 +122,10 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     ListReceipts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]  # type: ignore[assignment]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
-    request, shown to leave nothing out.
+    request, proven to be complete.
     """
     WatchEntries: _aio.UnaryStreamMultiCallable[_ledger_pb2.WatchEntriesRequest, _ledger_pb2.WatchEntriesResponse]  # type: ignore[assignment]
-    """WatchEntries sends entries from an index on, in order, none left out; with follow it stays open for new ones."""
+    """WatchEntries sends all entries from an index on, in order; with follow it stays open for new entries."""
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCheckpointRequest, _ledger_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     """GetCheckpoint returns the newest signed tree head."""
     GetInclusionProof: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetInclusionProofRequest, _ledger_pb2.GetInclusionProofResponse]  # type: ignore[assignment]
@@ -133,34 +133,34 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     GetCoseReceipt: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCoseReceiptRequest, _ledger_pb2.GetCoseReceiptResponse]  # type: ignore[assignment]
     """GetCoseReceipt proves a receipt's entry in the newest tree by a COSE Receipt (RFC 9942), which the log's key signs."""
     AnswerPromise: _aio.UnaryUnaryMultiCallable[_ledger_pb2.AnswerPromiseRequest, _ledger_pb2.AnswerPromiseResponse]  # type: ignore[assignment]
-    """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
-    may not read the whole log, and has to show others that one is missing.
+    """AnswerPromise returns a statement, signed by the log's key, which of the receipts of a promise its newest tree holds: for
+    a tenant that may not read the whole log and has to show others that a receipt is missing.
     """
     GetConsistencyProof: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetConsistencyProofRequest, _ledger_pb2.GetConsistencyProofResponse]  # type: ignore[assignment]
     """GetConsistencyProof proves that an older tree is a prefix of a newer one."""
     GetTile: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetTileRequest, _ledger_pb2.GetTileResponse]  # type: ignore[assignment]
-    """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
-    NOT_FOUND where the newest signed tree has no such tile.
+    """GetTile returns hashes of the tree in the layout of C2SP tlog-tiles, for mirrors of the log and for clients that need many
+    proofs. NOT_FOUND if the newest signed tree has no such tile.
     """
     ListVerdicts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListVerdictsRequest, _ledger_pb2.ListVerdictsResponse]  # type: ignore[assignment]
-    """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
+    """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by asks for another order."""
     GetHaltState: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetHaltStateRequest, _ledger_pb2.GetHaltStateResponse]  # type: ignore[assignment]
-    """GetHaltState says what is halted now."""
+    """GetHaltState returns the open halts."""
     EraseContent: _aio.UnaryUnaryMultiCallable[_ledger_pb2.EraseContentRequest, _ledger_pb2.EraseContentResponse]  # type: ignore[assignment]
     """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-    proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
-    the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
+    proof of the receipt still holds; a replay of it gives UNREPLAYABLE. Erasing twice changes nothing. An operator sends a
+    signed erasure; a caller with a tenant's token names a receipt of that tenant, and the log signs the erasure.
     """
     ExportBundle: _aio.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]  # type: ignore[assignment]
-    """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+    """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
     that the log does not hold.
     """
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     """LedgerService appends and reads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Which role each call takes stands in docs/security.md: UNAUTHENTICATED without
-    a credential or with a bad one, PERMISSION_DENIED without the role. Callers without the roles read and audit see what is
-    about their own tenant and about the log itself; what is another tenant's is NOT_FOUND, as if it were not there.
+    INVALID_ARGUMENT with BadRequest naming it. docs/security.md lists the role that each call needs: UNAUTHENTICATED without
+    a valid credential, PERMISSION_DENIED without the role. Callers without the roles read and audit see their own tenant's
+    entries and the log itself; other tenants' entries are NOT_FOUND for them.
     """
 
     @_abc_1.abstractmethod
@@ -171,7 +171,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.AppendEntryResponse, _abc.Awaitable[_ledger_pb2.AppendEntryResponse]]:
         """AppendEntry answers when the entry is durable and covered by a signed checkpoint. The same envelope again gets the same
         index. INVALID_ARGUMENT on `envelope` for a bad signature, an untrusted key or a malformed document; ALREADY_EXISTS,
-        reason CONFLICT, where other bytes stand under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo where the queue is full.
+        reason CONFLICT, if the log holds other bytes under the same receipt_id; RESOURCE_EXHAUSTED with RetryInfo if the queue
+        is full.
         """
 
     @_abc_1.abstractmethod
@@ -181,11 +182,10 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.AppendEntriesResponse], _abc.AsyncIterator[_ledger_pb2.AppendEntriesResponse]]:
         """AppendEntries appends many: one response for each request, one result for each of its entries, all in order. A request
-        holds what the caller has at hand, one entry or hundreds. An entry that AppendEntry would refuse has that error as its
-        result, and the stream goes on. A bounded number of entries is in work at once: after that the server stops reading
-        until results have gone out, and where its queue is full it waits instead of refusing. The stream itself ends with an
-        error only for a malformed request, or where the server cannot go on (UNAVAILABLE: send again what was not answered;
-        what was written already keeps its index).
+        holds one entry or hundreds. An entry that AppendEntry would refuse has that error as its result, and the stream
+        continues. The number of entries in work is bounded: beyond it the server stops reading until it has sent results, and
+        it waits if its queue is full. The stream itself ends with an error only for a malformed request, or if the server cannot
+        continue (UNAVAILABLE: send the unanswered entries again; an entry that was written already keeps its index).
         """
 
     @_abc_1.abstractmethod
@@ -213,7 +213,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListReceiptsResponse, _abc.Awaitable[_ledger_pb2.ListReceiptsResponse]]:
         """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
-        request, shown to leave nothing out.
+        request, proven to be complete.
         """
 
     @_abc_1.abstractmethod
@@ -222,7 +222,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.WatchEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.WatchEntriesResponse], _abc.AsyncIterator[_ledger_pb2.WatchEntriesResponse]]:
-        """WatchEntries sends entries from an index on, in order, none left out; with follow it stays open for new ones."""
+        """WatchEntries sends all entries from an index on, in order; with follow it stays open for new entries."""
 
     @_abc_1.abstractmethod
     def GetCheckpoint(
@@ -254,8 +254,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.AnswerPromiseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.AnswerPromiseResponse, _abc.Awaitable[_ledger_pb2.AnswerPromiseResponse]]:
-        """AnswerPromise says, signed by the log's key, which of the receipts of a promise its newest tree holds: for a tenant that
-        may not read the whole log, and has to show others that one is missing.
+        """AnswerPromise returns a statement, signed by the log's key, which of the receipts of a promise its newest tree holds: for
+        a tenant that may not read the whole log and has to show others that a receipt is missing.
         """
 
     @_abc_1.abstractmethod
@@ -272,8 +272,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetTileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetTileResponse, _abc.Awaitable[_ledger_pb2.GetTileResponse]]:
-        """GetTile returns hashes of the tree as C2SP tlog-tiles lays them out, for whoever mirrors the log or proves much at once.
-        NOT_FOUND where the newest signed tree has no such tile.
+        """GetTile returns hashes of the tree in the layout of C2SP tlog-tiles, for mirrors of the log and for clients that need many
+        proofs. NOT_FOUND if the newest signed tree has no such tile.
         """
 
     @_abc_1.abstractmethod
@@ -282,7 +282,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListVerdictsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListVerdictsResponse, _abc.Awaitable[_ledger_pb2.ListVerdictsResponse]]:
-        """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by says otherwise."""
+        """ListVerdicts pages through verdicts (AIP-158), oldest first unless order_by asks for another order."""
 
     @_abc_1.abstractmethod
     def GetHaltState(
@@ -290,7 +290,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetHaltStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetHaltStateResponse, _abc.Awaitable[_ledger_pb2.GetHaltStateResponse]]:
-        """GetHaltState says what is halted now."""
+        """GetHaltState returns the open halts."""
 
     @_abc_1.abstractmethod
     def EraseContent(
@@ -299,8 +299,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.EraseContentResponse, _abc.Awaitable[_ledger_pb2.EraseContentResponse]]:
         """EraseContent appends a signed erasure and removes the content and salts of its receipt in the same transaction. Every
-        proof over the receipt still holds; a replay of it says UNREPLAYABLE. Erasing twice changes nothing. An operator sends
-        the signed erasure; a tenant's own token names a receipt of that tenant, and the log signs that it was asked for.
+        proof of the receipt still holds; a replay of it gives UNREPLAYABLE. Erasing twice changes nothing. An operator sends a
+        signed erasure; a caller with a tenant's token names a receipt of that tenant, and the log signs the erasure.
         """
 
     @_abc_1.abstractmethod
@@ -309,7 +309,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ExportBundleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ExportBundleResponse], _abc.AsyncIterator[_ledger_pb2.ExportBundleResponse]]:
-        """ExportBundle sends a bundle that `kolm verify` checks offline: one .tar.gz in pieces. NOT_FOUND for a receipt or a range
+        """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
         that the log does not hold.
         """
 

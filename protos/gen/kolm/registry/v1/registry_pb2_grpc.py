@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class RegistryServiceStub:
     """RegistryService keeps heads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Wherever a head is refused, the registry is as it was before.
+    INVALID_ARGUMENT with BadRequest naming it. A call that fails leaves the registry unchanged.
     """
 
     def __init__(self, channel):
@@ -85,17 +85,17 @@ class RegistryServiceStub:
 
 class RegistryServiceServicer:
     """RegistryService keeps heads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Wherever a head is refused, the registry is as it was before.
+    INVALID_ARGUMENT with BadRequest naming it. A call that fails leaves the registry unchanged.
     """
 
     def PublishHead(self, request, context):
-        """PublishHead gives a head a name. All blobs have to be there: the files of its manifest, the manifest of its base
-        (its digest is the base's identifier) and the config.json that this one names. The answer comes once the
-        publication is in the ledger. The same head under the same name again: the first publication. A name belongs to the
-        key that was the first to publish under it, and to the one that replaces it in the log.
+        """PublishHead publishes a head under a name. Its blobs have to be uploaded before: the files of its manifest, the manifest
+        of its base, whose digest is the base's identifier, and the config.json that the base's manifest names. The answer comes
+        when the publication is in the ledger. Publishing the same head under the same name again returns the first publication.
+        A name belongs to the key that was the first to publish under it, and to a key that replaces that key in the log.
         INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
-        BLOB_MISSING (not there, or of another size than the manifest says), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason NAME_TAKEN, where another publisher was the first to
-        publish under this name; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+        BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason
+        NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,41 +116,41 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResolveHead(self, request, context):
-        """ResolveHead finds the one head that a reference names. NOT_FOUND for an unknown one; FAILED_PRECONDITION, reason
-        AMBIGUOUS_REFERENCE with the candidates, where there are several, HEAD_WITHDRAWN where it may not be loaded.
+        """ResolveHead finds the head that a reference names. NOT_FOUND for an unknown reference; FAILED_PRECONDITION, reason
+        AMBIGUOUS_REFERENCE, with the candidates, if several match, or reason HEAD_WITHDRAWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WithdrawHead(self, request, context):
-        """WithdrawHead ends a head for good, under all of its names. Withdrawing again: the first withdrawal. Its first
-        publisher or an operator signs; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for anybody else.
+        """WithdrawHead withdraws a head for good, under all of its names. Withdrawing it again returns the first withdrawal. The
+        head's first publisher or an operator has to sign; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for other signers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordKScore(self, request, context):
-        """RecordKScore keeps a signed measurement. The same envelope again: the same record.
+        """RecordKScore keeps a signed measurement. The same envelope again returns the same record.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindMissingBlobs(self, request, context):
-        """FindMissingBlobs says which of some blobs are not there, and how much of each an interrupted upload left.
+        """FindMissingBlobs returns which of the given blobs the registry lacks, and the size of each interrupted upload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadBlob(self, request_iterator, context):
-        """UploadBlob takes one blob: a start, then data in order. Nothing is visible before all of it is there and its digest
-        holds. The bytes that have arrived stay when the call breaks off: ask FindMissingBlobs and go on from there. A newer
-        upload of the same blob takes over from an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
-        INVALID_ARGUMENT, reason BLOB_TOO_LARGE, before any data; FAILED_PRECONDITION, reason OFFSET_MISMATCH with
-        committed_size in the metadata; INVALID_ARGUMENT, reason DIGEST_MISMATCH, and the upload starts over;
+        """UploadBlob uploads one blob: a start, then data in order. The blob becomes visible when all of it has arrived and its
+        digest matches. Bytes of an interrupted call are kept: ask FindMissingBlobs and continue from committed_size. A newer
+        upload of the same blob replaces an older one, which gets ABORTED, reason UPLOAD_TAKEN_OVER, with RetryInfo.
+        INVALID_ARGUMENT, reason BLOB_TOO_LARGE, before any data; FAILED_PRECONDITION, reason OFFSET_MISMATCH, with
+        committed_size in the metadata; INVALID_ARGUMENT, reason DIGEST_MISMATCH, after which the upload starts over;
         RESOURCE_EXHAUSTED, reason DISK_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -158,8 +158,8 @@ class RegistryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DownloadBlob(self, request, context):
-        """DownloadBlob sends a blob from an offset on. Its digest is checked on the way and the last message only sent where
-        it holds; DATA_LOSS where it does not.
+        """DownloadBlob sends a blob from an offset on. The server checks the digest while it reads and sends the last message only
+        if it matches; DATA_LOSS otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,7 +223,7 @@ def add_RegistryServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class RegistryService:
     """RegistryService keeps heads. Errors are google.rpc.Status with ErrorInfo (domain "kolm"); a bad field is
-    INVALID_ARGUMENT with BadRequest naming it. Wherever a head is refused, the registry is as it was before.
+    INVALID_ARGUMENT with BadRequest naming it. A call that fails leaves the registry unchanged.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TelemetryServiceStub:
-    """TelemetryService stands on every gRPC server beside its own service. It shows nothing of any tenant.
+    """TelemetryService is part of every gRPC server of kolm. It shows no data of tenants.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class TelemetryServiceStub:
 
 
 class TelemetryServiceServicer:
-    """TelemetryService stands on every gRPC server beside its own service. It shows nothing of any tenant.
+    """TelemetryService is part of every gRPC server of kolm. It shows no data of tenants.
     """
 
     def GetMetrics(self, request, context):
-        """GetMetrics answers with the value of every metric at this moment.
+        """GetMetrics returns the current value of every metric.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_TelemetryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TelemetryService:
-    """TelemetryService stands on every gRPC server beside its own service. It shows nothing of any tenant.
+    """TelemetryService is part of every gRPC server of kolm. It shows no data of tenants.
     """
 
     @staticmethod

@@ -1,10 +1,11 @@
 """`python -m benchmarks.verdicts`: an auditor's verdicts on another engine, honest and with a fault of speculation.
 
 The engine with speculation answers through the generation service's backend; an auditor judges each answer by the
-engine without speculation. The fault: some accepted draft tokens are replaced on the way, as if the engine had accepted
-wrong drafts, in answers to the questions as they are, and in answers that repeat their question and have begun to,
-which are rich in drafts. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run continues, and a larger one
-adds to them. The results are those of all kept verdicts, without an engine as well, a file for each engine and method.
+engine without speculation. The fault: a share of draft tokens is replaced on the way, as if the engine had accepted
+wrong drafts. The share is of all drafted tokens, where the token that an engine chose instead of a rejected draft is
+replaced by that draft, or of accepted ones alone. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run
+continues, and a larger one adds to them. The results are those of all kept verdicts, without an engine as well, a file
+for each engine and method, and for honest answers and faults.
 """
 
 from __future__ import annotations
@@ -52,12 +53,9 @@ _SCRATCH = Path(__file__).parent / "scratch" / "verdicts"
 _SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that others use
 _T = TypeVar("_T")
 TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
-_MAX_TOKENS, _BEGUN_TOKENS = 256, 96
-"""Most tokens of an answer to a question, and of one that has begun: n-grams draft more in long answers, and a faulty
-answer is requested seven times."""
-_REPEATED, _BEGUN = "Write this question ten times, each time on a new line: {}", 3
-"""The work that is rich in drafts: the answer has begun with the question three times."""
-_WORK = ("questions", "begun")
+_MAX_TOKENS = 256  # of an answer: n-grams draft more in long ones
+DRAFTED, ACCEPTED = "drafted", "accepted"
+"""The draft tokens of which a share is replaced."""
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -80,14 +78,12 @@ class Judged(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Answers that are served and judged alike. `replaced`: share of accepted draft tokens; `begun`: whether answers
-    repeat their question, without an end, and have begun to.
-    """
+    """Answers that are served and judged alike. `replaced`: share of draft tokens; `of`: of which ones."""
 
     temperature: float
     callers: int
     replaced: float = 0.0
-    begun: bool = False
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +107,13 @@ class Pair:
 
 
 class FaultySpeculation(Upstream):
-    """An upstream of which some accepted draft tokens are replaced by other tokens of the context, as a wrong draft
-    would be. The engine continues from there, as it would after its own mistake.
+    """An upstream of which some draft tokens are replaced, as if it had accepted wrong drafts. The engine continues
+    from there, as it would after its own mistake.
     """
 
-    def __init__(self, dialect: Dialect, url: str, share: float, chance: random.Random) -> None:
+    def __init__(self, dialect: Dialect, url: str, case: Case, chance: random.Random) -> None:
         super().__init__(dialect, url, None, _SILENCE_SECONDS)
-        self._of, self._share, self._chance = dialect, share, chance
+        self._of, self._case, self._chance = dialect, case, chance
         self.replaced: dict[tuple[int, ...], int] = {}  # by prompt
 
     async def answer(
@@ -133,7 +129,7 @@ class FaultySpeculation(Upstream):
         made: list[int] = []
         proposed = accepted = 0
         while len(made) < body[most]:
-            part = _Part(self._of, [*prompt, *made], self._share, self._chance)
+            part = _Part(self._of, [*prompt, *made], self._case, self._chance)
             asked = {**body, "prompt": [*prompt, *made], most: body[most] - len(made), "timings_per_token": True}
             try:
                 await super().answer(asked, numbers, part.read, *more, **options)
@@ -156,38 +152,72 @@ class _Replaced(Exception):
 
 
 class _Part:
-    """An answer up to a replaced token. `ids` end with it; `accepted`: those of them that were drafts."""
+    """An answer up to a replaced token. `ids` end with it; `accepted`: those of them that were drafts; `proposed`:
+    draft tokens of their passes, rejected ones too.
+    """
 
-    def __init__(self, dialect: Dialect, context: list[int], share: float, chance: random.Random) -> None:
-        self.answer, self.ids, self.accepted = Answer(), list[int](), 0
-        self._dialect, self._context, self._share, self._chance = dialect, context, share, chance
-        self._counted, self._drafts = 0, 0  # accepted by the engine's count; of them, tokens that are still to come
-
-    @property
-    def proposed(self) -> int:
-        """Draft tokens by the engine's count, which the end of an answer has: before it, at least the accepted ones."""
-        return self.accepted if self.answer.drafted is None else self.answer.drafted.proposed
+    def __init__(self, dialect: Dialect, context: list[int], case: Case, chance: random.Random) -> None:
+        self.answer, self.ids, self.accepted, self.proposed = Answer(), list[int](), 0, 0
+        self._dialect, self._context, self._case, self._chance = dialect, context, case, chance
+        self._counted = (0, 0)  # proposed and accepted by the engine's count
+        self._drafts, self._rejected = 0, 0  # of this pass: accepted tokens that are still to come, and rejected ones
+        self._draft: Sequence[int] = ()  # from the next token on
 
     def read(self, event: Mapping[str, Any]) -> None:
         """Raises _Replaced."""
         before = len(self.answer.ids)
         self._dialect.read(event, self.answer)
         new = self.answer.ids[before:]
-        counted = (event.get("timings") or {}).get("draft_n_accepted")  # llama-server sends one token an event
-        if counted is None:
-            self._drafts = len(new) - 1  # vLLM sends the tokens of a pass together; the last is the target's own
-        else:
-            self._drafts, self._counted = self._drafts + counted - self._counted, counted
+        if new:
+            self._begin_pass(new, event.get("timings") or {})
         for token in new:
-            self.ids.append(self._other(token) if self._drafts > 0 and self._chance.random() < self._share else token)
-            self.accepted += self._drafts > 0
-            self._drafts = max(0, self._drafts - 1)
+            self.ids.append(self._judged(token))
             if self.ids[-1] != token:
                 self.answer = Answer()
                 raise _Replaced
 
-    def _other(self, token: int) -> int:
-        return self._chance.choice([each for each in self._context if each != token])
+    def _begin_pass(self, new: Sequence[int], timings: Mapping[str, Any]) -> None:
+        """llama-server sends one token an event, with counts that rise with the first token of a pass; vLLM sends the
+        tokens of a pass together, without counts. In both the last token of a pass is the target's own.
+        """
+        draft = looked_up([*self._context, *self.ids])
+        if "draft_n" in timings:
+            counted = (timings["draft_n"], timings["draft_n_accepted"])
+            if counted == self._counted:
+                return
+            proposed, accepted = (now - before for now, before in zip(counted, self._counted, strict=True))
+            self._counted = counted
+        elif timings:  # llama-server has not drafted yet
+            return
+        else:
+            accepted = len(new) - 1
+            proposed = max(accepted, len(draft))
+        self.proposed += proposed
+        self._drafts, self._rejected, self._draft = accepted, proposed - accepted, draft
+
+    def _judged(self, token: int) -> int:
+        """The token, or a wrong draft in its place."""
+        wrong = next((each for each in self._draft[:1] if each != token), None)
+        self._draft = self._draft[1:]
+        if self._drafts > 0:
+            self._drafts, self.accepted, judged = self._drafts - 1, self.accepted + 1, 1
+        else:
+            judged, self._rejected = self._rejected if self._case.of == DRAFTED else 0, 0
+        if self._chance.random() >= 1.0 - (1.0 - self._case.replaced) ** judged:
+            return token
+        return self._chance.choice([each for each in self._context if each != token]) if wrong is None else wrong
+
+
+def looked_up(context: Sequence[int]) -> Sequence[int]:
+    """The draft tokens of vLLM's n-grams with `VLLM_NGRAMS`, those after the earliest occurrence of the longest n-gram
+    at the end. They stand for the drafts of other methods, whose tokens, or with vLLM also numbers, are unknown.
+    """
+    for size in (4, 3, 2):
+        last = context[-size:]
+        for place in range(len(context) - size):
+            if context[place : place + size] == last:
+                return context[place + size : place + size + 4]
+    return ()
 
 
 class _Members:
@@ -285,8 +315,7 @@ class Bench:
         self._name = name or self.profile.name.replace("/", " ")
 
     def path(self, case: Case) -> Path:
-        kind = f"{case.replaced:g} replaced" if case.replaced else "honest"
-        kind += " begun" if case.begun else ""
+        kind = f"{case.replaced:g} of {case.of}" if case.replaced else "honest"
         return _SCRATCH / f"{self._name}~{self._pair.method}~{kind}~{case.temperature:g}~{case.callers}.jsonl"
 
     async def run(self, case: Case, prompts: Sequence[tuple[int, ...]], path: Path) -> None:
@@ -294,14 +323,13 @@ class Bench:
         done = {each.question for each in kept(path)}
         todo = iter([number for number in range(len(prompts)) if number not in done])
         answers: asyncio.Queue[Served | None] = asyncio.Queue(case.callers)
-        faulty = FaultySpeculation(self._dialect, self._pair.url, case.replaced, random.Random(len(done)))
+        faulty = FaultySpeculation(self._dialect, self._pair.url, case, random.Random(len(done)))
         fast = faulty if case.replaced else Upstream(self._dialect, self._pair.url, None, _SILENCE_SECONDS)
         engine = self._backend(fast, replaced=bool(case.replaced))
 
         async def call() -> None:
             for number in todo:
-                most = _BEGUN_TOKENS if case.begun else _MAX_TOKENS
-                sampling = SamplingParams(case.temperature, seed=number, max_tokens=most, ignore_eos=case.begun)
+                sampling = SamplingParams(case.temperature, seed=number, max_tokens=_MAX_TOKENS)
                 asked = EngineRequest(str(number), prompts[number], sampling, method=ENGINE)
                 outcome, ticket = await _until_there(engine.complete, asked)
                 await answers.put(Served(asked, outcome, ticket.alone, faulty.replaced.pop(asked.prompt, 0)))
@@ -347,7 +375,7 @@ def row(case: Case, found: Sequence[Judged]) -> dict[str, Any]:
     apart = [each.apart for each in found if each.outcome == UNSTABLE and each.apart is not None]
     return {
         "temperature": case.temperature, "callers": case.callers, "share replaced": case.replaced,
-        "begun": case.begun, "answers": len(found), "tokens": sum(each.tokens for each in found), **counts,
+        "replaced of": case.of, "answers": len(found), "tokens": sum(each.tokens for each in found), **counts,
         "other": len(found) - sum(counts.values()),
         "tokens drafted": sum(each.proposed for each in found), "accepted": sum(each.accepted for each in found),
         "faulty": sum(each.replaced > 0 for each in found),
@@ -373,13 +401,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _arguments(arguments)
     tokenizer = Tokenizer(model_path(given.weights))
     questions = load_questions(OWN)
-    honest = [question.turns[0] for kind in zip_longest(*questions.values()) for question in kind if question]
-
-    def asked(text: str, begun: str = "") -> tuple[int, ...]:
-        return (*tokenizer.encode_chat([{"role": "user", "content": text}]), *tokenizer.encode_output(begun))
-
-    prompts = [asked(turn) for turn in honest]
-    rich = [asked(_REPEATED.format(each.turns[0]), f"{each.turns[0]}\n" * _BEGUN) for each in questions["qa"]]
+    turns = [question.turns[0] for kind in zip_longest(*questions.values()) for question in kind if question]
+    prompts = [tuple(tokenizer.encode_chat([{"role": "user", "content": turn}])) for turn in turns]
     _SCRATCH.mkdir(parents=True, exist_ok=True)
     with ExitStack() as servers:
         pairs = [Pair(*each) for each in given.upstream]
@@ -393,28 +416,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for pair in pairs:
             bench = Bench(pair, model_path(given.weights), given.name)
             cases = [Case(temperature, callers) for callers in CALLERS for temperature in given.temperatures]
-            cases += [Case(0.0, callers, given.share, work == "begun") for work in given.faults for callers in CALLERS]
+            cases += [Case(0.0, callers, given.share, of) for of in given.faults for callers in CALLERS]
             for case in cases:
                 path = bench.path(case)
                 path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
                 count = given.answers[CALLERS.index(case.callers)]
-                asyncio.run(bench.run(case, (rich if case.begun else prompts)[:count], path))
+                asyncio.run(bench.run(case, prompts[:count], path))
     subject = Subject.of(model_path("smollm2"), questions=OWN.name)
     for each in concluded():
-        name = re.sub(r"[^0-9a-z]+", "-", f"{each['engine']}-{each['method']}".lower())
+        work = "-faults" if each["cases"][0]["share replaced"] else ""
+        name = re.sub(r"[^0-9a-z]+", "-", f"{each['engine']}-{each['method']}{work}".lower())
         Measurement.now("verdicts", [each], subject, case=name).write(given.out)
 
 
 def concluded() -> Iterator[dict[str, Any]]:
-    """The kept cases of each engine and method."""
-    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    """The kept cases of each engine and method, those with faults apart from honest ones."""
+    cases: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
     for path in sorted(_SCRATCH.glob("*.jsonl")):
         engine, method, kind, temperature, callers = path.stem.split("~")
-        share = 0.0 if kind == "honest" else float(kind.partition(" ")[0])
+        share, _, of = kind.partition(" of ") if kind != "honest" else ("0", "", "")
         if found := kept(path):
-            made = row(Case(float(temperature), int(callers), share, kind.endswith(" begun")), found)
-            cases.setdefault((engine, method), []).append(made)
-    for (engine, method), rows in cases.items():
+            made = row(Case(float(temperature), int(callers), float(share), of), found)
+            cases.setdefault((engine, method, bool(of)), []).append(made)
+    for (engine, method, _), rows in cases.items():
         yield {"engine": engine, "method": method, "cases": rows}
 
 
@@ -444,13 +468,13 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="T",
         help="temperatures of honest answers (0 0.7 1)",
     )
-    parser.add_argument("--share", type=float, default=0.02, help="share of accepted draft tokens to replace (0.02)")
+    parser.add_argument("--share", type=float, default=0.02, help="share of draft tokens to replace (0.02)")
     parser.add_argument(
         "--faults",
         nargs="*",
-        choices=_WORK,
-        default=_WORK,
-        help="answers with a fault: to the questions as they are, and begun",
+        choices=(DRAFTED, ACCEPTED),
+        default=(DRAFTED, ACCEPTED),
+        help="draft tokens of which that share is replaced",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     return parser.parse_args(arguments)

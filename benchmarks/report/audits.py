@@ -39,27 +39,43 @@ def identity_of_others(results: Results) -> str:
 
 
 def verdicts(results: Results) -> str:
-    """Verdicts on honest answers, and tokens until a fault of speculation is found, by engine and method, on all
-    machines.
-    """
+    """Verdicts on honest answers, and tokens until a replaced draft is found, by engine and method, on all machines."""
     cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for each in (each for record in results["verdicts"] for each in record.figures):
         cases.setdefault((each["engine"], each["method"]), []).extend(each["cases"])
     rows = []
     for named, found in cases.items():
         honest = [case for case in found if not case["share replaced"]]
-        faulty = [case for case in found if case["share replaced"]]
-        # Files that were written before `begun` was a member have begun answers alone.
-        plain = [case for case in faulty if not case.get("begun", True)]
-        begun = [case for case in faulty if case.get("begun", True)]
         counts = (_sum(honest, name) for name in ("tokens", "SAME", "UNSTABLE", "DEVIATION"))
-        drafts = f"{_sum(plain, 'accepted'):,} of {_sum(plain, 'tokens'):,}" if plain else DASH
-        rows.append((*named, *map(count, counts), drafts, *_found(plain), *_found(begun)))
+        faulty = [case for case in found if case["share replaced"] and _replaced(case) == "drafted"]
+        rows.append((*named, *map(count, counts), *_found(faulty)))
     return table(
-        "engine | speculation | honest tokens | `SAME` | `UNSTABLE` | `DEVIATION` |"
-        " faulty: drafts of tokens | found | tokens each | begun: found | tokens each",
+        "engine | speculation | honest tokens | `SAME` | `UNSTABLE` | `DEVIATION` | faulty: found | tokens each", rows
+    )
+
+
+def faults(results: Results) -> str:
+    """Faults of speculation that auditors found, by engine, method and machine."""
+    rows = []
+    for record in results["verdicts"]:
+        for each in record.figures:
+            for case in (case for case in each["cases"] if case["share replaced"]):
+                named = (each["engine"], each["method"], machine_name(record.machine), str(case["callers"]))
+                counts = (case[name] for name in ("answers", "tokens", "tokens drafted", "accepted", "UNSTABLE"))
+                share = f"{case['share replaced']:.0%} of {_replaced(case)}"
+                rows.append((*named, share, *map(count, counts), *_found([case])))
+    return table(
+        "engine | speculation | machine | callers | replaced | answers | tokens | drafted | accepted | `UNSTABLE` |"
+        " faulty: found | tokens each",
         rows,
     )
+
+
+def _replaced(case: dict[str, Any]) -> str:
+    """The replaced draft tokens. Files without this member are of accepted ones, and those without `begun` of answers
+    that had begun to repeat their question.
+    """
+    return str(case.get("replaced of", "accepted, begun answers" if case.get("begun", True) else "accepted"))
 
 
 def _sum(cases: Sequence[dict[str, Any]], name: str) -> int:

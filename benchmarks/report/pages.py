@@ -44,6 +44,7 @@ _RENDERERS: Mapping[str, Callable[[Results], str]] = {
     "identity": audits.identity,
     "identity of others": audits.identity_of_others,
     "verdicts": audits.verdicts,
+    "faults": audits.faults,
     "lies": audits.lies,
     "ledger": ledger.ledger,
     "bundle": ledger.bundle,

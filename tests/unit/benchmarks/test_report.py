@@ -94,18 +94,28 @@ def test_answers_that_speculation_changed_are_added_up_over_the_methods_of_kolm(
 
 
 def test_verdicts_are_added_up_over_cases_and_a_fault_has_the_tokens_until_it_is_found() -> None:
-    """Files that were written before answers to questions as they are were measured have no member `begun`."""
+    """Older files have no member `replaced of`, and the oldest, of begun answers, no `begun`."""
     honest = {"share replaced": 0.0, "tokens": 1000, "answers": 12, "SAME": 10, "UNSTABLE": 2, "DEVIATION": 0}
-    counts = {"share replaced": 0.02, "tokens": 400, "accepted": 150, "faulty": 2}
+    counts = {
+        "share replaced": 0.02, "callers": 8, "answers": 3, "tokens": 400, "tokens drafted": 200, "accepted": 150,
+        "UNSTABLE": 1, "faulty": 2,
+    }  # fmt: skip
+    kinds = ({}, {"begun": True}, {"begun": False}, {"replaced of": "accepted"}, *[{"replaced of": "drafted"}] * 2)
     faulty = [
         {**counts, **kind, "faulty found": len(runs) - 1, "tokens until DEVIATION": runs}
-        for kind, runs in (({}, [100, 200, 60]), ({"begun": True}, [30, 0]), ({"begun": False}, [170, 230]))
+        for kind, runs in zip(kinds, ([5], [30, 0], [170, 230], [9, 1], [100, 200, 60], [240]), strict=True)
     ]
     figures = [{"engine": "vllm/1", "method": "n-gram", "cases": [honest, honest, *faulty]}]
-    table = audits.verdicts({"verdicts": [measured(benchmark="verdicts", figures=figures)]})
-    cells = table.splitlines()[-1].split(" | ")
-    assert cells[2:6] == ["2,000", "20", "4", "0"]
-    assert cells[6:] == ["150 of 400", "1 of 2", "400", "3 of 4", "130 |"]
+    results = {"verdicts": [measured(benchmark="verdicts", figures=figures)]}
+    cells = audits.verdicts(results).splitlines()[-1].split(" | ")
+    assert cells[2:] == ["2,000", "20", "4", "0", "2 of 4", "300 |"]
+    each = [row.split(" | ")[4:] for row in audits.faults(results).splitlines()[2:]]
+    assert [row[0] for row in each] == [
+        "2% of accepted, begun answers", "2% of accepted, begun answers", "2% of accepted", "2% of accepted",
+        "2% of drafted", "2% of drafted",
+    ]  # fmt: skip
+    assert each[4][1:] == ["3", "400", "200", "150", "1", "2 of 2", "180 |"]
+    assert each[0][-2:] == ["0 of 2", "– |"]
 
 
 def test_rates_are_compared_with_the_fastest_peer() -> None:

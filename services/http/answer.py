@@ -168,7 +168,7 @@ class KolmMember:
     def resolved(self) -> dict[str, Any]:
         names = ("request_id", "base_cid", "profile_cid", "method", "requested_method", "fallback_reason")
         known = {name: getattr(self._resolved, name) for name in names}
-        return known | {"seed": self._resolved.sampling.get("seed")}
+        return known | {"seed": self._resolved.sampling.get("seed"), "ai_generated": True}
 
     def whole(self, completion: Completion) -> dict[str, Any]:
         """All members of an answer that is no stream."""

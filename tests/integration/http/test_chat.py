@@ -43,6 +43,7 @@ async def test_a_stream_names_its_receipts_before_its_first_event(client: openai
     ended = [each for chunk in chunks for each in (chunk.model_extra or {}).get("kolm", {}).get("receipts", [])]
     assert raw.headers["x-receipt-id"].split(", ") == list(dict.fromkeys(each["receipt_id"] for each in ended))
     assert len({each["receipt_id"] for each in ended}) == 2
+    assert (chunks[0].model_extra or {})["kolm"]["ai_generated"] is True
 
 
 async def test_an_answer_is_openai_s_with_the_receipt_that_the_ledger_holds(
@@ -60,6 +61,7 @@ async def test_an_answer_is_openai_s_with_the_receipt_that_the_ledger_holds(
     extra: Any = answer.model_extra
     (receipt,) = extra["kolm"]["receipts"]
     assert raw.headers["x-receipt-id"] == receipt["receipt_id"]
+    assert extra["kolm"]["ai_generated"] is True
     assert answer.system_fingerprint == "fp_" + extra["kolm"]["profile_cid"].split(":")[-1][:12]
     stored = await (await deployment.ledger()).GetReceipt(
         ledger_pb2.GetReceiptRequest(receipt_id=receipt["receipt_id"])

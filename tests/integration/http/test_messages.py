@@ -56,7 +56,7 @@ async def test_a_message_says_what_a_chat_says(claude: anthropic.AsyncAnthropic,
     usage = answer.usage
     assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == chat.usage.prompt_tokens
     assert usage.output_tokens == chat.usage.completion_tokens
-    assert answer.kolm["receipts"][0]["receipt_id"]
+    assert (answer.kolm["ai_generated"], bool(answer.kolm["receipts"][0]["receipt_id"])) == (True, True)
     counted = await claude.messages.count_tokens(model="tiny", messages=ASKED["messages"], system="Be short.")
     assert counted.input_tokens == chat.usage.prompt_tokens
 

@@ -15,7 +15,7 @@ _HEAD = "| an operator who | its customer"
 _SHOWN = (
     "never logs a request",
     "serves other tokens, or a faulty kernel's",
-    "swaps the model after receipting",
+    "replaces the model after signing",
     "changes the prompt before the model sees it",
     "shows two histories",
 )

@@ -26,8 +26,9 @@ def identity_of_others(results: Results) -> str:
     """
     counts: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
     for record in results["exactness"]:
+        own = ", ".join(sorted({each["method"] for each in record.figures if each["engine"] == "kolm"}))
         for each in (each for each in record.figures if each["engine"].startswith(("kolm", *DIALECTS))):
-            methods = "all six methods" if each["engine"] == "kolm" else each["method"]
+            methods = own if each["engine"] == "kolm" else each["method"]
             of = counts.setdefault((each["engine"], methods), {})
             changed, requests = of.get(each["at once"], (0, 0))
             of[each["at once"]] = changed + each["changed"], requests + each["requests"]

@@ -25,11 +25,12 @@ def readme(results: Results) -> str:
             (f"{_callers(case)}, tokens/s", drafts, llama, *_ratio(*pair))
             for case, pair in zip(callers, rates, strict=True)
         ),
-        (f"{_callers(most)}, first token, median / 99 %", drafts, llama, first_token(most), first_token(its_most), ""),
+        (f"{_callers(most)}, first token, median / 99 %", drafts, llama, *_first_tokens(most, its_most)),
         ("requests failed", drafts, llama, _failed(callers), _failed(peers), ""),
     ]
     shown = [(what, f"{mine} {name}", f"{its} {other}", ratio) for what, name, other, mine, its, ratio in rows]
-    replay = f"Replaying 128 tokens takes {figures['replay']['ratio']:.2f} times as long as plain decoding of them."
+    share = 100 * figures["replay"]["ratio"]
+    replay = f"Replaying 128 tokens takes {share:.0f} % of the time of decoding them without drafts."
     block = table(" | kolm | compared with | ratio", shown)
     return f"{_conditions(record)}\n\n{block}\n\n{replay} {_others(results, record.machine)}"
 
@@ -40,9 +41,9 @@ def _conditions(record: Measurement) -> str:
         f"{machine_name(machine)}, {machine.cores} cores; {model_name(subject.model)}; commit `{record.commit}`,"
         f" {record.date[:10]}; head `{(subject.head_digest or '')[7:19]}`; {(subject.questions or '').split()[0]}"
         f" questions, at most {subject.max_tokens} tokens an answer; llama.cpp {record.figures['peer']['version']} in"
-        " the same run, same file and cores. Whole requests include the prompt, and their ratio is a mean over kinds"
-        " of questions; rows of callers compare `kolm up` without audits with llama-server. `make bench-readme`"
-        " measures it."
+        " the same run, same file and cores. Whole requests include the prompt; their ratio is the geometric mean over"
+        " kinds of questions ± its standard error. Callers send other requests, streamed chats of 64 tokens, greedy, to"
+        " `kolm up` without audits and to llama-server. `make bench-readme` measures it."
     )
 
 
@@ -74,6 +75,12 @@ def _pair(peer: Mapping[str, Any], what: str) -> tuple[str, str, str]:
 
 def _ratio(mine: float, its: float) -> tuple[str, str, str]:
     return rounded(mine), rounded(its), f"**{mine / its:.1f}**"
+
+
+def _first_tokens(mine: Mapping[str, Any], its: Mapping[str, Any]) -> tuple[str, str, str]:
+    """First tokens of kolm and the peer, and the peer's over kolm's: above 1 if kolm's come earlier."""
+    median, slowest = (its["first_token_ms"][each] / mine["first_token_ms"][each] for each in ("p50", "p99"))
+    return first_token(mine), first_token(its), f"**{median:.1f} / {slowest:.1f}**"
 
 
 def _failed(cases: Sequence[Mapping[str, Any]]) -> str:

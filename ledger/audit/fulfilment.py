@@ -1,4 +1,4 @@
-"""The state of a promise, by the receipts of a log: kept, open or broken. Pure."""
+"""Receipts of a promise that are in a log, and whether its deadline has passed. No I/O."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ledger.keys.trusted_keys import TrustedKeys
 
 @dataclass(slots=True)
 class Fulfilment:
-    """The receipts of a promise: `entries` has their indexes by choice, `endings` their finish reasons. The caller
-    observes only receipts that are proven to be in the log, signed by a key that was valid there.
+    """The receipts of a promise: `entries` has their indexes by choice, `finish_reasons` why each
+    choice ended. The caller observes only receipts that are proven to be in the log, signed by a key that was valid
+    at their index.
     """
 
     promise: Promise
     entries: dict[int, int] = field(default_factory=dict)
-    endings: dict[int, str] = field(default_factory=dict)
+    finish_reasons: dict[int, str] = field(default_factory=dict)
     _empty: set[int] = field(default_factory=set)
 
     def observe(self, index: int, receipt: Receipt) -> None:
         """Record the receipt if it was promised."""
-        if self.promise.is_kept_by(receipt):
+        if self.promise.covers(receipt):
             self.entries[receipt.sampling.choice] = index
-            self.endings[receipt.sampling.choice] = receipt.output.finish_reason
+            self.finish_reasons[receipt.sampling.choice] = receipt.output.finish_reason
             if receipt.output.finish_reason == "error" and not receipt.output.tokens:
                 self._empty.add(receipt.sampling.choice)
 
@@ -39,8 +40,9 @@ class Fulfilment:
 
     @property
     def without_output(self) -> list[int]:
-        """Choices whose receipt has an error before any output, which keeps the promise only formally. A killed server
-        leaves such receipts; a caller with another receipt of the same id has proof against it.
+        """Choices whose receipt has the finish reason `error` and no output. A server signs these after a crash for
+        requests that it lost; they keep the promise only formally. A caller that has another receipt with the same id
+        can prove the contradiction.
         """
         return sorted(self._empty)
 
@@ -48,12 +50,16 @@ class Fulfilment:
     def is_kept(self) -> bool:
         return not self.missing
 
-    def is_due(self, now: datetime) -> bool:
+    def is_overdue(self, now: datetime) -> bool:
+        """Whether the deadline has passed."""
         return now > parse_timestamp(self.promise.due)
 
 
 def open_with_any(data: bytes, epochs: Iterable[TrustedKeys]) -> Promise:
-    """The promise, by the keys of any time of the log, because it has no index. Raises FormatError, SignatureError."""
+    """A promise, verified with the keys of each period of the log: it is not an entry, so no index names the period.
+
+    Raises FormatError, SignatureError.
+    """
     refused = SignatureError("no key is trusted to sign a promise")
     for trusted in epochs:
         try:

@@ -63,25 +63,27 @@ class Criteria(Protocol):
         ...
 
 
-def verify_page(page: Page, head: Checkpoint, trusted: TrustedKeys, criteria: Criteria) -> tuple[Receipt, ...]:
-    """The receipts of the rows, if all of the page holds under `head`, which the caller has checked. Only the whole log
-    shows which keys were valid at an index: see `key_history`.
+def verify_page(page: Page, checkpoint: Checkpoint, trusted: TrustedKeys, criteria: Criteria) -> tuple[Receipt, ...]:
+    """The receipts of the rows, if all of the page is proven under `checkpoint`, which the caller has checked. Only the
+    whole log shows which keys were valid at an index: see `key_history`.
 
     1. the rows are in order, and each is a receipt signed by a trusted key that `criteria` admits
-    2. the proof leads from the leaves to the root of `head`
+    2. the proof leads from the leaves to the root of `checkpoint`
     3. a complete range is whole, and nothing in `others` is a receipt that `criteria` admits
 
     Raises FormatError, SignatureError, ProofError.
     """
-    if page.tree_size != head.size:
-        raise ProofError(f"the page is proven in a tree of {page.tree_size} entries, its checkpoint has {head.size}")
+    if page.tree_size != checkpoint.size:
+        raise ProofError(
+            f"the page is proven in a tree of {page.tree_size} entries, its checkpoint has {checkpoint.size}"
+        )
     _check_order([row.index for row in page.rows])
     receipts = tuple(_receipt(row, trusted, criteria) for row in page.rows)
     leaves = {row.index: leaf_hash(_entry(row).to_bytes()) for row in page.rows}
     if page.complete is None:
-        verify_multi_proof(leaves, head.size, head.root, page.proof)
+        verify_multi_proof(leaves, checkpoint.size, checkpoint.root, page.proof)
     else:
-        _verify_complete(page.complete, leaves, page.proof, head, criteria)
+        _verify_complete(page.complete, leaves, page.proof, checkpoint, criteria)
     return receipts
 
 
@@ -99,28 +101,28 @@ def _receipt(row: ListedReceipt, trusted: TrustedKeys, criteria: Criteria) -> Re
     if not isinstance(document, Receipt):
         raise ProofError(f"entry {row.index} is listed as a receipt and is not one")
     if not criteria.admits(row.index, document):
-        raise ProofError(f"entry {row.index} is not what was asked for")
+        raise ProofError(f"entry {row.index} does not match the filter")
     return document
 
 
 def _verify_complete(
-    claimed: CompleteRange, leaves: dict[int, bytes], proof: Sequence[bytes], head: Checkpoint, criteria: Criteria
+    claimed: CompleteRange, leaves: dict[int, bytes], proof: Sequence[bytes], checkpoint: Checkpoint, criteria: Criteria
 ) -> None:
-    _check_range(claimed, leaves, head)
+    _check_range(claimed, leaves, checkpoint)
     missing = (index for index in range(claimed.start, claimed.end) if index not in leaves)
     for index, data in zip(missing, claimed.others, strict=True):
         _check_other(index, data, criteria)
         leaves[index] = leaf_hash(data)
     ordered = [leaves[index] for index in range(claimed.start, claimed.end)]
-    verify_range_proof(ordered, claimed.start, claimed.end, head.size, head.root, proof)
+    verify_range_proof(ordered, claimed.start, claimed.end, checkpoint.size, checkpoint.root, proof)
 
 
-def _check_range(claimed: CompleteRange, rows: Collection[int], head: Checkpoint) -> None:
+def _check_range(claimed: CompleteRange, rows: Collection[int], checkpoint: Checkpoint) -> None:
     """Raises ProofError unless each index of the range has a row or another entry, and no row is outside of it."""
-    if not 0 <= claimed.start <= claimed.end <= head.size or len(rows) + len(claimed.others) != claimed.width:
-        raise ProofError(f"{len(rows)} rows and {len(claimed.others)} others are not all of the page's range")
+    if not 0 <= claimed.start <= claimed.end <= checkpoint.size or len(rows) + len(claimed.others) != claimed.width:
+        raise ProofError(f"{len(rows)} rows and {len(claimed.others)} other entries, expected {claimed.width} in all")
     if any(not claimed.start <= index < claimed.end for index in rows):
-        raise ProofError(f"a row is not of the page's range, entries {claimed.start} to {claimed.end - 1}")
+        raise ProofError(f"a row is outside the page's range, entries {claimed.start} to {claimed.end - 1}")
 
 
 def _check_other(index: int, data: bytes, criteria: Criteria) -> None:

@@ -50,17 +50,18 @@ from ledger.witness.freshness import Freshness, quorum_time
 
 _SHOWN = 5  # the most entries that a line names
 
+_ENTRY_CHECKS = RULES + 1  # the fold of a bundle is complete after all checks of its entries
 _LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
 _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
 
 def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
-    """The finding about receipts whose newest verdict is not an answer. Raises ProofError for more of them than
-    allowed.
+    """The finding about receipts whose newest verdict is UNREPLAYABLE, UNSTABLE or UNCHECKED. Raises ProofError for
+    more than allowed.
     """
     count, judged = len(fold.unreplayable), sum(fold.outcomes_by_kind.values())
     erased = erased_in_words(fold.unreplayable)
-    found = f"{count} receipts could not be replayed or checked, which is not a pass{erased}"
+    found = f"{count} receipts could not be replayed or checked, which does not count as passed{erased}"
     if trust.max_unreplayable is None:
         raise NothingToCheck(f"{found}; no limit was set")
     if count > trust.max_unreplayable:
@@ -68,8 +69,8 @@ def check_unreplayable(fold: BundleFold, trust: Trust) -> str:
     if not judged:
         raise NothingToCheck("the bundle holds no verdict")
     if not count:
-        return f"all {judged} judged receipts were replayed"
-    return f"{count} of {judged} judged receipts could not be replayed or checked{erased_in_words(fold.unreplayable)}"
+        return f"all {judged} verdicts reached a result"
+    return f"{count} receipts could not be replayed or checked, with {judged} verdicts{erased}"
 
 
 def erased_in_words(unreplayable: Mapping[int, int | None]) -> str:
@@ -97,10 +98,10 @@ def check_age(freshness: Freshness | None, trust: Trust) -> str:
 def owed_in_words(found: Completeness) -> str:
     """A description of the verdicts on sampled receipts, of owed ones, and of the time of the judgement."""
     verdicts = ", ".join(f"{count} {outcome}" for outcome, count in found.outcomes.items() if count) or "no verdict yet"
-    whose = f"; {found.independent} EXACT by an engine of the auditor's own" if found.outcomes[EXACT] else ""
+    whose = f", of which the auditor computed {found.independent} itself" if found.outcomes[EXACT] else ""
     others = sum(found.outcomes.get(name, 0) for name in (SAME, CONSISTENT))
     whose += f"; {others} of another engine, without an exact check" if others else ""
-    return f"{verdicts}{whose}; {found.owed} owed and in time; as of {found.as_of}"
+    return f"{verdicts}{whose}; {found.owed} owed, not overdue; as of {found.as_of}"
 
 
 class BundleChecks:
@@ -116,15 +117,29 @@ class BundleChecks:
         self._folded: Folded | None = None
         self._cosigned: Mapping[str, int] = {}
         self._times: list[datetime] = []
-        self._vouched: list[datetime | None] = []  # for the newest checkpoint
+        self._quorum_times: list[datetime | None] = []  # for the newest checkpoint
         self._completeness: Completeness | None = None
         self._promises: tuple[JudgedPromise, ...] = ()
 
     def steps(self) -> tuple[Callable[[], str], ...]:
         return (
-            *(self._form, self._log_signature, self._witnesses, self._growth, self._inclusion),
-            *(self._complete, self._signatures, self._rules, self._halts, self._obligations, self._content),
-            *(self._draft_heads, self._transcript, self._replayable, self._age, self._promised, self._agreeing),
+            self._check_form,
+            self._check_log_signature,
+            self._check_witnesses,
+            self._check_growth,
+            self._check_inclusion,
+            self._check_complete,
+            self._check_signatures,
+            self._check_rules,
+            self._check_halts,
+            self._check_obligations,
+            self._check_content,
+            self._check_draft_heads,
+            self._check_transcript,
+            self._check_replayable,
+            self._check_age,
+            self._check_promises,
+            self._check_no_contradiction,
         )
 
     def report(self, checks: tuple[Check, ...]) -> BundleReport:
@@ -156,32 +171,32 @@ class BundleChecks:
         if self._evidence is not None and self._fold().whole:
             keep_verified(self._seen, self._trust.keys, self._evidence, self._fold())
 
-    def _form(self) -> str:
+    def _check_form(self) -> str:
         self._evidence = read_evidence(self._bundle, self._trust, self._before)
         return f"{len(self._evidence.paths)} files"
 
-    def _log_signature(self) -> str:
-        evidence = self._read()
+    def _check_log_signature(self) -> str:
+        evidence = self._require_evidence()
         key = evidence.policy.log_key(evidence.note, evidence.checkpoint)
         evidence.keys.check_log_key(key, evidence.checkpoint.size)
         return f"{evidence.checkpoint.origin}, {evidence.checkpoint.size} entries, by {key.key_id}"
 
-    def _witnesses(self) -> str:
-        evidence = self._read()
+    def _check_witnesses(self) -> str:
+        evidence = self._require_evidence()
         self._cosigned = evidence.policy.cosigned(evidence.note)
         moments = {name: datetime.fromtimestamp(min(at, _LAST_SECOND), UTC) for name, at in self._cosigned.items()}
         who = ", ".join(f"{name} at {moment:%Y-%m-%d %H:%M:%S} UTC" for name, moment in moments.items())
         quorum = evidence.policy.quorum
         if not evidence.policy.is_met_by(self._cosigned):
-            raise ProofError(f"cosigned by {who or 'no witness'}, which is not a quorum {quorum!r} of the policy")
+            raise ProofError(f"cosigned by {who or 'no witness'}; the policy requires the quorum {quorum!r}")
         self._times += moments.values()
-        self._vouched.append(quorum_time(evidence.policy, self._cosigned))
+        self._quorum_times.append(quorum_time(evidence.policy, self._cosigned))
         if quorum == "none":
-            raise NothingToCheck(f"the policy asks for none{f'; cosigned by {who}' if who else ''}")
+            raise NothingToCheck(f"the policy requires no witness{f'; cosigned by {who}' if who else ''}")
         return who
 
-    def _growth(self) -> str:
-        evidence, newest = self._read(), self._read().checkpoint
+    def _check_growth(self) -> str:
+        evidence, newest = self._require_evidence(), self._require_evidence().checkpoint
         for tree in evidence.trees:
             verify_consistency(tree.size, newest.size, tree.proof, tree.root, newest.root)
             if tree.checkpoint is not None:
@@ -221,8 +236,8 @@ class BundleChecks:
                 f"it does not extend the {before.size} entries that you had verified: history was rewritten"
             )
 
-    def _inclusion(self) -> str:
-        evidence, fold = self._read(), self._passed(CANONICAL)
+    def _check_inclusion(self) -> str:
+        evidence, fold = self._require_evidence(), self._fold_after(CANONICAL)
         proof = read_hashes(self._bundle.read(layout.PROOF), layout.PROOF)
         if evidence.checkpoint.size == 0 and evidence.checkpoint.root != EMPTY_ROOT:
             raise ProofError("the tree of no entries has another root")
@@ -233,8 +248,8 @@ class BundleChecks:
             )
         return f"{fold.places.count} entries, {len(proof)} hashes"
 
-    def _complete(self) -> str:
-        fold = self._passed(COMPLETE)
+    def _check_complete(self) -> str:
+        fold = self._fold_after(COMPLETE)
         missing = fold.missing()
         if missing is not None:
             raise ProofError(missing)
@@ -244,43 +259,47 @@ class BundleChecks:
             return "the whole log"
         return f"entries {fold.manifest.range.start} to {fold.manifest.range.end - 1}; outside of them, {_OUTSIDE}"
 
-    def _signatures(self) -> str:
-        fold, rotations, evidence = self._passed(SIGNED), len(self._read().keys.rotations), self._read()
+    def _check_signatures(self) -> str:
+        fold, rotations, evidence = (
+            self._fold_after(SIGNED),
+            len(self._require_evidence().keys.rotations),
+            self._require_evidence(),
+        )
         known = [rotation.index for rotation in evidence.keys.rotations]
-        alone = evidence.before is None or evidence.continued is not None
-        if alone and not fold.problems and known != [index for index, _ in fold.rotations]:
+        has_all_rotations = evidence.before is None or evidence.continued is not None
+        if has_all_rotations and not fold.problems and known != [index for index, _ in fold.rotations]:
             raise ProofError("the entries that replace keys differ from the first read: the files have changed")
         return (
             f"{sum(fold.kinds.values())} documents, {rotations} {'key was' if rotations == 1 else 'keys were'} replaced"
         )
 
-    def _rules(self) -> str:
-        return counted(self._passed(RULES).kinds)
+    def _check_rules(self) -> str:
+        return counted(self._fold_after(RULES).kinds)
 
     @property
-    def _known(self) -> datetime | None:
-        """The time at which the log held all of this. A witness that cosigned the tree has seen all of its entries, so
-        a later date is wrong.
+    def _latest_valid_date(self) -> datetime | None:
+        """The latest date that an entry may have: a witness had cosigned the whole tree by then, or it is the
+        verifier's own time. None without both.
         """
-        known = [max(self._times)] if self._times else []
-        return min([*known, *([self._trust.now] if self._trust.now else [])], default=None)
+        limits = [max(self._times)] if self._times else []
+        return min([*limits, *([self._trust.now] if self._trust.now else [])], default=None)
 
-    def _halts(self) -> str:
-        fold = self._passed(RULES + 1)
+    def _check_halts(self) -> str:
+        fold = self._fold_after(_ENTRY_CHECKS)
         if fold.watch.breaches:
             raise ProofError(f"{fold.watch.breaches[0]} ({len(fold.watch.breaches)} such receipts)")
         if not fold.knows_all_halts:
-            held = f"none for the {fold.halts.epoch} halts" if fold.halts.epoch else "no halt is"
+            held = f"no receipt breaks the {fold.halts.epoch} halts" if fold.halts.epoch else "no halt is"
             raise NothingToCheck(
-                f"{held} in the bundle; only the log from its first entry shows that none was left out"
+                f"{held} in the bundle; only a log from its first entry proves that no halt is missing"
             )
         count, opened = fold.halts.epoch, len(fold.halts.open)
         return f"{count} halt{'' if count == 1 else 's'}, {opened} open" if count else "there was no halt"
 
-    def _obligations(self) -> str:
-        fold = self._passed(RULES + 1)
+    def _check_obligations(self) -> str:
+        fold = self._fold_after(_ENTRY_CHECKS)
         if not fold.whole:
-            raise NothingToCheck("needs the whole log")
+            raise NothingToCheck("this check needs the whole log")
         self._completeness = fold.obligations.completeness(self._as_of(fold))
         if self._completeness.problem is not None:
             raise ProofError(self._completeness.problem)
@@ -288,17 +307,17 @@ class BundleChecks:
             raise NothingToCheck("this log holds no promise of an auditor")
         return owed_in_words(self._completeness)
 
-    def _content(self) -> str:
+    def _check_content(self) -> str:
         self._fold()
         if self._folded is not None and self._folded.content_problem is not None:
             raise FormatError("content", self._folded.content_problem)
         if self._folded is None or not self._folded.contents:
-            raise NothingToCheck("the bundle has none")
-        return f"of {self._folded.contents} receipts"
+            raise NothingToCheck("the bundle has no content")
+        return f"content of {self._folded.contents} receipts matches"
 
-    def _draft_heads(self) -> str:
+    def _check_draft_heads(self) -> str:
         """A draft head that was never published is reported, and is no failure: an operator may load a private head."""
-        evidence, fold = self._read(), self._passed(RULES + 1)
+        evidence, fold = self._require_evidence(), self._fold_after(_ENTRY_CHECKS)
         bases = {publication.manifest_cid: publication.base_cid for publication in fold.seen.publications}
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
         for path in manifests:
@@ -314,32 +333,34 @@ class BundleChecks:
         carried = f"{len(manifests)} manifest{'' if len(manifests) == 1 else 's'}"
         return f"{len(bases)} published, {used}; {carried}{without(absent)}"
 
-    def _transcript(self) -> str:
-        if layout.TRANSCRIPT not in self._read().paths:
+    def _check_transcript(self) -> str:
+        if layout.TRANSCRIPT not in self._require_evidence().paths:
             raise NothingToCheck("the bundle holds no conversation")
         transcript = Transcript.from_bytes(self._bundle.read(layout.TRANSCRIPT))
-        self._passed(RULES + 1)
+        self._fold_after(_ENTRY_CHECKS)
         if self._folded is None or self._folded.content_problem is not None:
             raise NotReached
         receipts = receipts_in(self._bundle, {turn.receipt_id for turn in transcript.turns})
         return check_transcript(transcript, receipts, self._trust.reader)
 
-    def _replayable(self) -> str:
-        return check_unreplayable(self._passed(RULES + 1), self._trust)
+    def _check_replayable(self) -> str:
+        return check_unreplayable(self._fold_after(_ENTRY_CHECKS), self._trust)
 
-    def _age(self) -> str:
+    def _check_age(self) -> str:
         return check_age(self._freshness(), self._trust)
 
-    def _promised(self) -> str:
+    def _check_promises(self) -> str:
         for data in self._trust.promises:
-            open_with_any(data, (keys for _, keys in self._read().keys.epochs))
-        fold = self._passed(RULES + 1)
-        log = Extent.of(fold.whole, fold.obligations.latest, quorum_time(self._read().policy, self._cosigned))
+            open_with_any(data, (keys for _, keys in self._require_evidence().keys.epochs))
+        fold = self._fold_after(_ENTRY_CHECKS)
+        log = Extent.of(
+            fold.whole, fold.obligations.latest, quorum_time(self._require_evidence().policy, self._cosigned)
+        )
         self._promises = tuple(judge_promise(each, self._as_of(fold), log) for each in fold.promised)
         return check_promises(self._promises, log)
 
-    def _agreeing(self) -> str:
-        fold = self._passed(RULES + 1)
+    def _check_no_contradiction(self) -> str:
+        fold = self._fold_after(_ENTRY_CHECKS)
         if fold.contradictions:
             more = len(fold.contradictions) - 1
             raise ProofError(f"{fold.contradictions[0]}{f' ({more} more)' if more else ''}")
@@ -352,23 +373,23 @@ class BundleChecks:
         if self._trust.now is None or self._evidence is None:
             return None
         newest = self._folded.fold.obligations.latest if self._folded else ""
-        vouched = max((time for time in self._vouched if time is not None), default=None)
+        vouched = max((time for time in self._quorum_times if time is not None), default=None)
         return Freshness(self._trust.now, vouched, parse_timestamp(newest) if newest else None)
 
-    def _read(self) -> Evidence:
+    def _require_evidence(self) -> Evidence:
         if self._evidence is None:
             raise NotReached
         return self._evidence
 
     def _fold(self) -> BundleFold:
         if self._folded is None:
-            self._folded = fold_entries(self._read(), self._check_files, self._seen, self._known)
+            self._folded = fold_entries(
+                self._require_evidence(), self._check_files, self._seen, self._latest_valid_date
+            )
         return self._folded.fold
 
-    def _passed(self, check: int) -> BundleFold:
-        """The fold, if no check up to `check` failed. Raises the reason if that check failed, NotReached if an earlier
-        one did.
-        """
+    def _fold_after(self, check: int) -> BundleFold:
+        """The fold. Raises ProofError with the reason if `check` failed, NotReached if an earlier check failed."""
         fold = self._fold()
         problems = fold.problems | dict([self._folded.problem] if self._folded and self._folded.problem else [])
         if any(number < check for number in problems):

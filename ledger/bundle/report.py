@@ -71,9 +71,9 @@ def judge_promise(found: Fulfilment, now: datetime | None, log: Extent) -> Judge
     """
     if found.is_kept:
         return JudgedPromise(found, "KEPT")
-    if log.whole and log.until is not None and found.is_due(log.until):
+    if log.whole and log.until is not None and found.is_overdue(log.until):
         return JudgedPromise(found, "BROKEN")
-    return JudgedPromise(found, "OVERDUE" if now is not None and found.is_due(now) else "OPEN")
+    return JudgedPromise(found, "OVERDUE" if now is not None and found.is_overdue(now) else "OPEN")
 
 
 def check_promises(judged: Sequence[JudgedPromise], log: Extent) -> str:
@@ -86,7 +86,7 @@ def check_promises(judged: Sequence[JudgedPromise], log: Extent) -> str:
     if not kept:
         raise NothingToCheck(still if judged else "no promise was given")
     places = ", ".join(str(index) for found in kept for index in found.entries.values())
-    failed = sum(ending == "error" for found in kept for ending in found.endings.values())
+    failed = sum(ending == "error" for found in kept for ending in found.finish_reasons.values())
     ended = f"; {failed} of the receipts ended by error, without a whole output" if failed else ""
     return f"{len(kept)} kept, by entries {places}{f'; {still}' if len(kept) < len(judged) else ''}{ended}"
 

@@ -47,7 +47,7 @@ class Promise(Document, tag="kolm.promise.v1", frozen=True):
         if parse_timestamp(self.due) < parse_timestamp(self.promised_at):
             raise FormatError("due", "is before promised_at")
 
-    def is_kept_by(self, receipt: Receipt) -> bool:
+    def covers(self, receipt: Receipt) -> bool:
         """Whether the promise covers this receipt."""
         return receipt.sampling.choice < self.choices and _terms(receipt) == _terms(self)
 

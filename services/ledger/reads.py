@@ -63,7 +63,7 @@ def _kept(reader: LedgerReader, head: TreeHead, promise: Promise) -> tuple[int |
     while rows := reader.receipts(narrow, after=after):
         for row in rows:
             receipt = read_document(Entry.from_bytes(row.entry).envelope)
-            if row.index < head.size and isinstance(receipt, Receipt) and promise.is_kept_by(receipt):
+            if row.index < head.size and isinstance(receipt, Receipt) and promise.covers(receipt):
                 found[receipt.sampling.choice] = row.index
         after = rows[-1].index
     return tuple(found.get(choice) for choice in range(promise.choices))

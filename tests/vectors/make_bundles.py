@@ -240,8 +240,8 @@ def bundles() -> dict[str, Made]:
         "checkpoint_of_another_log": Made(
             {p: d.replace(ORIGIN.encode(), b"x.example/log") for p, d in good.items()}, 2, "knows no log x.example/log"
         ),
-        "cosigned_by_one": Made(exported(log, checkpoint=checkpoint(log, size, "a")), 3, "not a quorum 'two-of-three'"),
-        "cosigned_by_one_twice": Made(exported(log, checkpoint=checkpoint(log, size, "aa")), 3, "not a quorum"),
+        "cosigned_by_one": Made(exported(log, checkpoint=checkpoint(log, size, "a")), 3, "quorum 'two-of-three'"),
+        "cosigned_by_one_twice": Made(exported(log, checkpoint=checkpoint(log, size, "aa")), 3, "requires the quorum"),
         "cosignature_of_another_tree": Made(
             with_file("checkpoint", _moved_cosignature(good["checkpoint"], checkpoint(log, 4))), 3, "not one by"
         ),

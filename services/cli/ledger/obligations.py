@@ -64,7 +64,7 @@ def _summary(done: dict[str, Any]) -> list[Line]:
         rest = f"{believed} of the EXACT verdicts are by the audited server itself, or by an unknown engine"
         lines.append(Styled(rest, "yellow"))
     if done["unreplayable"]:
-        lines.append(Styled(f"{done['unreplayable']} could not be replayed, which is not a pass", "yellow"))
+        lines.append(Styled(f"{done['unreplayable']} could not be replayed, which does not count as passed", "yellow"))
     if done["unpromised"]:
         lines.append(Styled(f"{done['unpromised']} receipts are older than any policy: nothing was promised", "dim"))
     if done["problem"] is not None:

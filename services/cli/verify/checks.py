@@ -194,7 +194,7 @@ def _kept_promises(document: Receipt, sources: TrustSources) -> tuple[Promise, .
     trust = own_trust(sources)
     promises = tuple(open_promise(data, trust.keys) for data in trust.promises)
     for promise in promises:
-        if not promise.is_kept_by(document):
+        if not promise.covers(document):
             raise VerificationFailed(
                 f"the promise of {promise.promised_at} is about request {promise.request_id} and not kept by this "
                 f"receipt, which is about {document.request_id}",

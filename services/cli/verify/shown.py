@@ -66,7 +66,7 @@ def fulfilment_document(found: Fulfilment) -> dict[str, Any]:
     """A promise, and the entries and finish reasons by choice."""
     return {
         "entries": {str(choice): index for choice, index in sorted(found.entries.items())},
-        "finish_reasons": {str(choice): ending for choice, ending in sorted(found.endings.items())},
+        "finish_reasons": {str(choice): ending for choice, ending in sorted(found.finish_reasons.items())},
         "missing": found.missing,
         "without_output": found.without_output,
         "document": found.promise.to_document(),
@@ -106,7 +106,7 @@ def _remarks(report: BundleReport) -> list[str]:
     if outcomes.get("INCONSISTENT"):
         remarks.append(f"{outcomes['INCONSISTENT']} outputs are not what the weights would give (INCONSISTENT)")
     if unanswered := sum(outcomes.get(name, 0) for name in NO_ANSWERS):
-        found = f"{unanswered} receipts could not be replayed or checked, which is not a pass"
+        found = f"{unanswered} receipts could not be replayed or checked, which does not count as passed"
         remarks.append(found + erased_in_words(report.unreplayable))
     if weaker := outcomes.get("SAME", 0) + outcomes.get("CONSISTENT", 0):
         remarks.append(f"{weaker} verdicts are on another engine's outputs: SAME and CONSISTENT are weaker than EXACT")

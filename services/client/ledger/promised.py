@@ -42,7 +42,7 @@ def look_up(ledger: VerifiedLedger, promise: Promise, now: datetime, envelope: b
     """
     found = Fulfilment(promise)
     _observe(found, ledger, complete=False)
-    over, answer = found.is_due(now), None
+    over, answer = found.is_overdue(now), None
     if over and not found.is_kept:
         try:
             _observe(found, ledger, complete=True)

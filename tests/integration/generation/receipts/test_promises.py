@@ -91,7 +91,7 @@ async def test_a_stream_and_a_unary_call_bring_promises_that_the_log_keeps(deplo
     assert named == ("acme", "streamed", "mine", 2)
     for data in (streamed, metadata["kolm-promise-bin"]):
         found = await held(deployment, data, BEFORE)
-        assert (found.state, set(found.fulfilment.endings.values())) == ("KEPT", {"length"})
+        assert (found.state, set(found.fulfilment.finish_reasons.values())) == ("KEPT", {"length"})
     assert not promised(deployment)
 
 
@@ -116,9 +116,9 @@ def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
     return {
         "state": state,
         "entries": {str(choice): index for choice, index in found.fulfilment.entries.items()},
-        "finish_reasons": {str(choice): ending for choice, ending in found.fulfilment.endings.items()},
+        "finish_reasons": {str(choice): ending for choice, ending in found.fulfilment.finish_reasons.items()},
         "missing": found.fulfilment.missing,
-        "without_output": [each for each, ending in found.fulfilment.endings.items() if ending == "error"],
+        "without_output": [each for each, ending in found.fulfilment.finish_reasons.items() if ending == "error"],
         "tree_size": found.tree_size,
         "answer": None,
         "document": read_promise(promise).to_document(),
@@ -148,7 +148,7 @@ async def test_the_promise_and_its_receipt_are_there_before_the_first_token(depl
         """No token can have been computed: the target waits until the promise has been looked at."""
         assert data is not None
         promise = open_promise(data, deployment.trust())
-        kept.extend(receipt for receipt in promised_receipts(deployment) if promise.is_kept_by(receipt))
+        kept.extend(receipt for receipt in promised_receipts(deployment) if promise.covers(receipt))
         target.open()
 
     def serve() -> Completion:

@@ -66,13 +66,13 @@ def test_honest_pages_pass() -> None:
         (replace(LISTED, rows=LISTED.rows[::-1]), "order"),
         (replace(LISTED, rows=(LISTED.rows[0], *LISTED.rows)), "order"),
         (replace(LISTED, rows=(row(1),)), "is not one"),
-        (replace(LISTED, rows=(row(2),)), "not what was asked for"),
+        (replace(LISTED, rows=(row(2),)), "does not match the filter"),
         (replace(LISTED, tree_size=4), "a tree of 4 entries"),
-        (replace(COMPLETE, complete=CompleteRange(0, 9, (ENTRIES[1], ENTRIES[2]))), "not all"),
-        (replace(COMPLETE, complete=CompleteRange(4, 0, (ENTRIES[1], ENTRIES[2]))), "not all"),
+        (replace(COMPLETE, complete=CompleteRange(0, 9, (ENTRIES[1], ENTRIES[2]))), "other entries"),
+        (replace(COMPLETE, complete=CompleteRange(4, 0, (ENTRIES[1], ENTRIES[2]))), "other entries"),
         (replace(COMPLETE, complete=CompleteRange(0, 4, (ENTRIES[2], ENTRIES[1]))), "in the place of"),
         (replace(COMPLETE, complete=CompleteRange(0, 5, (*ENTRIES[1:3], ENTRIES[4]))), "leaves it out"),
-        (replace(COMPLETE, complete=CompleteRange(1, 4, (ENTRIES[1],))), "a row is not of the page's range"),
+        (replace(COMPLETE, complete=CompleteRange(1, 4, (ENTRIES[1],))), "outside the page's range"),
     ],
 )
 def test_pages_that_prove_something_else_are_refused(page: Page, why: str) -> None:

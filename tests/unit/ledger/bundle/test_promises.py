@@ -105,7 +105,7 @@ def test_a_receipt_without_an_output_keeps_a_promise_and_is_told(tmp_path: Path)
     trust = replace(holding(promised(0)), policy=None)
     report = judged(exported(log, checkpoint=checkpoint(log, 14, "")), tmp_path, trust)
     assert report.promises[0].state == "KEPT"
-    assert report.promises[0].found.endings == {0: "error"}
+    assert report.promises[0].found.finish_reasons == {0: "error"}
 
 
 def test_no_promise_is_checked_unless_it_was_given(tmp_path: Path) -> None:

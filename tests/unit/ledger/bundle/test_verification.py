@@ -426,7 +426,7 @@ def test_a_check_that_was_not_reached_is_no_pass_even_where_none_has_failed(
     def unreached(_: BundleChecks) -> str:
         raise NotReached
 
-    monkeypatch.setattr(BundleChecks, "_rules", unreached)
+    monkeypatch.setattr(BundleChecks, "_check_rules", unreached)
     report = judged(GOOD, tmp_path / "b")
     assert (report.ok, report.problem) == (False, "check 8 was not reached")
 

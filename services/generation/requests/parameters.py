@@ -34,12 +34,17 @@ _FIELD = "sampling.structured_outputs"
 
 
 def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingParams:
-    """The engine's parameters with defaults filled in. Lengths of lists are checked here, other ranges by the engine.
+    """The engine's parameters with defaults filled in. The lengths of `stop_token_ids` and `logit_bias` are
+    checked here, all other ranges by the engine.
 
     `room`: tokens of the context that are left for output. max_tokens is 128 by default, or `room` if that is less. A
     missing seed is drawn, unless nothing is random.
     """
-    given = {field.name: _plain(message, field.name) for field in fields(SamplingParams) if _given(message, field.name)}
+    given = {
+        field.name: _read_field(message, field.name)
+        for field in fields(SamplingParams)
+        if _is_given(message, field.name)
+    }
     _check_lists(message)
     given.setdefault("max_tokens", max(1, min(SamplingParams().max_tokens, room)))
     if given.get("temperature", 0.0) != 0.0:
@@ -56,7 +61,7 @@ def read_choices(message: sampling_pb2.SamplingParams) -> int:
 
 
 def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.SamplingParams:
-    """The message with every field set."""
+    """The message of these parameters. Fields that are None or empty stay unset."""
     message = sampling_pb2.SamplingParams(n=choices)
     for each in fields(sampling):
         value = getattr(sampling, each.name)
@@ -85,13 +90,13 @@ def receipt_sampling(
     return ledger.documents.receipt.Sampling(**values, n=choices, choice=choice)
 
 
-def _given(message: sampling_pb2.SamplingParams, name: str) -> bool:
+def _is_given(message: sampling_pb2.SamplingParams, name: str) -> bool:
     if name in ("stop", "stop_token_ids", "logit_bias"):
         return bool(getattr(message, name))
     return message.HasField(name)  # type: ignore[arg-type]
 
 
-def _plain(message: sampling_pb2.SamplingParams, name: str) -> Any:
+def _read_field(message: sampling_pb2.SamplingParams, name: str) -> Any:
     value = getattr(message, name)
     if name == "structured_outputs":
         return read_structured_outputs(value)
@@ -129,18 +134,18 @@ def read_speculation(request: pb.GenerateRequest, methods: Sequence[MethodSpec] 
             f"is {config.accept_threshold}; expected 0.0: anything else accepts tokens that the model did not choose",
             reason="LOSSY_ACCEPTANCE",
         )
-    method = _method(config, methods)
+    method = _read_method(config, methods)
     return SpeculationRequest(
         method=method,
-        eagle_head=_head(config, method, methods),
-        k=_within("k", config.k, 1, MAX_K) if config.HasField("k") else None,
-        verify_inline=_verify(config),
+        eagle_head=_read_head(config, method, methods),
+        k=_check_range("k", config.k, 1, MAX_K) if config.HasField("k") else None,
+        verify_inline=_read_verify_mode(config),
         workload=_WORKLOADS[request.workload],
-        parameters=_parameters(config, method, methods),
+        parameters=_read_parameters(config, method, methods),
     )
 
 
-def _method(config: speculation_pb2.SpecDecodeConfig, methods: Sequence[MethodSpec]) -> str:
+def _read_method(config: speculation_pb2.SpecDecodeConfig, methods: Sequence[MethodSpec]) -> str:
     method = config.method if config.HasField("method") else "auto"
     known = ("auto", "off", *(spec.name for spec in methods))
     if method not in known:
@@ -148,14 +153,14 @@ def _method(config: speculation_pb2.SpecDecodeConfig, methods: Sequence[MethodSp
     return method
 
 
-def _head(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequence[MethodSpec]) -> str | None:
+def _read_head(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequence[MethodSpec]) -> str | None:
     if not config.HasField("eagle_head"):
         return None
     kinds = [spec.name for spec in methods if spec.has_heads]
     if not kinds:
         raise InvalidArgument("spec_decode.eagle_head", "is chosen by the engine behind this server; leave it out")
     if config.HasField("method") and method not in kinds:
-        reason = f"goes with {' or '.join(kinds)}, not with {method}; without a method, with the head's own"
+        reason = f"cannot be combined with method {method}; set method to {' or '.join(kinds)}, or leave it out"
         raise InvalidArgument("spec_decode.eagle_head", reason)
     if _HEAD.fullmatch(config.eagle_head) is None:
         raise InvalidArgument(
@@ -164,7 +169,7 @@ def _head(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequen
     return config.eagle_head
 
 
-def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
+def _read_verify_mode(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
     if not config.HasField("verify"):
         return None
     if config.verify not in (speculation_pb2.VERIFY_MODE_SAMPLED, speculation_pb2.VERIFY_MODE_INLINE):
@@ -172,18 +177,20 @@ def _verify(config: speculation_pb2.SpecDecodeConfig) -> bool | None:
     return config.verify == speculation_pb2.VERIFY_MODE_INLINE
 
 
-def _parameters(config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequence[MethodSpec]) -> dict[str, int]:
+def _read_parameters(
+    config: speculation_pb2.SpecDecodeConfig, method: str, methods: Sequence[MethodSpec]
+) -> dict[str, int]:
     """Parameters of the requested method, or of any method if the server chooses."""
     known = {each.name: each for spec in methods if method in (spec.name, "auto") for each in spec.parameters}
     for name, value in config.parameters.items():
         if name not in known:
             names = ", ".join(known) or "none"
             raise InvalidArgument(f"spec_decode.parameters.{name}", f"is not a parameter of {method}; it has {names}")
-        _within(f"parameters.{name}", value, known[name].least, known[name].most)
+        _check_range(f"parameters.{name}", value, known[name].least, known[name].most)
     return dict(config.parameters)
 
 
-def _within(name: str, value: int, low: int, high: int) -> int:
+def _check_range(name: str, value: int, low: int, high: int) -> int:
     if not low <= value <= high:
         raise InvalidArgument(f"spec_decode.{name}", f"is {value}; expected a whole number from {low} to {high}")
     return value
@@ -193,7 +200,7 @@ def read_structured_outputs(message: sampling_pb2.StructuredOutputs) -> Structur
     """Raises InvalidArgument, FailedPrecondition (UNREPLAYABLE) if it names another library than this server's."""
     if message.engine not in ("", grammar_engine()):
         raise FailedPrecondition(
-            f"{_FIELD}.engine: {grammar_engine()} decides here which tokens a grammar allows, not {message.engine}",
+            f"{_FIELD}.engine: this server uses the library {grammar_engine()}, not {message.engine}",
             reason="UNREPLAYABLE",
             metadata={"field": f"{_FIELD}.engine"},
         )
@@ -204,7 +211,7 @@ def read_structured_outputs(message: sampling_pb2.StructuredOutputs) -> Structur
             return StructuredOutputs("choice", canonical(list(message.choice.texts)).decode())
         case "json_object" if message.json_object:
             return StructuredOutputs("json_object")
-    raise InvalidArgument(_FIELD, "expected one of json, regex, choice, grammar, and json_object, which is true")
+    raise InvalidArgument(_FIELD, "set exactly one of json, regex, choice, grammar, json_object (true)")
 
 
 def structured_outputs_message(source: StructuredOutputs) -> sampling_pb2.StructuredOutputs:

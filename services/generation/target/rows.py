@@ -42,9 +42,9 @@ class _View:
 class Rows:
     """One pass over `n` rows of `s` sequences. A slot is block * BLOCK + offset in the key/value pool.
 
-    A row sees `lengths` positions: the first `contiguous` slots of its sequence's table, then the slots of its
-    `branches`: its ancestors in the token tree that do not directly follow the committed tokens, and itself last. The
-    last position that a row of a target sees is its own.
+    A row attends to `lengths` positions: the first `contiguous` slots of its sequence's block table, then the slots in
+    `branches`. A node of the token tree that is not on its first path has in `branches` its remaining ancestors, then
+    itself. The last position of a target's row is its own.
     """
 
     tokens: Int64  # [n]
@@ -76,7 +76,9 @@ class Rows:
 
     @classmethod
     def empty(cls, count: int, tables: Sequence[Sequence[int] | Int32], branches: int) -> Rows:
-        """`count` wanted rows, whose other numbers are zero, with room for `branches` slots of branches."""
+        """`count` rows with wanted logits and room for `branches` slots of branches. Tokens are uninitialised;
+        positions and lengths are 0.
+        """
         most = max(map(len, tables), default=0)
         sizes = (*[count] * 5, count + 1, len(tables) * most, 0, count, branches)
         ends = tuple(accumulate(sizes))

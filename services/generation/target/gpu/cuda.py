@@ -15,21 +15,24 @@ from services.generation.target.gpu.device import Argument, Buffer, DeviceLost, 
 from services.generation.target.gpu.source import CUDA, kept, source
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-"""Exactly rounded operations, nothing contracted, subnormal numbers kept."""
+"""Correctly rounded operations, no FMA contraction, no flush to zero."""
 
 
-def compiled(architecture: str, options: Iterable[str] = OPTIONS) -> str:
-    """The kernels as PTX for a virtual architecture such as compute_80; needs no GPU. Raises DeviceUnavailable."""
+def compile_ptx(architecture: str, options: Iterable[str] = OPTIONS) -> str:
+    """The kernels as PTX for a virtual architecture such as compute_80. Needs no GPU.
+
+    Raises DeviceUnavailable if NVRTC refuses the source, DeviceLost if another of its calls fails.
+    """
     written = source(CUDA).encode()
-    (program,) = _checked(nvrtc.nvrtcCreateProgram(written, b"kernels.cu", 0, [], []), "nvrtcCreateProgram")
+    (program,) = _check_call(nvrtc.nvrtcCreateProgram(written, b"kernels.cu", 0, [], []), "nvrtcCreateProgram")
     words = [word.encode() for word in (f"--gpu-architecture={architecture}", *options)]
     (code, *_) = nvrtc.nvrtcCompileProgram(program, len(words), words)
     if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")[0]
-        _checked(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
+        log = b" " * _check_call(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")[0]
+        _check_call(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
         raise DeviceUnavailable(f"NVRTC cannot compile kolm's kernels: {log.decode(errors='replace'):.2000}")
-    ptx = b" " * _checked(nvrtc.nvrtcGetPTXSize(program), "nvrtcGetPTXSize")[0]
-    _checked(nvrtc.nvrtcGetPTX(program, ptx), "nvrtcGetPTX")
+    ptx = b" " * _check_call(nvrtc.nvrtcGetPTXSize(program), "nvrtcGetPTXSize")[0]
+    _check_call(nvrtc.nvrtcGetPTX(program, ptx), "nvrtcGetPTX")
     text: str = ptx.rstrip(b"\0").decode()
     return text
 
@@ -43,57 +46,59 @@ class CudaDevice:
         attribute = driver.CUdevice_attribute
         self._architecture = "compute_{}{}".format(
             *(
-                _checked(driver.cuDeviceGetAttribute(each, handle), "cuDeviceGetAttribute")[0]
+                _check_call(driver.cuDeviceGetAttribute(each, handle), "cuDeviceGetAttribute")[0]
                 for each in (
                     attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                     attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
                 )
             )
         )
-        version = _checked(driver.cuDriverGetVersion(), "cuDriverGetVersion")[0]
+        version = _check_call(driver.cuDriverGetVersion(), "cuDriverGetVersion")[0]
         self.description = f"cuda {_name(handle)} {self._architecture} driver {version}"
-        self.memory = int(_checked(driver.cuDeviceTotalMem(handle), "cuDeviceTotalMem")[0])
+        self.memory = int(_check_call(driver.cuDeviceTotalMem(handle), "cuDeviceTotalMem")[0])
 
     def compile(self) -> None:
         self._enter()
-        major, minor = _checked(nvrtc.nvrtcVersion(), "nvrtcVersion")
+        major, minor = _check_call(nvrtc.nvrtcVersion(), "nvrtcVersion")
         circumstances = f"NVRTC {major}.{minor}", self.description, *OPTIONS, source(CUDA)
-        ptx = kept(circumstances, lambda: compiled(self._architecture).encode() + b"\0")
-        (self._module,) = _checked(driver.cuModuleLoadData(ptx), "cuModuleLoadData")
+        ptx = kept(circumstances, lambda: compile_ptx(self._architecture).encode() + b"\0")
+        (self._module,) = _check_call(driver.cuModuleLoadData(ptx), "cuModuleLoadData")
 
     def buffer(self, size: int) -> Buffer:
         self._enter()
         code, memory = driver.cuMemAlloc(max(size, 4))
         if code == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceUnavailable(f"{self.description} has no room for {size} bytes more")
-        _checked((code,), "cuMemAlloc")
+        _check_call((code,), "cuMemAlloc")
         return _Memory(memory)
 
     def write(self, buffer: Buffer, array: NDArray[Any], offset: int = 0) -> None:
         self._enter()
         whole = np.ascontiguousarray(array)
         if whole.nbytes:
-            _checked(driver.cuMemcpyHtoD(buffer.address + offset, whole.ctypes.data, whole.nbytes), "cuMemcpyHtoD")
+            _check_call(driver.cuMemcpyHtoD(buffer.address + offset, whole.ctypes.data, whole.nbytes), "cuMemcpyHtoD")
 
     def read(self, buffer: Buffer, array: NDArray[Any], offset: int = 0) -> None:
         self._enter()
         if array.nbytes:
-            _checked(driver.cuMemcpyDtoH(array.ctypes.data, buffer.address + offset, array.nbytes), "cuMemcpyDtoH")
+            _check_call(driver.cuMemcpyDtoH(array.ctypes.data, buffer.address + offset, array.nbytes), "cuMemcpyDtoH")
 
     def run(self, kernel: str, groups: tuple[int, int], lanes: int, *arguments: Argument) -> None:
         self._enter()
         if kernel not in self._functions:
             name = kernel.encode()
-            (self._functions[kernel],) = _checked(driver.cuModuleGetFunction(self._module, name), "cuModuleGetFunction")
-        values, kinds = zip(*map(_passed, arguments), strict=True)
+            (self._functions[kernel],) = _check_call(
+                driver.cuModuleGetFunction(self._module, name), "cuModuleGetFunction"
+            )
+        values, kinds = zip(*map(_launch_argument, arguments), strict=True)
         launched = driver.cuLaunchKernel(
             self._functions[kernel], groups[0], groups[1], 1, lanes, 1, 1, 0, 0, (values, kinds), 0
         )
-        _checked(launched, "cuLaunchKernel")
+        _check_call(launched, "cuLaunchKernel")
 
     def _enter(self) -> None:
         """Make the context current: the engine's thread is not the thread that loaded the model."""
-        _checked(driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
+        _check_call(driver.cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
 
 
 class _Memory:
@@ -106,7 +111,7 @@ class _Memory:
         driver.cuMemFree(self._handle)
 
 
-def _passed(argument: Argument) -> tuple[Any, Any]:
+def _launch_argument(argument: Argument) -> tuple[Any, Any]:
     """A kernel's argument and its type in C; the type of a null pointer is that of an address."""
     if isinstance(argument, np.int32):
         return int(argument), ctypes.c_int
@@ -116,31 +121,31 @@ def _passed(argument: Argument) -> tuple[Any, Any]:
 
 
 def _name(handle: Any) -> str:
-    found: bytes = _checked(driver.cuDeviceGetName(256, handle), "cuDeviceGetName")[0]
+    found: bytes = _check_call(driver.cuDeviceGetName(256, handle), "cuDeviceGetName")[0]
     return found.rstrip(b"\0").decode()
 
 
-def _checked(outcome: tuple[Any, ...], call: str) -> tuple[Any, ...]:
+def _check_call(outcome: tuple[Any, ...], call: str) -> tuple[Any, ...]:
     """The values of a call. Raises DeviceLost if it failed."""
     if outcome[0].value:
-        raise DeviceLost(f"{call} failed: {outcome[0].name}; look at the driver's log and start again")
+        raise DeviceLost(f"{call} failed: {outcome[0].name}; see the driver's log (dmesg) and restart the server")
     return outcome[1:]
 
 
 def open_device(index: int) -> CudaDevice:
-    """Device `index`. Raises DeviceUnavailable."""
+    """Device `index`. Raises DeviceUnavailable; DeviceLost if it fails while it is opened."""
     try:
-        _checked(driver.cuInit(0), "cuInit")
+        _check_call(driver.cuInit(0), "cuInit")
         handles = [
-            _checked(driver.cuDeviceGet(number), "cuDeviceGet")[0]
-            for number in range(_checked(driver.cuDeviceGetCount(), "cuDeviceGetCount")[0])
+            _check_call(driver.cuDeviceGet(number), "cuDeviceGet")[0]
+            for number in range(_check_call(driver.cuDeviceGetCount(), "cuDeviceGetCount")[0])
         ]
         names = [_name(handle) for handle in handles]
     except (DeviceLost, RuntimeError) as error:  # RuntimeError: cuda.bindings finds no driver
         raise DeviceUnavailable(
-            f"--device cuda: no NVIDIA driver answers ({error}); install it, or --device cpu"
+            f"--device cuda: the NVIDIA driver is not available ({error}); install it, or use --device cpu"
         ) from error
     if index >= len(handles):
         raise device.no_such("cuda", index, names)
-    (context,) = _checked(driver.cuDevicePrimaryCtxRetain(handles[index]), "cuDevicePrimaryCtxRetain")
+    (context,) = _check_call(driver.cuDevicePrimaryCtxRetain(handles[index]), "cuDevicePrimaryCtxRetain")
     return CudaDevice(handles[index], context)

@@ -2,9 +2,9 @@
 
     <folder>/<digest of base and machine>/<version of the packing>-<SHA-256 of the file>
 
-A file has the panels of all matrices, each at a multiple of a page, a table of them and of its base and machine as
-JSON, and the table's size in eight bytes, little endian. It is never changed: a draft gets its name when it is whole
-and on the disk, and maps of deleted files stay valid. A file whose digest differs is not used, and replaced.
+A file holds the page-aligned panels of every matrix, a JSON table with matrices, base and machine, and the table's size
+as a little-endian u64. It is immutable: it is written under a temporary name, synced, then renamed. Maps of deleted
+files stay valid. A file whose digest differs is replaced.
 
 Write access to the folder suffices to make a model compute with other weights, as with the folder of kernels.
 """
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _Identity = dict[str, str]  # base and machine
 _SPARE_BYTES = 1 << 30  # of the disk, which are left to others
-_DRAFT = ".draft-"  # as `remove_drafts` has it
+_TEMPORARY = ".draft-"  # as `remove_drafts` has it
 _SIZE = 8  # bytes of the table's size
 _PACKAGE = Path(__file__).parents[1]
 _SOURCES = (
@@ -66,38 +66,39 @@ class PackedFolder:
 
     @contextmanager
     def packing(self, base_cid: str, size: int) -> Iterator[Pack]:
-        """The function with which the block packs all matrices of a base, whose weights take about `size` bytes. They
-        are kept when it ends without an error, by a thread of their own. Of several processes, one packs.
+        """Yield a function that packs a matrix. The block packs all matrices of the base, about `size` bytes, with it.
+        If the block ends without an error, a thread stores the file. One process packs at a time; others wait for it
+        and map its file.
 
-        A folder that cannot be read or written, or a disk without room, is logged, and nothing is kept.
+        A folder that cannot be read or written, or a disk without room, is logged, and nothing is stored.
         """
-        if size < LARGE_BYTES or size > self.most_bytes:  # small models are packed as fast as they are found
+        if size < LARGE_BYTES or size > self.most_bytes:  # packing a small model takes no longer than reading its file
             yield pack_tensors
             return
         identity = {"base": base_cid, "machine": this_machine().name}
         folder = self.path / cid_of_json(identity).rpartition(":")[2]
         with ExitStack() as stack:
-            kept = self._found(folder, identity)
+            kept = self._open_stored(folder, identity)
             if kept is None:
                 with suppress(OSError):
                     self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 stack.enter_context(one_at_a_time(folder))
-                kept = self._found(folder, identity)
+                kept = self._open_stored(folder, identity)
             if kept is not None:
                 stack.close()
                 yield kept.pack
                 return
-            draft = self._draft(folder, identity, size)
-            if draft is None:
+            file = self._new_file(folder, identity, size)
+            if file is None:
                 yield pack_tensors
                 return
-            stack.callback(draft.close)
-            yield draft.pack
+            stack.callback(file.close)
+            yield file.pack
             locked = stack.pop_all()  # until the file has its name
-        threading.Thread(target=self._keep, args=(draft, locked), name="packed weights").start()
+        threading.Thread(target=self._keep, args=(file, locked), name="packed weights").start()
 
-    def _found(self, folder: Path, identity: _Identity) -> _KeptWeights | None:
-        """The kept weights of this version, if they are whole."""
+    def _open_stored(self, folder: Path, identity: _Identity) -> _KeptWeights | None:
+        """The stored weights of this version. Deletes files that cannot be used."""
         for path in folder.glob(f"{_version()}-*"):
             try:
                 if self.digests.digest(path) != _digest_in(path):
@@ -114,16 +115,16 @@ class PackedFolder:
                     path.unlink()
         return None
 
-    def _draft(self, folder: Path, identity: _Identity, size: int) -> _Draft | None:
-        """A draft in the folder, whose lock is held; None, with a log line, if there is no room."""
+    def _new_file(self, folder: Path, identity: _Identity, size: int) -> _NewFile | None:
+        """A new file in the folder, whose lock is held; None, with a log line, if there is no room."""
         try:
             for left in remove_drafts(folder):
-                _log.warning("packing the weights again: an earlier start ended while it packed, and left %s", left)
+                _log.warning("packing the weights again: deleted %s, which an earlier process had not finished", left)
             self._make_room(size, folder)
             free = shutil.disk_usage(folder).free
             if free < size + _SPARE_BYTES:
                 raise OSError(f"{free / 1e9:.1f} GB are free, {(size + _SPARE_BYTES) / 1e9:.1f} GB needed")
-            return _Draft(folder, identity, self.most_bytes)
+            return _NewFile(folder, identity, self.most_bytes)
         except OSError as error:
             _log.warning("not keeping packed weights in %s: %s", self.path, error)
             return None
@@ -140,16 +141,16 @@ class PackedFolder:
             if sum(sizes.values()) + size <= self.most_bytes:
                 return
             if await_empty(folder, 0.0):  # no process is packing there
-                _log.info("deleting packed weights that were used least recently: %s", folder)
+                _log.info("deleting the least recently used packed weights: %s", folder)
                 shutil.rmtree(folder)
                 del sizes[folder]
 
-    def _keep(self, draft: _Draft, locked: ExitStack) -> None:
+    def _keep(self, file: _NewFile, locked: ExitStack) -> None:
         with locked:
             try:
-                if (path := draft.finish()) is not None:
+                if (path := file.finish()) is not None:
                     self.digests.keep(path, _digest_in(path))
-                    _log.info("kept packed weights for the next start: %s, %.2f GB", path, path.stat().st_size / 1e9)
+                    _log.info("stored packed weights for the next start: %s, %.2f GB", path, path.stat().st_size / 1e9)
             except OSError as error:
                 _log.warning("cannot keep packed weights in %s: %s", self.path, error)
 
@@ -200,7 +201,7 @@ class _KeptWeights:
         return pack_tensors(tensors, order) if place is None else place.of(self._content[place.offset :])
 
 
-class _Draft:
+class _NewFile:
     """A file that is being written. Its matrices are mapped from it, so that they take memory once.
 
     Used by one thread at a time.
@@ -208,7 +209,7 @@ class _Draft:
 
     def __init__(self, folder: Path, identity: _Identity, most_bytes: int) -> None:
         """Raises OSError."""
-        handle, name = tempfile.mkstemp(dir=folder, prefix=_DRAFT)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=_TEMPORARY)
         self._file, self._path = os.fdopen(handle, "wb", buffering=0), Path(name)
         self._identity, self._most_bytes, self._position = identity, most_bytes, 0
         self._table = dict[str, _Place]()
@@ -218,13 +219,13 @@ class _Draft:
         if self._file.closed:
             return pack_tensors(tensors, order)
         try:
-            return self._written(_name(tensors), Packing.of(tensors, order))
+            return self._pack_into_file(_name(tensors), Packing.of(tensors, order))
         except (OSError, ValueError) as error:
             _log.warning("not keeping packed weights: %s", error)
             self.close()
             return pack_tensors(tensors, order)
 
-    def _written(self, name: str, packing: Packing) -> PackedWeights:
+    def _pack_into_file(self, name: str, packing: Packing) -> PackedWeights:
         """Pack part by part into the file, so that all of the memory that it takes is the file's."""
         place = _Place(self._position, packing.storage.name, packing.columns, packing.inputs)
         (count, size), start = packing.shape, self._position
@@ -251,7 +252,7 @@ class _Draft:
             left, position = left[count:], position + count
 
     def finish(self) -> Path | None:
-        """Give the file its name, once it is on the disk; None if it was closed. Raises OSError."""
+        """Sync and rename the file; None if it was closed. Raises OSError."""
         if self._file.closed:
             return None
         matrices = {name: astuple(place) for name, place in self._table.items()}
@@ -264,7 +265,7 @@ class _Draft:
         return path
 
     def close(self) -> None:
-        """Delete the file, unless it has its name. Its maps stay valid."""
+        """Delete the file, unless it was renamed. Its maps stay valid."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 

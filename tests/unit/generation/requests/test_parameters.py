@@ -104,8 +104,8 @@ def test_the_receipt_commits_to_the_constraint_and_names_who_decides() -> None:
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (sampling_pb2.StructuredOutputs(), "sampling.structured_outputs: expected one of"),
-        (sampling_pb2.StructuredOutputs(json_object=False), "sampling.structured_outputs: expected one of"),
+        (sampling_pb2.StructuredOutputs(), "sampling.structured_outputs: set exactly one of"),
+        (sampling_pb2.StructuredOutputs(json_object=False), "sampling.structured_outputs: set exactly one of"),
         (sampling_pb2.StructuredOutputs(regex="a", engine="llguidance/0.1"), "not llguidance/0.1"),
     ],
 )

@@ -23,7 +23,7 @@ def compiled(*options: str) -> str:
     from services.generation.target.gpu import cuda
 
     try:
-        return cuda.compiled("compute_80", options or cuda.OPTIONS)
+        return cuda.compile_ptx("compute_80", options or cuda.OPTIONS)
     except RuntimeError as error:  # the library itself is not installed
         pytest.skip(f"NVRTC is missing: {error}")
 

@@ -190,14 +190,14 @@ def test_a_disk_without_room_is_logged_once(
 def test_a_disk_that_fills_up_meanwhile_costs_the_file_alone(
     folder: PackedFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
-    honest, calls = packed_files._Draft._write, iter(range(1, 100))
+    honest, calls = packed_files._NewFile._write, iter(range(1, 100))
 
-    def full(self: packed_files._Draft, data: memoryview | bytes, position: int) -> None:
+    def full(self: packed_files._NewFile, data: memoryview | bytes, position: int) -> None:
         if next(calls) >= at:
             raise OSError(errno.ENOSPC, "No space left on device")
         honest(self, data, position)
 
-    monkeypatch.setattr(packed_files._Draft, "_write", full)
+    monkeypatch.setattr(packed_files._NewFile, "_write", full)
     with caplog.at_level(logging.WARNING):
         assert start(folder) == PACKED
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -53,10 +53,10 @@ def measure(llama: Path, *, questions: int) -> dict[str, Any]:
     told = speculation(max_tokens=_MAX_TOKENS, cases=cases, methods=("off", "auto"))["cases"]
     audits = steps.measure_audits("int8", cpus())
     (peer,) = families.measure({"llama.cpp": llama}, [model_path("smollm2")], prompt=512, rounds=3)
-    with _kolm_up() as (url, key):
+    with _running_kolm() as (url, key):
         os.environ["OPENAI_API_KEY"] = key
         mine = load.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
-    with _llama(llama / "llama-server") as url:
+    with _running_llama_server(llama / "llama-server") as url:
         its = load.measure(url, {}, rounds=2, counts=_CALLERS)["cases"]
     return {
         "decoding": {name: _decoding(case) for name, case in zip(("greedy", "t1"), told, strict=True)},
@@ -70,7 +70,9 @@ def measure(llama: Path, *, questions: int) -> dict[str, Any]:
 def _decoding(case: dict[str, Any]) -> dict[str, Any]:
     auto, off = case["contenders"]["kolm auto"], case["contenders"]["kolm off"]
     if auto["identical to plain"] != 1.0:
-        raise SystemExit(f"auto gave other tokens than off in {1 - auto['identical to plain']:.0%} of the requests")
+        raise SystemExit(
+            f"auto gave other tokens than off in {1 - auto['identical to plain']:.1%} of the conversations"
+        )
     return {
         "plain": f"{off['tokens_per_second']:.0f}",
         "auto": f"{auto['tokens_per_second']:.0f}",
@@ -81,7 +83,7 @@ def _decoding(case: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _kolm_up() -> Iterator[tuple[str, str]]:
+def _running_kolm() -> Iterator[tuple[str, str]]:
     """`kolm up` with the demo's head and datastore and no audits: its URL up to /v1, and a key."""
     with tempfile.TemporaryDirectory() as folder:
         names = ("generation", "ledger", "auditor", "registry", "explorer", "http")
@@ -89,23 +91,23 @@ def _kolm_up() -> Iterator[tuple[str, str]]:
         flags = [f"--{name}-port={port}" for name, port in ports.items()]
         command = [sys.executable, "-m", "services.cli", "up", f"--data-dir={folder}", "--audit-rate=0", *flags]
         command += [f"--head={HEAD}", f"--shared-datastore={STORE}"]
-        with _started(command, f"http://127.0.0.1:{ports['http']}/health"):
+        with _running_server(command, f"http://127.0.0.1:{ports['http']}/health"):
             yield f"http://127.0.0.1:{ports['http']}/v1", (Path(folder) / "tokens" / "owner").read_text().strip()
 
 
 @contextmanager
-def _llama(program: Path) -> Iterator[str]:
+def _running_llama_server(program: Path) -> Iterator[str]:
     (port,) = free_ports(1)
     command = [
         program, "-m", model_path("smollm2"), "--port", port, "-t", cpus(), "-tb", cpus(), "--parallel", _SLOTS,
         "-c", _SLOTS * _SLOT_TOKENS, "--no-webui",
     ]  # fmt: skip
-    with _started([*map(str, command)], f"http://127.0.0.1:{port}/health"):
+    with _running_server([*map(str, command)], f"http://127.0.0.1:{port}/health"):
         yield f"http://127.0.0.1:{port}/v1"
 
 
 @contextmanager
-def _started(command: Sequence[str], health: str) -> Iterator[None]:
+def _running_server(command: Sequence[str], health: str) -> Iterator[None]:
     """A server in a process of its own, from its first healthy answer on; terminated at the end."""
     with (
         tempfile.TemporaryFile() as log,
@@ -116,7 +118,8 @@ def _started(command: Sequence[str], health: str) -> Iterator[None]:
             while not _healthy(health):
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
-                    raise SystemExit(f"{command[0]} does not answer: {log.read()[-2000:].decode(errors='replace')}")
+                    output = log.read()[-2000:].decode(errors="replace")
+                    raise SystemExit(f"{' '.join(command)} does not answer; last output: {output}")
                 time.sleep(0.5)
             yield
         finally:
@@ -139,6 +142,10 @@ def _version(program: Path) -> str:
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
-    parser.add_argument("--llama-cpp", type=Path, help="folder of llama.cpp's programs (built in .cache)")
-    parser.add_argument("--questions", type=int, default=6, help="questions of each of the six kinds (6)")
+    parser.add_argument(
+        "--llama-cpp", type=Path, help="folder with llama-server and llama-bench; default: built in .cache"
+    )
+    parser.add_argument(
+        "--questions", type=int, default=6, help="number of questions of each of the six kinds; default 6"
+    )
     return parser.parse_args(arguments)

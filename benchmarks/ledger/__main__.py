@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.ledger.load import prove, streaming, unary, verify
+from benchmarks.ledger.load import measure_streaming, measure_unary, prove, verify
 from benchmarks.ledger.service import STORES, LedgerLocation, LedgerLocations, fill, opened, running
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject, known_figures
@@ -64,12 +64,13 @@ def _measure(locations: LedgerLocations, appends: int, most: int, rounds: int) -
     location = locations.location("log-clients")
     fill(location, 1000)
     with running(location) as service:
-        unary(location, service, 64, _WARM_UP)
+        measure_unary(location, service, 64, _WARM_UP)
         clients = [
-            unary(location, service, count, max(appends * min(count, 64) // 64, 100)) for count in _CLIENT_COUNTS
+            measure_unary(location, service, count, max(appends * min(count, 64) // 64, 100))
+            for count in _CLIENT_COUNTS
         ]
-        streaming(location, service, _WARM_UP)
-        stream = streaming(location, service, 3 * appends)
+        measure_streaming(location, service, _WARM_UP)
+        stream = measure_streaming(location, service, 3 * appends)
     sizes = [size for size in (10**power for power in range(3, 10)) if size <= most]
     growth = grow(locations, sizes, appends, rounds)
     return {"clients": clients, "streaming": stream, "growth": growth, "verification": verify(location, 20_000)}
@@ -91,11 +92,11 @@ def grow(locations: LedgerLocations, sizes: Sequence[int], appends: int, rounds:
 def _one(location: LedgerLocation, size: int, appends: int) -> dict[str, Any]:
     fill(location, size)
     with running(location) as service:
-        unary(location, service, _CLIENTS, _SHORT_WARM_UP)
-        streaming(location, service, _SHORT_WARM_UP)
+        measure_unary(location, service, _CLIENTS, _SHORT_WARM_UP)
+        measure_streaming(location, service, _SHORT_WARM_UP)
         return {
-            **unary(location, service, _CLIENTS, appends),
-            "streaming": streaming(location, service, 2 * appends),
+            **measure_unary(location, service, _CLIENTS, appends),
+            "streaming": measure_streaming(location, service, 2 * appends),
             "proof": prove(location, service, size),
         }
 

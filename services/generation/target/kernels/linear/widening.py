@@ -1,6 +1,6 @@
 """Packed weights as vectors inside a kernel: float32, exactly the values of dequantisation, or scaled integers.
 
-A new storage is an entry in `storages.STORAGES`, a class here, and its packing in `program.packing`.
+A new storage is an entry in `storages.STORAGES` and one in `WIDENINGS`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class QuantisedGroup(_Group):
     """
 
     def _read_scales(self, header: Value) -> None:
-        b, group, name = self.c.b, self.group, self.storage.name
+        b, group = self.c.b, self.group
         self.least: Value | None = None
         if self.storage.parts > 1:
             d = self._halves(header, 0)
@@ -78,7 +78,7 @@ class QuantisedGroup(_Group):
             self.least = b.fneg(b.fmul(self._halves(header, _HALVES), self._bytes(group, PANEL)))
         else:
             self.scales = [self._halves(group, 0)]
-            if name in ("q4_1", "q5_1"):
+            if not self.storage.middle:
                 self.least = self._halves(group, _HALVES)
         self.words = self._words(self.c.at(group, self.storage.scales))
 

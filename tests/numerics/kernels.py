@@ -365,8 +365,10 @@ class PagedCache:
         wide = padded(dim, layout.LANES)
         self.dim, self.dtype, self._dtype = dim, dtype, np.dtype(np.float32 if dtype == "float32" else np.uint16)
         if dtype == "int8":
-            kind, *shapes = FORMS[dtype].empty(1, blocks, kv_heads, dim, dim)
-            self.keys, self.values = (np.full(shape[1:], 255, kind) for shape in shapes)  # scales of such bytes are NaN
+            arrays = FORMS[dtype].arrays(1, blocks, kv_heads, dim, dim)
+            self.keys, self.values = (  # scales of such bytes are NaN
+                np.full(shape[1:], 255, arrays.kind) for shape in (arrays.keys, arrays.values)
+            )
         else:
             self.keys = self._nan(blocks, kv_heads, dim, BLOCK)
             self.values = self._nan(blocks, kv_heads, BLOCK, wide)

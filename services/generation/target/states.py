@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -198,6 +199,14 @@ class StateBook:
         self._covered[number] = 0
 
 
+class _Move(NamedTuple):
+    """A step, the state before and the state after it."""
+
+    step: int
+    source: int
+    target: int
+
+
 class _Tree:
     """Steps of rows that may branch, from the state of their line."""
 
@@ -212,10 +221,12 @@ class _Tree:
     def steps(self, first: int, end: int) -> Steps:
         for row in range(first, end):
             self._add(row)
-        order, sources, targets = self._in_order()
+        moves = self._in_order()
         return Steps(
-            np.array([self._slots[step] for step in order], np.int32).reshape(-1, self._taps),
-            *(np.array(each, np.int32) for each in ([self._numbers[step] for step in order], sources, targets)),
+            taps=np.array([self._slots[move.step] for move in moves], np.int32).reshape(-1, self._taps),
+            rows=np.array([self._numbers[move.step] for move in moves], np.int32),
+            sources=np.array([move.source for move in moves], np.int32),
+            targets=np.array([move.target for move in moves], np.int32),
         )
 
     def _add(self, row: int) -> None:
@@ -240,23 +251,21 @@ class _Tree:
             self._slots.append([slot(each - back) for back in range(self._taps - 1, -1, -1)])
             self._numbers.append(row if each == last else -1)
 
-    def _in_order(self) -> tuple[list[int], list[int], list[int]]:
-        """Steps in depth-first order, which needs the fewest states at the same time, and the states before and after
-        each. The last child of a step reuses its state.
+    def _in_order(self) -> list[_Move]:
+        """Steps in depth-first order, which needs the fewest states at the same time. The last child of a step reuses
+        its state.
         """
-        order, sources, targets = list[int](), list[int](), list[int]()
+        moves = []
         waiting = [(step, self._line.state, False) for step in reversed(self._next.get(-1, ()))]
         while waiting:
             step, source, takes_over = waiting.pop()
             target = source if takes_over else self._free.pop()
-            order.append(step)
-            sources.append(source)
-            targets.append(target)
+            moves.append(_Move(step, source, target))
             children = self._next.get(step, [])
             waiting += [(child, target, child == children[-1]) for child in reversed(children)]
             if not children:
                 self._free.append(target)
-        return order, sources, targets
+        return moves
 
 
 def _lines(sequences: Int32) -> Iterator[tuple[int, int]]:

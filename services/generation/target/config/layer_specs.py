@@ -81,6 +81,15 @@ class LayerInputsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedSizes:
+    """Sizes of a layer in the cache, in elements. Convolutions and states cache inputs, as values without keys."""
+
+    kv_heads: int
+    key: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """A decoder layer: x += output(attention(norm(x))), then x += down(activation(gate(norm(x))) * up(norm(x))).
 
@@ -126,11 +135,12 @@ class LayerSpec:
     gated: bool = False  # a head's output is multiplied by the sigmoid of q_proj's outputs after its query
 
     @property
-    def cached(self) -> tuple[int, int, int]:
-        """Key heads, and sizes of a key and of a value in the cache. Convolutions and states cache inputs as values."""
+    def cached(self) -> CachedSizes:
         if self.rule:
-            return 1, 0, self.rule.cached
-        return (1, 0, self.output[0].outputs) if self.taps else (self.kv_heads, self.head_dim, self.head_dim)
+            return CachedSizes(1, 0, self.rule.cached)
+        if self.taps:
+            return CachedSizes(1, 0, self.output[0].outputs)
+        return CachedSizes(self.kv_heads, self.head_dim, self.head_dim)
 
     @property
     def head_norm_sizes(self) -> dict[str, int]:

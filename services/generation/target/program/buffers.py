@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.blocks import blocks_for
-from services.generation.target.config.layer_specs import LayerSizes, LayerSpec
+from services.generation.target.config.layer_specs import CachedSizes, LayerSizes, LayerSpec
 from services.generation.target.family import Experts
 from services.generation.target.kernels.attention import layout
 from services.generation.target.kernels.attention.form import Form
@@ -120,13 +120,14 @@ class CacheGroup:
     values: NDArray[Any]
 
     @classmethod
-    def empty(cls, form: Form, layers: int, blocks: int, kv_heads: int, key: int, value: int) -> CacheGroup:
-        form = form if key else form.lines
-        kind, *shapes = form.empty(layers, blocks, kv_heads, key, value)
+    def empty(cls, form: Form, layers: int, blocks: int, sizes: CachedSizes) -> CacheGroup:
+        form = form if sizes.key else form.lines
+        arrays = form.arrays(layers, blocks, sizes.kv_heads, sizes.key, sizes.value)
         keys, values = (
-            on_small_pages(kind.itemsize * int(np.prod(shape))).view(kind).reshape(*shape) for shape in shapes
+            on_small_pages(arrays.kind.itemsize * int(np.prod(shape))).view(arrays.kind).reshape(*shape)
+            for shape in (arrays.keys, arrays.values)
         )
-        return cls(form, key, padded(value, LANES), keys, values)
+        return cls(form, sizes.key, padded(sizes.value, LANES), keys, values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +159,7 @@ class Cache:
         own = [number for number, layer in enumerate(layers) if layer.source is None]
         for sizes in dict.fromkeys(layers[number].cached for number in own):
             numbers = [number for number in own if layers[number].cached == sizes]
-            group = CacheGroup.empty(form, len(numbers), blocks, *sizes)
+            group = CacheGroup.empty(form, len(numbers), blocks, sizes)
             groups.append(group)
             found |= {number: (group.keys[place], group.values[place]) for place, number in enumerate(numbers)}
         states = {

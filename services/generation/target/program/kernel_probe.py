@@ -47,35 +47,39 @@ def probe_kernels(
     """Probe the kernels on a model's own weights. `table`: blocks of the cache that may be overwritten."""
     rng = np.random.default_rng(seed)
     compared, failures = 0, []
-    for case, together, alone in _cases(parts, buffers, team, table, rng):
+    for each in _comparisons(parts, buffers, team, table, rng):
         compared += 1
-        if together.tobytes() != alone.tobytes():
-            failures.append(f"{case}: {int((together != alone).sum())} of {together.size} values differ")
+        if each.together.tobytes() != each.alone.tobytes():
+            different = int((each.together != each.alone).sum())
+            failures.append(f"{each.case}: {different} of {each.together.size} values differ")
     return KernelReport(compared, tuple(failures))
 
 
-def _cases(
+@dataclass(frozen=True, slots=True, eq=False)
+class _Comparison:
+    """Outputs of rows computed together, and one by one."""
+
+    case: str
+    together: Float32
+    alone: Float32
+
+
+def _comparisons(
     parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
-) -> Iterator[tuple[str, Float32, Float32]]:
+) -> Iterator[_Comparison]:
     matrices = [parts.head, *(matrix for layer in parts.layers for matrix in layer.matrices)]
     kinds = {(matrix.weights.storage.name, matrix.weights.inputs): matrix for matrix in matrices}
     progress = Progress("probing kernels", len(kinds) + 1, "kinds")
-    for (storage, inputs), matrix in sorted(kinds.items()):
-        for rows, threads, together, alone in _linear(matrix, parts.arithmetic, buffers, team, rng):
-            yield f"{storage} with {inputs} inputs, {rows} rows, {threads} threads", together, alone
+    for _, matrix in sorted(kinds.items()):
+        yield from _linear(matrix, parts.arithmetic, buffers, team, rng)
         progress.add(1)
-    for threads, together, alone in _attention(parts, buffers, team, table, rng):
-        yield (
-            f"attention over up to {len(table) * BLOCK} keys, {len(together)} rows, {threads} threads",
-            together,
-            alone,
-        )
+    yield from _attention(parts, buffers, team, table, rng)
 
 
 def _linear(
     matrix: Matrix, arithmetic: str, buffers: Buffers, team: Team, rng: np.random.Generator
-) -> Iterator[tuple[int, int, Float32, Float32]]:
-    """(rows, threads, y computed together, y computed row by row) of the layer's first panels."""
+) -> Iterator[_Comparison]:
+    """Outputs of the layer's first panels."""
     some = _first_panels(matrix, buffers.members)
     panels = some.panels
     most = buffers.rows
@@ -95,7 +99,8 @@ def _linear(
         for rows in range(1, most + 1) if threads in (1, buffers.members) else _SAMPLED:
             y[:] = 0.0
             run(rows, threads)
-            yield rows, threads, y[:rows], alone[:rows]
+            case = f"{some.weights.storage.name} with {some.weights.inputs} inputs, {rows} rows, {threads} threads"
+            yield _Comparison(case, y[:rows], alone[:rows])
 
 
 def abridged(parts: ModelWeights, members: int) -> ModelWeights:
@@ -168,7 +173,7 @@ def _random(like: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
 
 def _attention(
     parts: ModelWeights, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
-) -> Iterator[tuple[int, Float32, Float32]]:
+) -> Iterator[_Comparison]:
     """The comparisons of `_layer_attention` for one layer of each size of heads."""
     sizes = {
         (layer.spec.heads, layer.spec.kv_heads, layer.spec.head_dim): number
@@ -180,8 +185,8 @@ def _attention(
 
 def _layer_attention(
     parts: ModelWeights, number: int, buffers: Buffers, team: Team, table: list[int], rng: np.random.Generator
-) -> Iterator[tuple[int, Float32, Float32]]:
-    """(threads, output computed together, output computed row by row) on a cache of random keys and values."""
+) -> Iterator[_Comparison]:
+    """Outputs on a cache of random keys and values."""
     spec, keys, values = parts.layers[number].spec, parts.cache.keys[number], parts.cache.values[number]
     for array in (keys, values):
         array[table] = _random(array[table], rng)
@@ -221,7 +226,8 @@ def _layer_attention(
         for count in {rows, 1, 2, 5}:
             mixed[:] = 0.0
             _Pass(team, *records(fields), **seen)(count, threads)
-            yield threads, mixed[:count].copy(), alone[:count]
+            case = f"attention over up to {len(table) * BLOCK} keys, {count} rows, {threads} threads"
+            yield _Comparison(case, mixed[:count].copy(), alone[:count])
 
 
 def blocks_to_probe(parts: ModelWeights) -> int:

@@ -46,6 +46,15 @@ class Place:
     offset: Value
 
 
+@dataclass(frozen=True, slots=True)
+class CacheArrays:
+    """The dtype of keys and values, and the shapes of their arrays."""
+
+    kind: np.dtype[Any]
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+
+
 class Form(Protocol):
     """A form of the keys and values of a key head in a block of the cache, and its arithmetic."""
 
@@ -56,10 +65,7 @@ class Form(Protocol):
     def lines(self) -> Lines:
         """The form of the inputs of convolutions and states."""
 
-    def empty(
-        self, layers: int, blocks: int, kv_heads: int, key: int, value: int
-    ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]:
-        """The dtype, and the shapes of arrays of keys and of values."""
+    def arrays(self, layers: int, blocks: int, kv_heads: int, key: int, value: int) -> CacheArrays: ...
 
     def key_bytes(self, c: Code, dim: Value) -> Value:
         """Bytes of a block's keys of one head."""

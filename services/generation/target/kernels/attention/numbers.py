@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from services.generation.target.blocks import BLOCK
 from services.generation.target.kernels.attention.block import fetch, in_columns, weights_function
-from services.generation.target.kernels.attention.form import Place, Products
+from services.generation.target.kernels.attention.form import CacheArrays, Place, Products
 from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE
 from services.generation.target.kernels.code import F32, I8, I16, I32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
@@ -63,12 +63,10 @@ class Numbers:
     def lines(self) -> Numbers:
         return self
 
-    def empty(
-        self, layers: int, blocks: int, kv_heads: int, key: int, value: int
-    ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]:
+    def arrays(self, layers: int, blocks: int, kv_heads: int, key: int, value: int) -> CacheArrays:
         shape = layers, blocks, kv_heads
         kind = np.dtype(np.float32 if self.size == 4 else np.uint16)
-        return kind, (*shape, key, BLOCK), (*shape, BLOCK, padded(value, LANES))
+        return CacheArrays(kind, (*shape, key, BLOCK), (*shape, BLOCK, padded(value, LANES)))
 
     def key_bytes(self, c: Code, dim: Value) -> Value:
         return c.mul(dim, self.size * BLOCK)

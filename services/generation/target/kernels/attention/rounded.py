@@ -22,7 +22,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK
 from services.generation.target.kernels.attention import amx
 from services.generation.target.kernels.attention.block import fetch, in_columns, weights_function
-from services.generation.target.kernels.attention.form import Place, Products
+from services.generation.target.kernels.attention.form import CacheArrays, Place, Products
 from services.generation.target.kernels.attention.layout import HEADS, LANES, LINE
 from services.generation.target.kernels.attention.numbers import Numbers
 from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Code, Value
@@ -56,12 +56,11 @@ class Rounded:
     name = "int8"
     lines = Numbers("bfloat16", 2)
 
-    def empty(
-        self, layers: int, blocks: int, kv_heads: int, key: int, value: int
-    ) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]:
+    def arrays(self, layers: int, blocks: int, kv_heads: int, key: int, value: int) -> CacheArrays:
         shape = layers, blocks, kv_heads
         columns = padded(value, LANES)
-        return np.dtype(np.uint8), (*shape, padded(key, _GROUP) + 4, BLOCK), (*shape, BLOCK, columns + 4)
+        keys, values = (*shape, padded(key, _GROUP) + 4, BLOCK), (*shape, BLOCK, columns + 4)
+        return CacheArrays(np.dtype(np.uint8), keys, values)
 
     def key_bytes(self, c: Code, dim: Value) -> Value:
         return c.add(c.mul(_whole(c, dim), BLOCK), SCALES)

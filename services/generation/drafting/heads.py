@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from transformers import LlamaConfig, PretrainedConfig
@@ -103,6 +103,9 @@ class Sizes(LayerSizes, FeatureSizes, Protocol):
     def rope(self) -> dict[str, Any]: ...
     @property
     def trained_length(self) -> int: ...
+
+
+Config = TypeVar("Config", bound=Sizes)
 
 
 class DraftHead(Protocol):
@@ -205,6 +208,28 @@ class Stored:
             )
         if part.dtype not in dtypes:
             raise HeadWeightsInvalid(f"weights: {name} has dtype {part.dtype}; expected one of {', '.join(dtypes)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Described(Generic[Config]):
+    """A head's folder, checked by its configuration and its tensors' names; tensors are not read yet."""
+
+    origin: str  # its layout
+    config: Config
+    stored: Stored
+    shapes: Mapping[str, tuple[int, ...]]  # of its float tensors
+
+    def check(self, base: TargetConfig) -> None:
+        """Raises HeadForAnotherBase, or HeadWeightsInvalid for a tensor that is missing or unknown."""
+        check_base(self.config, base)
+        own = self.config.draft_vocab_size < self.config.vocab_size
+        self.stored.check_names(self.shapes, d2t_required=own)
+
+    def tensors(self) -> dict[str, Float32]:
+        return self.stored.tensors(self.shapes)
+
+    def target_ids(self) -> Int64:
+        return self.stored.target_ids(self.config.draft_vocab_size, self.config.vocab_size)
 
 
 def check_sizes(config: Sizes) -> None:

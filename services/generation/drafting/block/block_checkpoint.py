@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from transformers import Qwen3Config
 
 from services.generation.drafting.heads import (
+    Described,
     HeadConfigInvalid,
     Layout,
     Stored,
-    check_base,
     check_choices,
     check_sizes,
     layer_numbers,
@@ -237,9 +237,8 @@ def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
         HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
         HeadForAnotherBase: vocabulary, hidden size or layers do not fit `base`.
     """
-    origin, config, stored = _described(directory, base)
-    target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
-    return BlockHead(origin, config, stored.tensors(block_shapes(config)), target_ids)
+    found = _described(directory, base)
+    return BlockHead(found.origin, found.config, found.tensors(), found.target_ids())
 
 
 def check_block_head(directory: Path, base: TargetConfig) -> None:
@@ -247,8 +246,7 @@ def check_block_head(directory: Path, base: TargetConfig) -> None:
     _described(directory, base)
 
 
-def _described(directory: Path, base: TargetConfig) -> tuple[str, BlockConfig, Stored]:
-    """Layout, configuration and stored tensors of a head for this base. Tensors are not read yet."""
+def _described(directory: Path, base: TargetConfig) -> Described[BlockConfig]:
     document = read_document(directory)
     origin = _origin(document)
     if origin is None:
@@ -261,9 +259,9 @@ def _described(directory: Path, base: TargetConfig) -> tuple[str, BlockConfig, S
         config = _read_speculators(document, names)
     else:
         config = _read_flat(document, names)
-    check_base(config, base)
-    stored.check_names(block_shapes(config), d2t_required=config.draft_vocab_size < config.vocab_size)
-    return origin, config, stored
+    found = Described(origin, config, stored, block_shapes(config))
+    found.check(base)
+    return found
 
 
 def parse_block_config(document: Mapping[str, Any]) -> BlockConfig:

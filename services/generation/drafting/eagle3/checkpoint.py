@@ -112,7 +112,7 @@ class Head:
 
     kind: ClassVar[str] = "eagle3"
 
-    origin: Origin
+    origin: str
     config: HeadConfig
     tensors: dict[str, Float32]  # by the names of `head_shapes`
     target_ids: Int64  # [draft_vocab_size] the target's token of each draft token

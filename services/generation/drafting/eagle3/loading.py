@@ -23,7 +23,7 @@ from services.generation.drafting.eagle3.checkpoint import (
     read_speculators,
 )
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.heads import HeadConfigInvalid, Stored, check_base, read_document, read_weights
+from services.generation.drafting.heads import Described, HeadConfigInvalid, Stored, read_document, read_weights
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import blocks_for
 from services.generation.target.config.config import TargetConfig
@@ -114,10 +114,9 @@ def load_head(directory: Path, base: TargetConfig) -> Head:
         HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
         HeadForAnotherBase: vocabulary, hidden size or layers do not fit `base`.
     """
-    origin, config, stored = _described(directory, base)
-    target_ids = stored.target_ids(config.draft_vocab_size, config.vocab_size)
-    others = () if origin == "kolm" else _other_layers(config, base)
-    return Head(origin, config, stored.tensors(head_shapes(config)), target_ids, others)
+    found = _described(directory, base)
+    others = () if found.origin == "kolm" else _other_layers(found.config, base)
+    return Head(found.origin, found.config, found.tensors(), found.target_ids(), others)
 
 
 def check_head(directory: Path, base: TargetConfig) -> None:
@@ -153,15 +152,14 @@ def origin_of(document: Mapping[str, Any]) -> Origin:
     )
 
 
-def _described(directory: Path, base: TargetConfig) -> tuple[Origin, HeadConfig, Stored]:
-    """Layout, configuration and stored tensors of a head for this base. Tensors are not read yet."""
+def _described(directory: Path, base: TargetConfig) -> Described[HeadConfig]:
     document = read_document(directory)
     origin, weights = origin_of(document), read_weights(directory)
     stored = Stored({_name(name, origin): part for name, part in weights.items()})
     config = _config(origin, document, stored.parts.keys(), base)
-    check_base(config, base)
-    stored.check_names(head_shapes(config), d2t_required=config.draft_vocab_size < config.vocab_size)
-    return origin, config, stored
+    found = Described(origin, config, stored, head_shapes(config))
+    found.check(base)
+    return found
 
 
 def _config(origin: Origin, document: dict[str, Any], names: Any, base: TargetConfig) -> HeadConfig:

@@ -15,12 +15,10 @@ import numpy as np
 
 from services.generation.drafting.acceptance import RETOKENIZED, Acceptance, RequestAcceptance, copy_kind
 from services.generation.drafting.copies import Copies
-from services.generation.drafting.draft_tree.candidates import DraftShape
-from services.generation.drafting.draft_tree.draft_tree import DraftTree
-from services.generation.drafting.prediction import Prediction
+from services.generation.drafting.text_draft import CopiesTree
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import ONE_NODE, Budget, Draft, Drafter, DraftRequest
-from services.generation.engine.economics import Costs, DraftCost, Pass, best_depth
+from services.generation.engine.economics import DraftCost, Pass, best_depth
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
@@ -109,11 +107,10 @@ class StringLevelDraft(Draft):
 
     def __init__(self, request: EngineRequest, model: Target, text: Retokenized, acceptance: RequestAcceptance) -> None:
         self.depth, self.text, self.acceptance = request.k or DEEPEST, text, acceptance
-        self.prediction = Prediction(request)
+        self._tree = CopiesTree(request, acceptance)
         self.table: list[int] = []
         self.computed: list[int] = []
         self._model = model
-        self._tree: DraftTree | None = None  # in flight
 
     def follow(self, tokens: list[int]) -> None:
         """Follow the text; keep the part of the cache that agrees. The last id is always read again, for its logits."""
@@ -126,23 +123,18 @@ class StringLevelDraft(Draft):
 
     def begin_tree(self, tokens: list[int], budget: Budget, chain: list[int]) -> TokenTree:
         """A tree of the caller's prediction and of the draft model's tokens."""
-        tree = DraftTree(
-            tokens[-1], self.acceptance, DraftShape(budget.depth, 0, budget.nodes), Costs(budget.pass_cost), room=0
-        )
-        tree.add(self.prediction.copies(tokens), budget)
+        tree = self._tree.begin(tokens, budget)
         if chain:
             tree.add([Copies(RETOKENIZED, np.array([chain], np.int64), np.ones(1, np.int64))], budget)
-        self._tree = tree
         return tree.token_tree()
 
     def observe(self, tokens: list[int], tree: TokenTree, path: list[int], logits: LogitRows) -> None:
-        drafted, self._tree = self._tree, None
-        if drafted is not None and drafted.root == tree.tokens[0]:
-            drafted.judge(tokens[-len(path) :])
+        self._tree.judge(tokens, tree, path)
 
     def release(self) -> None:
         self._model.blocks.release(self.table)
-        self.computed, self._tree = [], None
+        self.computed = []
+        self._tree.drop()
 
 
 @dataclass(slots=True)

@@ -89,7 +89,8 @@ def measure(
             progress(len(ended))
 
     while len(ended) < len(prompts):
-        for request in islice(waiting, _AT_ONCE - core.running - core.waiting):
+        load = core.load()
+        for request in islice(waiting, _AT_ONCE - load.running - load.waiting):
             core.add(request, sink)
         core.step()
     return _summed([metrics for metrics in ended if metrics.num_draft_tokens], k)

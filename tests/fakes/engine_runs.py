@@ -66,7 +66,7 @@ def run(
         core.step()
         step += 1
         assert step < 100_000, "the engine does not come to an end"
-    collected.preemptions = core.preemptions
+    collected.preemptions = core.load().preemptions
     assert target.blocks.used == 0, "cache blocks leaked"
     return collected
 

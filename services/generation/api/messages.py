@@ -15,8 +15,7 @@ from ledger.documents.halt import Scope
 from ledger.encoding.canonical import canonical
 from services.generation.api.runner import Completed
 from services.generation.drafting.method_spec import MethodSpec
-from services.generation.engine.engine import Load
-from services.generation.engine.events import Chunk, Outcome, SpeculationMetrics, TokenLogprobs
+from services.generation.engine.events import Chunk, Load, Outcome, SpeculationMetrics, TokenLogprobs
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.receipts.issuer import SignedPromise, Speedup
 from services.generation.requests.parameters import sampling_message

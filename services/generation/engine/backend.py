@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.generation.engine.engine import Load, Ticket
-from services.generation.engine.events import Counts, Outcome, Sink
+from services.generation.engine.engine import Ticket
+from services.generation.engine.events import Counts, Load, Outcome, Sink
 from services.generation.engine.request import EngineRequest
 
 

@@ -13,7 +13,7 @@ from weakref import ref
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Drafter
 from services.generation.engine.economics import breakeven
-from services.generation.engine.events import Counts, Sink
+from services.generation.engine.events import Counts, Load, Sink
 from services.generation.engine.prefill import Prompt, PromptRows
 from services.generation.engine.prefix_disk import PrefixDisk
 from services.generation.engine.prefixes import PrefixSharing
@@ -72,7 +72,7 @@ class EngineSettings:
 
 
 class EngineCore:
-    """Runs sequences on one target. All calls from one thread.
+    """Runs sequences on one target. All calls from one thread, but for `load`.
 
     Guarantee: the tokens of a sequence depend on the target, its adapter, its prompt, its sampling parameters, its seed
     and its choice, and on nothing else. A row's logits depend on its own tokens and its adapter only (`Target`).
@@ -110,8 +110,8 @@ class EngineCore:
         self._sharing = PrefixSharing(
             target, self._speculation, settings.feature_bytes, disk, on=settings.prefix_caching
         )
-        self.preemptions = 0
-        self.totals = Counts()
+        self._preemptions = 0
+        self.totals = Counts()  # of all sequences since the start
 
     def use_cost(self, cost: PassCost) -> None:
         """Expect these costs of passes from now on. Called while no sequence runs or waits."""
@@ -126,26 +126,15 @@ class EngineCore:
     def idle(self) -> bool:
         return not self._waiting and not self._running
 
-    @property
-    def running(self) -> int:
-        return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def reused_tokens(self) -> int:
-        """Tokens that were not computed again."""
-        return self._sharing.reused_tokens
-
-    @property
-    def blocks_used(self) -> int:
-        return self._target.blocks.used
-
-    @property
-    def blocks_total(self) -> int:
-        return self._target.blocks.total
+    def load(self) -> Load:
+        return Load(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            blocks_used=self._target.blocks.used,
+            blocks_total=self._target.blocks.total,
+            preemptions=self._preemptions,
+            reused_tokens=self._sharing.reused_tokens,
+        )
 
     def add(self, request: EngineRequest, sink: Sink) -> None:
         """Queue a sequence. Raises as `add_all` does."""
@@ -312,7 +301,7 @@ class EngineCore:
                 victim.preempt()
                 victim.tracker.preempted()
                 self._speculation.preempted(victim)
-                self.preemptions += 1
+                self._preemptions += 1
                 self._waiting.put_back(victim)
                 if victim is sequence:
                     return False

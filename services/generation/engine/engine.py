@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from services.generation.engine.core import EngineCore
-from services.generation.engine.events import Chunk, Counts, Event, Finished, Outcome, Sink
+from services.generation.engine.events import Chunk, Event, Finished, Outcome, Sink
 from services.generation.engine.request import EngineRequest, EngineStopped
 
 log = logging.getLogger(__name__)
@@ -29,18 +29,6 @@ that reads it, and takes the CPU away from a member of the team that computes th
 """
 
 _IDLE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the engine is, as of its last step."""
-
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_total: int
-    preemptions: int  # since the start
-    reused_tokens: int  # of prompts, since the start: an earlier request had computed them
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +89,6 @@ class EngineThread:
     def cancel(self, request_id: str) -> None:
         """End a request with finish reason `cancelled`; its sink still gets the events."""
         self._mail.put(request_id)
-
-    def load(self) -> Load:
-        core = self._core
-        return Load(
-            core.running, core.waiting, core.blocks_used, core.blocks_total, core.preemptions, core.reused_tokens
-        )
-
-    @property
-    def totals(self) -> Counts:
-        """Counts of all sequences since the start."""
-        return self._core.totals
 
     def _run(self) -> None:
         try:
@@ -215,17 +192,12 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._open: set[Ticket] = set()
         self._held: dict[_Stream, None] = {}  # of the engine's thread: streams with waiting events, in their order
-        self.load, self.cancel = self._thread.load, self._thread.cancel
+        self.load, self.totals, self.cancel = core.load, core.totals, self._thread.cancel
         self._thread.start()
 
     @property
     def alive(self) -> bool:
         return self._thread.alive
-
-    @property
-    def totals(self) -> Counts:
-        """Counts of all sequences since the start."""
-        return self._thread.totals
 
     async def submit_all(self, requests: Sequence[EngineRequest], sink: Sink) -> list[Ticket]:
         """Queue the sequences of a request, numbered as its choices are, or none; `sink` gets their events on the loop.

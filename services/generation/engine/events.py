@@ -52,6 +52,18 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How busy an engine is, as of its last step."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    preemptions: int  # since the start
+    reused_tokens: int  # of prompts, since the start: an earlier request had computed them
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities at one position, from the unprocessed logits: of the emitted token, and of the most likely."""
 

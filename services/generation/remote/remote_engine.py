@@ -12,13 +12,14 @@ from typing import Any
 
 from ledger.documents.receipt import ENGINE
 from ledger.encoding.stream_digest import token_digest
-from services.generation.engine.engine import Load, Ticket
+from services.generation.engine.engine import Ticket
 from services.generation.engine.events import (
     Chunk,
     Counts,
     Event,
     Finished,
     FinishReason,
+    Load,
     Outcome,
     Sink,
     SpeculationMetrics,

@@ -45,9 +45,13 @@ def target() -> GatedTarget:
 
 
 @pytest.fixture
-def engine(target: GatedTarget) -> Iterator[EngineThread]:
+def core(target: GatedTarget) -> EngineCore:
     clock = iter(range(10**9))
-    core = EngineCore(target, {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: float(next(clock)))
+    return EngineCore(target, {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: float(next(clock)))
+
+
+@pytest.fixture
+def engine(core: EngineCore, target: GatedTarget) -> Iterator[EngineThread]:
     engine = EngineThread(core)
     engine.start()
     yield engine
@@ -66,11 +70,11 @@ def last(events: queue.Queue[Event]) -> Finished:
     return event
 
 
-def test_events_arrive_from_the_engine_thread(engine: EngineThread) -> None:
+def test_events_arrive_from_the_engine_thread(engine: EngineThread, core: EngineCore) -> None:
     events: queue.Queue[Event] = queue.Queue()
     submit(engine, request(), events.put)
     assert last(events).outcome.token_ids == (0,) * 5
-    assert engine.load().blocks_used == 0
+    assert core.load().blocks_used == 0
 
 
 def test_an_invalid_request_raises_where_it_was_submitted(engine: EngineThread) -> None:
@@ -95,12 +99,14 @@ def held_after_its_first_chunk(engine: EngineThread, target: GatedTarget) -> que
     return events
 
 
-def test_a_cancelled_request_ends_and_its_place_is_free(engine: EngineThread, target: GatedTarget) -> None:
+def test_a_cancelled_request_ends_and_its_place_is_free(
+    engine: EngineThread, core: EngineCore, target: GatedTarget
+) -> None:
     events = held_after_its_first_chunk(engine, target)
     engine.cancel("r")
     target.gate.set()
     assert last(events).outcome.finish_reason == "cancelled"
-    assert engine.load().running == 0
+    assert core.load().running == 0
 
 
 def test_an_idle_engine_works_until_that_is_done(target: GatedTarget) -> None:

@@ -155,4 +155,4 @@ def test_what_was_given_up_is_computed_again(cramped_target: CpuTarget, blocks: 
     for number in range(20):
         server.ask(tuple((number + 2 + i) % 384 for i in range(blocks * BLOCK)))
     assert server.ask(PROMPT) == first
-    assert server.core.blocks_used == 0
+    assert server.core.load().blocks_used == 0

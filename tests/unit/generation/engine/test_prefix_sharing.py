@@ -110,10 +110,11 @@ def test_what_others_stand_in_needs_no_room_for_one_more(method: str) -> None:
         core.add(replace(request, sampling=replace(request.sampling, max_tokens=60)), collected.sink)
         for _ in range(3):
             core.step()
-    assert (core.running, core.waiting, core.preemptions) == (2, 1, 0)
+    load = core.load()
+    assert (load.running, load.waiting, load.preemptions) == (2, 1, 0)
     while not core.idle:
         core.step()
-    assert core.preemptions == 0
+    assert core.load().preemptions == 0
     assert collected.outcomes["stranger", 0].token_ids[:NEW] == alone(asked("stranger", text(500, 7)))[0]
 
 

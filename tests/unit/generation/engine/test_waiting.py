@@ -130,7 +130,7 @@ def test_a_deadline_frees_the_place_of_a_running_sequence_within_a_step() -> Non
     served.now = 1.5
     served.steps(1)
     assert served.ended[-1] == nxt
-    assert served.core.blocks_used == 0
+    assert served.core.load().blocks_used == 0
 
 
 def test_a_cancelled_sequence_frees_its_place_within_a_step() -> None:
@@ -150,7 +150,7 @@ def test_what_was_preempted_comes_back_before_those_who_wait() -> None:
     served.steps(1)
     last = served.ask("b", prompt=40, tokens=80)
     served.tenants(9)
-    assert served.core.preemptions
+    assert served.core.load().preemptions
     assert served.ended[-1] == last
 
 

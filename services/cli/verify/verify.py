@@ -113,7 +113,6 @@ def verify(
     ],
     paths: options.Paths = options.PATHS,
     given: VerifyOptions = GIVEN,
-    workers: Annotated[int, Option(min=0, help="Processes that check signatures; 0 is one for each core.")] = 0,
     state: Annotated[
         Path | None,
         Option(metavar="FILE", help="For a bundle: continue from the verified entries in this file, and keep it."),
@@ -128,7 +127,7 @@ def verify(
     if is_url(place):
         if given.prompt or given.output or given.history:
             raise exits.UsageError("--prompt, --output and --history: need a file, not a log")
-        _show(json, _bundle(place, sources, workers, state))
+        _show(json, _bundle(place, sources, state))
     path = Path(place)
     if not path.exists():
         raise exits.NotFound(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
@@ -139,7 +138,7 @@ def verify(
     elif (answered := read_answer(path)) is not None:
         checked = _promise_answer(answered, sources)
     else:
-        checked = _bundle_or_proof(path, sources, given, workers, state)
+        checked = _bundle_or_proof(path, sources, given, state)
     _show(json, checked)
 
 
@@ -174,9 +173,7 @@ def _receipt_file(path: Path, sources: TrustSources, given: VerifyOptions) -> _C
     return _Checked(True, document, shown.receipt_file_view)
 
 
-def _bundle_or_proof(
-    path: Path, sources: TrustSources, given: VerifyOptions, workers: int, state: Path | None
-) -> _Checked:
+def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions, state: Path | None) -> _Checked:
     """Raises UsageError for options that belong to another kind of file."""
     from services.cli.verify.sources import is_json, is_proof, read_statement
 
@@ -197,7 +194,7 @@ def _bundle_or_proof(
         raise exits.UsageError("--history: needs a proof file; a bundle has its own")
     if statement is not None:
         return _statement(statement, sources, given.history)
-    return _proof(path, sources, given.history) if alone else _bundle(str(path), sources, workers, state)
+    return _proof(path, sources, given.history) if alone else _bundle(str(path), sources, state)
 
 
 def _statement(statement: bytes, sources: TrustSources, history: Path | None) -> _Checked:
@@ -216,8 +213,8 @@ def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:
     return _Checked(True, shown.proof_document(proven), shown.proof_view)
 
 
-def _bundle(place: str, sources: TrustSources, workers: int, state: Path | None) -> _Checked:
+def _bundle(place: str, sources: TrustSources, state: Path | None) -> _Checked:
     from services.cli.verify.checks import check_bundle
 
-    report, claimed = check_bundle(place, sources, workers, state), sources.as_claimed
+    report, claimed = check_bundle(place, sources, state=state), sources.as_claimed
     return _Checked(report.ok, shown.report_document(report, as_claimed=claimed), shown.report_view)

@@ -38,7 +38,6 @@ def build(
         Option(metavar="PATTERN", help="Leave out files and folders of this name, as in *.css; may be repeated."),
     ] = None,
     model: Model = options.MODEL,
-    shard_tokens: Annotated[int, Option(min=1000, help="Tokens of a shard; more need more memory.")] = 4_000_000,
     passage_tokens: Annotated[int, Option(min=8, help="Tokens of a passage.")] = 128,
     answers: Annotated[
         int | None,
@@ -58,7 +57,7 @@ def build(
 
     from services.datastores.builder import BuildParameters
 
-    parameters = BuildParameters(shard_tokens, passage_tokens)
+    parameters = BuildParameters(passage_tokens=passage_tokens)
     if answers is None:
         manifest = build_datastore(paths, exclude or [], model, out, parameters)
     else:

@@ -19,19 +19,15 @@ def migrate(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only show the steps and their SQL; the ledger may run.")
     ] = False,
-    backup: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE", help="Copy of an SQLite file, made first. Default: next to it, with its revision's number."
-        ),
-    ] = None,
     backed_up: Annotated[
         bool, Option("--backed-up", help="Make no copy, because you have one; required for PostgreSQL (pg_dump).")
     ] = False,
     paths: options.Paths = options.PATHS,
     json: options.Json = False,
 ) -> None:
-    """Convert a ledger's tables to this version, completely or not at all, with the ledger stopped."""
+    """Convert a ledger's tables to this version, completely or not at all, with the ledger stopped. An SQLite file is
+    copied first, next to it.
+    """
     from ledger.sql.migration import migrate as migrated
     from ledger.sql.migration import planned
 
@@ -39,7 +35,7 @@ def migrate(
     plan = planned(place)
     done, copy = False, None
     if plan.steps and not dry_run:
-        copy = _backup(place, plan.before, backup, backed_up=backed_up)
+        copy = None if backed_up else _backup(place, plan.before)
         plan, done = migrated(place, backup=copy), True
     document: dict[str, Any] = {
         "database": plan.database,
@@ -53,18 +49,14 @@ def migrate(
     answer(json, document, _view)
 
 
-def _backup(place: Path | str, revision: int, backup: Path | None, *, backed_up: bool) -> Path | None:
-    """The path of the copy; None if the operator has a copy. Raises UsageError."""
-    if backed_up:
-        if backup is not None:
-            raise UsageError("--backup and --backed-up: name one of them")
-        return None
+def _backup(place: Path | str, revision: int) -> Path:
+    """The path of the copy of a database of this revision. Raises UsageError."""
     text = str(place)
     if text.startswith("postgresql"):
         hint = "copy it first: pg_dump -Fc DATABASE > ledger.dump; then run this again with --backed-up"
         raise UsageError("a PostgreSQL database is not copied by this command", hint)
     file = Path(text.removeprefix("sqlite:///"))
-    return backup or file.with_name(f"{file.name}.revision-{revision}")
+    return file.with_name(f"{file.name}.revision-{revision}")
 
 
 def _view(document: dict[str, Any]) -> list[View]:

@@ -122,10 +122,13 @@ class GenerationSettings(RpcServerSettings):
         description="Servers that may share --state-dir and its key: each uses the first unlocked of as many numbered "
         "subfolders, with the receipts that an earlier server left there.",
     )  # fmt: skip
+    keys_dir: Path | None = Field(
+        None, description="Folder of receipts.pem, made at the first start (mode 0600). Default: <state-dir>/keys."
+    )
     key_file: Path | None = Field(
         None,
-        description="The private key of the receipts, made at the first start (mode 0600), or the PKCS#11 URI of a key "
-        "in a device. Default: <state-dir>/keys/receipts.pem.",
+        description="The private key of the receipts, or the PKCS#11 URI of a key in a device. "
+        "Default: <keys-dir>/receipts.pem.",
     )
     key_passphrase_file: Path | None = Field(
         None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
@@ -367,4 +370,4 @@ class GenerationSettings(RpcServerSettings):
 
     @property
     def receipts_key(self) -> Path:
-        return self.key_file or self.state_dir / "keys" / "receipts.pem"
+        return self.key_file or (self.keys_dir or self.state_dir / "keys") / "receipts.pem"

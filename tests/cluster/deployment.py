@@ -54,11 +54,7 @@ class Deployment:
 
     def _start_generation(self, host: str) -> None:
         flags = (
-            *(
-                f"--model={self._model}",
-                f"--state-dir={self._folder}/{host}",
-                f"--key-file={self._folder}/keys/receipts.pem",
-            ),
+            *(f"--model={self._model}", f"--state-dir={self._folder}/{host}", f"--keys-dir={self._folder}/keys"),
             *(f"--trusted-keys={self._folder}/trusted", "--append-seconds=0.5", "--outbox-retry-seconds=0.2"),
             *("--halt-poll-seconds=0.2", f"--halt-lease-seconds={LEASE_SECONDS}"),
             *self._calling("generation"),

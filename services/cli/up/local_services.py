@@ -132,7 +132,7 @@ class LocalServices:
             model=None if self.engine else self.model,
             ledger=ledger,
             state_dir=self.data_dir / "generation",
-            key_file=self.data_dir / "keys" / "receipts.pem",
+            keys_dir=self.data_dir / "keys",
             trusted_keys=self.data_dir / "trusted",
             registry=registry,
         )

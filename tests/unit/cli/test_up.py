@@ -98,6 +98,20 @@ def test_a_toml_file_reaches_every_service_and_what_server_and_auditor_share_rea
     assert ran[1].auditor_settings["context_length"] == 64
 
 
+def test_a_toml_file_or_the_environment_names_the_key_of_the_receipts(
+    ran: list[LocalServices], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(tmp_path, "base")
+    config, device = tmp_path / "kolm.toml", Path("pkcs11:object=receipts")
+    config.write_text(f'[generation]\nkey_file = "{device}"\n')
+    for more in (("--config", config), ()):
+        assert kolm("up", *FREE, "--model", "base", *more).code == 0
+    configured, plain = (each.generation("127.0.0.1:1").flags for each in ran)
+    assert GenerationSettings.load(configured, environment={}).receipts_key == device
+    monkeypatch.setenv("KOLM_GENERATION_KEY_FILE", str(device))
+    assert GenerationSettings.load(plain, environment={}).receipts_key == device
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [

@@ -21,8 +21,8 @@ class ChatTokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A contender's answers in some conversations that ran at the same time.
+class ConversationRun:
+    """The answers of one contender to a group of conversations that ran concurrently.
 
     `tokens` are the concatenated answers of each conversation, `digests` the stream digests of its answers, `passes`
     the passes of the target.
@@ -36,93 +36,93 @@ class Told:
 
 def converse(
     contender: Contender, questions: Sequence[Question], tokenizer: ChatTokenizer, temperature: float, max_tokens: int
-) -> Told:
+) -> ConversationRun:
     """Run all conversations concurrently, turn by turn, with the contender's own answers."""
     histories: list[list[dict[str, str]]] = [[] for _ in questions]
     tokens: list[tuple[int, ...]] = [() for _ in questions]
     digests: list[tuple[str, ...]] = [() for _ in questions]
     seconds, passes = 0.0, 0.0
     for turn in range(max(len(question.turns) for question in questions)):
-        open_ = [at for at, question in enumerate(questions) if turn < len(question.turns)]
-        for at in open_:
+        active = [at for at, question in enumerate(questions) if turn < len(question.turns)]
+        for at in active:
             histories[at].append({"role": "user", "content": questions[at].turns[turn]})
-        run = contender.run([tokenizer.encode_chat(histories[at]) for at in open_], temperature, max_tokens)
-        for at, answer, digest in zip(open_, run.tokens, run.digests, strict=True):
+        run = contender.run([tokenizer.encode_chat(histories[at]) for at in active], temperature, max_tokens)
+        for at, answer, digest in zip(active, run.tokens, run.digests, strict=True):
             tokens[at], digests[at] = tokens[at] + answer, (*digests[at], digest)
             histories[at].append({"role": "assistant", "content": tokenizer.decode(answer)})
         seconds += run.seconds
         passes += _passes(run)
-    return Told(seconds, tuple(tokens), passes, tuple(digests))
+    return ConversationRun(seconds, tuple(tokens), passes, tuple(digests))
 
 
 def _passes(run: Run) -> float:
     return sum(map(len, run.tokens)) / run.mean_acceptance_length if run.mean_acceptance_length else 0.0
 
 
-def told_by_all(
+def run_all(
     contenders: Sequence[Contender],
     questions: Sequence[Question],
     tokenizer: ChatTokenizer,
     temperature: float,
     max_tokens: int,
-    dice: random.Random,
-) -> Mapping[str, Told]:
-    """Answers by contender's name, asked in an order drawn with `dice`: over many groups each is first as often."""
-    order = dice.sample(contenders, len(contenders))
+    rng: random.Random,
+) -> Mapping[str, ConversationRun]:
+    """Run all contenders in random order, so that each is first equally often. Returns the answers by name."""
+    order = rng.sample(contenders, len(contenders))
     return {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
 
 
-By = Mapping[str, Sequence[Mapping[str, Told]]]
-"""The runs by kind of question, then by the contender's name, group by group."""
+RunsByKind = Mapping[str, Sequence[Mapping[str, ConversationRun]]]
+"""For each kind of question a list of groups; a group maps the names of contenders to their answers."""
 
 
-def summarised(told: By, plain: str) -> dict[str, Any]:
-    """Figures by kind and over all kinds, for each contender of `told`.
+def summarise(runs: RunsByKind, plain: str) -> dict[str, Any]:
+    """Figures by kind and over all kinds, for each contender of `runs`.
 
     `plain` names plain decoding. A speedup is the ratio of tokens per second over all groups of a
     kind, over all kinds the geometric mean. Its error is the standard error, by the jackknife over groups (Efron 1982);
     None for a kind with one group. The acceptance length is tokens over passes of the target.
     """
-    names = sorted({name for groups in told.values() for group in groups for name in group})
-    return {name: _contender(told, name, plain) for name in names}
+    names = sorted({name for groups in runs.values() for group in groups for name in group})
+    return {name: _contender(runs, name, plain) for name in names}
 
 
-def _contender(told: By, name: str, plain: str) -> dict[str, Any]:
-    kinds = {kind: _kind(groups, name, plain) for kind, groups in told.items() if any(name in g for g in groups)}
+def _contender(runs: RunsByKind, name: str, plain: str) -> dict[str, Any]:
+    kinds = {kind: _kind(groups, name, plain) for kind, groups in runs.items() if any(name in g for g in groups)}
     speedups = [each["speedup"] for each in kinds.values() if each["speedup"]]
     errors = [each["error"] / each["speedup"] for each in kinds.values() if each["error"] is not None]
     mean = geometric_mean(speedups)
-    mine = [group[name] for groups in told.values() for group in groups if name in group]
-    both = [(g[name], g[plain]) for groups in told.values() for g in groups if name in g and plain in g]
+    own = [group[name] for groups in runs.values() for group in groups if name in group]
+    pairs = [(g[name], g[plain]) for groups in runs.values() for g in groups if name in g and plain in g]
     return {
         "plain": plain,
         "kinds": kinds,
         "speedup": _rounded(mean),
         "error": _rounded(mean * hypot(*errors) / len(errors)) if mean and len(errors) == len(kinds) else None,
-        "tokens_per_second": _rounded(_speed(mine), 1),
-        "acceptance length": _rounded(_length(mine)),
-        "identical to plain": _rounded(identical_share(both), 4),
+        "tokens_per_second": _rounded(_speed(own), 1),
+        "acceptance length": _rounded(_length(own)),
+        "identical to plain": _rounded(identical_share(pairs), 4),
     }
 
 
-def _kind(groups: Sequence[Mapping[str, Told]], name: str, plain: str) -> dict[str, Any]:
-    mine = [group[name] for group in groups if name in group]
-    both = [(group[name], group[plain]) for group in groups if name in group and plain in group]
+def _kind(groups: Sequence[Mapping[str, ConversationRun]], name: str, plain: str) -> dict[str, Any]:
+    own = [group[name] for group in groups if name in group]
+    pairs = [(group[name], group[plain]) for group in groups if name in group and plain in group]
     return {
-        "requests": sum(len(each.tokens) for each in mine),
-        "tokens_per_second": _rounded(_speed(mine), 1),
-        "acceptance length": _rounded(_length(mine)),
-        "speedup": _rounded(_speedup(both)) if both else None,
-        "error": _rounded(_error(both)),
-        "identical to plain": _rounded(identical_share(both), 4),
+        "requests": sum(len(each.tokens) for each in own),
+        "tokens_per_second": _rounded(_speed(own), 1),
+        "acceptance length": _rounded(_length(own)),
+        "speedup": _rounded(_speedup(pairs)) if pairs else None,
+        "error": _rounded(_error(pairs)),
+        "identical to plain": _rounded(identical_share(pairs), 4),
     }
 
 
-def _speedup(pairs: Sequence[tuple[Told, Told]]) -> float:
+def _speedup(pairs: Sequence[tuple[ConversationRun, ConversationRun]]) -> float:
     return _speed([one for one, _ in pairs]) / _speed([other for _, other in pairs])
 
 
-def _error(pairs: Sequence[tuple[Told, Told]]) -> float | None:
+def _error(pairs: Sequence[tuple[ConversationRun, ConversationRun]]) -> float | None:
     """Standard error of the speedup."""
     count = len(pairs)
     if count < 2:
@@ -136,7 +136,7 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
     return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
 
 
-def identical_share(pairs: Sequence[tuple[Told, Told]]) -> float | None:
+def identical_share(pairs: Sequence[tuple[ConversationRun, ConversationRun]]) -> float | None:
     """The share of conversations with equal tokens and stream digests; None if none were compared."""
     same = [
         one.tokens[at] == other.tokens[at] and one.digests[at : at + 1] == other.digests[at : at + 1]
@@ -145,14 +145,14 @@ def identical_share(pairs: Sequence[tuple[Told, Told]]) -> float | None:
     return sum(same) / len(same) if same else None
 
 
-def _speed(told: Sequence[Told]) -> float:
+def _speed(runs: Sequence[ConversationRun]) -> float:
     """Tokens per second; the prompts' time counts."""
-    return sum(len(tokens) for each in told for tokens in each.tokens) / sum(each.seconds for each in told)
+    return sum(len(tokens) for each in runs for tokens in each.tokens) / sum(each.seconds for each in runs)
 
 
-def _length(told: Sequence[Told]) -> float | None:
-    passes = sum(each.passes for each in told)
-    return sum(len(tokens) for each in told for tokens in each.tokens) / passes if passes else None
+def _length(runs: Sequence[ConversationRun]) -> float | None:
+    passes = sum(each.passes for each in runs)
+    return sum(len(tokens) for each in runs for tokens in each.tokens) / passes if passes else None
 
 
 def _rounded(value: float | None, digits: int = 3) -> float | None:

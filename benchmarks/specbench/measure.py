@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks.engines import Contender, KolmEngine
-from benchmarks.specbench.conversation import Told, summarised, told_by_all
+from benchmarks.specbench.conversation import ConversationRun, run_all, summarise
 from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages
 from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
@@ -80,8 +80,8 @@ def measure(
     rows = []
     named = [replace(case, questions=_FEW) for case in cases] if quick else cases
     for case in named or (QUICK if quick else FULL):
-        told = _told(case, contenders, engine, known, max_tokens)
-        rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarised(told, plain="kolm off")})
+        runs = _run_case(case, contenders, engine, known, max_tokens)
+        rows.append(asdict(case) | {"questions": _count(case, known), "contenders": summarise(runs, plain="kolm off")})
     return {"model": path.name, "cases": rows}
 
 
@@ -100,13 +100,13 @@ def _kolm(engine: KolmEngine) -> list[Contender]:
     return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
 
 
-def _told(
+def _run_case(
     case: Case,
     contenders: Sequence[Contender],
     engine: KolmEngine,
     known: Mapping[str, list[Question]],
     max_tokens: int,
-) -> dict[str, list[Mapping[str, Told]]]:
+) -> dict[str, list[Mapping[str, ConversationRun]]]:
     """The runs of each contender, by kind, group by group."""
     engine.settings = EngineSettings(max_sequences=case.batch, max_waiting=_ALL)
     asked = first(known, case.questions)
@@ -117,11 +117,11 @@ def _told(
             for kind, questions in asked.items()
         }
     groups = _groups(asked, case.batch)
-    dice = random.Random(0)
-    told: dict[str, list[Mapping[str, Told]]] = {kind: [] for kind, _ in groups}
+    rng = random.Random(0)
+    runs: dict[str, list[Mapping[str, ConversationRun]]] = {kind: [] for kind, _ in groups}
     for kind, group in track(groups, f"T = {case.temperature:g}, batch {case.batch}, context {case.context}"):
-        told[kind].append(told_by_all(contenders, group, engine.tokenizer, case.temperature, max_tokens, dice))
-    return told
+        runs[kind].append(run_all(contenders, group, engine.tokenizer, case.temperature, max_tokens, rng))
+    return runs
 
 
 def _groups(asked: Mapping[str, Sequence[Question]], batch: int) -> list[tuple[str, Sequence[Question]]]:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engines import Run
 from benchmarks.load import Seen, figures
-from benchmarks.specbench.conversation import Told, converse, geometric_mean, identical_share, summarised
+from benchmarks.specbench.conversation import ConversationRun, converse, geometric_mean, identical_share, summarise
 from benchmarks.specbench.questions import OWN, Question, QuestionsInvalid, load_questions
 from demo.smollm2.prompts import Choice, is_held_out, words
 
@@ -84,17 +84,17 @@ ONE = Question("2", "multi-turn", ("c",))
 
 def test_each_turn_goes_on_from_the_contenders_own_answers() -> None:
     contender = Echo("kolm off")
-    told = converse(contender, [TWO, ONE], Words(), 0.0, 9)
+    runs = converse(contender, [TWO, ONE], Words(), 0.0, 9)
     assert contender.prompts == ["ua", "uc", "uaaaub"]
-    assert told == Told(1.0, ((97, 98), (99,)), 6.0, (("97", "98"), ("99",)))
+    assert runs == ConversationRun(1.0, ((97, 98), (99,)), 6.0, (("97", "98"), ("99",)))
 
 
 def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
-    def group(off: float, fast: float) -> dict[str, Told]:
-        return {"off": Told(off, ((1, 2, 3, 4),), 4.0), "fast": Told(fast, ((1, 2, 3, 4),), 2.0)}
+    def group(off: float, fast: float) -> dict[str, ConversationRun]:
+        return {"off": ConversationRun(off, ((1, 2, 3, 4),), 4.0), "fast": ConversationRun(fast, ((1, 2, 3, 4),), 2.0)}
 
-    told = {"qa": [group(1.0, 0.5), group(3.0, 0.5)], "rag": [group(1.0, 1.0)]}
-    figures = summarised(told, "off")
+    runs = {"qa": [group(1.0, 0.5), group(3.0, 0.5)], "rag": [group(1.0, 1.0)]}
+    figures = summarise(runs, "off")
     assert figures["fast"]["kinds"]["qa"]["speedup"] == 4.0
     assert figures["fast"]["speedup"] == 2.0
     assert figures["fast"]["acceptance length"] == 2.0
@@ -105,7 +105,7 @@ def test_figures_are_totals_of_a_kind_and_geometric_means_over_kinds() -> None:
 
 
 def test_identity_is_counted_by_conversation() -> None:
-    one, other = Told(1.0, ((1, 2), (3,)), 2.0), Told(1.0, ((1, 2), (4,)), 2.0)
+    one, other = ConversationRun(1.0, ((1, 2), (3,)), 2.0), ConversationRun(1.0, ((1, 2), (4,)), 2.0)
     assert identical_share([(one, other)]) == 0.5
     drawn, redrawn = (replace(one, digests=(("a",), (last,))) for last in "bc")
     assert (identical_share([(drawn, drawn)]), identical_share([(drawn, redrawn)])) == (1.0, 0.5)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 
 Store = Annotated[Path, Argument(help="A datastore's folder.")]
-Model = Annotated[
-    Path, options.model("--model", "The model that will use it; its tokenizer and embeddings are used.", "--base")
-]
+Model = Annotated[Path, options.model("--model", "The model that will use it; its tokenizer and embeddings are used.")]
 
 
 def build(

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from services.cli.frame import exits
-from services.cli.frame.options import FORMER_NAMES, SERVER, FolderOptions, ServerOptions
+from services.cli.frame.options import SERVER, FolderOptions, ServerOptions
 from services.cli.frame.process import discard_stdout, make_usable
 from services.cli.frame.values import expect_address
 from services.runtime.usage import Row, Section, help_page
@@ -355,8 +355,7 @@ def _argument(param: Any) -> str:
 
 
 def _flag_names(param: Any) -> str:
-    shown = [each for each in param.opts if FORMER_NAMES.get(each) not in param.opts]
-    names = ", ".join(sorted(shown, key=len)) + "".join(f", {each}" for each in param.secondary_opts)
+    names = ", ".join(sorted(param.opts, key=len)) + "".join(f", {each}" for each in param.secondary_opts)
     return names if param.is_flag else f"{names} {_metavar(param)}"
 
 

@@ -29,9 +29,6 @@ DATA_DIR = Path(".kolm")
 MODEL = Path("smollm2")
 
 
-FORMER_NAMES = {"--base": "--model"}
-"""Former names of options, accepted and not shown, each with its replacement."""
-
 ADDRESS_FILES: dict[str, Path] = {}
 """The file of each address that this process found in a data folder."""
 
@@ -70,9 +67,9 @@ def engine_access(param: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-def model(name: str, description: str, *former: str) -> Any:
-    """An option that takes a model, by default from the environment; it had the `former` names before."""
-    return Option(name, *former, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
+def model(name: str, description: str) -> Any:
+    """An option that takes a model, by default from the environment."""
+    return Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
 
 
 Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file, or smollm2.")]

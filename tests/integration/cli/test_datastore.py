@@ -21,8 +21,7 @@ def texts(tmp_path: Path) -> Path:
 def store(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built once; a test that changes it takes a copy."""
     folder = tmp_path_factory.mktemp("built")
-    formerly = ("--base", model)  # still taken
-    assert datastore("build", written(folder / "texts"), *formerly, "--out", folder / "store").code == 0
+    assert datastore("build", written(folder / "texts"), "--model", model, "--out", folder / "store").code == 0
     return folder / "store"
 
 

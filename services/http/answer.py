@@ -221,7 +221,7 @@ class Answer:
         self._common = {
             "id": dialect.prefix + resolved.request_id,
             "created": int(time.time()),
-            "model": resolved.model or dialect.fields.model or resolved.base_cid,
+            "model": resolved.model,
             "system_fingerprint": fingerprint(resolved),
         }
 

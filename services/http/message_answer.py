@@ -32,7 +32,7 @@ class MessageAnswer:
     def __init__(self, fields: MessageFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
         self._kolm = KolmMember(asked, resolved, promise, files=fields.wants_files)
         self._resolved = resolved
-        self._model = resolved.model or fields.model or resolved.base_cid
+        self._model = resolved.model
         self._shows_thoughts = fields.shows_thoughts
         self._reader = output_reader(resolved, asked)
         self._blocks: list[dict[str, Any]] = []

@@ -110,7 +110,7 @@ class ResponseAnswer:
             "id": "resp_" + resolved.request_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": resolved.model or fields.model or resolved.base_cid,
+            "model": resolved.model,
             "instructions": fields.instructions,
             "max_output_tokens": sampling.get("max_tokens"),
             "temperature": sampling.get("temperature"),

@@ -182,7 +182,7 @@ def show(
         proof = prove(details, paths.trusted)
     document = _listed(details.receipt) | {
         "verdicts": [{"ledger_index": each.index, **envelope_document(each.envelope)} for each in details.verdicts],
-        "content": details.content_state.lower() or None,
+        "content": details.content_state.lower(),
         "erasure_index": details.erasure_index,
         "proof": asdict(proof),
     }

@@ -112,9 +112,8 @@ class PositionLogprobs:
 class Resolved:
     """The request with every default filled in and every name turned into an identifier.
 
-    `sampling` is by field name; `profile_proven` is None from older servers. `tool_calls` is the syntax of calls in the
-    text, None without tools, `thoughts` that of thoughts, None for a model without them. `model` is the served name,
-    empty from older servers.
+    `sampling` is by field name; `profile_proven` is None for another engine. `tool_calls` is the syntax of calls in the
+    text, None without tools, `thoughts` that of thoughts, None for a model without them. `model` is the served name.
     """
 
     request_id: str

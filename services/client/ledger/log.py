@@ -188,14 +188,14 @@ class VerdictPage:
 class ReceiptDetails:
     """A receipt with the verdicts on it, and its content if it was asked for and is not erased.
 
-    `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN; empty from older servers.
+    `content_state` is KEPT, ERASED (by the entry `erasure_index`) or NEVER_GIVEN.
     `checkpoint` is a signed note and `inclusion_proof` the proof of the receipt's entry under it.
     """
 
     receipt: ReceiptEntry
     content: Content | None
     verdicts: tuple[VerdictEntry, ...]
-    content_state: str = ""
+    content_state: str
     erasure_index: int | None = None
     checkpoint: bytes = b""
     inclusion_proof: InclusionProof | None = None

@@ -75,13 +75,8 @@ def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDet
         message,
         receipt=receipt(message.receipt),
         content=content(message.content) if message.HasField("content") else None,
-        content_state=_content_state(message.content_state),
+        content_state=_name(ledger_pb2.ContentState, message.content_state).removeprefix("CONTENT_STATE_"),
     )
-
-
-def _content_state(state: ledger_pb2.ContentState.ValueType) -> str:
-    name = _name(ledger_pb2.ContentState, state).removeprefix("CONTENT_STATE_")
-    return "" if name == "UNSPECIFIED" else name
 
 
 def proven_entry(message: ledger_pb2.GetInclusionProofResponse) -> values.ProvenEntry:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -58,7 +59,8 @@ def scores(module: ir.Module, machine: Machine, heads: int, whole: Callable[[Cod
         fetch(c, ahead, c.mul(i, BLOCK), _HALF * BLOCK)
     found = c.stack_alloc(MOST * LINE)
     for first in range(0, BLOCK, _COLUMNS):
-        _multiply(c, queries, stride, c.at(keys, 4 * first), c.i(4 * BLOCK), size, c.at(found, 4 * first), c.i(LINE))
+        column, to = _Lines(c.at(keys, 4 * first), c.i(4 * BLOCK)), _Lines(c.at(found, 4 * first), c.i(LINE))
+        _multiply(c, _Lines(queries, stride), column, size, to)
     scales = c.at(keys, c.mul(size, BLOCK))
     with c.loop(heads) as h:
         end, line, to = c.at(queries, c.add(c.mul(stride, h), size)), c.mul(h, LINE), c.at(out, c.mul(h, LINE))
@@ -79,8 +81,9 @@ def mix(module: ir.Module, machine: Machine, heads: int, scale: int) -> Any:
     with c.loop(padded, step=LINE // 4) as i:
         some = c.smaller(c.sub(padded, i), LINE // 4)
         with c.loop(some, step=_COLUMNS) as j:
-            column = c.at(values, c.mul(c.add(i, j), 4))
-            _multiply(c, weights, c.i(LINE), column, c.mul(padded, 4), c.i(BLOCK), c.at(found, c.mul(j, 4)), c.i(LINE))
+            left, place = _Lines(weights, c.i(LINE)), c.at(values, c.mul(c.add(i, j), 4))
+            column = _Lines(place, c.mul(padded, 4))
+            _multiply(c, left, column, c.i(BLOCK), _Lines(c.at(found, c.mul(j, 4)), c.i(LINE)))
         with c.loop(heads) as h:
             end, line = c.at(weights, c.add(c.mul(h, LINE), scale)), c.at(found, c.mul(h, LINE))
             to = c.at(out, c.add(c.mul(stride, h), c.mul(i, 4)))
@@ -89,15 +92,21 @@ def mix(module: ir.Module, machine: Machine, heads: int, scale: int) -> Any:
     return c.done()
 
 
-def _multiply(
-    c: Code, left: Value, left_stride: Value, right: Value, right_stride: Value, depth: Value, out: Value, stride: Value
-) -> None:
-    """Write sums [MOST][16] of products of `depth` bytes, a multiple of 32, to `out`. Strides are of matrices' rows."""
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """A matrix: its address, and the bytes from row to row."""
+
+    place: Value
+    stride: Value
+
+
+def _multiply(c: Code, left: _Lines, right: _Lines, depth: Value, out: _Lines) -> None:
+    """Write sums [MOST][16] of products of `depth` bytes, a multiple of 32, to `out`."""
     _do(c, "tilezero", _SUMS)
 
     def add(at: Value, registers: tuple[int, int]) -> None:
-        _do(c, "tileloadd64", registers[0], c.at(left, at), left_stride)
-        _do(c, "tileloadd64", registers[1], c.at(right, c.mul(c.div(at, 4), right_stride)), right_stride)
+        _do(c, "tileloadd64", registers[0], c.at(left.place, at), left.stride)
+        _do(c, "tileloadd64", registers[1], c.at(right.place, c.mul(c.div(at, 4), right.stride)), right.stride)
         _do(c, "tdpbsud", _SUMS, *registers)
 
     rest = c.rem(depth, _DEPTH)
@@ -105,7 +114,7 @@ def _multiply(
         add(at, (_LEFT, _RIGHT))
     with c.when(c.compare(rest, "!=", 0)):
         add(c.sub(depth, rest), (_HALF_LEFT, _HALF_RIGHT))
-    _do(c, "tilestored64", _SUMS, out, stride)
+    _do(c, "tilestored64", _SUMS, out.place, out.stride)
 
 
 def _sums(c: Code, found: Value, at: Value | int, end: Value, start: int) -> Value:

@@ -89,6 +89,27 @@ class _Direct:
             c.b.select(c.compare(self.count, ">", r), out, self.nowhere) if r else out for r, out in enumerate(outs)
         ]
 
+    def add_block(
+        self, panel: Value, block: Value, blocks: Value, sums: list[list[Value]], pieces: list[tuple[int, int]],
+        outs: list[Value],
+    ) -> None:  # fmt: skip
+        """y = y + sums, from +0 in the first block; in the last block + bias."""
+        c, b, lanes = self.code, self.code.b, self.code.machine.lanes
+        zero = c.vector(F32, 0.0, lanes)
+        is_first, is_last = c.compare(block, "==", 0), c.compare(c.add(block, 1), "==", blocks)
+        bias = c.at(self.record.bias, c.mul(panel, 4 * PANEL))
+        for row, out in zip(sums, outs, strict=True):
+            for (s, column), total in zip(pieces, row, strict=True):
+                at = 4 * (s * PANEL + column)
+                before = b.select(is_first, zero, c.load(out, at, F32, lanes))
+                c.store(b.fadd(before, c.get(total)), out, at)
+        with c.when(is_last):
+            for s, column in pieces:
+                at = 4 * (s * PANEL + column)
+                more = c.load(bias, at, F32, lanes)
+                for out in outs:
+                    c.store(b.fadd(c.load(out, at, F32, lanes), more), out, at)
+
 
 def direct(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> Any:
     """direct(record, x, y, nowhere, rows, first, last): panels [first, last) for up to `rows` rows."""
@@ -150,7 +171,7 @@ def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) 
                             c.put(c.fma(factor, w, c.get(total)), total)
                     if c.machine.registers == 16:
                         c.keep_order([total for row in sums for total in row])
-        _add_block(c, record, panel, block, blocks, sums, pieces, outs)
+        parts.add_block(panel, block, blocks, sums, pieces, outs)
 
 
 def _columns_at_once(machine: Machine, storage: Storage, rows: int) -> int:
@@ -175,28 +196,6 @@ def _fetch_ahead(c: Code, storage: Storage, groups: list[Value], step: Value, di
         near = c.at(c.at(group, distance), c.mul(step, 64 * each))
         for line in range(each):
             c.prefetch(near, 64 * line)
-
-
-def _add_block(
-    c: Code, record: Any, panel: Value, block: Value, blocks: Value, sums: list[list[Value]],
-    pieces: list[tuple[int, int]], outs: list[Value],
-) -> None:  # fmt: skip
-    """y = y + sums, from +0 in the first block; in the last block + bias."""
-    b, lanes = c.b, c.machine.lanes
-    zero = c.vector(F32, 0.0, lanes)
-    is_first, is_last = c.compare(block, "==", 0), c.compare(c.add(block, 1), "==", blocks)
-    bias = c.at(record.bias, c.mul(panel, 4 * PANEL))
-    for row, out in zip(sums, outs, strict=True):
-        for (s, column), total in zip(pieces, row, strict=True):
-            at = 4 * (s * PANEL + column)
-            before = b.select(is_first, zero, c.load(out, at, F32, lanes))
-            c.store(b.fadd(before, c.get(total)), out, at)
-    with c.when(is_last):
-        for s, column in pieces:
-            at = 4 * (s * PANEL + column)
-            more = c.load(bias, at, F32, lanes)
-            for out in outs:
-                c.store(b.fadd(c.load(out, at, F32, lanes), more), out, at)
 
 
 def tiled_scratch_bytes() -> int:

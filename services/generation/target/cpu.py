@@ -100,11 +100,12 @@ class CpuTarget:
             check_int8(config, weights)
         compilation.compile_ahead(_kernel_modules(weights, cache_dtype, arithmetic))
         kept = _states_kept(config)
+        cache = _cache(config, cache_blocks, FORMS[cache_dtype], kept)
         self._states = StateBook(kept, cache_blocks, config.rule.taps) if config.rule else None
         size = stored_bytes(weights)
         with (packed or PackedFolder(0)).packing(base_cid, size) as pack:
             noted = _noted(pack, Progress("packing weights", size))
-            self._parts = _load(config, weights, noted, cache_blocks, adapters, FORMS[cache_dtype], arithmetic, kept)
+            self._parts = _load(config, weights, noted, adapters, arithmetic, cache)
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)
         self._moves = {is_own: move(kernels["move" if is_own else "move_lines"]) for is_own in (True, False)}
@@ -227,27 +228,30 @@ def _noted(pack: Pack, progress: Progress) -> Pack:
     return noted
 
 
-def _load(
-    config: TargetConfig, weights: Weights, pack: Pack, cache_blocks: int, adapters: Sequence[Adapter], form: Form,
-    arithmetic: str, kept: int = 0,
-) -> ModelWeights:  # fmt: skip
-    """Read, check and pack the weights; allocate the cache."""
-    read, output = reader(weights, config), output_name(weights, config)
-    embedding = matrix_of(read(EMBEDDING), pack=pack)
-    context = config.context_length
+def _cache(config: TargetConfig, blocks: int, form: Form, states: int) -> Cache:
+    context, specs = config.context_length, layer_specs(config)
     turns = {each: rotations(each.within(context), each.factor, context) for each in set(config.rotations)}
-    specs = layer_specs(config)
     by_scale = {each: query_scales(*each, context) for each in {(spec.scale, spec.temperature) for spec in specs}}
     scales = [by_scale[spec.scale, spec.temperature] for spec in specs]
+    return Cache.empty(specs, blocks, [turns[each] for each in config.rotations], scales, form, states)
+
+
+def _load(
+    config: TargetConfig, weights: Weights, pack: Pack, adapters: Sequence[Adapter], arithmetic: str, cache: Cache
+) -> ModelWeights:
+    """Read, check and pack the weights."""
+    read, output = reader(weights, config), output_name(weights, config)
+    embedding = matrix_of(read(EMBEDDING), pack=pack)
     return ModelWeights(
         config=config,
         layers=[
-            load_layer(spec, number, adapters, read, config.norm_offset, pack) for number, spec in enumerate(specs)
+            load_layer(spec, number, adapters, read, config.norm_offset, pack)
+            for number, spec in enumerate(layer_specs(config))
         ],
         embedding=embedding,
         norm=vector(read, NORM, config.norm_offset) * np.float32(config.logit_scale),
         head=embedding if output == EMBEDDING else matrix_of(read(output), pack=pack),
-        cache=Cache.empty(specs, cache_blocks, [turns[each] for each in config.rotations], scales, form, kept),
+        cache=cache,
         arithmetic=arithmetic,
         inputs=LayerInputsTable.load(read, pack) if config.layer_inputs else None,
     )

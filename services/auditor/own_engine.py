@@ -81,15 +81,16 @@ class OwnEngine:
             raise CannotReplay(f"the auditor's engine cannot run the request: {error}") from error
         except Stopped as error:
             raise Interrupted("stopped in the middle of a replay") from error
+        verifier = self._verifier
         return Replayed(
-            outcome.token_ids,
-            outcome.finish_reason,
-            outcome.stream_digest,
-            self._verifier.profile.cid,
-            outcome.metrics.decode_seconds,
-            outcome.margins,
-            outcome.text if receipt.tokenizer_cid == self._verifier.target.tokenizer_cid else None,
-            outcome.stop_reason,
+            token_ids=outcome.token_ids,
+            finish_reason=outcome.finish_reason,
+            stream_digest=outcome.stream_digest,
+            profile_cid=verifier.profile.cid,
+            decode_seconds=outcome.metrics.decode_seconds,
+            margins=outcome.margins,
+            text=outcome.text if receipt.tokenizer_cid == verifier.target.tokenizer_cid else None,
+            stop_reason=outcome.stop_reason,
         )
 
     @property

@@ -14,10 +14,9 @@ from pathlib import Path
 from ledger.errors import LedgerError
 from ledger.keys.trusted_keys import TrustedKeys
 from services.client.ledger.ledger import key_entries
-from services.generation.drafting.answered_tokens import AnsweredTokens
+from services.generation.drafting.answered_tokens import AnsweredTokens, frequent_tokens
 from services.generation.drafting.method_spec import DrafterInputs
 from services.generation.drafting.methods import CannotDraft, build_drafters, method_of
-from services.generation.drafting.mtp.draft_tokens import frequent_tokens
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.manifest import DatastoreError
 from services.generation.engine.core import EngineCore, EngineSettings

@@ -1,19 +1,22 @@
-"""The number of answers that had each token, kept between starts."""
+"""The number of answers that had each token, kept between starts, and the tokens that an MTP block drafts by it."""
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer as FastTokenizer
 
 from ledger.durable_file import write_durably
 from services.generation.target.arrays import Int64
 
 _log = logging.getLogger(__name__)
 
+LEAST = 8
+"""Answers that have a token before it is preferred: fewer would show what one of them was about."""
 _EVERY = 16  # answers between two writes of the file
 
 
@@ -56,3 +59,21 @@ def _read(path: Path, vocab_size: int) -> Int64:
     except (OSError, ValueError, EOFError) as error:
         _log.warning("ignoring the counts of answered tokens in %s: %s", path, error)
     return np.zeros(vocab_size, np.int64)
+
+
+def frequent_tokens(
+    tokenizer: FastTokenizer, count: int, vocab_size: int, ends: Iterable[int], answered: Int64 | None = None
+) -> Int64 | None:
+    """[count] ids, ascending: of tokens added to the vocabulary (markup), of `ends`, of tokens in at least LEAST
+    answers (`answered` [vocabulary] of them), the most frequent ones first, and the lowest of all others. In a
+    byte-pair vocabulary ids are ranks of merges: the lower, the more frequent in the text that it was made from.
+
+    Fewer make a draft cheaper, of which the rows of the output matrix are most. None if that is the whole vocabulary; a
+    count of 0 asks for it.
+    """
+    if not 0 < count < vocab_size:
+        return None
+    rank = np.zeros(vocab_size, np.int64) if answered is None else np.where(answered < LEAST, 0, answered)
+    always = [token for token in (*tokenizer.get_added_tokens_decoder(), *ends) if 0 <= token < vocab_size]
+    rank[always] = np.iinfo(np.int64).max
+    return np.sort(np.argsort(-rank, kind="stable")[:count])

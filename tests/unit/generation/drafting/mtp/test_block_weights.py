@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.generation.drafting.answered_tokens import AnsweredTokens
+from services.generation.drafting.answered_tokens import LEAST, AnsweredTokens, frequent_tokens
 from services.generation.drafting.heads import HeadWeightsInvalid
 from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
-from services.generation.drafting.mtp.draft_tokens import LEAST, frequent_tokens
 from services.generation.drafting.mtp.rounding import in_arithmetic, output_in_arithmetic
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config

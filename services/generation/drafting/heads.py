@@ -129,7 +129,14 @@ class HeadKind:
     known_by: str
     """A description for the message about a head of no known kind."""
     load: Callable[[Path, TargetConfig], DraftHead]
-    """Load a folder's head for a base. Raises HeadError; nothing is half loaded."""
+    """Load a folder's head for a base, its weights in float32. Nothing is half loaded.
+
+    Raises:
+        HeadNotFound: the folder, config.json or its weights are missing.
+        HeadConfigInvalid: config.json is of no known layout, or a member is missing or wrong; the message names it.
+        HeadWeightsInvalid: a file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
+        HeadForAnotherBase: the head's sizes do not fit the base.
+    """
     check: Callable[[Path, TargetConfig], None]
     """Check a folder's head without reading a tensor. Raises HeadError."""
 

@@ -229,14 +229,7 @@ def _origin(document: Mapping[str, Any]) -> str | None:
 
 
 def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
-    """Read a head's folder in any of the three layouts; its weights are converted to float32.
-
-    Raises:
-        HeadNotFound: the folder, config.json or model.safetensors is missing.
-        HeadConfigInvalid: config.json is of no known layout, or a member is missing or wrong; the message names it.
-        HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
-        HeadForAnotherBase: vocabulary, hidden size or layers do not fit `base`.
-    """
+    """Read a head's folder in any of the three layouts: see `HeadKind.load`."""
     found = _described(directory, base)
     return BlockHead(found.origin, found.config, found.tensors(), found.target_ids())
 

@@ -106,14 +106,7 @@ def _continued(target: Target, prompt: Sequence[int], layers: Sequence[int]) -> 
 
 
 def load_head(directory: Path, base: TargetConfig) -> Head:
-    """Read a head's folder in any of the three layouts; its weights are converted to float32.
-
-    Raises:
-        HeadNotFound: the folder, config.json or model.safetensors is missing.
-        HeadConfigInvalid: config.json is of no known layout, or a member is missing or wrong; the message names it.
-        HeadWeightsInvalid: the file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
-        HeadForAnotherBase: vocabulary, hidden size or layers do not fit `base`.
-    """
+    """Read a head's folder in any of the three layouts: see `HeadKind.load`."""
     found = _described(directory, base)
     others = () if found.origin == "kolm" else _other_layers(found.config, base)
     return Head(found.origin, found.config, found.tensors(), found.target_ids(), others)

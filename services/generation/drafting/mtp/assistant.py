@@ -81,14 +81,7 @@ def _architecture(document: Mapping[str, Any]) -> object:
 
 
 def load_assistant(directory: Path, base: TargetConfig) -> Assistant:
-    """Read an assistant's folder, as published or in kolm's layout.
-
-    Raises:
-        HeadNotFound: the folder, config.json or model.safetensors is missing.
-        HeadConfigInvalid: a member of config.json is missing or wrong; the message names it.
-        HeadWeightsInvalid: a tensor is missing, unknown, or of another shape, dtype or range.
-        HeadForAnotherBase: the base is another model than Gemma 4, or of other sizes.
-    """
+    """Read an assistant's folder, as published or in kolm's layout: see `HeadKind.load`."""
     document, own, stored = _described(directory, base)
     tensors = stored.tensors(assistant_shapes(own, base, HEAD in stored.parts))
     return Assistant("kolm" if document.get("layout") == LAYOUT else "transformers", base, own, tensors)

@@ -122,13 +122,26 @@ def shown_text(value: object) -> str:
     return "".join(_visible(letter) for letter in text)
 
 
-def shown_fields(document: Mapping[str, object], path: str = "") -> Iterator[tuple[str, str]]:
-    """Path (dots between names) and text of every field of a document; lists are one field."""
+@dataclass(frozen=True, slots=True)
+class ShownField:
+    """A field of a document, in the object at the path `part` (dots between names); "" is the document."""
+
+    part: str
+    name: str
+    text: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.part}.{self.name}" if self.part else self.name
+
+
+def shown_fields(document: Mapping[str, object], part: str = "") -> Iterator[ShownField]:
+    """Every field of a document; lists are one field."""
     for name, value in document.items():
         if isinstance(value, Mapping):
-            yield from shown_fields(value, f"{path}{name}.")
+            yield from shown_fields(value, f"{part}.{name}" if part else name)
         else:
-            yield path + name, shown_text(value)
+            yield ShownField(part, name, shown_text(value))
 
 
 def _visible(letter: str) -> str:

@@ -22,7 +22,7 @@ from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.ledger.ledger import Newest, newest_receipts
 from services.client.ledger.log import ReceiptEntry, VerdictEntry
-from services.explorer.pages import Pages, Source, shown_fields
+from services.explorer.pages import Pages, ShownField, Source, shown_fields
 
 CHOICES: dict[str, tuple[str, ...]] = {"outcome": OUTCOMES}
 _LARGEST_INDEX = 2**53 - 1
@@ -225,12 +225,11 @@ def receipt_page(pages: Pages, request: Request) -> Response:
     )
 
 
-def _parts(document: object) -> dict[str, list[tuple[str, str, str]]]:
-    """Heading to (path, name, text) of the fields under it; "" is the document's own. Raises FormatError."""
+def _parts(document: object) -> dict[str, list[ShownField]]:
+    """The fields by their part. Raises FormatError."""
     if not isinstance(document, dict):
         raise FormatError("payload", "expected an object")
-    parts: dict[str, list[tuple[str, str, str]]] = {}
-    for path, text in shown_fields(document):
-        part, _, name = path.rpartition(".")
-        parts.setdefault(part, []).append((path, name, text))
+    parts: dict[str, list[ShownField]] = {}
+    for each in shown_fields(document):
+        parts.setdefault(each.part, []).append(each)
     return parts

@@ -121,8 +121,8 @@ def test_untrusted_bytes_raise_the_ledgers_own_errors_only(data: bytes) -> None:
     ids=str,
 )
 def test_another_receipt_does_not_keep_it(other: dict[str, Any]) -> None:
-    assert PROMISE.is_kept_by(RECEIPT)
-    assert not PROMISE.is_kept_by(replace(RECEIPT, **other))
+    assert PROMISE.covers(RECEIPT)
+    assert not PROMISE.covers(replace(RECEIPT, **other))
 
 
 ANSWER = PromiseAnswer(promise_digest(SIGNED), 9, digest(b"root"), (3,), at(9000))

@@ -44,7 +44,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Depth(IntEnum):
-    """The extent of a check: `quick` takes the same time for every log, the others grow with the log."""
+    """The depth of a check. The time of `quick` does not depend on the log's size; that of the others grows with it."""
 
     QUICK = 0
     STRUCTURE = 1
@@ -65,8 +65,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """The findings, in the order in which they were found. `size` entries were read; no checkpoint covers
-    `unsigned` of them yet.
+    """The findings, in the order in which they were found. `size` is the number of entries; no checkpoint covers the
+    last `unsigned` of them yet.
 
     A crash leaves entries without a checkpoint; the next start checks and signs them.
     """
@@ -150,20 +150,23 @@ def fsck(
         row = inspection.newest_checkpoint()
         if row is not None:
             try:
-                head = _opened(row, trusted, origin)
+                head = _open_checkpoint(row, trusted, origin)
                 covered = head.size
             except LedgerError as error:
                 findings.append(Finding("checkpoints", row["size"], str(error)))
-        findings += _against_signed(inspection, size, head, _of_this_log(guarded, head, origin), witnessed)
-        found = _of_all_rows(inspection, trusted, depth, head, spread)
-        findings += islice(_once_a_row(found), MOST_FINDINGS - len(findings))
+        signed = _compare_with_signed_heads(inspection, size, head, _guarded_head(guarded, head, origin), witnessed)
+        rows = _without_later_findings(_of_all_rows(inspection, trusted, depth, head, spread))
+        for found in (signed, rows):
+            findings += islice(found, max(MOST_FINDINGS - len(findings), 0))
     except LedgerError as error:  # nothing more can be read
         findings.append(Finding("database", None, str(error)))
     return FsckReport(depth, size, max(size - covered, 0), tuple(findings))
 
 
-def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Drop repeated rows: deep checks find the faults of the structure again. Faults of one row are adjacent."""
+def _without_later_findings(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Drop later findings about a row: deep checks find structural faults again. One check's findings about a row are
+    adjacent and stay together.
+    """
     named: set[tuple[str, object]] = set()
     last: tuple[str, object] | None = None
     for finding in findings:
@@ -174,7 +177,7 @@ def _once_a_row(findings: Iterable[Finding]) -> Iterator[Finding]:
         last = place
 
 
-def _opened(row: Row, trusted: TrustedKeys, origin: str | None) -> Checkpoint:
+def _open_checkpoint(row: Row, trusted: TrustedKeys, origin: str | None) -> Checkpoint:
     note = row["note"]
     head = open_checkpoint(note if isinstance(note, bytes) else b"", trusted.keys("log"), origin)
     if head.size != row["size"]:
@@ -182,7 +185,7 @@ def _opened(row: Row, trusted: TrustedKeys, origin: str | None) -> Checkpoint:
     return head
 
 
-def _of_this_log(guarded: Sequence[Checkpoint], head: Checkpoint | None, origin: str | None) -> Checkpoint | None:
+def _guarded_head(guarded: Sequence[Checkpoint], head: Checkpoint | None, origin: str | None) -> Checkpoint | None:
     """The head of this log, by the name in the newest checkpoint; the only head if the log has no checkpoint yet."""
     name = origin if head is None else head.origin
     if name is None:
@@ -190,7 +193,7 @@ def _of_this_log(guarded: Sequence[Checkpoint], head: Checkpoint | None, origin:
     return next((each for each in guarded if each.origin == name), None)
 
 
-def _against_signed(
+def _compare_with_signed_heads(
     inspection: Inspection,
     size: int,
     head: Checkpoint | None,
@@ -224,7 +227,7 @@ def _of_all_rows(
         yield from (Finding("file", None, problem) for problem in inspection.damage())
         for row in inspection.rows("checkpoints"):
             try:
-                _opened(row, trusted, None if head is None else head.origin)
+                _open_checkpoint(row, trusted, None if head is None else head.origin)
             except LedgerError as error:
                 yield Finding("checkpoints", row["size"], str(error))
         entries = (row["entry"] if isinstance(row["entry"], bytes) else b"" for row in inspection.rows("leaves"))
@@ -259,7 +262,7 @@ def _read_entry(data: bytes) -> _ReadEntry | str:
 
 
 class _Comparison:
-    """A comparison of all rows, both ways, with the rows that follow from the entries, a tile of entries at a time.
+    """Compares all rows with the rows that follow from the entries, in both directions, one tile of entries at a time.
     Several processes read entries if `spread` is not `map`.
 
     Memory: a few batches, and a digest for each tile.
@@ -306,7 +309,7 @@ class _Comparison:
             while batch := list(islice(leaves, TILE_WIDTH)):
                 waiting.append(batch)
                 yield [_bytes(row["entry"]) for row in batch]
-        except LedgerError as error:  # rows read before it are judged first
+        except LedgerError as error:  # the rows read before the error are checked first
             self._failure = error
 
     def _check_leaf(self, row: Row, found: _ReadEntry | str) -> Iterator[Finding]:
@@ -351,7 +354,7 @@ class _Comparison:
                 yield Finding("contents", index, "belongs to no receipt")
                 continue
             if row["sealed"] == b"" and any(self._source.rows("erasures", index, index)):
-                continue  # the next start destroys its key: the ledger ended before that
+                continue  # the ledger stopped before it destroyed the key; the next start destroys it
             try:
                 content = self._source.content(row, receipt.receipt_id)
                 if content is not None:
@@ -369,8 +372,8 @@ class _Comparison:
             yield from (Finding("contents", each, f"exists, and entry {index} erased it") for each in erased)
 
     def _check_erasures(self, first: int, last: int) -> Iterator[Finding]:
-        """An erasure has a row, or follows an erasure with a row. An expiry has rows of the contents that existed,
-        which follow from no entry, so only a surplus row is found.
+        """Each erasure must have a row, unless an earlier erasure has it. An expiry has rows only for contents that
+        existed, which no entry shows: only its surplus rows are found.
         """
         for row in self._rows("erasures", "receipt_index", first, last):
             index, by = row["receipt_index"], row["erasure_index"]
@@ -449,5 +452,5 @@ def _erases(document: Document | None, index: int, receipt: Receipt) -> bool:
 
 
 def _bytes(value: object) -> bytes:
-    """A column of bytes; if a flipped bit changed its type, empty, which no such column ever is."""
+    """The bytes of a column; empty for a value of another type, as after a bit flip. No intact column is empty."""
     return value if isinstance(value, bytes) else b""

@@ -16,7 +16,7 @@ from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry
 from ledger.documents.signed_document import sign_document
 from ledger.errors import FormatError, NotFound, StoreDamaged
-from ledger.fsck import Depth, FsckReport, Inspection, fsck
+from ledger.fsck import MOST_FINDINGS, Depth, FsckReport, Inspection, fsck
 from ledger.log.admission import Admitted
 from ledger.log.content_seal import ContentKey, unseal
 from ledger.log.recovery import recover
@@ -288,6 +288,14 @@ def test_a_guard_ahead_or_of_a_fork_is_a_finding(filled: Path) -> None:
         assert places(report) == [("guard", None)]
     for harmless in (Checkpoint("other.example/log", 999, bytes(32)), Checkpoint(ORIGIN, 0, EMPTY_ROOT)):
         assert check(filled / "ledger.db", Depth.QUICK, [harmless]).ok
+
+
+def test_no_more_findings_than_the_limit_are_listed(filled: Path) -> None:
+    (head,) = guarded(filled)
+    others = [Checkpoint(ORIGIN, size, bytes(32)) for size in range(1, MOST_FINDINGS + 9)]
+    with closing(SqlInspection.open(filled / "ledger.db", filled / "keys.db")) as inspection:
+        report = fsck(inspection, TRUSTED, Depth.QUICK, guarded=[head], witnessed=others, origin=ORIGIN)
+    assert places(report) == [("witnessed", size) for size in range(1, MOST_FINDINGS + 1)]
 
 
 def test_a_page_that_was_overwritten_is_found(path: Path) -> None:

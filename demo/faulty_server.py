@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 
-spare_torch()
+hide_torch()
 
 import numpy as np
 

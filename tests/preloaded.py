@@ -3,10 +3,10 @@
 # ruff: noqa: E402, F401 - imported to be there, and transformers after torch is spared
 import gc
 
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 
 gc.disable()
-spare_torch()
+hide_torch()
 
 import services.auditor.serving
 import services.cli.main

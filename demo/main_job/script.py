@@ -30,7 +30,7 @@ from services.client.ledger.ledger import LedgerClient
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.kernels.compilation import kernels_are_compiled
 from services.generation.target.model_path import model_path
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 
 _TEMPERATURES = (0.0, 0.7)
 """Taken in turn, so that greedy and sampled output are both compared."""
@@ -143,7 +143,7 @@ class Demo:
         directory = self._services.data_dir
         settings = AuditorSettings.of_one_pass(ledger=ledger, data_dir=directory)
         plan = EnginePlan(model_path(self._services.model or ""))
-        engine = LoadedWhenAsked(plan, threading.Event(), spare_torch)
+        engine = LoadedWhenAsked(plan, threading.Event(), hide_torch)
         columns = (TextColumn("replayed"), BarColumn(bar_width=30), MofNCompleteColumn())
         console = self._stage.console
         with (

@@ -15,8 +15,8 @@ from ledger.keys.trusted_keys import TrustedKeys
 
 @dataclass(slots=True)
 class Fulfilment:
-    """The receipts of a promise: `entries` has their indexes by choice, `finish_reasons` why each
-    choice ended. The caller observes only receipts that are proven to be in the log, signed by a key that was valid
+    """The receipts of a promise: `entries` has their indexes, `finish_reasons` their finish reasons,
+    both by choice. The caller observes only receipts that are proven to be in the log, signed by a key that was valid
     at their index.
     """
 
@@ -55,8 +55,8 @@ class Fulfilment:
         return now > parse_timestamp(self.promise.due)
 
 
-def open_with_any(data: bytes, epochs: Iterable[TrustedKeys]) -> Promise:
-    """A promise, verified with the keys of each period of the log: it is not an entry, so no index names the period.
+def open_promise_with_any_key(data: bytes, epochs: Iterable[TrustedKeys]) -> Promise:
+    """Open a promise with the keys of any period of the log: it is not an entry, so no index names its period.
 
     Raises FormatError, SignatureError.
     """

@@ -1,8 +1,8 @@
 """Receipts in a halted scope: served by a service that knew of the halt, or long after the halt by a service that
 should have known.
 
-The index shows which halts the log held before a receipt, the epoch which halts its service knew, the times how long
-the service had to hear of them. A receipt that was held back until a resume was in the log is found by its times.
+A receipt's index shows which halts were in the log before it. Its epoch shows which of them its service knew. The times
+show how long the service had to learn of them, and expose a receipt that was withheld until a resume was in the log.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from ledger.documents.signed_document import Document
 from ledger.encoding.text_forms import moved
 
 GRACE_SECONDS = 300
-"""Room for clocks that differ, for the seconds between two polls of a service, and for a ledger that is briefly
-away.
-"""
+"""Tolerance for clock skew, for a service's polling interval, and for a short outage of the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A receipt at `index`, issued in the scope of the halt at `halt_index`. `knew`: by its epoch, the service knew the
-    halt; otherwise it did not, and the receipt was issued more than GRACE_SECONDS later.
+    """A receipt at `index`, issued in the scope of the halt at `halt_index`. `knew` is true if its epoch shows that
+    the service knew the halt. Otherwise the receipt was issued more than GRACE_SECONDS after the halt.
     """
 
     index: int
@@ -45,7 +43,7 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A halt with its document times; `ends` is None while it is open."""
+    """A halt and its interval by the log's clock; `ends` is None while it is open."""
 
     halt_index: int
     epoch: int
@@ -56,7 +54,7 @@ class _Span:
 
 @dataclass(slots=True)
 class HaltWatch:
-    """The fold of halts, resumes and receipts; `reference_rules.follow` has checked their references."""
+    """Finds receipts in halted scopes while it reads a log. `reference_rules.follow` has checked the references."""
 
     breaches: list[Breach] = field(default_factory=list)
     _spans: list[_Span] = field(default_factory=list)
@@ -80,7 +78,7 @@ class HaltWatch:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> HaltWatch:
-        """The fold that `to_document` wrote. Trusts the document, which the caller has kept."""
+        """Restore the state from `to_document`. Trusts the document: the caller has stored it."""
         return cls(
             _spans=[_Span(**span | {"scope": Scope(**span["scope"])}) for span in document["spans"]],
             _auditors_clock=document["auditors_clock"],
@@ -100,8 +98,8 @@ class HaltWatch:
                 self._end(document, moment.time)
 
     def _end(self, resume: Resume, time: str) -> None:
-        """End a halt at its resume, but not before the latest document that the auditor signed before it, however early
-        the operator dates the resume.
+        """End a halt at the time of its resume, or of the auditors' latest earlier document if that is later: operators
+        may date a resume too early.
         """
         ends = max(time, self._auditors_clock)
         ended = (replace(span, ends=ends) if span.halt_index == resume.halt_index else span for span in self._spans)
@@ -114,12 +112,12 @@ class HaltWatch:
         served = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
         for span in self._spans:
             covered = any(span.scope.covers(each.base_cid, each.method, each.head_cid) for each in served)
-            if covered and _during(span, receipt, time):
+            if covered and _is_within(span, receipt, time):
                 self.breaches.append(Breach(index, span.halt_index, receipt.halt_epoch >= span.epoch))
                 return
 
 
-def _during(span: _Span, receipt: Receipt, time: str) -> bool:
+def _is_within(span: _Span, receipt: Receipt, time: str) -> bool:
     if span.ends is not None and time >= moved(span.ends, -GRACE_SECONDS):
         return False  # after the resume, or so shortly before it that the clocks may be wrong
     return receipt.halt_epoch >= span.epoch or time > moved(span.begins, GRACE_SECONDS)

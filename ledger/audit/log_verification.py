@@ -10,7 +10,7 @@ from itertools import islice
 
 from ledger.audit.contradiction import Contradiction
 from ledger.audit.log_clock import DatedAhead
-from ledger.audit.log_walk import CheckedEntry, CheckFailed, LogWalk, check_entry, for_the_walk
+from ledger.audit.log_walk import CheckedEntry, CheckFailed, LogWalk, check_entry, without_unread_members
 from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
@@ -145,7 +145,7 @@ class Piece:
     keys: KeyHistory
 
     def checked(self) -> list[CheckedEntry]:
-        return [for_the_walk(check_entry(data, self.keys)) for data in self.entries]
+        return [without_unread_members(check_entry(data, self.keys)) for data in self.entries]
 
 
 Spread = Callable[[Callable[[Piece], list[CheckedEntry]], Iterable[Piece]], Iterable[list[CheckedEntry]]]

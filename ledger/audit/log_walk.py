@@ -29,13 +29,13 @@ from ledger.tree.merkle import Frontier, leaf_hash
 T = TypeVar("T")
 
 NOT_KEPT = Envelope(b"", "", ())
-"""Replaces the envelopes that no rule uses."""
+"""The placeholder for an envelope that no rule reads."""
 
 _SAMPLING, _PROMPT = Sampling(), PromptPart(1, "")
 
 
 class CheckedEntry(Struct, frozen=True, gc=False):  # made twice for each entry; a dataclass takes three times as long
-    """One entry with the checks that need no other entry, which is most of the work; sent between processes.
+    """An entry and the results of the checks that need no other entry (most of the work); sent between processes.
     `malformed` is the reason why the bytes are not an entry; then only the leaf hash is present. `refused` is the
     reason why the document is invalid: its form, or its signatures. `envelope` is kept if its bytes affect other
     entries (draws, keys).
@@ -66,8 +66,8 @@ def check_entry(data: bytes, keys: KeyHistory) -> CheckedEntry:
     return CheckedEntry(leaf, entry.index, signers, document, kept)
 
 
-def for_the_walk(entry: CheckedEntry) -> CheckedEntry:
-    """A copy without the members that the rules do not use, which are half of a receipt."""
+def without_unread_members(entry: CheckedEntry) -> CheckedEntry:
+    """Return a copy without the members that no rule reads; they are half of a receipt."""
     receipt = entry.document
     if not isinstance(receipt, Receipt):
         return entry
@@ -87,7 +87,7 @@ class CheckFailed(Exception):
 
 
 class SeenEntries(References, EarlierVerdicts, Protocol):
-    """The facts of earlier entries that later entries depend on. They grow with the log, and so are kept on disk."""
+    """The facts about earlier entries that later checks need. They grow with the log and are therefore kept on disk."""
 
     def knows(self, receipt_id: str) -> bool:
         """Whether a receipt has this id."""
@@ -115,7 +115,7 @@ class LogWalk:
 
     def take(self, entry: CheckedEntry) -> tuple[Document, Moment]:
         """Check the next entry, which was read with the present `keys`. Returns its document, and its time by the log's
-        clock. Raises CheckFailed without a change of state.
+        clock. Raises CheckFailed and then leaves the state unchanged.
         """
         index, document = self.frontier.size, entry.document
         if entry.malformed is not None:

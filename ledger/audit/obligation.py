@@ -14,7 +14,7 @@ class Obligation:
     """A receipt that is owed a verdict, or may be after a draw. `policy_index` is the entry of the policy in force,
     None without a policy (a deviation that the issuer's own receipt admits is owed without one). `draw_index` is the
     entry of the draw that sampled it, None without a draw. `due_by` is the promised time, "" without a promise. The
-    verdict is the first one, and `independent` if it names an engine of the auditor.
+    verdict is the first one; `independent` is true if it names an engine of the auditor.
     """
 
     index: int
@@ -30,7 +30,7 @@ class Obligation:
     independent: bool = False
 
     def state(self, now: str) -> str:
-        """The state at document time `now`. LATE has a verdict after the promised time, OVERDUE has none."""
+        """The state at document time `now`. LATE: the verdict came after the promised time; OVERDUE: it is missing."""
         if self.judged_at is not None:
             return LATE if self._past(self.judged_at) else JUDGED
         if self._past(now):

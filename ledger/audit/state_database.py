@@ -1,4 +1,4 @@
-"""The SQLite database of a reader's state, a verifier's or a monitor's: one summary, and tables of its own."""
+"""The SQLite database in which a verifier or a monitor keeps its state: one summary, and its own tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StateDatabase:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Raise the errors of the database, and of damaged values in it, as StoreError."""
+        """Convert errors of the database, and errors from damaged values in it, to StoreError."""
         try:
             yield
         except (sqlite3.Error, OSError, FormatError, ValueError, TypeError, KeyError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from ledger.audit.fulfilment import open_with_any
+from ledger.audit.fulfilment import open_promise_with_any_key
 from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
@@ -351,7 +351,7 @@ class BundleChecks:
 
     def _check_promises(self) -> str:
         for data in self._trust.promises:
-            open_with_any(data, (keys for _, keys in self._require_evidence().keys.epochs))
+            open_promise_with_any_key(data, (keys for _, keys in self._require_evidence().keys.epochs))
         fold = self._fold_after(_ENTRY_CHECKS)
         log = Extent.of(
             fold.whole, fold.obligations.latest, quorum_time(self._require_evidence().policy, self._cosigned)

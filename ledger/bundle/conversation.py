@@ -66,8 +66,8 @@ class Transcript(Document, tag="kolm.transcript.v1", frozen=True):
             raise FormatError("turns", "expected a different receipt for each turn")
 
 
-def another_tokenizer(receipt: Receipt, reader: TextReader) -> str | None:
-    """A predicate for 'the prompt …' if the receipt names another tokenizer than the reader's, None otherwise."""
+def tokenizer_mismatch(receipt: Receipt, reader: TextReader) -> str | None:
+    """The end of a message that begins with 'the prompt', if the receipt names another tokenizer than the reader's."""
     if receipt.tokenizer_cid == reader.tokenizer_cid:
         return None
     return f"was read by the tokenizer {receipt.tokenizer_cid}, yours is {reader.tokenizer_cid}"
@@ -81,7 +81,7 @@ def is_prompt(content: Content, sent: str | Sequence[SentTurn], reader: TextRead
 def is_answer(
     receipt: Receipt, content: Content, answer: str, reader: TextReader, *, interrupted: bool = False
 ) -> bool:
-    """Whether the answer is the output's text before its stop string, or a beginning of the text if `interrupted`."""
+    """Whether the answer is the output's text before its stop string, or a prefix of the text if `interrupted`."""
     stop = receipt.output.stop_reason
     by_token = receipt.output.finish_reason == "stop" and not isinstance(stop, str)  # the last token, which has no text
     ids = content.output_token_ids[:-1] if by_token else content.output_token_ids
@@ -129,7 +129,7 @@ def check_transcript(transcript: Transcript, receipts: Receipts, reader: TextRea
 
 def _check_turn(transcript: Transcript, at: int, receipt: Receipt, content: Content, reader: TextReader) -> None:
     turn, name = transcript.turns[at], f"turn {at + 1}"
-    if (problem := another_tokenizer(receipt, reader)) is not None:
+    if (problem := tokenizer_mismatch(receipt, reader)) is not None:
         raise ProofError(f"{name}: the prompt {problem}")
     if not is_prompt(content, transcript.messages(at), reader):
         raise ProofError(f"{name}: the receipt is about another prompt than the conversation up to here")

@@ -22,7 +22,7 @@ _MOST_NAMED = 3
 """The most draft heads that a line of a report names."""
 
 
-def draft_heads_named(bundle: BundleFiles) -> tuple[str, ...]:
+def named_draft_heads(bundle: BundleFiles) -> tuple[str, ...]:
     """The draft heads that the bundle's receipts name, sorted. Checks no signature and no proof.
 
     Raises FormatError for a malformed bundle.
@@ -46,7 +46,7 @@ def draft_head_file(head_cid: str, manifest: bytes) -> BundleFile:
     DraftHeadManifest.from_bytes(manifest)
     file = BundleFile(draft_head_path(head_cid), manifest)
     if len(manifest) > layout.bound_of(file.path):
-        raise FormatError("manifest", f"measures {len(manifest)} bytes, a bundle takes {layout.bound_of(file.path)}")
+        raise FormatError("manifest", f"has {len(manifest)} bytes; a bundle allows {layout.bound_of(file.path)}")
     return file
 
 

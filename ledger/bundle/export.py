@@ -46,7 +46,7 @@ class Export:
     `checkpoint` is the signed note (with its cosignatures) of all proofs. `earlier` has older signed notes of the log,
     `sizes` the sizes of older trees without a note whose roots are needed. `with_content` adds content that has not
     been erased. With `tenant`, other tenants' content and retention policies stay out. `draft_heads` are manifests by
-    the hex of their digest. `policy` and `keys` are the exporter's, for a comparison by readers.
+    the hex of their digest. `policy` and `keys` are the exporter's; readers can compare them with their own.
     """
 
     checkpoint: bytes
@@ -83,7 +83,7 @@ def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
     trees = _trees(wanted, tree_head, hashes)
     if trees:
         yield BundleFile(layout.TREES, _lines(trees))
-    yield from _beside(wanted)
+    yield from _exporter_files(wanted)
     yield from _entries(source, indexes, wanted)
 
 
@@ -108,7 +108,7 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
 
 
 def _concerns_others(document: Document, tenant: str | None) -> bool:
-    """Whether an entry names tenants other than the bundle's tenant."""
+    """Whether an entry may name tenants other than the bundle's, and so stays out of it."""
     match document:
         case Retention():
             return tenant is not None and document.tenant not in (None, tenant)
@@ -134,7 +134,7 @@ def _trees(wanted: Export, tree_head: Checkpoint, hashes: HashReader) -> list[by
     ]
 
 
-def _beside(wanted: Export) -> Iterator[BundleFile]:
+def _exporter_files(wanted: Export) -> Iterator[BundleFile]:
     if wanted.policy is not None:
         yield BundleFile(layout.POLICY, wanted.policy)
     for role, keys in wanted.keys.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ledger.audit.log_walk import CheckedEntry, check_entry, for_the_walk
+from ledger.audit.log_walk import CheckedEntry, check_entry, without_unread_members
 from ledger.bundle.layout import ENTRIES_PER_FILE, BundleFiles, ContentLine, split_lines
 from ledger.documents.content import Content
 from ledger.documents.key_history import KeyHistory
@@ -78,7 +78,7 @@ def check_file(job: FileCheck) -> CheckedFile:
         raise
     except LedgerError as error:
         return CheckedFile(entries, problem=(CONTENT, str(error)))
-    return CheckedFile(entries if job.whole else tuple(map(for_the_walk, entries)), contents, subtree=subtree)
+    return CheckedFile(entries if job.whole else tuple(map(without_unread_members, entries)), contents, subtree=subtree)
 
 
 def _subtree(first: int, entries: Sequence[CheckedEntry]) -> bytes | None:

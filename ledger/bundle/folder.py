@@ -40,10 +40,11 @@ def _write(folder: Path, file: BundleFile) -> None:
 
 
 def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator[bytes]:
-    """The bundle as a .tar.gz, or a .tar, in pieces. The same files give the same bytes: no names, times or modes."""
+    """The bundle as a .tar.gz, or a .tar, in pieces. The same files give the same bytes: the
+    header has constant owners, times and modes."""
     sink = _Sink()
     with (
-        _zipped(sink) if compressed else nullcontext(sink) as stream,
+        _gzip_writer(sink) if compressed else nullcontext(sink) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for file in files:
@@ -54,29 +55,29 @@ def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator
     yield from sink.rest()
 
 
-def _zipped(sink: _Sink) -> gzip.GzipFile:
+def _gzip_writer(sink: _Sink) -> gzip.GzipFile:
     return gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=6, mtime=0)
 
 
 def unpack(path: Path, folder: Path, *, bounded_by_its_size: bool = True) -> None:
     """Unpack a .tar.gz or .tar into an empty folder. Raises FormatError for anything but the files of a bundle: links,
-    devices, absolute or climbing paths, second files of a name and files beyond the format's bounds are refused by
-    name. Only regular files are created, within the `Room` that the archive's size allows; memory is bounded too.
+    devices, absolute paths, paths with `..`, duplicate names and files above the format's bounds. The error names the
+    file. Only regular files are created, within the `Room` that the archive's size allows; memory is bounded too.
     """
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
             room = Room(raw.seek(0, 2) if bounded_by_its_size else None)
             raw.seek(0)
-            _unpack(_Unzipped(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, room), folder)
+            _unpack(_BoundedReader(cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if zipped else raw, room), folder)
     except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
         raise FormatError("bundle", f"{path.name} is not a readable archive: {error}") from None
     except OSError as error:  # also gzip.BadGzipFile
         raise FormatError("bundle", f"{path.name} cannot be unpacked: {error}") from None
 
 
-class _Unzipped:
-    """The bytes of a tar, within the `Room` for them and its files."""
+class _BoundedReader:
+    """A reader of a tar's bytes that stays within a `Room`."""
 
     def __init__(self, stream: BinaryIO, room: Room) -> None:
         self._stream = stream
@@ -96,7 +97,7 @@ class _Unzipped:
         return self.read(-(-size // _BLOCK) * _BLOCK)[:size]
 
 
-def _unpack(stream: _Unzipped, folder: Path) -> None:
+def _unpack(stream: _BoundedReader, folder: Path) -> None:
     for number, (name, data) in enumerate(_files(stream)):
         if number >= MAX_FILES:
             raise FormatError("bundle", f"{name} is one file too many")
@@ -107,7 +108,7 @@ def _unpack(stream: _Unzipped, folder: Path) -> None:
             out.write(data)
 
 
-def _files(stream: _Unzipped) -> Iterator[tuple[str, bytes]]:
+def _files(stream: _BoundedReader) -> Iterator[tuple[str, bytes]]:
     """The files of a bundle in a tar. `tarfile.open` is not used: it reads extended headers of any size into memory."""
     headers = 0
     while (block := stream.read(_BLOCK)) != bytes(_BLOCK):
@@ -137,7 +138,7 @@ class _Sink(io.RawIOBase):
         return len(view)
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes so far, in whole pieces."""
+        """Remove and yield the buffered bytes, in whole pieces."""
         while len(self._waiting) >= _PIECE:
             yield bytes(self._waiting[:_PIECE])
             del self._waiting[:_PIECE]
@@ -164,7 +165,7 @@ class BundleFolder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise FormatError("bundle", f"{path} is not a regular file")
-                # A buffer of the bound's size takes longer to make than the file to read.
+                # Allocating a buffer of the bound's size takes longer than reading the file.
                 data = file.read(min(status.st_size, bound) + 1)
         except OSError as error:
             raise FormatError("bundle", f"cannot read {path}: {error.strerror}") from None
@@ -191,7 +192,8 @@ class BundleFolder:
             total += status.st_size
             bound_of(relative)
             if not stat.S_ISREG(status.st_mode) or number >= MAX_FILES or total > MAX_TOTAL_BYTES:
-                raise FormatError("bundle", f"{relative} is not a regular file, or one too many")
+                problem = f"{relative} is not a regular file, or is beyond the limit of files or bytes"
+                raise FormatError("bundle", problem)
             yield relative
 
     def _walk(self) -> Iterator[Path]:
@@ -203,7 +205,7 @@ class BundleFolder:
 
 
 @contextmanager
-def opened_bundle(path: Path) -> Iterator[BundleFolder]:
+def open_bundle(path: Path) -> Iterator[BundleFolder]:
     """Open a bundle in a folder, or in an archive, which is unpacked until the end of the block. Raises NotFound,
     FormatError.
     """

@@ -23,7 +23,7 @@ Turns = tuple[SentTurn, ...]
 """A conversation in the form of `ledger.documents.content`."""
 
 
-class _Written(Document, tag="kolm.receipt-file.v1", frozen=True):
+class _FileDocument(Document, tag="kolm.receipt-file.v1", frozen=True):
     """A receipt file as JSON, with envelope and proof as texts."""
 
     envelope: str
@@ -47,7 +47,7 @@ class ReceiptFile:
     not taken it yet.
     """
 
-    TYPE: ClassVar[str] = _Written.type_name()
+    TYPE: ClassVar[str] = _FileDocument.type_name()
 
     envelope: Envelope
     content: Content
@@ -57,14 +57,14 @@ class ReceiptFile:
 
     def to_bytes(self) -> bytes:
         proof = None if self.proof is None else self.proof.to_bytes().decode()
-        return _Written(self.envelope.to_bytes().decode(), self.content, self.sent, self.text, proof).to_bytes()
+        return _FileDocument(self.envelope.to_bytes().decode(), self.content, self.sent, self.text, proof).to_bytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ReceiptFile:
         """Read a file. Raises FormatError naming the first wrong field."""
         if len(data) > MAX_FILE_BYTES:
             raise FormatError("receipt file", f"measures {len(data)} bytes, at most {MAX_FILE_BYTES} are read")
-        read = _Written.from_bytes(data)
+        read = _FileDocument.from_bytes(data)
         proof = None if read.proof is None else TlogProof.from_bytes(read.proof.encode())
         if proof is not None and proof.extra is None:
             raise FormatError("proof", "carries no entry in its extra line")

@@ -37,15 +37,15 @@ CHECKS = (
 )
 
 _FOUNDATIONS = 2
-"""Checks whose failure ends the checklist."""
+"""The number of leading checks whose failure ends the checklist."""
 
 
 def verify_bundle(
     bundle: BundleFiles, trust: Trust, check_files: CheckFiles = map, state: SeenOnDisk | None = None
 ) -> BundleReport:
     """Run the checklist `CHECKS`. Never raises for a wrong bundle. With a `state`, previously verified entries are not
-    checked again: the log must extend them, and a passed log is kept in the state. Raises StoreError for an unusable
-    state, or if there is no room to work.
+    checked again: the log must extend them, and the state is updated if all checks pass. Raises StoreError for an
+    unusable state, or if there is no disk space.
     """
     if state is None:
         with closing(SeenOnDisk()) as temporary:

@@ -81,7 +81,7 @@ class Expiry(Document, tag="kolm.expiry.v1", frozen=True):
 
     def check(self) -> None:
         if any(left >= right for left, right in pairwise(self.except_tenants)):
-            raise FormatError("except_tenants", "expected rising names, each once")
+            raise FormatError("except_tenants", "expected names in ascending order, each once")
 
     def covers(self, index: int, tenant: str, issued_at: str) -> bool:
         """Whether it erases the content of the receipt at `index`."""
@@ -94,27 +94,28 @@ def in_force(policies: Iterable[tuple[int, Retention]]) -> dict[str | None, tupl
     return {policy.tenant: (index, policy) for index, policy in policies}
 
 
-def own_tenants(newest: Iterable[str | None]) -> tuple[str, ...]:
+def tenants_with_policy(newest: Iterable[str | None]) -> tuple[str, ...]:
     """The tenants with their own policies, as an expiry names them."""
     return tuple(sorted(tenant for tenant in newest if tenant is not None))
 
 
 def check_retention(policy: Retention, before: Iterable[tuple[int, Retention]]) -> None:
     """Raises FormatError if too many tenants have their own policies."""
-    if len({*own_tenants(in_force(before)), policy.tenant} - {None}) > MOST_TENANTS:
+    if len({*tenants_with_policy(in_force(before)), policy.tenant} - {None}) > MOST_TENANTS:
         raise FormatError("tenant", f"at most {MOST_TENANTS} tenants have their own policy")
 
 
 def check_expiry(index: int, expiry: Expiry, before: Iterable[tuple[int, Retention]]) -> None:
-    """Raises FormatError unless entry `index` erases exactly the contents that the policies before it end."""
+    """Raises FormatError if entry `index` erases more than the policies before it allow, or names wrong policies."""
     newest = in_force(before)
     at, policy = newest.get(expiry.tenant, (-1, None))
     if policy is None or at != expiry.retention_index:
         raise FormatError("retention_index", f"entry {expiry.retention_index} is not the policy in force")
     latest = policy.erases_before(expiry.issued_at)
     if latest is None or expiry.issued_before > latest:
-        raise FormatError("issued_before", f"is {expiry.issued_before}, the policy erases before {latest or 'no time'}")
+        limit = "nothing" if latest is None else f"before {latest}"
+        raise FormatError("issued_before", f"is {expiry.issued_before}, the policy erases {limit}")
     if expiry.end_index > index:
         raise FormatError("end_index", f"is {expiry.end_index}, beyond the entries before this one")
-    if expiry.except_tenants != (() if expiry.tenant is not None else own_tenants(newest)):
+    if expiry.except_tenants != (() if expiry.tenant is not None else tenants_with_policy(newest)):
         raise FormatError("except_tenants", "are not the tenants with their own policies")

@@ -101,8 +101,8 @@ class PromptPart(Part, frozen=True):
     """The prompt's length in tokens and the salted commitment to its ids.
 
     `text_commitment` commits to the caller's text or conversation; `chat_template` is the digest of a conversation's
-    template. `cached_tokens` were not computed for this request, as another engine than kolm's states; 0 if it states
-    nothing. Older documents lack all three.
+    template. `cached_tokens` is the number of prompt tokens that another engine than kolm's took from its cache,
+    by its own statement; 0 if it states none. Receipts of kolm's engine lack it, older documents lack all three.
     """
 
     tokens: Positive
@@ -116,7 +116,7 @@ class OutputPart(Part, frozen=True):
     """The output's length, the salted commitment to its ids, its finish reason, and the stream digest over its logits.
 
     `stop_reason` is the stop string or token id that matched. `min_margin` is the least distance between the two best
-    logits over the output; null for an output without tokens. `text_commitment` commits to the served text, without a
+    logits over the output; null without tokens or logits. `text_commitment` commits to the served text, without a
     matched stop string; older documents lack it.
     """
 
@@ -130,7 +130,7 @@ class OutputPart(Part, frozen=True):
 
 
 class SpecDecode(Part, frozen=True):
-    """The speculation of this output, and its known exactness. Field names are the published ones.
+    """The speculative decoding of this output, and whether it is known to be exact. Field names are the published ones.
 
     `verified_identical_to_off` is true or false only if a replay with speculation off was compared before signing;
     otherwise it is null, and the verdict entry has the answer. `wall_clock_speedup` is null if and only if
@@ -140,12 +140,12 @@ class SpecDecode(Part, frozen=True):
 
     If `auto` could change methods within the request, `method` is its first method, and `passes_by_method` counts
     target passes by the method of the verified draft; passes without a draft count as `off`. Otherwise it is empty, and
-    not a member of the document. The same holds for `gains`, the reason: for each method that drafted, the tokens of a
-    pass less its cost in times of a token without drafts, as the server measured it.
+    not a member of the document. The same holds for `gains`, the reason: for each
+    method that drafted, the mean time that a pass saved, in times of a token without drafts, as the server measured it.
 
     For another engine than kolm's, the speculating method is ENGINE. Its counts are its own statement (`reported_by`),
     and all three are null if it states nothing. `unverified` is the reason why a requested comparison before signing
-    had no result: UNSTABLE, as the engine differs from itself, or UNCHECKED with the obstacle.
+    had no result: UNSTABLE, as the engine differs from itself, or UNCHECKED with its reason.
     """
 
     method: Name
@@ -249,14 +249,14 @@ def _check_output(receipt: Receipt) -> None:
     }  # fmt: skip
     for name, value in others.items():
         if value is not None:
-            raise FormatError(name, "expected to be absent, as the output is of kolm's own engine")
+            raise FormatError(name, "expected to be absent, as kolm's own engine computed the output")
     emitted = (block.target_passes or 0) + (block.tokens_accepted or 0)
     if output.finish_reason != "error" and output.tokens != emitted:
         expected = f"expected output.tokens = {output.tokens} less target_passes = {block.target_passes}"
         raise FormatError("spec_decode.tokens_accepted", expected)
     _check_acceptance_length(receipt)
     if receipt.profile_proven is False and block.method != OFF:
-        raise FormatError("profile_proven", f"is false: nothing may have drafted, and the method is {block.method}")
+        raise FormatError("profile_proven", f"is false, so the method has to be {OFF}; it is {block.method}")
 
 
 def _check_acceptance_length(receipt: Receipt) -> None:
@@ -268,8 +268,8 @@ def _check_acceptance_length(receipt: Receipt) -> None:
 
 
 def _check_foreign(receipt: Receipt) -> None:
-    """Raises FormatError unless a receipt states only facts known of another engine's output: no logits, no proof of a
-    profile, no counts by kolm.
+    """Raises FormatError unless a receipt states only facts that kolm knows about another engine's output: no logits,
+    no proven profile, no counts by kolm.
     """
     block = receipt.spec_decode
     if block.method not in (ENGINE, OFF):

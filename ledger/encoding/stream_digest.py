@@ -3,8 +3,8 @@
     h_0     = SHA-256("kolm.stream.v1")
     h_{i+1} = SHA-256(h_i ‖ token id as u32 ‖ best logit as float32 ‖ second best logit as float32)     little-endian
 
-A replay on the same numerics profile reproduces every bit of both logits at every emitted position, or it is a
-deviation. Other engines state no logits; the digest of their output is over the tokens alone:
+A replay on the same numerics profile reproduces every bit of both logits at every emitted position; a difference is a
+deviation. Receipts of other engines have no logits; the digest of their output is over the tokens alone:
 
     SHA-256("kolm.tokens.v1" ‖ token ids as u32)     little-endian
 """

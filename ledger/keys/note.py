@@ -16,7 +16,7 @@ from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
 
 MAX_NOTE_BYTES = 128 * 1024
-"""Room for the 16 signatures that a verifier must accept, at 5 kB each for post-quantum signatures, and to spare."""
+"""Enough for the 16 signatures that a verifier must accept, even if each is a post-quantum signature of 5 kB."""
 
 ED25519 = 0x01
 """Signature type: Ed25519 over the note's text ("Signature types" section)."""
@@ -133,7 +133,7 @@ class VerifierKey:
             raise FormatError(field, "expected an Ed25519 key of signature type 1 (log) or 4 (witness)")
         key = cls(name, PublicKey(material[1:]), material[0])
         if key.key_id.hex() != key_id:
-            raise FormatError(field, f"names key id {key_id[:16]!r}, the key's own is {key.key_id.hex()}")
+            raise FormatError(field, f"names key id {key_id[:16]!r}, but the key has {key.key_id.hex()}")
         return key
 
 

@@ -37,7 +37,7 @@ class Signer(Protocol):
 
 
 def open_signer(key: Path, role: str, passphrase_file: Path | None = None, *, create: bool = False) -> Signer:
-    """The key in the file `key`, or in the device that it names as a PKCS#11 URI (RFC 7512).
+    """Open the key in the file `key`, or in the device that `key` names as a PKCS#11 URI (RFC 7512).
 
     `passphrase_file` holds the passphrase of the file, or the PIN of the device. With `create`, a missing file is made,
     encrypted if there is a passphrase; a device's key has to exist. Raises KeyFileError.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from ledger.audit.fulfilment import open_with_any
+from ledger.audit.fulfilment import open_promise_with_any_key
 from ledger.documents.promise import Promise
 from ledger.documents.signed_document import UNKNOWN
 from ledger.encoding.text_forms import parse_timestamp
@@ -181,7 +181,7 @@ def _promises(
     for each in promised:
         key = f"{kinds.PROMISE}:{each.name}"
         try:
-            promise = open_with_any(each.data, (trusted for _, trusted in summary.walk.keys.epochs))
+            promise = open_promise_with_any_key(each.data, (trusted for _, trusted in summary.walk.keys.epochs))
         except (FormatError, SignatureError) as error:
             yield Finding(kinds.PROMISE, key, f"{each.name}: is not a promise that a trusted key has signed: {error}")
             continue

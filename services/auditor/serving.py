@@ -43,7 +43,7 @@ from services.client.errors import (
     Unavailable,
 )
 from services.client.ledger.ledger import LedgerClient, key_entries
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 from services.runtime.metrics import Metrics, Reading
 from services.runtime.process import CannotStart
 from services.runtime.server import serve
@@ -329,7 +329,7 @@ def _pass(
 async def main(settings: AuditorSettings) -> None:
     """Audit on a thread of its own and serve health, until a signal or until one of the two fails."""
     stop = threading.Event()
-    engine = LoadedWhenAsked(settings.own_engine, stop, spare_torch)
+    engine = LoadedWhenAsked(settings.own_engine, stop, hide_torch)
     try:
         with connected(settings, engine) as auditor, sent_spans("auditor") as send:
             auditing, serving = _start(auditor, engine, settings, stop, send)

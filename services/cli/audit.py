@@ -167,12 +167,12 @@ def _work(settings: AuditorSettings, own: EnginePlan | None, sample: float, *, q
     """Examine the due receipts. Raises CommandError."""
     from services.auditor.audit_error import AuditError, BrokenLog, EngineFailed
     from services.auditor.serving import LoadedWhenAsked, connected
-    from services.generation.target.without_torch import spare_torch
+    from services.generation.target.without_torch import hide_torch
 
     examined: list[Examined] = []
     try:
         with steps("reading the ledger", quiet=quiet) as step:
-            engine = LoadedWhenAsked(own, threading.Event(), spare_torch, step)
+            engine = LoadedWhenAsked(own, threading.Event(), hide_torch, step)
             with connected(settings, engine, spot_checks=sample, announces=False) as auditor:
                 other, waited = examine(auditor, examined.append, step)
                 remaining = set(auditor.remaining) - {each.receipt_index for each in auditor.left}

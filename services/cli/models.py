@@ -106,9 +106,9 @@ def pull(
 
 
 def _show(model: Path, context_length: int | None, registry: str | None, json: bool) -> None:
-    from services.generation.target.without_torch import spare_torch
+    from services.generation.target.without_torch import hide_torch
 
-    spare_torch()
+    hide_torch()
 
     found = _described(model, context_length)
     heads = None

@@ -122,9 +122,9 @@ def _of_another_base(receipt: Receipt, model: Path) -> Finding | None:
 
 
 def _loaded(plan: EnginePlan, *, any_storage: bool) -> OwnEngine:
-    from services.generation.target.without_torch import spare_torch
+    from services.generation.target.without_torch import hide_torch
 
-    spare_torch()
+    hide_torch()
     from services.auditor.own_engine import OwnEngine
 
     with _expected():

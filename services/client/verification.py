@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 
-from ledger.bundle.folder import opened_bundle
+from ledger.bundle.folder import open_bundle
 from ledger.bundle.proven import ProvenEntry, prove_entry
 from ledger.bundle.receipt_file import ReceiptFile
 from ledger.bundle.report import BundleReport, Trust
@@ -42,7 +42,7 @@ def verify(bundle: str | PathLike[str], trusted: Trusted, *, max_unreplayable: i
     """
     now = datetime.now(UTC)
     trust = Trust(*_trusted(trusted), as_of=now, now=now, max_unreplayable=max_unreplayable)
-    with opened_bundle(Path(bundle)) as opened:
+    with open_bundle(Path(bundle)) as opened:
         return verify_bundle(opened, trust)
 
 

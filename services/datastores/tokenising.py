@@ -93,9 +93,9 @@ def fast_tokenizer(directory: Path) -> FastTokenizer:
 
 
 def _main(directory: Path) -> int:
-    from services.generation.target.without_torch import spare_torch
+    from services.generation.target.without_torch import hide_torch
 
-    spare_torch()
+    hide_torch()
     from services.generation.engine.text.tokenizer import Tokenizer
 
     try:

@@ -15,7 +15,7 @@ from services.generation.target.identity import hash_ahead
 from services.generation.target.kernels.compilation import loading_folder
 from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.weights import check_headers, has_own_head
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 from services.generation.warm_up import compile_beside
 from services.runtime.process import CannotStart, run_service
 
@@ -54,7 +54,7 @@ async def main(
         stores = settings.datastores or (settings.auto_discover and default_store_for(settings.model))
         if models or (own and stores):  # otherwise when the first requests are answered
             compile_beside("copies", settings.log_format)
-        spare_torch()
+        hide_torch()
         if own and settings.device in (None, "cpu"):
             from services.generation.target.cpu import compile_beside as compile_kernels
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from services.generation.target.errors import TargetError
 from services.generation.target.identity import LARGE_BYTES, FileDigests, base_manifest, tokenizer_cid
 from services.generation.target.weights import check_headers
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # imports transformers
@@ -87,7 +87,7 @@ class _Base:
 
 
 def _config_of(path: Path) -> TargetConfig:
-    spare_torch()
+    hide_torch()
     from services.generation.target.config.config import read_config
 
     return read_config(path)

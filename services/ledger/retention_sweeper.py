@@ -11,7 +11,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from ledger.documents.erasure import Expiry, Retention, in_force, own_tenants
+from ledger.documents.erasure import Expiry, Retention, in_force, tenants_with_policy
 from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from ledger.log.reader import LedgerReader
@@ -68,5 +68,5 @@ def _expiries(policies: Sequence[tuple[int, Retention]], now: str) -> Iterator[E
     for tenant, (index, policy) in newest.items():
         before = policy.erases_before(now)
         if before is not None:
-            others = () if tenant is not None else own_tenants(newest)
+            others = () if tenant is not None else tenants_with_policy(newest)
             yield Expiry(index, tenant, others, before, 2**53 - 1, now)

@@ -57,12 +57,12 @@ _FORM = re.compile(
 PUBLICATION, WITHDRAWAL, KSCORE = "publication", "withdrawal", "kscore"
 Check = Callable[["Signed | None"], None]
 metadata = MetaData()
-_Place = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
+_RowNumber = BigInteger().with_variant(Integer, "sqlite")  # SQLite's row id is an INTEGER of 64 bits
 
 heads = Table(
     "heads",
     metadata,
-    Column("position", _Place, primary_key=True, autoincrement=True),
+    Column("position", _RowNumber, primary_key=True, autoincrement=True),
     Column("head_cid", String, nullable=False, unique=True),
     Column("base_cid", String, nullable=False, index=True),
     Column("manifest", LargeBinary, nullable=False),
@@ -71,12 +71,12 @@ heads = Table(
 documents = Table(
     "documents",
     metadata,
-    Column("id", _Place, primary_key=True, autoincrement=True),
+    Column("id", _RowNumber, primary_key=True, autoincrement=True),
     Column("kind", String, nullable=False),
     Column("head_cid", String, ForeignKey("heads.head_cid"), nullable=False, index=True),
     Column("key", String, nullable=False),
     Column("envelope", LargeBinary, nullable=False),
-    Column("ledger_index", _Place, nullable=True),
+    Column("ledger_index", _RowNumber, nullable=True),
     UniqueConstraint("kind", "head_cid", "key", name="documents_one_a_key"),
     Index("documents_by_key", "kind", "key"),
 )
@@ -95,7 +95,7 @@ _WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HeadReference:
-    """`name` is None for a whole identifier; `digits` are the first digits of the digest, perhaps none."""
+    """A reference to a head. `name` is None for a full identifier; `digits` are the digest's first digits, if any."""
 
     text: str
     name: str | None
@@ -129,7 +129,7 @@ class HeadRow:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A signed document about a head. Of each `kind` a head has one document for each `key`: the first that was
+    """A signed document about a head. A head has one document for each `kind` and `key`: the first that was
     proposed.
 
     Keys: of a publication its name, of a withdrawal "", of a kscore the digest of the envelope. `ledger_index` is None
@@ -173,14 +173,14 @@ class HeadFilter:
 
 
 def _lock_name(connection: Connection, name: str) -> None:
-    """Lock this name, in lower case, for other publishers until the transaction ends. SQLite has one writer anyway."""
+    """Lock a lower-case name against other publishers until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:lock, hashtext(:name))")
         connection.execute(lock, {"lock": _NAMES_LOCK, "name": name})
 
 
-def _opened(url: URL) -> Engine:
-    """The database with its tables, which are made if they are missing.
+def _open_database(url: URL) -> Engine:
+    """Open the database, and create missing tables.
 
     On SQLite a transaction locks out other writers as it begins, unless it has the execution option `reads_only`.
 
@@ -210,13 +210,13 @@ def _opened(url: URL) -> Engine:
 
 def _prepare(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # no transactions by the driver: `_begin` opens them
-    _turn_to_wal(connection)
+    _enable_wal(connection)
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 
-def _turn_to_wal(connection: Any) -> None:
-    """Turn the file to WAL, waiting for another process that does so with the same new file."""
+def _enable_wal(connection: Any) -> None:
+    """Switch the file to WAL mode; wait while another process does the same with a new file."""
     patience = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -255,11 +255,11 @@ class Catalogue:
 
         Raises SQLAlchemyError, OSError.
         """
-        return cls(_opened(make_url(url)))
+        return cls(_open_database(make_url(url)))
 
     def propose(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
-        """Keep a document, and its head if it is new, unless there is a document with its key; returns the one with its
-        key.
+        """Store a document, and its head if that is new, unless the head has a document of this kind and key. Returns
+        the stored one.
 
         `check` runs within the transaction, while the name is locked for other publishers. It gets the first
         publication under that name, or under a name that differs only in case, of any head. If it raises, nothing is

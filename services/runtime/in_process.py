@@ -1,6 +1,6 @@
 """A gRPC channel to a server of the same process, as Java's in-process transport is one: the same stubs, interceptor,
-access, limits, errors, deadlines and cancellation, without sockets and gRPC's threads, which take longer for a short
-message than all else. On one event loop.
+access, limits, errors, deadlines and cancellation, without sockets and gRPC's threads, which take most of the time of a
+short message. On one event loop.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import grpc
 
 from services.runtime.calls import CallInterceptor, Handler
 
-_AHEAD = 16  # messages that a stream may be ahead of its reader, as buffers let one be between two processes
+_AHEAD = 16  # messages that a stream buffers ahead of its reader, as sockets do between two processes
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class InProcessServer:
-    """Handlers within the interceptor of a server."""
+    """A server's handlers, called through its interceptor."""
 
     def __init__(self, interceptor: CallInterceptor) -> None:
         self._interceptor = interceptor
@@ -32,9 +32,9 @@ class InProcessServer:
         self._handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """The same handlers once more, for servers that look them up in another way."""
+        """Do nothing: generated code registers the same handlers again, for another kind of lookup."""
 
-    async def handler(self, call: _Called) -> Handler | None:
+    async def handler(self, call: _CallDetails) -> Handler | None:
         async def found(details: grpc.HandlerCallDetails) -> Any:
             return next(filter(None, (each.service(details) for each in self._handlers)), None)
 
@@ -48,28 +48,28 @@ class InProcessChannel:
     server: InProcessServer
 
     def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return self._calling(method, request_serializer, response_deserializer)
+        return self._stub_method(method, request_serializer, response_deserializer)
 
     unary_stream = unary_unary
 
     def stream_stream(self, method: str, *_: Any, **__: Any) -> None:
-        """Stubs of services that have such calls can be made."""
+        """Do nothing: stubs of services with such calls can be created, but the calls cannot be made."""
 
-    def _calling(self, method: str, serialize: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Any:
+    def _stub_method(self, method: str, serialize: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Any:
         def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> _Call:
-            return _Call(self.server, _Called(method, tuple(metadata)), serialize(request), read, timeout)
+            return _Call(self.server, _CallDetails(method, tuple(metadata)), serialize(request), read, timeout)
 
         return call
 
     async def channel_ready(self) -> None:
-        """It always is."""
+        """Return at once: the channel is always ready."""
 
     async def close(self) -> None:
         """Calls end with those who make them."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Called(grpc.HandlerCallDetails):
+class _CallDetails(grpc.HandlerCallDetails):
     method: str
     invocation_metadata: Metadata
 
@@ -77,7 +77,7 @@ class _Called(grpc.HandlerCallDetails):
 class _Context:
     """The handler's side of a call. Messages are serialised, so that the two sides share no object."""
 
-    def __init__(self, called: _Called, request: bytes, timeout: float | None) -> None:
+    def __init__(self, called: _CallDetails, request: bytes, timeout: float | None) -> None:
         self._called, self._requests = called, [request]
         self._ends = None if timeout is None else time.monotonic() + timeout
         self.serialize: Callable[[Any], bytes]
@@ -122,17 +122,17 @@ class _Call:
     """The client's side of a call: a stream to read, or an answer to await."""
 
     def __init__(
-        self, server: InProcessServer, called: _Called, request: bytes, deserialize: Callable[[bytes], Any],
+        self, server: InProcessServer, called: _CallDetails, request: bytes, deserialize: Callable[[bytes], Any],
         timeout: float | None,
     ) -> None:  # fmt: skip
         self._context, self._deserialize = _Context(called, request, timeout), deserialize
-        self._task = asyncio.create_task(self._answered(server, called))
+        self._task = asyncio.create_task(self._run_handler(server, called))
         if timeout is not None:
             late = grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline passed"
             timer = asyncio.get_running_loop().call_later(timeout, self._end, *late)
             self._task.add_done_callback(lambda _: timer.cancel())
 
-    async def _answered(self, server: InProcessServer, called: _Called) -> None:
+    async def _run_handler(self, server: InProcessServer, called: _CallDetails) -> None:
         context, ended = self._context, (grpc.StatusCode.UNKNOWN, "the handler failed")
         try:
             handler: Any = await server.handler(called)
@@ -164,9 +164,9 @@ class _Call:
         return grpc.aio.EOF
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._only().__await__()
+        return self._await_answer().__await__()
 
-    async def _only(self) -> Any:
+    async def _await_answer(self) -> Any:
         try:
             return await self.read()
         except asyncio.CancelledError:

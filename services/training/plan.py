@@ -1,4 +1,4 @@
-"""Everything that decides what a training run does: its plan, length, working folder, reports and errors."""
+"""A training run's plan, length, working folder, reports and errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DiskFull(TrainingError):
 
 
 class Budget(Protocol):
-    """Says which fraction of a run is over after `steps` steps and `seconds` seconds of training."""
+    """The length of a run. `fraction` is the share that is over after `steps` steps and `seconds` of training."""
 
     def fraction(self, steps: int, seconds: float) -> float: ...
 
@@ -63,7 +63,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Minutes:
-    """A run that ends, fully annealed, after so much time, however fast the machine is."""
+    """A run of `total` minutes on any machine; the learning rate is fully annealed at its end."""
 
     total: float
 
@@ -90,9 +90,9 @@ class HeadSizes:
 
     @classmethod
     def for_base(cls, base: TargetConfig, **chosen: Any) -> HeadSizes:
-        """The base's own widths; features after layer 2, half of them, and three before the last (EAGLE-3's choice).
+        """The base's own widths; features after layers 2, n/2 and n-3 of n (EAGLE-3's choice).
 
-        Members in `chosen` that are not None take the place of these.
+        Members in `chosen` that are not None replace these.
         """
         values: dict[str, Any] = {
             "feature_layers": tuple(sorted({min(2, base.layers), base.layers // 2, max(base.layers - 3, 1)})),
@@ -109,7 +109,7 @@ class HeadSizes:
         return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
     def config(self, base: TargetConfig, rope: dict[str, Any], trained_length: int) -> HeadConfig:
-        """The head's config.json: every choice that this training makes, none left to who loads it."""
+        """The head's config.json with every member explicit, so that the reader's defaults do not matter."""
         config = HeadConfig(
             **asdict(self), **_of_base(base), layers=1, rope=rope, trained_length=trained_length, **_WITHOUT
         )
@@ -133,7 +133,7 @@ class BlockSizes:
 
     @classmethod
     def for_base(cls, base: TargetConfig, **chosen: Any) -> BlockSizes:
-        """The base's own widths; features after four layers from the second to the last but one (DFlash's choice)."""
+        """The base's own widths; features after four layers, evenly spaced from 2 to n-2 of n (DFlash's choice)."""
         of_base = asdict(HeadSizes.for_base(base))
         spread = {2 + round(i * (base.layers - 4) / 3) for i in range(4)} if base.layers > 4 else {1, base.layers - 1}
         of_base |= {"feature_layers": tuple(sorted(spread)), "markov_rank": min(_MARKOV_RANK, base.hidden_size)}
@@ -163,9 +163,9 @@ class BlockSizes:
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
-    """The answers that are asked of the target."""
+    """The answers that the target generates for training and evaluation."""
 
-    temperatures: tuple[float, ...] = (0.0, 0.7, 0.0, 1.0)  # prompts take them in turns
+    temperatures: tuple[float, ...] = (0.0, 0.7, 0.0, 1.0)  # assigned to the prompts in rotation
     max_tokens: int = 256  # of an answer
     longest_prompt: int = 2048  # tokens; longer prompts are left out
     held_out: float = 0.05  # share of the prompts kept for the evaluation
@@ -183,12 +183,12 @@ class DataPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class LessonPlan:
-    """How the head is trained on them."""
+class TrainingPlan:
+    """The training of the head on these answers."""
 
     steps_unrolled: int = 7  # draft steps that the head is unrolled for (EAGLE-3: 7), or tokens of a block (DSpark: 7)
     decay: float = 0.8  # step i counts decay**i (EAGLE-3: 0.8)
-    starts_per_pass: int = 256  # places in the answers that a draft begins at, in one forward and backward pass
+    starts_per_pass: int = 256  # places in the answers where drafts begin, in one forward and backward pass
     passes_per_step: int = 1  # passes that an optimiser step sums over
     matrix_rate: float = 0.02  # learning rate of Muon
     vector_rate: float = 2e-3  # learning rate of AdamW
@@ -205,13 +205,13 @@ class LessonPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run: for which base, of which shape, from which data, how."""
+    """One run: its base, the sizes of the head, the data and the training."""
 
     base_cid: str
     prompts_digest: str
     sizes: HeadSizes | BlockSizes
     data: DataPlan
-    lesson: LessonPlan
+    lesson: TrainingPlan
     goes_on_from: str | None  # the digest of a head that was trained before
 
     def document(self) -> dict[str, Any]:
@@ -229,21 +229,21 @@ class Job:
     base: Path
     prompts: tuple[Path, ...]
     out: Path
-    work: Path  # answers, recordings, checkpoint and the latest head; the same job in it goes on
+    work: Path  # answers, recordings, checkpoint and the latest head; the same job continues there
     budget: Budget
     data: DataPlan = field(default_factory=DataPlan)
-    lesson: LessonPlan = field(default_factory=LessonPlan)
+    lesson: TrainingPlan = field(default_factory=TrainingPlan)
     kind: Literal["eagle3", "block"] = "eagle3"
     sizes: dict[str, Any] | None = None  # members of the kind's sizes, instead of the base's defaults
-    start_from: Path | None = None  # a head to go on from; its shape stays, but for the size of its draft vocabulary
-    answering_minutes: float | None = None  # of answering at most; prompts without an answer by then are left out
+    start_from: Path | None = None  # a head to continue from; its sizes stay, except that of its draft vocabulary
+    answering_minutes: float | None = None  # time limit of the answers; prompts without an answer by then are left out
     recompute: bool = False  # compute features in every epoch instead of keeping them on disk
     save_minutes: float = 5.0
     dtype: str = "bfloat16"  # of the weights as they are written
     k: int = 4  # depth of the chains of the evaluation
 
     def check(self) -> None:
-        """Check what needs nothing loaded. Raises TrainingError."""
+        """Check the settings that can be checked without the base. Raises TrainingError."""
         check_out(self.out)
         self.data.check()
         self.lesson.check()
@@ -255,7 +255,7 @@ class Job:
         if self.dtype not in DTYPES:
             raise SettingsInvalid(f"dtype: {self.dtype!r}; expected one of {', '.join(DTYPES)}")
         if self.kind == "block" and self.start_from is not None:
-            raise SettingsInvalid("start_from: a block head is trained from its beginning; leave it out")
+            raise SettingsInvalid("start_from: a block head cannot continue from another head; leave it out")
         if self.kind == "eagle3" and "layers" in (self.sizes or {}):
             raise SettingsInvalid("layers: an eagle3 head has one; leave it out, or train a block head")
         if self.start_from is not None and set(self.sizes or {}) - {_RESIZED}:
@@ -307,7 +307,7 @@ class WorkFolder:
         self.snapshot = path / "head"
 
     def claim(self, plan: Plan) -> None:
-        """Make the folder this plan's.
+        """Reserve the folder for this plan.
 
         Raises:
             OutputInvalid: it holds a run of another plan; the message names what differs.
@@ -318,8 +318,8 @@ class WorkFolder:
             differing = sorted(name for name in known.keys() | document.keys() if known.get(name) != document.get(name))
             if differing:
                 raise OutputInvalid(
-                    f"{self._path}: holds a run with other settings ({', '.join(differing)}); use the same ones to go "
-                    "on, or another folder, or remove it"
+                    f"{self._path}: holds a run with other settings ({', '.join(differing)}); use the same settings "
+                    "to continue, choose another folder, or remove this one"
                 )
             return
         self._path.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ def digest_of(paths: Sequence[Path]) -> str:
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """A crash at any point leaves the previous one or the new one, never a part."""
+    """Write a checkpoint. A crash at any point leaves the previous one or the new one, never a part."""
     with replaced_durably(path, mode=0o644, folder_mode=0o755) as file:
         torch.save(dict(state), file)
 
@@ -356,14 +356,14 @@ class StepReport:
 
 
 class Reporter(Protocol):
-    """Called on the thread that trains."""
+    """Receives the progress of a run, on the training thread."""
 
     def note(self, line: str) -> None:
         """A fact worth a line."""
         ...
 
     def answered(self, what: str, done: int, total: int) -> None:
-        """The target is answering prompts."""
+        """The target has answered `done` of `total` prompts; `what` is their use."""
         ...
 
     def stepped(self, fraction: float, steps: int, report: StepReport) -> None:

@@ -33,11 +33,11 @@ from services.training.head import HeadModule, drafted_tensors, learn_rounded
 from services.training.plan import (
     DTYPES,
     Budget,
-    LessonPlan,
     OutputInvalid,
     Precision,
     SettingsInvalid,
     StepReport,
+    TrainingPlan,
     write_checkpoint,
 )
 from services.training.prompts import Answer
@@ -302,7 +302,7 @@ class Trainer:
         teacher: Teacher,
         answers: list[Answer],
         recordings: Recordings,
-        plan: LessonPlan,
+        plan: TrainingPlan,
         budget: Budget,
         device: torch.device,
         clock: Clock = time.monotonic,

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 
-spare_torch()
+hide_torch()
 
 from kolm.generation.v1 import generation_pb2
 from kolm.ledger.v1 import ledger_pb2

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 
-spare_torch()
+hide_torch()
 
 from services.generation.engine.cost import PassCost
 from services.generation.engine.turns import Turns

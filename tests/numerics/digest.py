@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.generation.target.without_torch import spare_torch
+from services.generation.target.without_torch import hide_torch
 
-spare_torch()
+hide_torch()
 
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget

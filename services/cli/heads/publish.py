@@ -214,9 +214,9 @@ def _check_fits(head: Description) -> None:
     from services.generation.drafting.heads import HeadError
     from services.generation.drafting.methods import load_head
     from services.generation.target.config.config import read_config
-    from services.generation.target.without_torch import spare_torch
+    from services.generation.target.without_torch import hide_torch
 
-    spare_torch()
+    hide_torch()
     try:
         load_head(head.folder, read_config(head.model))
     except (HeadError, TargetError) as error:

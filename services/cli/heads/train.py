@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from services.training.kscore import Measured
-    from services.training.plan import Budget, DataPlan, Job, LessonPlan, StepReport
+    from services.training.plan import Budget, DataPlan, Job, StepReport, TrainingPlan
 
 
 _LINE_SECONDS = 10.0
@@ -129,11 +129,11 @@ class LessonOptions:
             if not 0 < value <= 1:
                 raise UsageError(f"--{name}: is {value:g}; expected a number above 0, at most 1")
 
-    def plan(self, precision: Literal["bfloat16", "float32"], seed: int) -> LessonPlan:
-        from services.training.plan import LessonPlan
+    def plan(self, precision: Literal["bfloat16", "float32"], seed: int) -> TrainingPlan:
+        from services.training.plan import TrainingPlan
 
         shape = (self.unroll, self.decay, self.starts, self.passes)
-        return LessonPlan(*shape, matrix_rate=self.rate, vector_rate=self.rate / 10, precision=precision, seed=seed)
+        return TrainingPlan(*shape, matrix_rate=self.rate, vector_rate=self.rate / 10, precision=precision, seed=seed)
 
 
 LENGTH, ANSWERS, SIZES, LESSON = LengthOptions(), AnswerOptions(), SizeOptions(), LessonOptions()

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from ledger.bundle.draft_heads import draft_head_file, draft_heads_named
+from ledger.bundle.draft_heads import draft_head_file, named_draft_heads
 from ledger.bundle.folder import BundleFolder, add_file, archive, unpack
 from ledger.bundle.layout import TRANSCRIPT, BundleFile
 from ledger.bundle.tiles import CHECKPOINT, TileFolder, export_tiles
@@ -146,7 +146,7 @@ def _add_manifests(bundle: BundleFolder, registry: str) -> tuple[str, ...]:
     A manifest with a wrong digest is left out, so the registry need not be trusted. Raises FormatError for a damaged
     bundle, StoreError.
     """
-    heads = draft_heads_named(bundle)
+    heads = named_draft_heads(bundle)
     if not heads:
         return ()
     with registry_at(registry) as client:

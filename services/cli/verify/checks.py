@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ledger.audit.processes import Processes
 from ledger.audit.seen import SeenOnDisk
-from ledger.bundle.conversation import another_tokenizer, is_answer, is_prompt
+from ledger.bundle.conversation import is_answer, is_prompt, tokenizer_mismatch
 from ledger.bundle.evidence import CheckFiles, Evidence, VerifiedLog, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
-from ledger.bundle.folder import opened_bundle
+from ledger.bundle.folder import open_bundle
 from ledger.bundle.layout import MANIFEST, BundleFiles, BundleManifest
 from ledger.bundle.proven import ProvenEntry, ProvenStatement, prove_entry, prove_statement
 from ledger.bundle.receipt_file import MAX_FILE_BYTES, ReceiptFile
@@ -109,7 +109,7 @@ def _history(history: Path, trust: Trust) -> Evidence:
     Only its keys matter here, not whether auditors kept their obligations.
     """
     trust = replace(trust, as_of=None, max_unreplayable=None, max_age=None)
-    with opened_bundle(history) as bundle:
+    with open_bundle(history) as bundle:
         report = verify_bundle(bundle, trust)
         if report.problem is not None:
             raise VerificationFailed(f"--history: {history} does not hold: {report.problem}")
@@ -253,7 +253,7 @@ def compared_texts(
     Raises UsageError for a model without a tokenizer, ProofError for a conversation that it cannot read.
     """
     reader = ModelTextReader(model)
-    if (problem := another_tokenizer(receipt, reader)) is not None:
+    if (problem := tokenizer_mismatch(receipt, reader)) is not None:
         return Texts(False, f"the prompt {problem}")
     if answer is not None and not is_answer(receipt, content, answer, reader):
         return Texts(False, "the answer is not the text of the receipt's tokens")

@@ -183,9 +183,9 @@ class ModelTextReader:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        from services.generation.target.without_torch import spare_torch
+        from services.generation.target.without_torch import hide_torch
 
-        spare_torch()
+        hide_torch()
         from services.generation.engine.text.tokenizer import Tokenizer
 
         with _model_errors():

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 
-from ledger.bundle.folder import opened_bundle
+from ledger.bundle.folder import open_bundle
 from ledger.bundle.layout import MAX_TOTAL_BYTES, BundleFiles
 from ledger.bundle.tiles import CHECKPOINT, TiledBundle, TiledTree, TileFolder
 from ledger.errors import FormatError, NotFound
@@ -62,7 +62,7 @@ def opened_log(place: str, known: int, fetching: Callable[[int], None]) -> Itera
     elif (Path(place) / CHECKPOINT).is_file() and not (Path(place) / "bundle.json").exists():
         yield TiledBundle.at(TileFolder(Path(place)), known)
     else:
-        with opened_bundle(Path(place)) as bundle:
+        with open_bundle(Path(place)) as bundle:
             yield bundle
 
 

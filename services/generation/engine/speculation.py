@@ -1,4 +1,4 @@
-"""Drafts of the running sequences. A failure of a drafter ends its drafts and no sequence."""
+"""Drafts of the running sequences. If a drafter fails, its drafts end and the sequences continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Drafts:
 
 
 class Speculation:
-    """Drafts by sequence. If a drafter fails, its sequence goes on without it, to the same tokens."""
+    """The drafts of all sequences. If a drafter fails, its sequence continues without it and gets the same tokens."""
 
     def __init__(
         self, drafters: Mapping[str, Drafter], vocab_size: int, hidden_size: int, clock: Callable[[], float],
@@ -48,8 +48,8 @@ class Speculation:
         """`clock`: seconds, to time drafting."""
         self._drafters, self._clock = drafters, clock
         self.feature_layers = tuple(dict.fromkeys(layer for each in drafters.values() for layer in each.feature_layers))
-        """Layers whose features any drafter reads. They are computed for every sequence, or a prefix that was computed
-        without drafts would have to be computed again for a head.
+        """Layers whose features any drafter reads. They are computed for every sequence: otherwise a prefix that was
+        cached without features would have to be computed again for a head.
         """
         self._vocab_size, self._hidden_size = vocab_size, hidden_size
         self._drafts: dict[Sequence, _Drafts] = {}
@@ -57,11 +57,11 @@ class Speculation:
         self.drafting = 0.0  # seconds of the last `propose`
 
     def begin_pace(self) -> None:
-        """Forget how recent passes compare with a cost model that is no longer used."""
+        """Reset the comparison of recent passes with the cost model, after the model was replaced."""
         self.pace = self._gains.pace = Pace()
 
     def begin(self, sequence: Sequence) -> None:
-        """Begin a sequence's drafts, once in its life: a preempted sequence keeps its drafts, or its lack of them."""
+        """Begin a sequence's drafts. Later calls do nothing: a preempted sequence keeps its drafts, if it has any."""
         request = sequence.request
         if request.method == "off" or sequence.draft_begun:
             return
@@ -73,13 +73,16 @@ class Speculation:
         turns = self._gains.begin(request, methods)
         self._drafts[sequence] = drafts = _Drafts({}, turns, _guide(sequence), methods[0])
         for name in methods:
-            self._guarded(sequence, name, self._start, drafts, name, request)
+            self._call_guarded(sequence, name, self._start, drafts, name, request)
 
     def _start(self, drafts: _Drafts, method: str, request: EngineRequest) -> None:
         drafts.by_method[method] = self._drafters[method].begin(request)
 
     def drafts_for(self, sequence: Sequence, together: int) -> bool:
-        """Whether a method, or its grammar, may draft for its next pass, of `together` sequences."""
+        """Whether a method or the grammar may draft for the sequence's next pass, in which `together` sequences run.
+
+        May change the method whose turn it is (`Turns.under`).
+        """
         drafts = self._drafts.get(sequence)
         return drafts is not None and (drafts.turns.under(together) is not None or drafts.guide is not None)
 
@@ -95,7 +98,7 @@ class Speculation:
         together: dict[str, list[Sequence]] = {}
         drafting = [s for s, budget in budgets.items() if s in self._drafts and budget.nodes > 0 and budget.depth > 0]
         for sequence in drafting:
-            if (method := self._asked(sequence)) is not None:
+            if (method := self._method_to_ask(sequence)) is not None:
                 together.setdefault(method, []).append(sequence)
         for method, sequences in together.items():
             self._propose(method, sequences, budgets, trees)
@@ -110,10 +113,12 @@ class Speculation:
             guide.follow(sequence.tokens)
             trees[sequence] = guide.fit(trees[sequence], budget.nodes + 1, budget.depth)
 
-        self._guided(sequence, fit)
+        self._ask_guide(sequence, fit)
 
-    def _asked(self, sequence: Sequence) -> str | None:
-        """The method whose turn it is, or None if the grammar forces the next token and the method costs time."""
+    def _method_to_ask(self, sequence: Sequence) -> str | None:
+        """The method to ask for a draft. None if no method has its turn, or if the grammar forces the next token and
+        the method costs time.
+        """
         drafts = self._drafts[sequence]
         method = drafts.turns.method
         if method is None or self._drafters[method].negligible_cost:
@@ -123,21 +128,21 @@ class Speculation:
             guide.follow(sequence.tokens)
             return guide.forces
 
-        if not self._guided(sequence, forces):
+        if not self._ask_guide(sequence, forces):
             return method
         drafts.method = method
         return None
 
-    def _guided(self, sequence: Sequence, ask: Callable[[GrammarGuide], T]) -> T | None:
-        """The answer of its grammar's guide; None without a guide, and once the guide has failed. The sampler has a
-        matcher of its own, whose failure ends the request.
+    def _ask_guide(self, sequence: Sequence, ask: Callable[[GrammarGuide], T]) -> T | None:
+        """Call `ask` with the guide of the sequence's grammar. Returns None without a guide, or if the guide fails. The
+        sampler has its own matcher; if that fails, the request ends.
         """
         drafts = self._drafts[sequence]
         if drafts.guide is not None:
             try:
                 return ask(drafts.guide)
             except BaseException:  # a panic in the library is not an Exception
-                log.exception("request %s drafts on without its grammar", sequence.request.request_id)
+                log.exception("drafting without the failed grammar guide of request %s", sequence.request.request_id)
                 drafts.guide = None
         return None
 
@@ -148,14 +153,16 @@ class Speculation:
         budgets: Mapping[Sequence, Budget],
         trees: dict[Sequence, TokenTree],
     ) -> None:
-        """Ask for all together; if that fails, one by one, so that only the sequence at fault loses its draft."""
+        """Ask for the drafts of all sequences together; if that fails, for each alone, so that only the sequence at
+        fault loses the method.
+        """
         try:
             self._ask(method, sequences, budgets, trees)
         except Exception:
             for sequence in sequences:  # time before the failure does not count
                 trees[sequence], self._drafts[sequence].budget = TokenTree.root(sequence.tokens[-1]), None
             if len(sequences) == 1:
-                self._failed(sequences[0], method)
+                self._drop_failed_method(sequences[0], method)
                 return
             log.exception("drafting with %s failed for %d sequences: trying each alone", method, len(sequences))
             for sequence in sequences:
@@ -187,17 +194,17 @@ class Speculation:
                 drafts.warm.add(method)
 
     def read(self, sequence: Sequence, start: int, features: Float32) -> None:
-        """Hand over features [rows, feature layers * hidden] of committed tokens from position `start` on."""
+        """Pass features [rows, feature layers * hidden] of committed tokens from position `start` on to the drafts."""
         if sequence not in self._drafts:
             return
         drafts, started = self._drafts[sequence], self._clock()
         for name, draft in list(drafts.by_method.items()):
             if wanted := self._drafters[name].feature_layers:
-                own = self._of_layers(features, wanted)
-                self._guarded(sequence, name, draft.read, sequence.tokens, start, own)
+                own = self._select_layers(features, wanted)
+                self._call_guarded(sequence, name, draft.read, sequence.tokens, start, own)
         drafts.seconds += self._clock() - started
 
-    def _of_layers(self, features: Float32, wanted: tuple[int, ...]) -> Float32:
+    def _select_layers(self, features: Float32, wanted: tuple[int, ...]) -> Float32:
         layers = self.feature_layers
         if wanted == layers:
             return features
@@ -214,7 +221,7 @@ class Speculation:
         draft = None if method is None else drafts.by_method.get(method)
         if method is not None and draft is not None:
             started = self._clock()
-            self._guarded(sequence, method, draft.observe, sequence.tokens, tree, path, logits)
+            self._call_guarded(sequence, method, draft.observe, sequence.tokens, tree, path, logits)
             drafts.seconds += self._clock() - started
         budget, seconds, once = drafts.budget, drafts.seconds, drafts.once
         drafts.budget, drafts.seconds, drafts.once = None, 0.0, 0.0
@@ -227,17 +234,17 @@ class Speculation:
             drafts.turns.passed(seconds_saved(len(path) - 1, spent, price) / price, once / price)
 
     def method(self, sequence: Sequence) -> str:
-        """The method whose draft the pass in flight verifies, if it verifies one."""
+        """The method whose draft the pass in flight verifies, if it has one; "off" for a sequence without drafts."""
         return self._drafts[sequence].method.partition("/")[0] if sequence in self._drafts else "off"
 
     def preempted(self, sequence: Sequence) -> None:
-        """Release drafts: the tokens will be computed, and their features read, again."""
+        """Release the memory of the sequence's drafts: its tokens are computed, and their features read, again."""
         if sequence in self._drafts:
             drafts = self._drafts[sequence]
             drafts.warm.clear()
             drafts.budget = None
             for name, draft in list(drafts.by_method.items()):
-                self._guarded(sequence, name, draft.release)
+                self._call_guarded(sequence, name, draft.release)
 
     def end(self, sequence: Sequence) -> dict[str, float]:
         """End a sequence's drafts. Returns the mean gain of a pass by method."""
@@ -245,23 +252,23 @@ class Speculation:
         if drafts is None:
             return {}
         for name, draft in list(drafts.by_method.items()):
-            self._guarded(sequence, name, draft.finish, sequence.tokens)
+            self._call_guarded(sequence, name, draft.finish, sequence.tokens)
         for name, draft in drafts.by_method.items():
             self._release(sequence, name, draft)
         del self._drafts[sequence]
         return drafts.turns.gains
 
-    def _guarded(
+    def _call_guarded(
         self, sequence: Sequence, method: str, call: Callable[P, None], *given: P.args, **named: P.kwargs
     ) -> None:
-        """Call; if it raises, the sequence goes on without this method."""
+        """Call `call`; if it raises, the sequence continues without this method."""
         try:
             call(*given, **named)
         except Exception:
-            self._failed(sequence, method)
+            self._drop_failed_method(sequence, method)
 
-    def _failed(self, sequence: Sequence, method: str) -> None:
-        """Called while its exception is handled: the sequence goes on without this method."""
+    def _drop_failed_method(self, sequence: Sequence, method: str) -> None:
+        """Log the exception that is being handled, and continue the sequence without this method."""
         request_id = sequence.request.request_id
         log.exception("%s failed; request %s goes on without it", method, request_id)  # noqa: LOG004
         drafts = self._drafts[sequence]
@@ -275,14 +282,14 @@ class Speculation:
         try:
             draft.release()
         except Exception:
-            log.exception("%s failed to release what request %s held", method, sequence.request.request_id)
+            log.exception("%s failed to release its resources for request %s", method, sequence.request.request_id)
 
 
 def _guide(sequence: Sequence) -> GrammarGuide | None:
-    """A guide for the sequence's grammar; None without a grammar, or if it has no matcher to give."""
+    """A guide for the sequence's grammar; None without a grammar, or if the guide cannot be created."""
     grammar = sequence.request.grammar
     try:
         return None if grammar is None else GrammarGuide(grammar, sequence.ends, len(sequence.request.prompt))
     except BaseException:
-        log.exception("request %s drafts without its grammar", sequence.request.request_id)
+        log.exception("drafting without a grammar guide for request %s", sequence.request.request_id)
         return None

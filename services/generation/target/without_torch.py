@@ -1,6 +1,6 @@
 """transformers without torch: kolm needs only its configurations and tokenizers.
 
-If torch is installed, transformers imports it, with torch.distributed and sympy: most of the time of a start on the
+If torch is installed, transformers imports it, with torch.distributed and sympy, which takes most of a start on the
 CPU. transformers also scans the 1,600 files of its models, for a third of a second, and again when a configuration is
 imported.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 
-def spare_torch() -> None:
-    """Make transformers behave as if torch were not installed; kolm's own modules can still import it.
+def hide_torch() -> None:
+    """Import transformers as if torch were not installed; kolm's own modules can still import torch.
 
     Called at the start of a process that computes on the CPU. It does nothing if torch is imported already.
     """

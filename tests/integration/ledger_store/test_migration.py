@@ -16,7 +16,7 @@ from sqlalchemy import MetaData, Table, create_engine, inspect, text
 from typer.testing import CliRunner
 
 from ledger.audit.log_verification import verify_log
-from ledger.bundle.folder import opened_bundle
+from ledger.bundle.folder import open_bundle
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.errors import LedgerError, OtherRevision, StoreError, StoreLocked
@@ -294,7 +294,7 @@ def test_migrated_tables_are_those_of_a_new_database(path: Path, tmp_path: Path)
 def test_a_bundle_of_an_earlier_version_verifies(path: Path, tmp_path: Path) -> None:
     with tarfile.open(path) as archived:
         archived.extractall(tmp_path, filter="data")
-    with opened_bundle(tmp_path / "bundle.tar.gz") as bundle:
+    with open_bundle(tmp_path / "bundle.tar.gz") as bundle:
         report = verify_bundle(bundle, Trust(TrustedKeys.load(tmp_path / "trusted")))
     failed = {check.number for check in report.checks if check.passed is False}
     assert failed <= {9, 10, 14}  # statements of the log about its operator and auditor, as they were then

@@ -13,7 +13,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
-from ledger.bundle.folder import opened_bundle
+from ledger.bundle.folder import open_bundle
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.errors import NotFound, StoreError
@@ -346,6 +346,6 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
             with client.export() as pieces:
                 bundle.write_bytes(b"".join(pieces))
     trust = Trust(TrustedKeys.load(settings.trusted_directory), policy)
-    with opened_bundle(bundle) as opened:
+    with open_bundle(bundle) as opened:
         report = verify_bundle(opened, trust)
     assert (report.ok, set(report.cosigned)) == (True, {"a", "b"}), report.problem

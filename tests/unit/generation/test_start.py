@@ -109,8 +109,8 @@ def test_a_file_without_a_key_for_the_engine_is_refused_by_its_flag(
 _SERVER = """
 import sys
 from pathlib import Path
-from services.generation.target.without_torch import spare_torch
-spare_torch()
+from services.generation.target.without_torch import hide_torch
+hide_torch()
 import services.generation.serving
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.cpu import load_target
@@ -122,8 +122,8 @@ Tokenizer(base).encode_chat([{"role": "user", "content": "Hello."}])
 """
 _AUDITOR = """
 import sys
-from services.generation.target.without_torch import spare_torch
-spare_torch()
+from services.generation.target.without_torch import hide_torch
+hide_torch()
 import services.auditor.serving, services.auditor.own_engine, services.generation.serving
 """
 

@@ -13,7 +13,7 @@ from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.rows import RowsBuilder
 from services.training.head import HeadModule
-from services.training.plan import LessonPlan, Minutes, OutputInvalid, Steps
+from services.training.plan import Minutes, OutputInvalid, Steps, TrainingPlan
 from services.training.run import Curve, Point
 from services.training.trainer import (
     Ends,
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 def trainer_of(material: Material, precision: str = "float32") -> Trainer:
-    plan = LessonPlan(
+    plan = TrainingPlan(
         steps_unrolled=3,
         starts_per_pass=80,
         passes_per_step=2,

@@ -14,7 +14,7 @@ from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.rows import RowsBuilder
 from services.training.block import BlockModule, block_sums
 from services.training.kscore import measure
-from services.training.plan import LessonPlan, Steps
+from services.training.plan import Steps, TrainingPlan
 from services.training.trainer import Trainer, export
 from services.training.unroll import Window, step_sums, unroll, window_of
 from tests.unit.training.material import PROMPTS, Material
@@ -125,7 +125,7 @@ TRAINED = 12
 
 
 def trainer(material: Material, head: BlockModule) -> Trainer:
-    plan = LessonPlan(steps_unrolled=4, starts_per_pass=64, precision="float32")
+    plan = TrainingPlan(steps_unrolled=4, starts_per_pass=64, precision="float32")
     return Trainer(head, material.teacher(), material.answers, material.recordings, plan, Steps(TRAINED), CPU)
 
 

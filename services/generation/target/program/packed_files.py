@@ -6,7 +6,7 @@ A file holds the page-aligned panels of every matrix, a JSON table with matrices
 as a little-endian u64. It is immutable: it is written under a temporary name, synced, then renamed. Maps of deleted
 files stay valid. A file whose digest differs is replaced.
 
-Write access to the folder suffices to make a model compute with other weights, as with the folder of kernels.
+Anyone who can write to the folder can change the weights that a model uses, as with the folder of kernels.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from services.generation.target.program.packing import PackedWeights, Packing
 _log = logging.getLogger(__name__)
 
 _Identity = dict[str, str]  # base and machine
-_SPARE_BYTES = 1 << 30  # of the disk, which are left to others
-_TEMPORARY = ".draft-"  # as `remove_drafts` has it
+_SPARE_BYTES = 1 << 30  # of disk space, left free for other programs
+_TEMPORARY = ".draft-"  # the prefix of files that `remove_drafts` deletes
 _SIZE = 8  # bytes of the table's size
 _PACKAGE = Path(__file__).parents[1]
 _SOURCES = (
@@ -58,7 +58,7 @@ _SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class PackedFolder:
-    """Packed weights of bases, up to a number of bytes; the least recently used are deleted first. 0 keeps none."""
+    """A folder of packed weights of at most `most_bytes` (0 keeps none). The least recently used are deleted first."""
 
     most_bytes: int
     path: Path = field(default_factory=lambda: user_cache() / "packed")
@@ -67,8 +67,8 @@ class PackedFolder:
     @contextmanager
     def packing(self, base_cid: str, size: int) -> Iterator[Pack]:
         """Yield a function that packs a matrix. The block packs all matrices of the base, about `size` bytes, with it.
-        If the block ends without an error, a thread stores the file. One process packs at a time; others wait for it
-        and map its file.
+        If the block ends without an error, a thread stores the file. One process packs a base at a time; others wait
+        for it and map its file.
 
         A folder that cannot be read or written, or a disk without room, is logged, and nothing is stored.
         """
@@ -95,10 +95,10 @@ class PackedFolder:
             stack.callback(file.close)
             yield file.pack
             locked = stack.pop_all()  # until the file has its name
-        threading.Thread(target=self._keep, args=(file, locked), name="packed weights").start()
+        threading.Thread(target=self._store, args=(file, locked), name="packed weights").start()
 
     def _open_stored(self, folder: Path, identity: _Identity) -> _KeptWeights | None:
-        """The stored weights of this version. Deletes files that cannot be used."""
+        """The stored weights of this version, if any. Deletes damaged files, and keeps files that it cannot read."""
         for path in folder.glob(f"{_version()}-*"):
             try:
                 if self.digests.digest(path) != _digest_in(path):
@@ -131,7 +131,7 @@ class PackedFolder:
 
     def _make_room(self, size: int, own: Path) -> None:
         """Delete packed weights, the least recently used first, until `size` more bytes are within the limit. Earlier
-        packings of the own base go first of all.
+        packings of this base are always deleted.
         """
         for path in own.glob("[!.]*-*"):
             path.unlink()
@@ -145,7 +145,7 @@ class PackedFolder:
                 shutil.rmtree(folder)
                 del sizes[folder]
 
-    def _keep(self, file: _NewFile, locked: ExitStack) -> None:
+    def _store(self, file: _NewFile, locked: ExitStack) -> None:
         with locked:
             try:
                 if (path := file.finish()) is not None:
@@ -156,7 +156,7 @@ class PackedFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _MatrixLocation:
     """A matrix in a file."""
 
     offset: int
@@ -174,13 +174,13 @@ class _Place:
 class _KeptWeights:
     """A mapped file. Thread-safe."""
 
-    def __init__(self, content: Bytes, table: dict[str, _Place]) -> None:
+    def __init__(self, content: Bytes, table: dict[str, _MatrixLocation]) -> None:
         self._content, self._table = content, table
 
     @classmethod
     def open(cls, path: Path, identity: _Identity) -> _KeptWeights:
-        """Map a file. Raises OSError; ValueError if it is of another base or machine, this and others if it has no
-        table.
+        """Map a file. Raises OSError, ValueError for another base or machine, and for a damaged table ValueError,
+        KeyError, TypeError, AttributeError or RecursionError.
         """
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -192,11 +192,11 @@ class _KeptWeights:
             raise ValueError(f"it is of {document['of']}, expected {identity}")
         if document["size"] != begin:
             raise ValueError(f"its table is at byte {begin}, expected {document['size']}")
-        table = {name: _Place(*place) for name, place in document["matrices"].items()}
+        table = {name: _MatrixLocation(*place) for name, place in document["matrices"].items()}
         return cls(content, table)
 
     def pack(self, tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
-        """A `Pack` that finds what an earlier process has packed."""
+        """A `Pack` that returns the stored matrix, and packs a missing one."""
         place = self._table.get(_name(tensors))
         return pack_tensors(tensors, order) if place is None else place.of(self._content[place.offset :])
 
@@ -212,10 +212,10 @@ class _NewFile:
         handle, name = tempfile.mkstemp(dir=folder, prefix=_TEMPORARY)
         self._file, self._path = os.fdopen(handle, "wb", buffering=0), Path(name)
         self._identity, self._most_bytes, self._position = identity, most_bytes, 0
-        self._table = dict[str, _Place]()
+        self._table = dict[str, _MatrixLocation]()
 
     def pack(self, tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
-        """A `Pack` that writes what it packs. After the first error nothing is kept."""
+        """A `Pack` that also writes the matrix to the file. After an error it deletes the file and only packs."""
         if self._file.closed:
             return pack_tensors(tensors, order)
         try:
@@ -226,8 +226,8 @@ class _NewFile:
             return pack_tensors(tensors, order)
 
     def _pack_into_file(self, name: str, packing: Packing) -> PackedWeights:
-        """Pack part by part into the file, so that all of the memory that it takes is the file's."""
-        place = _Place(self._position, packing.storage.name, packing.columns, packing.inputs)
+        """Pack into the file part by part, so that the matrix is in memory only once, as pages of the file."""
+        place = _MatrixLocation(self._position, packing.storage.name, packing.columns, packing.inputs)
         (count, size), start = packing.shape, self._position
         self._position = padded(start + count * size, mmap.ALLOCATIONGRANULARITY)
         if self._position > self._most_bytes:
@@ -252,7 +252,7 @@ class _NewFile:
             left, position = left[count:], position + count
 
     def finish(self) -> Path | None:
-        """Sync and rename the file; None if it was closed. Raises OSError."""
+        """Write the table, sync the file and rename it. Returns its path, None if it was closed. Raises OSError."""
         if self._file.closed:
             return None
         matrices = {name: astuple(place) for name, place in self._table.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ledger.bundle import layout
-from ledger.bundle.folder import archive, opened_bundle, unpack
+from ledger.bundle.folder import archive, open_bundle, unpack
 from ledger.bundle.layout import BundleFile
 from ledger.errors import FormatError, LedgerError
 from tests.vectors.make_bundles import write_folder
@@ -118,7 +118,7 @@ def test_a_small_archive_does_not_fill_the_disk(tmp_path: Path) -> None:
     with pytest.raises(FormatError):
         unpack(bomb, tmp_path / "unpacked")
     assert sum(map(len, read(tmp_path / "unpacked").values())) < 128 * 2**20
-    with pytest.raises(FormatError), opened_bundle(bomb):
+    with pytest.raises(FormatError), open_bundle(bomb):
         pass
 
 

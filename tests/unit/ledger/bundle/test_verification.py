@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
-from ledger.bundle.folder import BundleFolder, opened_bundle
+from ledger.bundle.folder import BundleFolder, open_bundle
 from ledger.bundle.layout import (
     BundleFile,
     BundleManifest,
@@ -86,14 +86,14 @@ def test_the_files_are_what_the_code_makes_of_them() -> None:
     assert (FOLDER / "expected.json").read_bytes() == expected()
     assert {path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz")} == set(bundles())
     for name, made in bundles().items():
-        with opened_bundle(FOLDER / f"{name}.tar.gz") as kept:
+        with open_bundle(FOLDER / f"{name}.tar.gz") as kept:
             assert set(kept.paths()) == set(made.files), name
             assert all((kept.folder / path).read_bytes() == data for path, data in made.files.items()), name
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_each_bundle_is_judged_as_expected(name: str) -> None:
-    with opened_bundle(FOLDER / f"{name}.tar.gz") as bundle:
+    with open_bundle(FOLDER / f"{name}.tar.gz") as bundle:
         report = verify_bundle(bundle, TRUST)
     assert failed(report) == EXPECTED[name]["check"], report.problem
     assert (report.problem is None) == report.ok == (EXPECTED[name]["problem"] is None)
@@ -107,7 +107,7 @@ def test_a_folder_with_an_unknown_file_is_no_bundle(tmp_path: Path) -> None:
 
 
 def test_a_bundle_that_is_in_order_passes_every_check_that_it_gives_work_to() -> None:
-    with opened_bundle(FOLDER / "good.tar.gz") as bundle:
+    with open_bundle(FOLDER / "good.tar.gz") as bundle:
         report = verify_bundle(bundle, TRUST)
     assert [check.number for check in report.checks if check.passed is not True] == [13, 14, 15, 16]
     assert report.manifest is not None
@@ -343,7 +343,7 @@ def test_a_folder_with_links_or_pipes_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFound), opened_bundle(tmp_path / "none"):
+    with pytest.raises(NotFound), open_bundle(tmp_path / "none"):
         pass
     with pytest.raises(ProofError):
         list(export_bundle(log_of(), Export(checkpoint(log_of(), 5), 3, 6, at(0))))

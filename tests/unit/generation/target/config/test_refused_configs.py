@@ -101,8 +101,8 @@ WRONG = {
 READ = """
 import json, sys
 from pathlib import Path
-from services.generation.target.without_torch import spare_torch
-spare_torch()
+from services.generation.target.without_torch import hide_torch
+hide_torch()
 from services.generation.target.config.config import read_config
 outcomes = []
 for path in map(Path, sys.argv[1:]):

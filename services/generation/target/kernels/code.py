@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from typing import Any
 
 from llvmlite import ir
@@ -13,9 +16,21 @@ from services.generation.target.kernels.machine import Machine
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 POINTER = ir.PointerType()
+_FIRST = ir.Constant(I32, 0)
 _BYTES = {I8: 1, I16: 2, I32: 4, I64: 8, F16: 2, F32: 4}
 Value = Any
 """An SSA value of llvmlite, which has no type annotations."""
+
+
+@dataclass(slots=True)
+class Changing:
+    """A variable in code without branches, which takes no instruction: `Code.put` changes its value, an SSA value."""
+
+    value: Value
+
+    @property
+    def allocated_type(self) -> Any:
+        return self.value.type
 
 
 class Code:
@@ -88,7 +103,7 @@ class Code:
 
     def at(self, pointer: Value, offset: Value | int) -> Value:
         """The address `offset` bytes after `pointer`."""
-        return self.b.gep(pointer, [self.whole(offset)], source_etype=I8)
+        return pointer if offset == 0 else self.b.gep(pointer, [self.whole(offset)], source_etype=I8)
 
     def load(self, pointer: Value, offset: Value | int, kind: Any, lanes: int = 1, align: int = 0) -> Value:
         typ = ir.VectorType(kind, lanes) if lanes > 1 else kind
@@ -123,11 +138,22 @@ class Code:
         self.b.store(initial, place)
         return place
 
+    @contextmanager
+    def straight(self, variables: Sequence[Sequence[Value]]) -> Iterator[list[list[Changing]]]:
+        """Variables in a block of code without branches."""
+        changing = [[Changing(self.get(variable)) for variable in each] for each in variables]
+        yield changing
+        for after, before in zip(chain.from_iterable(changing), chain.from_iterable(variables), strict=True):
+            self.put(after.value, before)
+
     def get(self, variable: Value) -> Value:
-        return self.b.load(variable, typ=variable.allocated_type)
+        return variable.value if isinstance(variable, Changing) else self.b.load(variable, typ=variable.allocated_type)
 
     def put(self, value: Value, variable: Value) -> None:
-        self.b.store(value, variable)
+        if isinstance(variable, Changing):
+            variable.value = value
+        else:
+            self.b.store(value, variable)
 
     def prefetch(self, pointer: Value, offset: Value | int, locality: int = 3) -> None:
         numbers = (ir.Constant(I32, 0), ir.Constant(I32, locality), ir.Constant(I32, 1))
@@ -145,9 +171,8 @@ class Code:
         """A value in every lane."""
         if lanes == 1:
             return value
-        nothing = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
-        one = self.b.insert_element(nothing, value, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+        nothing = _undefined(value.type, lanes)
+        return self.b.shuffle_vector(self.b.insert_element(nothing, value, _FIRST), nothing, _all_first(lanes))
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c with one rounding."""
@@ -245,6 +270,16 @@ class Code:
         values = self.b.call(nothing, [self.get(variable) for variable in sums])
         for number, variable in enumerate(sums):
             self.put(self.b.extract_value(values, number) if len(kinds) > 1 else values, variable)
+
+
+@cache
+def _undefined(kind: Any, lanes: int) -> Value:
+    return ir.Constant(ir.VectorType(kind, lanes), ir.Undefined)
+
+
+@cache
+def _all_first(lanes: int) -> Value:
+    return ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
 
 
 def calling(c: Code, function: Any, *arguments: Value) -> Callable[[], None]:

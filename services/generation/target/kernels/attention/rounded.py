@@ -212,7 +212,8 @@ def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], tota
         return c.load(table, c.add(c.mul(stride, i), 4 * lanes * v), I32, lanes)
 
     products = IntegerProducts(c, [partial(word, v) for v in range(len(totals[0]))], 8, lanes)
-    products.add(rows, range(_WORDS), totals)
+    with c.straight(totals) as changing:
+        products.add(rows, range(_WORDS), changing)
 
 
 def _totals(c: Code, starts: Sequence[Value], vectors: int) -> list[list[Value]]:

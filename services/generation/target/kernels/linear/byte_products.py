@@ -8,7 +8,7 @@ from itertools import product
 
 from llvmlite import ir
 
-from services.generation.target.kernels.code import I8, I16, I32, I64, Code, Value
+from services.generation.target.kernels.code import I8, I16, I32, I64, Changing, Code, Value
 
 _LARGEST_PAIRS = 32767 // (2 * 127)  # the largest weight for which two products with x fit an int16
 _FOURS = {
@@ -95,7 +95,7 @@ class IntegerProducts:
         kind, bytes_ = ir.VectorType(I32, 4), ir.VectorType(I8, 16)
         function = c.external("llvm.aarch64.neon.smmla.v4i32.v16i8", kind, (kind, bytes_, bytes_))
         pairs = [rows[r : r + 2] for r in range(0, len(rows), 2)]
-        sums = [[c.variable(kind, c.vector(I32, 0, 4)) for _ in range(2)] for _ in pairs]
+        sums = [[Changing(c.vector(I32, 0, 4)) for _ in range(2)] for _ in pairs]
         for i in places[::2]:
             one, other = (part.word(k) for k in (i, i + 1))
             columns = [b.bitcast(_picked(c, one, other, mask), bytes_) for mask in ([0, 4, 1, 5], [2, 6, 3, 7])]
@@ -118,7 +118,7 @@ class IntegerProducts:
         times = c.external(multiply, halves, (bytes_, bytes_))
         joined = c.external(widen, whole, (halves, halves))
         for begin in range(places.start, places.stop, most):
-            pairs = [[c.variable(halves, c.vector(I16, 0, 2 * lanes)) for _ in parts] for _ in rows]
+            pairs = [[Changing(c.vector(I16, 0, 2 * lanes)) for _ in parts] for _ in rows]
             for i in range(begin, min(begin + most, places.stop)):
                 words = [c.b.bitcast(part.word(i), bytes_) for part in parts]
                 for x, sums in zip(rows, pairs, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Code, Value, calling
+from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Changing, Code, Value, calling
 from services.generation.target.kernels.linear.byte_products import IntegerProducts
 from services.generation.target.kernels.linear.float_tiles import panel_bytes
 from services.generation.target.kernels.linear.widening import QuantisedGroup, byte_order
@@ -284,16 +284,17 @@ def _add_group(
     rows = [c.at(near, ROUNDED * r) for r in range(len(sums))]
     for first in range(0, PANEL // lanes, together):
         some = [columns_from(lanes * v) for v in range(first, first + together)]
-        _add_columns(c, storage, some, rows, [each[first : first + together] for each in sums])
+        with c.straight([each[first : first + together] for each in sums]) as totals:
+            _add_columns(c, storage, some, rows, totals)
 
 
 def _add_columns(
     c: Code, storage: Storage, weights: Sequence[QuantisedGroup | UnpackedGroup], rows: Sequence[Value],
-    totals: Sequence[Sequence[Value]],
+    totals: Sequence[Sequence[Changing]],
 ) -> None:  # fmt: skip
     """Add some columns to totals[row][v]: scale * d * sum of products, then least * (d * sum of bytes)."""
     lanes = c.machine.lanes
-    vector, whole = (ir.VectorType(k, lanes) if lanes > 1 else k for k in (F32, I32))
+    vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
     products = IntegerProducts(c, [each.word for each in weights], storage.bits, lanes)
     share = _DWORDS // storage.parts
     for part in range(storage.parts):
@@ -301,7 +302,7 @@ def _add_columns(
         for x in rows:
             start = c.repeated(c.load(x, STARTS[part], I32), lanes) if _middle(c.machine, storage) else None
             begin = c.vector(I32, 0, lanes) if start is None else start
-            sums.append([c.variable(whole, begin) for _ in weights])
+            sums.append([Changing(begin) for _ in weights])
         products.add(rows, range(part * share, (part + 1) * share), sums)
         for x, sums_, totals_ in zip(rows, sums, totals, strict=True):
             scale = c.repeated(c.load(x, SCALE, F32), lanes)

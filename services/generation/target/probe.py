@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,23 +173,31 @@ class _Probing:
         """Compute the history in wide passes, beside a neighbour's rows, and stretches of it again in passes of 1 to 16
         rows. Compare these rows; returns the fingerprint of all.
         """
-        wide = list(self._in_wide_passes())
-        for width, begin in _STRETCHES:
-            begin = max(min(begin, len(wide) - width), 0)
-            tokens = self._tokens[begin : begin + width]
-            for at, row in enumerate(self._chain(RowsBuilder(), self._table, begin, tokens), begin):
+        count = len(self._tokens)
+        firsts = [(width, max(min(first, count - width), 0)) for width, first in _STRETCHES]
+        stretches = [range(first, min(first + width, count)) for width, first in firsts]
+        fingerprint, wide = self._in_wide_passes({at for each in stretches for at in each})
+        for stretch in stretches:
+            tokens = self._tokens[stretch.start : stretch.stop]
+            for at, row in zip(stretch, self._chain(RowsBuilder(), self._table, stretch.start, tokens), strict=True):
                 self._compare(f"position {at} in a pass of {len(tokens)} rows", row, wide[at])
-        return _fingerprint(wide)
+        return fingerprint
 
-    def _in_wide_passes(self) -> Iterator[Float32]:
-        neighbour = self._new_table()
+    def _in_wide_passes(self, kept: Collection[int]) -> tuple[str, dict[int, Float32]]:
+        """The fingerprint of the history's logits, and those at some positions."""
+        sha256, wide, neighbour = hashlib.sha256(), dict[int, Float32](), self._new_table()
         progress = Progress(f"probing the whole model{self._label}", len(self._tokens), "tokens")
         for begin in range(0, len(self._tokens), _WIDE):
             progress.reach(begin)
             beside = RowsBuilder()
             beside.add_chunk(neighbour, 0, self._random_tokens(3), False, self._any_adapter())
-            # Copies, or the target would keep the memory of all these logits for later passes.
-            yield from self._chain(beside, self._table, begin, self._tokens[begin : begin + _WIDE]).copy()
+            tokens = self._tokens[begin : begin + _WIDE]
+            for at, row in enumerate(self._chain(beside, self._table, begin, tokens), begin):
+                sha256.update(row)
+                if at in kept:
+                    wide[at] = row.copy()  # or the target would keep the memory of all logits of the pass
+            del row
+        return f"sha256:{sha256.hexdigest()}", wide
 
     def _chain(self, rows: RowsBuilder, table: list[int], length: int, tokens: list[int]) -> Float32:
         """The logits of successive tokens, in one pass with the rows that there are already."""

@@ -7,6 +7,7 @@ together, by teams of all sizes, and compared bit by bit. Nothing here takes lon
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +31,8 @@ from services.generation.target.progress import Progress
 
 _MOST_CACHE = 64 << 20  # bytes of a layer's keys in the probed history
 _ROWS = 40  # of attention, together
-_SAMPLED = (*range(1, 34), 47, 64, 100, 128, 255, 256)  # numbers of rows for teams between one and all threads
+_SAMPLED = (*range(1, 34), 47, 64, 100, 128, 255, 256)
+"""Numbers of rows for teams but that of all threads: a member computes its panels alike in all teams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +82,39 @@ def _linear(
     matrix: Matrix, arithmetic: str, buffers: Buffers, team: Team, rng: np.random.Generator
 ) -> Iterator[_Comparison]:
     """Outputs of the layer's first panels."""
-    some = _first_panels(matrix, buffers.members)
-    panels = some.panels
-    most = buffers.rows
+    some, most, members = _first_panels(matrix, buffers.members), buffers.rows, buffers.members
     x = rng.standard_normal((most, some.weights.padded_inputs), dtype=np.float32)
     x[:, some.weights.inputs :] = 0.0
-    y = np.zeros((most, panels * PANEL), np.float32)
-    record = linear_record(some, buffers.scratch_fields, arithmetic, x=x, y=y)
-    run = _Pass(team, record)
-    alone = np.empty_like(y)
+
+    def prepared(part: Matrix, member: int = 0) -> tuple[Float32, Int64, _Pass]:
+        y = np.zeros((most, part.panels * PANEL), np.float32)
+        scratch = {**buffers.scratch_fields, "scratch": buffers.scratch[member * buffers.scratch_size :]}
+        record = linear_record(part, scratch, arithmetic, x=x, y=y)
+        return y, record, _Pass(team, record)
+
+    alone, record, run = prepared(some)
     for row in range(most):
         bind(record, "linear", "x", x[row:])
         bind(record, "linear", "y", alone[row:])
         run(1, 1)
-    bind(record, "linear", "x", x)
-    bind(record, "linear", "y", y)
-    for threads in range(1, buffers.members + 1):
-        for rows in range(1, most + 1) if threads in (1, buffers.members) else _SAMPLED:
+    kind = f"{some.weights.storage.name} with {some.weights.inputs} inputs"
+    single = [prepared(_first_panels(matrix, 1), member) for member in range(members)]
+
+    def by_one_thread(rows: int, member: int) -> _Comparison:
+        y, _, run = single[member]
+        y[:] = 0.0
+        run(rows, 1)
+        return _Comparison(f"{kind}, {rows} rows, 1 thread", y[:rows], alone[:rows, : y.shape[1]])
+
+    with ThreadPoolExecutor(members) as pool:  # each number of rows by one of the threads
+        for first in range(1, most + 1, members):
+            yield from pool.map(by_one_thread, range(first, min(first + members, most + 1)), range(members))
+    y, _, run = prepared(some)
+    for threads in range(2, members + 1):
+        for rows in range(1, most + 1) if threads == members else _SAMPLED:
             y[:] = 0.0
             run(rows, threads)
-            case = f"{some.weights.storage.name} with {some.weights.inputs} inputs, {rows} rows, {threads} threads"
-            yield _Comparison(case, y[:rows], alone[:rows])
+            yield _Comparison(f"{kind}, {rows} rows, {threads} threads", y[:rows], alone[:rows])
 
 
 def abridged(parts: ModelWeights, members: int) -> ModelWeights:

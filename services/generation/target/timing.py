@@ -27,7 +27,7 @@ _LENGTH = 3 * BLOCK  # tokens of context in timed passes
 _ROWS = (1, 2, 4, 8, 16, 32)
 _ROUNDS, _FEWEST = 12, 5
 _SECONDS = 1.2  # after which only the fewest rounds are completed: a model of 135 M parameters takes 0.9 s on idle CPUs
-_ROUGH_ROUNDS, _ROUGH_SECONDS = 1, 0.4  # the same for rough times
+_ROUGH_ROWS, _ROUGH_ROUNDS, _ROUGH_SECONDS, _ROUGH_AGAIN = (1, 4, 16), 1, 0.2, 4  # the same for rough times
 _AGAIN, _WARM = 8, 0.3
 """Passes over one row before each round, and a time limit for them in seconds: after a pass over many rows, or a pause,
 passes are slower or faster than in steady decoding for a while, by what is in the caches and by the memory's speed.
@@ -166,27 +166,28 @@ def time_passes(
     Other widths are the median multiple of one row in the same round, so that variations of shared memory's speed
     cancel.
     """
-    length = min(_LENGTH, target.config.context_length - _ROWS[-1])
+    counts, again = (_ROUGH_ROWS, _ROUGH_AGAIN) if rough else (_ROWS, _AGAIN)
+    length = min(_LENGTH, target.config.context_length - counts[-1])
     table: list[int] = []
-    target.blocks.extend(table, length + _ROWS[-1])
+    target.blocks.extend(table, length + counts[-1])
     try:
-        passes = {count: _chain(table, length, count) for count in _ROWS}
-        single, one, busy = passes.pop(_ROWS[0]), list[float](), list[float]()
+        passes = {count: _chain(table, length, count) for count in counts}
+        single, one, busy = passes.pop(counts[0]), list[float](), list[float]()
         multiples: dict[int, list[float]] = {count: [] for count in passes}
         if rough:
             _timed(target, single, clock)  # reads weights that are mapped for the first time
         else:
             _settle(target, single, clock)
         for _ in _rounds(clock, *((_ROUGH_ROUNDS, _ROUGH_SECONDS) if rough else ())):
-            one.append(_repeated(target, single, clock))
+            one.append(_repeated(target, single, clock, again))
             for count, rows in passes.items():
                 cpu_start, seconds = cpu_clock(), _timed(target, rows, clock)
                 multiples[count].append(seconds / one[-1])
-                if count == _ROWS[-1]:
+                if count == counts[-1]:
                     busy.append((cpu_clock() - cpu_start) / seconds)
         alone = median(one)
         samples = ((count, median(each) * alone) for count, each in multiples.items())
-        return PassTimes(((_ROWS[0], alone), *samples), tuple(one), median(busy))
+        return PassTimes(((counts[0], alone), *samples), tuple(one), median(busy))
     finally:
         target.blocks.release(table)
 
@@ -262,10 +263,10 @@ def _settle(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
     return now
 
 
-def _repeated(target: Target, rows: Rows, clock: Callable[[], float]) -> float:
+def _repeated(target: Target, rows: Rows, clock: Callable[[], float], again: int = _AGAIN) -> float:
     """The median seconds of the later half of some equal passes."""
     start, seconds = clock(), list[float]()
-    while len(seconds) < _AGAIN and clock() - start < _WARM:
+    while len(seconds) < again and clock() - start < _WARM:
         seconds.append(_timed(target, rows, clock))
     return median(seconds[len(seconds) // 2 :])
 

@@ -108,5 +108,6 @@ def test_kept_times_are_checked_and_measured_again_if_they_are_wrong() -> None:
 def test_rough_times_are_of_few_passes() -> None:
     rough, whole = Timed(lambda number: 0.02), Timed(lambda number: 0.02)
     few = time_passes(rough, lambda: rough.now, rough=True)
-    assert dict(few.samples) == pytest.approx(dict(time_passes(whole, lambda: whole.now).samples))
+    exact = dict(time_passes(whole, lambda: whole.now).samples)
+    assert dict(few.samples) == pytest.approx({rows: exact[rows] for rows, _ in few.samples})
     assert next(rough.passes) < next(whole.passes) / 2

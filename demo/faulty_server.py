@@ -48,7 +48,7 @@ async def serve(settings: GenerationSettings) -> None:
     """Drafts are verified whatever they cost here, so that passes have several rows on a busy machine too."""
     PassCost.measured = lambda *_: PassCost.line(fixed=1.0, row=1e-6)  # type: ignore[method-assign]
     Turns.passed = lambda *_: None  # type: ignore[method-assign]
-    compile_beside("sampling", settings.log_format)
+    compile_beside("greedy", settings.log_format)
     compile_beside("copies", settings.log_format)
 
     def load(directory: Path, **options: Any) -> Target:

@@ -16,7 +16,7 @@ from services.generation.target.kernels.compilation import loading_folder
 from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.weights import check_headers, has_own_head
 from services.generation.target.without_torch import hide_torch
-from services.generation.warm_up import compile_beside
+from services.generation.warm_up import after_compiling, compile_beside
 from services.runtime.process import CannotStart, run_service
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ async def main(
         loading.enter_context(one_at_a_time(loading_folder(), shared=True))
         if own:
             hash_ahead(settings.model)  # while modules are imported
-            compile_beside("sampling", settings.log_format)
+            compile_beside("greedy", settings.log_format)
         # The registry seldom has a head at a first start.
         found = settings.auto_discover and default_head_for(settings.model)
         inside = own and settings.own_head and has_own_head(settings.model)
@@ -61,7 +61,12 @@ async def main(
             compile_kernels(settings.model, settings.cache_dtype, settings.arithmetic)
         from services.generation.serving import main
 
-        await main(settings, on_loaded=loading.close, beside=beside)
+        def loaded() -> None:
+            loading.close()
+            if own:  # the default is temperature 0
+                after_compiling("sampling", settings.log_format)
+
+        await main(settings, on_loaded=loaded, beside=beside)
 
 
 if __name__ == "__main__":

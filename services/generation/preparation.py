@@ -53,7 +53,7 @@ from services.generation.target.probe import (
 from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.target import LoadTarget, Target
 from services.generation.target.timing import IdleTiming, KeptTimings, Timing, time_passes
-from services.generation.warm_up import after_compiling, warm_up_sampling
+from services.generation.warm_up import after_compiling, warm_up_greedy
 from services.runtime.process import CannotStart
 from services.runtime.trusted_directory import TrustedDirectory
 
@@ -99,8 +99,8 @@ def load_model(
         target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
         _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
         tokenizer = Tokenizer(directory)
-    with compiling("copies"), compiling("sampling"):  # a probe takes twice as long while other processes compile
-        warm_up_sampling()
+    with compiling("copies"), compiling("greedy"):  # a probe takes twice as long while other processes compile
+        warm_up_greedy()
     profile = measure_profile(target, KeptProbes())
     _say(profile)
     timing = KeptTimings().find(target)

@@ -50,7 +50,8 @@ def compile_everything() -> None:
 
 def warm_up(part: Part) -> None:
     """Run code that numba compiles once for all models; `trees` is for heads and draft models."""
-    {"sampling": warm_up_sampling, "copies": _warm_up_copies, "trees": _warm_up_trees}[part]()
+    of_parts = warm_up_greedy, _warm_up_sampling, _warm_up_copies, _warm_up_trees
+    dict(zip(PARTS, of_parts, strict=True))[part]()
 
 
 def _warm_up_copies() -> None:
@@ -63,8 +64,16 @@ def _warm_up_copies() -> None:
     LookaheadDrafter()
 
 
-def warm_up_sampling() -> None:
+def warm_up_greedy() -> None:
     """Compile before the first requests, which would wait for it on the engine's thread."""
+    import numpy as np
+
+    from services.generation.engine.sampling.race import Row
+
+    Row.of(np.zeros(2, np.float32))
+
+
+def _warm_up_sampling() -> None:
     import numpy as np
 
     from services.generation.engine.request import SamplingParams

@@ -49,7 +49,7 @@ def load(directory: Path, **options: Any) -> Target:
 
 
 async def serve(settings: GenerationSettings) -> None:
-    compile_beside("sampling", settings.log_format)
+    compile_beside("greedy", settings.log_format)
     compile_beside("copies", settings.log_format)
     await main(settings, load)
 

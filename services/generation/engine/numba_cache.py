@@ -1,6 +1,6 @@
 """Functions that numba compiles at their first call, and the cache of their machine code.
 
-numba takes five seconds of one CPU for sampling, four for copies of earlier text and six for draft trees. So machine
+numba takes four seconds of one CPU for sampling, four for copies of earlier text and six for draft trees. So machine
 code is cached on disk, in a folder named by a digest of all sources: numba itself notices changes only in a function's
 own file, and not in the functions that it calls.
 """
@@ -24,9 +24,11 @@ _log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-Part = Literal["sampling", "copies", "trees"]
-PARTS: tuple[Part, ...] = ("sampling", "copies", "trees")
-"""Code of every server, to sample and to draft from earlier text, and code of models that draft."""
+Part = Literal["greedy", "sampling", "copies", "trees"]
+PARTS: tuple[Part, ...] = ("greedy", "sampling", "copies", "trees")
+"""Code of every server, to choose the likeliest token, to sample and to draft from earlier text; code of models that
+draft.
+"""
 
 _GENERATION = Path(__file__).parents[1]
 _SAMPLING = ("engine/numba_cache.py", "engine/sampling/*.py")

@@ -34,7 +34,7 @@ from services.generation.target.arrays import Bytes, Int64
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.identity import LARGE_BYTES, FileDigests
 from services.generation.target.kernels.compilation import user_cache
-from services.generation.target.kernels.machine import this_machine
+from services.generation.target.kernels.machine import give_way, this_machine
 from services.generation.target.kernels.storages import PANEL, STORAGES, padded
 from services.generation.target.program.matrices import Pack, pack_tensors
 from services.generation.target.program.packing import PackedWeights, Packing
@@ -146,6 +146,7 @@ class PackedFolder:
                 del sizes[folder]
 
     def _store(self, file: _NewFile, locked: ExitStack) -> None:
+        give_way()  # the model is probed meanwhile
         with locked:
             try:
                 if (path := file.finish()) is not None:

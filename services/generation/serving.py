@@ -132,8 +132,9 @@ async def opened_servicer(
             metrics.watch(engine, ledger.outbox, ledger.halts, prefixes)
             on_ended = None if send is None else partial(_send_span, send, identity.name)
             generation = Generation(
-                engine, identity, issuer, ledger, metrics, quotas, settings.append_seconds, on_ended
-            )
+                engine, identity, issuer, ledger, metrics, quotas,
+                append_seconds=settings.append_seconds, on_ended=on_ended,
+            )  # fmt: skip
             resolver = _resolver(settings, served, ledger, quotas)
             try:
                 yield GenerationServicer(identity, served.tokenizer, resolver, generation, engine, ledger)

@@ -112,6 +112,7 @@ class Generation:
         ledger: LedgerSide,
         metrics: GenerationMetrics,
         quotas: TenantQuotas,
+        *,
         append_seconds: float,
         on_ended: Callable[[Run, Sequence[Completed], Exception | None], None] | None = None,
     ) -> None:

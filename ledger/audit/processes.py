@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -25,8 +26,8 @@ class Processes:
     """Divides the work of one check. Jobs, results and the function are pickled for new processes of Python."""
 
     def __init__(self, workers: int = 0) -> None:
-        """`workers` is the number of processes; 0: one for each core."""
-        self._workers = workers or os.cpu_count() or 1
+        """`workers` is the number of processes; 0: one for each core that this process may use."""
+        self._workers = workers or (len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
     def map(self, work: Callable[[_Job], _Result], jobs: Iterable[_Job]) -> Iterator[_Result]:
         """`map(work, jobs)`, with a few jobs ahead of the requested results. Raises the errors of the work, and

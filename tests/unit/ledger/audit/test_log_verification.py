@@ -295,6 +295,20 @@ def test_results_come_in_the_order_of_the_jobs_from_several_processes() -> None:
     assert len({process for _, process in results} - {os.getpid()}) >= 1
 
 
+def test_there_is_a_process_for_each_core_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(workers: int, *_: object) -> None:
+        raise Started(workers)
+
+    monkeypatch.setattr("ledger.audit.processes.ProcessPoolExecutor", start)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7})
+    with pytest.raises(Started) as started:
+        list(Processes().map(divided, range(1, 31)))
+    assert started.value.args == (3,)
+
+
 def test_few_jobs_are_done_here_and_few_are_taken_ahead() -> None:
     taken = 0
 

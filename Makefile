@@ -31,11 +31,13 @@ demo: $(SERVING) ## serve, speculate, receipt, replay: the main job, end to end
 # Bytecode is kept, whatever the environment says: tests start some hundred processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Workers share the tests out by module; two more than there are CPUs, for half of what they do is waiting. Kernels are
-# compiled before: every worker, and every service that tests start, would wait for it.
+# Workers share the tests out by module; two more than there are CPUs, for half of what they do is waiting. They are forks
+# of one process that has imported the tests. Kernels are compiled before: every worker, and every service that tests
+# start, would wait for it.
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST  := $(BIN)/python -m pytest
-SPREAD  := $(PYTEST) -q --numprocesses=$(WORKERS) --dist=loadscope --no-loadscope-reorder --max-worker-restart=0
+FORKED   = $(BIN)/python -m tests.workers $(1) -q --dist=loadscope --no-loadscope-reorder
+SPREAD  := $(call FORKED,$(WORKERS))
 BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2
 
 test: $(DEV) ## lint and the whole test suite beside each other, with new random examples
@@ -58,7 +60,7 @@ test-long: $(DEV) ## the same with four times as many random examples and grids 
 	@$(PASSING) $(SPREAD) --hypothesis-profile=long
 
 test-fast: $(DEV) ## unit tests but the slow ones, with few random examples
-	@$(PYTEST) -q --numprocesses=$(shell nproc) --dist=loadscope --no-loadscope-reorder -m 'not slow' --hypothesis-profile=fast tests/unit
+	@$(PASSING) $(call FORKED,$(shell nproc)) -m 'not slow' --hypothesis-profile=fast tests/unit
 
 # Another OpenCL compiler: OCL_ICD_VENDORS names a folder with its .icd file; Intel's is in the wheel intel-opencl-rt.
 test-gpu: $(DEV) ## the target on a GPU in full: PoCL, NVRTC, Oclgrind if it is there, SmolLM2 and heads beside the CPU: some minutes

@@ -1,6 +1,5 @@
 """Settings of every test: examples get time, for a machine may be busy, and kernels compile on first use."""
 
-import atexit
 import gc
 import os
 import shutil
@@ -10,6 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -29,16 +29,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["KOLM_TOKEN"] = ""
 os.environ.pop("KOLM_TOKEN_FILE", None)
 
-# Servers without principals leave a token for the user's clients at their start: here for this run's clients alone.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="kolm-test-state-")
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
-
-# Commands without --data-dir: not the folder of a `kolm up` that runs in this checkout.
-os.environ["KOLM_DATA_DIR"] = os.path.join(os.environ["XDG_STATE_HOME"], "data")
-
-# Auditors wait for servers that load: here for servers of this worker alone, whatever else runs from this checkout.
-os.environ["KOLM_LOADING"] = os.path.join(os.environ["XDG_STATE_HOME"], "loading")
-
 # A shell starts background jobs with SIGINT ignored, and processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,6 +37,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for profile, count in (("kolm", 25), ("fast", 8), ("long", LONG)):
     settings.register_profile(profile, deadline=None, max_examples=count, derandomize=False, print_blob=True)
 settings.load_profile("kolm")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Folders of this worker alone, which the services that its tests start inherit."""
+    # Servers without principals leave a token for the user's clients at their start: here for this worker's clients.
+    folder = tempfile.mkdtemp(prefix="kolm-test-state-")
+    config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
+    os.environ["XDG_STATE_HOME"] = folder
+    # Commands without --data-dir: not the folder of a `kolm up` that runs in this checkout.
+    os.environ["KOLM_DATA_DIR"] = os.path.join(folder, "data")
+    # Auditors wait for servers that load: here for this worker's servers, whatever else runs from this checkout.
+    os.environ["KOLM_LOADING"] = os.path.join(folder, "loading")
 
 
 gc.disable()  # what is imported and collected stays: looking through it for garbage takes seconds

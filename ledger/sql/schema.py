@@ -196,14 +196,14 @@ _TRIGGERS = {
 
 
 def make_tables(connection: Connection, name: str) -> None:
-    """Make the tables in a database that has none of them, in the connection's transaction.
+    """Make the tables in a database that has none of them, in the connection's transaction; check those of another one.
 
-    `name` is the database's, for messages. Raises OtherRevision, StoreError.
+    `name` is the database's, for messages. Raises OtherRevision, StoreDamaged, StoreError.
     """
-    there = inspect(connection)
-    if any(there.has_table(table) for table in metadata.tables):
-        return check_revision(connection, name)
-    metadata.create_all(connection)
+    if not metadata.tables.keys().isdisjoint(inspect(connection).get_table_names()):
+        check_revision(connection, name)
+        return check_nothing_missing(connection, name)
+    metadata.create_all(connection, checkfirst=False)
     for statement in _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL:
         connection.execute(text(statement))
     connection.execute(text(AUDITED_RECEIPTS))

@@ -33,7 +33,6 @@ from ledger.sql.queries import (
 )
 from ledger.sql.schema import (
     OLDEST,
-    check_nothing_missing,
     check_revision,
     contents,
     fence,
@@ -120,7 +119,6 @@ class SqlEntryStore:
             sealed = SealedContents(database, keys)
             with database.writing() as connection:
                 make_tables(connection, database.name)
-                check_nothing_missing(connection, database.name)
                 fence = Fence(connection)
             if not new_keys:
                 sealed.check_keys()

@@ -32,12 +32,11 @@ demo: $(SERVING) ## serve, speculate, receipt, replay: the main job, end to end
 export PYTHONDONTWRITEBYTECODE :=
 
 # Workers share the tests out by module; two more than there are CPUs, for half of what they do is waiting. They are forks
-# of one process that has imported the tests. Kernels are compiled before: every worker, and every service that tests
-# start, would wait for it.
+# of one process that has imported the tests.
 WORKERS := $(shell echo $$(($$(nproc) + 2)))
 PYTEST  := $(BIN)/python -m pytest
 FORKED   = $(BIN)/python -m tests.workers $(1) -q --dist=loadscope --no-loadscope-reorder
-SPREAD  := $(call FORKED,$(WORKERS))
+SPREAD  := $(call FORKED,$(WORKERS)) --compile
 BESIDE  := +@$(MAKE) --no-print-directory --keep-going --jobs=2
 
 test: $(DEV) ## lint and the whole test suite beside each other, with new random examples
@@ -53,7 +52,6 @@ PASSING  = folder=$$(mktemp -d "$$({ $(MEMORY); } 2>/dev/null && echo /dev/shm |
            chmod 755 "$$folder" && trap 'rm -rf "$$folder"' EXIT INT TERM && TMPDIR=$$folder
 
 suite:
-	@$(BIN)/kolm doctor --compile
 	@$(PASSING) $(SPREAD)
 
 test-long: $(DEV) ## the same with four times as many random examples and grids in full: for a night

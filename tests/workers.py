@@ -2,6 +2,7 @@
 
     python -m tests.workers 4 -q tests/unit        (the number of workers, then pytest's options)
 
+With `--compile`, kernels are compiled meanwhile: every worker, and every service that tests start, would wait for it.
 xdist starts an interpreter for each worker. Here that is this file as a script: it hands its streams to a fork, and
 ends with it.
 """
@@ -9,9 +10,11 @@ ends with it.
 import os
 import shlex
 import socket
+import subprocess
 import sys
 import tempfile
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,8 +25,10 @@ def main(count: int, *options: str) -> int:
     """Run the tests. Returns pytest's exit code."""
     import pytest
 
-    with redirect_stdout(StringIO()) as shown:
-        code = pytest.main(["--collect-only", "-qq", *options], [_Forgetting()])
+    with _compiling() if "--compile" in options else nullcontext():
+        options = tuple(option for option in options if option != "--compile")
+        with redirect_stdout(StringIO()) as shown:
+            code = pytest.main(["--collect-only", "-qq", *options], [_Forgetting()])
     if code:
         print(shown.getvalue())
         return code
@@ -42,6 +47,16 @@ def main(count: int, *options: str) -> int:
         finally:
             for fork in forks:
                 fork.terminate()
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """A block at whose end all kernels are compiled. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "services.cli", "doctor", "--compile"]
+    with subprocess.Popen(command) as process:
+        yield
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
 class _Forgetting:

@@ -1,4 +1,4 @@
-"""The composition root of the auditor: its parts by its settings, its passes until a stop, and its metrics."""
+"""The composition root of the auditor: builds its parts from its settings, audits until a stop, keeps its metrics."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _OTHERS_SECONDS = 300.0
-"""How long the auditor lets servers load first: a model of some gigabytes is loaded by then, and the auditor's turn has
-to come even if servers start all the time.
+"""The longest time that the auditor waits while servers load: enough for a model of some gigabytes. Servers may start
+continually, so it is limited.
 """
 
 NICENESS = 10
-"""A tenth of a server's weight on Linux; at 19 a busy machine would hardly let the auditor compute."""
+"""A tenth of a server's CPU weight on Linux; at 19 the auditor would hardly run on a busy machine."""
 
 _WAITED_FOR = {
     "UNTRUSTED_SIGNATURE": "waiting until the ledger trusts this auditor's key (`kolm trust add`): %s",
     "CLOCK_AHEAD": "waiting until this auditor's clock and the ledger's agree; correct the wrong clock: %s",
 }
-"""Log messages for refusals of the ledger that end by a person's action, by the refusal's reason."""
+"""Log messages for refusals of the ledger that only a person can end, by the error's reason."""
 
 _POLL_SECONDS = 1.0  # poll interval; each poll costs two processes some milliseconds
-_TRIES = 3  # of announcing before loading: a ledger that starts together with this auditor serves in two seconds
+_TRIES = 3  # attempts to announce before loading: a ledger that starts at the same time serves within two seconds
 _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderError)
 
 
@@ -80,11 +80,11 @@ _AWAY = (Unavailable, ResourceExhausted, DeadlineExceeded, Cancelled, FolderErro
 def connected(
     settings: AuditorSettings, engine: LoadedWhenAsked, *, spot_checks: float = 0.0, announces: bool = True
 ) -> Iterator[Auditor]:
-    """An auditor with its connections; they close, and running calls end, with the block. It makes its key at first
-    use.
+    """An auditor with its connections, which close at the end of the block, as do running calls. Its key is made at the
+    first use.
 
-    `spot_checks` is the share of receipts, 0 to 1, to examine beyond the owed ones. With `announces` its key is
-    published in its folder, and its terms in the log; else the terms in the log hold. Raises KeyFileError, FolderError.
+    `spot_checks`: the share of receipts, 0 to 1, to examine beyond the owed ones. `announces`: publish its key in its
+    folder and its terms in the log; if false, the log's terms hold. Raises KeyFileError, FolderError.
     """
     key = open_signer(settings.auditor_key, "auditor", settings.key_passphrase_file, create=True)
     if announces:
@@ -123,11 +123,11 @@ def kept_backlog(folder: HeldFolder, ledger: LedgerClient, trust: TrustedKeys, s
 
 @dataclass
 class LoadedWhenAsked:
-    """The auditor's own engine, loaded for the first replay: a pass without replays loads no weights. Without a plan
-    every receipt is out of reach.
+    """The auditor's own engine, loaded at the first replay: an audit without replays loads no weights. Without a
+    plan every receipt is out of reach.
 
-    Calls raise EngineFailed too. `stop` ends a replay; `on_load` is called before the engine's modules are imported,
-    `step` gets the steps of loading.
+    Calls may also raise EngineFailed. `stop` ends a replay; `on_load` is called before the engine's modules are
+    imported, `step` with a description of each step of loading.
     """
 
     plan: EnginePlan | None
@@ -144,7 +144,7 @@ class LoadedWhenAsked:
     @cached_property
     def _engine(self) -> OwnEngine:
         if self.plan is None:
-            raise OutOfReach("this auditor has no weights, --model")
+            raise OutOfReach("this auditor has no weights: set --model")
         self.on_load()
         return _own_engine(self.plan, self.stop, self.step)
 
@@ -238,7 +238,7 @@ class AuditorMetrics:
 
 
 def reported(metrics: AuditorMetrics, send: SendSpan | None) -> Callable[[Examined], None]:
-    """Counts an appended verdict, and sends its span."""
+    """A callback that counts an appended verdict and sends its span."""
 
     def report(one: Examined) -> None:
         metrics.examined(one)
@@ -270,8 +270,8 @@ def yield_to_others() -> None:
     """Lower the priority of the calling thread, and of threads that it starts. Other threads, which serve health and
     stop the process, keep theirs.
 
-    Linux may weigh sessions against each other (sched_autogroup): there a priority counts within its own session only,
-    and a session that this process leads has one too (sched(7)).
+    With sched_autogroup, Linux weighs sessions against each other, and a thread's priority counts within its session
+    only. If this process leads its session, the priority of the session is lowered as well (sched(7)).
     """
     os.nice(NICENESS)
     if os.getsid(0) == os.getpid():
@@ -286,28 +286,29 @@ def follow(
     on_examined: Callable[[Examined], None],
     on_read: Callable[[Backlog], None] = lambda _: None,
 ) -> None:
-    """Audit until `stop` is set. Waits for a ledger that is away and a folder that fails; raises every other error.
-    `on_read` gets the open work each time the log has been read to its end.
+    """Audit until `stop` is set. Waits while the ledger, an engine or the folder is unavailable, and after refusals
+    that a person ends (`_WAITED_FOR`); raises every other error. `on_read` gets the open work after each reading of the
+    log.
     """
-    away = False
+    cause: object = None  # of the wait, as it was logged
     while not stop.is_set():
         try:
             _pass(auditor, stop, on_examined, on_read)
-            if away:
+            if cause is not None:
                 _log.info("resuming the audit")
-            away = False
+            cause = None
         except Interrupted:
             return
         except _AWAY as error:
-            if not stop.is_set() and not away:
-                _log.warning("waiting for the ledger or the auditor's folder: %s", error)
-            away = True
+            if not stop.is_set() and cause is not type(error):
+                _log.warning("waiting for the ledger, an engine or the auditor's folder: %s", error)
+            cause = type(error)
         except InvalidArgument as error:
             if error.reason not in _WAITED_FOR:
                 raise
-            if not away:
+            if cause != error.reason:
                 _log.warning(_WAITED_FOR[error.reason], error)
-            away = True
+            cause = error.reason
         except Exception:
             if stop.is_set():  # the connection of a call was closed
                 return

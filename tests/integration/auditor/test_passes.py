@@ -1,8 +1,9 @@
 """Audit passes over a real ledger: what they write, and that they can be killed anywhere."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -13,10 +14,11 @@ from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.appender import Appender, Terms
 from services.auditor.audit_error import BrokenLog, EngineAway
+from services.auditor.auditor import Auditor
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.serving import follow
 from services.client.channel import Connection
-from services.client.errors import Unavailable
+from services.client.errors import InvalidArgument, Unavailable
 from services.client.ledger.ledger import LedgerClient
 from tests.integration.auditor.deployment import (
     Deployment,
@@ -307,6 +309,27 @@ def test_an_auditor_whose_key_is_not_trusted_yet_waits_for_trust(deployment: Dep
     key.write_bytes(trusted)
     following.join(60)
     assert outcomes(deployment) == [(0, "EXACT")]
+
+
+def test_each_cause_of_a_wait_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    stop = threading.Event()
+    causes = [
+        *[Unavailable("no ledger")] * 2,
+        *[InvalidArgument("no trust", reason="UNTRUSTED_SIGNATURE")] * 2,
+        Unavailable("no ledger"),
+    ]
+
+    class Waiting:
+        backlog = None
+
+        def run_pass(self) -> Iterator[None]:
+            if not causes:
+                stop.set()
+                return iter(())
+            raise causes.pop(0)
+
+    follow(cast(Auditor, Waiting()), stop, 0.0, lambda _: None, lambda _: None)
+    assert [str(record.args[0]) for record in caplog.records if record.args] == ["no ledger", "no trust", "no ledger"]
 
 
 def test_a_new_auditor_goes_on_from_the_fold_that_the_one_before_has_kept(deployment: Deployment) -> None:

@@ -1,10 +1,11 @@
 """`python -m benchmarks.start [FLAGS OF kolm up]`: the times of `kolm`'s calls and of `kolm up`.
 
-Calls: CPU seconds of the whole process, interpreter included, before it asks a service; the least of several runs. The
-calls fail: no server listens, or the named object does not exist. `tests/unit/cli/test_help.py` limits their imports.
+Calls: CPU seconds of the whole process, interpreter included, before it asks a service; the least of several runs.
+Calls without --help fail: no server listens, or the named object does not exist. `tests/unit/cli/test_help.py` limits
+their imports.
 
-Starts: seconds of the wall from the command to "answers", and CPU seconds of all its processes, their stop included.
-The first start finds no compiled code, no digest and no probe, but Python's own `.pyc` files; each later one finds all.
+Starts: seconds until `kolm up` reports that it answers, and CPU seconds of all its processes, their stop included. The
+first start finds no compiled kernels, digests or probe results, only Python's `.pyc` files; later starts find all.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def measure_calls() -> None:
 
 
 def cpu_seconds(words: list[str]) -> float:
-    """The least of several runs: what other programs on the machine did to one of them is not a cost of the command."""
+    """CPU seconds of a call, the least of several runs, because other programs on the machine slow some of them."""
     return min(_once(words) for _ in range(_RUNS))
 
 
@@ -78,7 +79,13 @@ def started(folder: Path, flags: list[str]) -> tuple[float, float]:
     before = _cpu()
     with subprocess.Popen(command, env={**os.environ, **caches}, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        ready = next(filter(None, (re.search(r"answers after ([\d.]+) s", line) for line in process.stderr)))
+        lines = [""]
+        for line in process.stderr:
+            lines.append(line)
+            if ready := re.search(r"answers after ([\d.]+) s", line):
+                break
+        else:
+            raise SystemExit(f"kolm up ended before it answered: {lines[-1]}")
         process.send_signal(signal.SIGINT)
         process.communicate()
     return float(ready[1]), round(_cpu() - before, 2)

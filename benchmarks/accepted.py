@@ -1,9 +1,9 @@
 """Speculation at a published acceptance: `python -m benchmarks --only accepted --accept 0.87,0.69,0.53 --shape NAME`.
 
-Weights of published heads are not at hand here, so their worth is measured in two factors: acceptance, as a head's page
-states it, and the real cost of drafts and passes. A random head of the named kind and shape drafts with all its passes;
-its tokens are replaced by those of `off`, which answered before, or by wrong ones, as often as stated. The head's
-confidence is its acceptance at that depth, whether a token is right or wrong: a real head knows more.
+Weights of published heads are not available here. Their speedup is therefore measured with the acceptance that a head's
+page states, and the real cost of drafts and passes: a head of the named kind and shape with random weights drafts, and
+its tokens are replaced by those of an earlier answer of `off`, or by wrong ones, at the stated rates. The confidence in
+a token is the stated acceptance at its depth, right or wrong; the confidence of a real head is more precise.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tests.fakes.heads import random_block, random_head, random_mtp
 HEADS = ("mtp", "eagle3", "block")
 _DRAFT_TOKENS = 32_768
 _PROMPT = 32  # random tokens
-_LEAST = 1e-3  # acceptance that a confidence is made of, at least
+_LEAST = 1e-3  # lower bound of an acceptance that becomes a logit
 _BLOCK, _BLOCK_LAYERS = 16, 5  # of DFlash's heads, which read as many layers of the base
 
 
 def measure(
     accept: Sequence[float], head: str, shape: str, file: Path | None, *, max_tokens: int, prompts: int, rounds: int
 ) -> dict[str, Any]:
-    """Tokens a second of `off` and of the head, in turns. `accept[d]`: the share of drafts whose first d + 1 tokens are
-    right. The model is a GGUF file, or random 4-bit weights in a public model's `shape`.
+    """Measure tokens a second of `off` and of the head, in turns. `accept[d]`: the share of drafts whose first d + 1
+    tokens are right. The model is a GGUF file, or random 4-bit weights in a public model's `shape`.
     """
     with tempfile.TemporaryDirectory() as folder:
         engine = KolmEngine(file or random_file(shape, "q4_0", Path(folder)))
@@ -105,7 +105,7 @@ def _drafter(head: str, engine: KolmEngine) -> HeadDrafter:
 
 
 def _dflash(base: TargetConfig) -> dict[str, Any]:
-    """The choices of DFlash's heads as they are published, beside their layers, which have the base's sizes."""
+    """The configuration of published DFlash heads, except the sizes of their layers, which are the base's."""
     reads = [round(at * base.layers / (_BLOCK_LAYERS - 1)) for at in range(_BLOCK_LAYERS)]
     return {
         "layers": _BLOCK_LAYERS, "feature_layers": tuple(reads), "block_size": _BLOCK, "from_first": False,
@@ -134,13 +134,13 @@ class RatedDrafter(Drafter):
         return self.drafter.propose(asks)
 
     def flat(self, rows: int, tokens: int) -> Float32:
-        """Equal logits [rows, tokens], kept: making them again, or from the head's, takes a tenth of a step's time."""
+        """Equal logits [rows, tokens], cached: making them, or copying the head's, takes a tenth of a step."""
         if len(self._flat) < rows:
             self._flat = np.zeros((rows, tokens), np.float32)
         return self._flat[:rows]
 
     def right_tokens(self) -> int:
-        """A random number of right tokens at the beginning of a draft; deeper ones follow the last stated rate."""
+        """Draw how many tokens of a draft are right; beyond the stated depths the last rate applies."""
         drawn = self._rng.random()
         count = sum(drawn < share for share in self.accept)
         while count >= len(self.accept) and self._rng.random() < self.rate(count):
@@ -148,14 +148,14 @@ class RatedDrafter(Drafter):
         return count
 
     def rate(self, depth: int) -> float:
-        """How often the token at a depth is right if those before it are."""
+        """The probability that the token at a depth is right if the tokens before it are."""
         shares = (1.0, *self.accept)
         depth = min(depth, len(self.accept) - 1)
         return shares[depth + 1] / shares[depth]
 
 
 class _RatedState(DraftModelState):
-    """A head's draft with the answer's token as its first choice, or a wrong one."""
+    """A head's draft whose first choice is replaced by the answer's token, or by a wrong one."""
 
     rated: RatedDrafter
     right: int
@@ -180,21 +180,21 @@ class _RatedState(DraftModelState):
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """Shares of drafts, as "0.87,0.69,0.53", or "2.08@2": tokens a pass with so many draft tokens, each of which holds
-    as often as the others after right ones. Raises ArgumentTypeError unless shares fall from at most 1 to above 0.
+    """Parse shares of drafts: "0.87,0.69,0.53", or "2.08@2" for 2.08 tokens a pass with 2 draft tokens of the same
+    conditional acceptance. Raises ArgumentTypeError unless shares fall from at most 1 to above 0.
     """
     length, _, drafts = text.partition("@")
     try:
         shares = _equal_rates(float(length), int(drafts)) if drafts else tuple(map(float, text.split(",")))
     except ValueError as error:
-        raise ArgumentTypeError(f"{text!r} has a share that is no number") from error
+        raise ArgumentTypeError(f"{text!r}: expected numbers, such as 0.87,0.69 or 2.08@2") from error
     if not all(1.0 >= before >= after > 0.0 for before, after in zip((1.0, *shares), shares, strict=False)):
         raise ArgumentTypeError(f"{text!r}: expected shares that fall from at most 1 to above 0")
     return shares
 
 
 def _equal_rates(length: float, drafts: int) -> tuple[float, ...]:
-    """Shares with 1 + their sum = `length`."""
+    """Shares of the same conditional acceptance whose sum is `length` - 1."""
     if not 1.0 < length <= drafts + 1:
         raise ArgumentTypeError(f"{length} tokens a pass with {drafts} draft tokens: expected above 1 to {drafts + 1}")
     low, high = 0.0, 1.0

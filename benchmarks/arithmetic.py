@@ -1,5 +1,5 @@
-"""float32 compared with int8, and with int8 and smaller caches, on one published 4-bit file: the time of a pass, the
-nats of a text, the first difference of greedy tokens.
+"""Comparison of float32, int8, and int8 with smaller caches, on one 4-bit file: the time of a pass, the nats a token of
+texts, and the agreement of greedy tokens.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ QUESTIONS = _ROOT / "demo" / "main_job" / "questions.jsonl"
 
 
 def measure(model: Path | None = None, *, quick: bool = False) -> dict[str, Any]:
-    """Milliseconds of passes (minima of rounds that alternate), nats a token of kolm's documents, and greedy tokens.
+    """Measure milliseconds of passes (least of alternating rounds), nats a token of kolm's pages, and greedy agreement.
 
-    `model` is a GGUF file, SmolLM2's unless named. `quick`: passes in float32 and in int8 with its usual cache alone.
+    `model` is a GGUF file, by default SmolLM2's. `quick`: only passes, in float32 and in int8 with its usual cache.
     """
     path = model or model_path("smollm2")
     config = read_config(path)
@@ -79,7 +79,7 @@ def _passes(targets: Mapping[str, Target], context: int) -> dict[str, dict[str, 
 
 
 def _loss(target: Target, tokenizer: Tokenizer) -> float:
-    """Mean over all but the first token of each window of the texts."""
+    """Mean nats a token over the texts, without the first token of each window."""
     losses: list[float] = []
     for text in _TEXTS:
         tokens = tokenizer.encode((_ROOT / text).read_text())
@@ -96,7 +96,7 @@ def _loss(target: Target, tokenizer: Tokenizer) -> float:
 
 
 def _agreement(targets: Mapping[str, Target], tokenizer: Tokenizer) -> dict[str, Any]:
-    """On float32's own greedy text: how often the others choose the same token, and for how many tokens in a row."""
+    """The agreement with float32's greedy text: the share of equal tokens, and the length of the equal prefix."""
     same: dict[str, list[float]] = {name: [] for name in targets if name != "float32"}
     together: dict[str, list[int]] = {name: [] for name in same}
     questions = [json.loads(line)["messages"] for line in QUESTIONS.read_text().splitlines()]
@@ -131,7 +131,7 @@ def _greedy(target: Target, prompt: list[int]) -> list[int]:
 
 
 def _logits(target: Target, tokens: list[int]) -> Iterator[Float32]:
-    """Logits at all positions of a text, [rows, vocabulary] of one pass after the other: a view until the next."""
+    """Yield the logits [rows, vocabulary] of each pass over a text: a view that is valid until the next pass."""
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
     for start in range(0, len(tokens), max(ROWS)):

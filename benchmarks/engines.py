@@ -31,16 +31,16 @@ _FILE = Path(__file__).parents[1] / "demo" / "main_job" / "questions.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One timed call: seconds from the prompts to the last token, and the tokens of each prompt."""
+    """One timed call: seconds from the prompts to the last token, and the output tokens of each prompt."""
 
     seconds: float
     tokens: list[tuple[int, ...]]
     digests: tuple[str, ...]  # stream digests of the answers
     mean_acceptance_length: float = 1.0
     drafts: int = 0  # passes that verified a draft token
-    accepted: tuple[int, ...] = ()  # of those, how many accepted one at each depth
+    accepted: tuple[int, ...] = ()  # by depth, the number of these passes that accepted a token there
     passes_by_method: tuple[tuple[str, int], ...] = ()
-    decode_seconds: float = 0.0  # of kolm's longest, from its first token to its last
+    decode_seconds: float = 0.0  # kolm: of the slowest request, from its first token to its last
 
     @property
     def tokens_per_second(self) -> float:
@@ -56,12 +56,12 @@ class Contender(Protocol):
 
 
 class KolmEngine:
-    """kolm's step loop without its service: the same code that serves, so that what is timed is decoding."""
+    """kolm's engine without its service: the code that serves, so that only decoding is timed."""
 
     def __init__(
         self, directory: Path, head: Path | None = None, arithmetic: str | None = None, store: Path | None = None
     ) -> None:
-        """A datastore drafts only what follows in it, whatever is near."""
+        """`store`: a datastore for `rest`, opened without its search for similar passages."""
         self.settings, self.ignore_eos = EngineSettings(), False
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
@@ -77,7 +77,7 @@ class KolmEngine:
             self.drafters["rest"] = RestDrafter({None: [opened]})
 
     def contender(self, method: str, name: str | None = None, **options: Any) -> Kolm:
-        """`options` are members of the engine's request."""
+        """A contender that drafts by `method`; `options` are further members of its EngineRequest."""
         return Kolm(self, name or method, {"method": method, **options})
 
 
@@ -129,5 +129,5 @@ def conversations(kind: str, count: int) -> list[list[dict[str, str]]]:
 
 
 def load_prompts(kind: str, tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """The same as token ids."""
+    """The prompts of `conversations` as token ids."""
     return [tokenizer.encode_chat(messages) for messages in conversations(kind, count)]

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.identity`: greedy outputs of several engines, with speculation and without, by token ids.
+"""`python -m benchmarks.identity`: count the greedy outputs of several engines whose token ids speculation changes.
 
-Every engine answers the same questions three times at each number of concurrent requests: plain, plain again, and by
-each of its ways of speculation. Rows of engines and methods that were measured earlier stay in the file.
+At each number of concurrent requests, every engine answers the same questions twice without speculation, and once with
+each of its methods of speculation. Rows of other engines and methods stay in the result file.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from services.generation.target.model_path import model_path
 Outputs = list[tuple[int, ...]]
 Prompts = Sequence[tuple[int, ...]]
 Decode = Callable[[Prompts, int], Outputs]
-"""Greedy outputs of prompts, with a number of concurrent requests."""
+"""Takes prompts and a number of concurrent requests; returns the greedy outputs."""
 OneDecode = Callable[[list[int], int], Iterable[int]]
-"""Greedy tokens after one prompt, at most the given number."""
+"""Takes a prompt and the most tokens; returns the greedy tokens."""
 
 _LLAMA = {
     "draft model": ("--spec-type", "draft-simple", "-md", "{coarse}"),
@@ -49,7 +49,7 @@ class Engine:
 
 
 def rows(engine: Engine, prompts: Prompts, at_once: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A row for each way of speculation at each number of concurrent requests."""
+    """Yield a row for each method of speculation at each number of concurrent requests."""
     alone: Outputs | None = None
     for many in (many for many in engine.at_once if many in at_once):
         plain, again = engine.plain(prompts, many), engine.plain(prompts, many)
@@ -72,7 +72,7 @@ def _differing(one: Outputs, other: Outputs) -> int:
 
 
 def _one_by_one(decode: OneDecode, max_tokens: int, ends: Sequence[int]) -> Decode:
-    """A library takes one prompt; the tokens that end a text belong to none."""
+    """Decode prompt by prompt with a library; an output ends before its first token of `ends`."""
 
     def output(prompt: Sequence[int]) -> tuple[int, ...]:
         made = list(decode(list(prompt), max_tokens))
@@ -82,7 +82,7 @@ def _one_by_one(decode: OneDecode, max_tokens: int, ends: Sequence[int]) -> Deco
 
 
 def kolm(file: Path, max_tokens: int) -> Engine:
-    """All methods; `block` has a head of random weights, which is seldom right, `draft` the model in 4 bits."""
+    """kolm's methods except mtp; `block` has a head of random weights, rarely accepted, `draft` the model in 4 bits."""
     from benchmarks.engines import Kolm, KolmEngine
     from services.generation.drafting.draft_model import DraftModelDrafter
     from services.generation.drafting.lookahead import LookaheadDrafter
@@ -123,7 +123,7 @@ def transformers(file: Path, max_tokens: int) -> Engine:
 
 
 def openvino(_: Path, max_tokens: int) -> Engine:
-    """OpenVINO on the published file: its reader does not know the tensors of the 8-bit file that is written here."""
+    """OpenVINO on the published file, because its reader does not support the tensors of the rewritten 8-bit file."""
     file = model_path(Path("smollm2"))
     ends = load_target(file).config.eos_token_ids
     plain, lookup = (_one_by_one(openvino_decoding(file, ends, drafted), max_tokens, ends) for drafted in (0, 10))
@@ -150,7 +150,7 @@ def transformers_decoding(path: Path, ends: Sequence[int], **drafting: Any) -> O
 
 
 def transformers_model(path: Path) -> Any:
-    """Left to itself, transformers keeps a GGUF file's blocks packed, for kernels that it may lack."""
+    """A dequantised model. By default transformers keeps a GGUF file's blocks packed, for optional kernels."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
@@ -162,7 +162,7 @@ def transformers_model(path: Path) -> Any:
 
 
 def openvino_decoding(path: Path, ends: Sequence[int], drafted: int = 0) -> OneDecode:
-    """OpenVINO GenAI, which reads GGUF files itself; prompt lookup is a property of its pipeline."""
+    """Greedy decoding by OpenVINO GenAI, which reads GGUF files itself; prompt lookup is set for a whole pipeline."""
     import numpy as np
     import openvino
     import openvino_genai
@@ -236,7 +236,7 @@ def keep(row: dict[str, Any], folder: Path) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.identity", description=__doc__)
     parser.add_argument("libraries", nargs="*", choices=[*LIBRARIES, []], help="engines that are Python packages")
-    parser.add_argument("--llama-server", metavar="FILE", help="llama.cpp's server, the program")
+    parser.add_argument("--llama-server", metavar="FILE", help="the llama-server program, to measure it as well")
     parser.add_argument(
         "--upstream", nargs=4, action="append", default=[], metavar=("ENGINE", "METHOD", "PLAIN_URL", "URL"),
         help="a running vllm, sglang or llama-server; may be repeated",

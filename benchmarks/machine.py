@@ -25,7 +25,7 @@ class Service:
     process: int
 
     def processor_seconds(self) -> float:
-        """Processor seconds so far, in user and system mode, of the service and the processes that it has started."""
+        """CPU seconds so far, in user and system mode, of the service and its child processes."""
         ticks = 0
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -55,7 +55,7 @@ def read_bandwidth() -> float:
 
 @contextmanager
 def serving(name: str, command: Sequence[str], ready: Path, environment: Mapping[str, str]) -> Iterator[Service]:
-    """A service in a process of its own, which writes its address into `ready`; stopped at the end."""
+    """Run a service in a process of its own until the block ends; it writes its address into `ready`."""
     ready.unlink(missing_ok=True)
     process = subprocess.Popen([sys.executable, "-m", *command], env={**os.environ, **environment})
     try:

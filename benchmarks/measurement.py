@@ -36,7 +36,7 @@ _MICROARCHITECTURES = {
     ("GenuineIntel", 6, 173): "graniterapids",
     ("GenuineIntel", 6, 207): "emeraldrapids",
 }
-"""Names by vendor, family and, if that does not decide, model, as CPUID gives them."""
+"""Names by CPUID's vendor and family, and model if the family is ambiguous."""
 
 
 class MeasurementInvalid(ValueError):
@@ -71,7 +71,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The things that were measured: digests are of the model's and the head's weights file."""
+    """The measured model, head and questions; the digests are of the weights files."""
 
     model: str | None = None
     model_digest: str | None = None
@@ -103,7 +103,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """`commit` is the checked-out one, with `+` if files were changed beside it. `date` is RFC 3339, UTC."""
+    """`commit` is HEAD, with `+` if tracked files other than results and pages had changed. `date` is RFC 3339, UTC."""
 
     benchmark: str
     case: str
@@ -144,18 +144,18 @@ class Measurement:
 
 
 def known_figures(benchmark: str, folder: Path = RESULTS) -> Any:
-    """Figures of this benchmark's record for this machine, to be completed; None without one."""
+    """The figures of a benchmark's record for this machine, for a caller to extend; None if there is no record."""
     slug = Machine.here().slug
     found = (each for each in measurements(folder) if each.benchmark == benchmark and each.machine.slug == slug)
     return next((each.figures for each in found), None)
 
 
 def measurements(folder: Path = RESULTS) -> Iterator[Measurement]:
-    """All records of a folder, by file name. Raises MeasurementInvalid."""
+    """Yield all records of a folder, in the order of file names. Raises MeasurementInvalid."""
     for path in sorted(folder.glob("*.json")):
         record = _read(path)
         if path.stem != record.name:
-            raise MeasurementInvalid(f"{path}: holds the record {record.name}; expected a file of that name")
+            raise MeasurementInvalid(f"{path}: contains the record {record.name}; expected a file of that name")
         yield record
 
 
@@ -185,7 +185,7 @@ def _git(*words: str) -> str:
 
 
 def _command() -> str:
-    """The command line of this process, with paths under the home and temporary folders left to their names."""
+    """The command line of this process, with absolute paths shortened to their names."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     name = (module.name if module else "benchmarks").removesuffix(".__main__")
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]

@@ -1,7 +1,7 @@
-"""`python -m benchmarks readme`: the figures of README.md, of one machine, commit and head, in at most 20 minutes.
+"""`python -m benchmarks readme`: measure README.md's figures on one machine, commit and head, in 20 minutes at most.
 
-Plain decoding and `auto`, greedy and at T = 1; a replay's share; llama.cpp's programs, built for this CPU, in turns
-with kolm on the same file; callers of OpenAI's route, kolm and llama-server one after the other.
+Plain decoding and `auto`, greedy and at T = 1; the time of a replay; llama.cpp's programs, built for this CPU, in turns
+with kolm on the same file; callers of OpenAI's API, first at kolm, then at llama-server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def measure(llama: Path, *, questions: int) -> dict[str, Any]:
-    """Figures of the block; `questions` of each of Spec-Bench's six kinds. `llama`: the folder of llama.cpp's programs.
+    """Measure the block's figures. `questions`: number of each of Spec-Bench's six kinds. `llama`: llama.cpp's folder.
 
     Raises SystemExit if a program fails.
     """
@@ -84,7 +84,7 @@ def _decoding(case: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _running_kolm() -> Iterator[tuple[str, str]]:
-    """`kolm up` with the demo's head and datastore and no audits: its URL up to /v1, and a key."""
+    """Run `kolm up` with the demo's head and datastore and no audits; yields its URL up to /v1, and an API key."""
     with tempfile.TemporaryDirectory() as folder:
         names = ("generation", "ledger", "auditor", "registry", "explorer", "http")
         ports = dict(zip(names, free_ports(len(names)), strict=True))
@@ -108,7 +108,7 @@ def _running_llama_server(program: Path) -> Iterator[str]:
 
 @contextmanager
 def _running_server(command: Sequence[str], health: str) -> Iterator[None]:
-    """A server in a process of its own, from its first healthy answer on; terminated at the end."""
+    """Run a server in a process of its own; the block begins when it is healthy, and its end terminates the server."""
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL) as process,

@@ -24,8 +24,8 @@ _SERVED_ROUNDS, _SERVED_TOKENS = 5, 64
 
 
 def measure_audits(arithmetic: str, threads: int) -> dict[str, Any]:
-    """Milliseconds of an audit of 128 output tokens of SmolLM2-135M, the prompt included: medians over prompts of the
-    minimum over rounds, in which the two ways take turns.
+    """Measure an audit of 128 output tokens of SmolLM2-135M, prompt included, by decoding and by prefill: milliseconds,
+    medians over prompts of the least of several rounds, in which the two ways alternate.
     """
     path = model_path("smollm2")
     tokenizer = Tokenizer(path)
@@ -50,7 +50,7 @@ def measure_audits(arithmetic: str, threads: int) -> dict[str, Any]:
 
 
 def _turn(verifier: Verifier, record: Record) -> tuple[float, float]:
-    """Seconds of both ways, one after the other; both make the same statement."""
+    """Seconds by decoding and by prefill, one after the other; both have to give the same stream digest."""
     decoding, plain = _timed(lambda: verifier.decode(record.request))
     along, verified = _timed(lambda: verifier.prefill(record))
     assert verified.stream_digest == plain.stream_digest
@@ -64,14 +64,14 @@ def _timed(run: Callable[[], Outcome]) -> tuple[float, Outcome]:
 
 
 def measure_served(model: Path) -> dict[str, Any]:
-    """Milliseconds of a token that one caller is served without speculation, and of the bare pass over the same token
-    at the same position: medians over rounds, in which both take turns, and their median ratio. Both are in steady
-    state, because loading has timed passes until their time no longer drifts.
+    """Measure milliseconds a token, served to one caller without speculation, and of bare passes over the same tokens
+    at the same positions: medians over rounds, in which both alternate, and their median ratio. Both are in steady
+    state, because loading has timed passes until their time is stable.
     """
     engine = KolmEngine(model)
     prompt, contender = load_prompts("question", engine.tokenizer, 1)[0], engine.contender("off")
     served, bare, first = list[float](), list[float](), contender.run([prompt], 0.0, _SERVED_TOKENS)
-    tokens = first.tokens[0][:-1]  # the last one is not computed with
+    tokens = first.tokens[0][:-1]  # no pass reads the last token
     for _ in track(range(_SERVED_ROUNDS), "served tokens"):
         run = contender.run([prompt], 0.0, _SERVED_TOKENS)
         served.append(run.decode_seconds / len(tokens))

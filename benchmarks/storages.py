@@ -1,4 +1,4 @@
-"""SmolLM2's published GGUF file written in other storages: the same values for all engines, byte for byte."""
+"""SmolLM2's published GGUF file, rewritten in other storages, so that all engines read the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRITTEN = {Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE, "general.alignmen
 
 
 def in_storage(published: Path, storage: str, folder: Path = _SCRATCH) -> Path:
-    """The file with all matrices in `storage`, written to `folder` once: the values of the published file, rounded if
+    """The path of a copy with all matrices in `storage`, written to `folder` if it is missing. Values are rounded if
     the storage has fewer bits.
     """
     path = folder / f"{published.stem}.{storage}.gguf"
@@ -55,7 +55,7 @@ def _copy(writer: GGUFWriter, name: str, field: ReaderField) -> None:
 
 
 def as_folder(file: Path) -> Path:
-    """The values of a GGUF file, rounded to bfloat16, and its tokenizer, in a folder beside it that vLLM loads."""
+    """Convert a GGUF file, values rounded to bfloat16, with its tokenizer to a folder beside it that vLLM loads."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -1,11 +1,11 @@
 """`python -m benchmarks.verdicts`: an auditor's verdicts on another engine, honest and with a fault of speculation.
 
 The engine with speculation answers through the generation service's backend; an auditor judges each answer by the
-engine without speculation. The fault: a share of draft tokens is replaced on the way, as if the engine had accepted
-wrong drafts. The share is of all drafted tokens, where the token that an engine chose instead of a rejected draft is
-replaced by that draft, or of accepted ones alone. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run
-continues, and a larger one adds to them. The results are those of all kept verdicts, without an engine as well, a file
-for each engine and method, and for honest answers and faults.
+engine without speculation. The fault: a share of draft tokens is replaced between engine and backend, as if the engine
+had accepted wrong drafts. The share is of accepted draft tokens alone, or of all of them: then a rejected draft may
+also replace the token that the engine chose instead. Verdicts are kept in benchmarks/scratch/verdicts: a stopped run
+continues, and a larger run adds to them. The results are made of all kept verdicts, even if no engine is named: a file
+for each engine and method, for honest answers and for faults.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from services.generation.target.model_path import model_path
 from tests.unit.ledger.builders import at, content, foreign_receipt
 
 _SCRATCH = Path(__file__).parent / "scratch" / "verdicts"
-_SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # of an engine on a machine that others use
+_SILENCE_SECONDS, _AWAY_SECONDS = 900.0, 5.0  # for engines on a shared machine
 _T = TypeVar("_T")
 TEMPERATURES, CALLERS = (0.0, 0.7, 1.0), (8, 1)
 _MAX_TOKENS = 256  # of an answer: n-grams draft more in long ones
@@ -69,7 +69,7 @@ class Judged(msgspec.Struct, frozen=True):
     accepted: int
     cached: int
     alone: bool
-    outcome: str  # of the verdict, or the finish reason of an answer that did not end
+    outcome: str  # of the verdict, or the finish reason of an answer without verdict
     replaced: int = 0
     position: int | None = None
     apart: float | None = None
@@ -78,7 +78,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Answers that are served and judged alike. `replaced`: share of draft tokens; `of`: of which ones."""
+    """Answers under equal conditions. `replaced`: share of draft tokens; `of`: of which ones (DRAFTED, ACCEPTED)."""
 
     temperature: float
     callers: int
@@ -107,8 +107,8 @@ class Pair:
 
 
 class FaultySpeculation(Upstream):
-    """An upstream of which some draft tokens are replaced, as if it had accepted wrong drafts. The engine continues
-    from there, as it would after its own mistake.
+    """An upstream that replaces some of its engine's draft tokens, as if the engine had accepted wrong drafts. The
+    engine continues from there, as it would after its own mistake.
     """
 
     def __init__(self, dialect: Dialect, url: str, case: Case, chance: random.Random) -> None:
@@ -152,8 +152,8 @@ class _Replaced(Exception):
 
 
 class _Part:
-    """An answer up to a replaced token. `ids` end with it; `accepted`: those of them that were drafts; `proposed`:
-    draft tokens of their passes, rejected ones too.
+    """A part of an answer, up to a replaced token, which is the last of `ids`. `accepted`: how many of them were
+    drafts; `proposed`: the number of draft tokens of their passes, rejected ones included.
     """
 
     def __init__(self, dialect: Dialect, context: list[int], case: Case, chance: random.Random) -> None:
@@ -209,8 +209,8 @@ class _Part:
 
 
 def looked_up(context: Sequence[int]) -> Sequence[int]:
-    """The draft tokens of vLLM's n-grams with `VLLM_NGRAMS`, those after the earliest occurrence of the longest n-gram
-    at the end. They stand for the drafts of other methods, whose tokens, or with vLLM also numbers, are unknown.
+    """The draft tokens of vLLM's n-grams with `VLLM_NGRAMS`: those after the earliest occurrence of the longest n-gram
+    at the end. They also serve for other methods, whose draft tokens are unknown, with vLLM even their number.
     """
     for size in (4, 3, 2):
         last = context[-size:]
@@ -303,7 +303,7 @@ class Bench:
     """The generation service's backend and auditors on a pair of running engines."""
 
     def __init__(self, pair: Pair, weights: Path, name: str | None = None) -> None:
-        """`name`: of the engine in the results. Raises KolmError for engines that cannot be asked."""
+        """`name`: the engine's name in the results. Raises KolmError for engines that cannot be asked."""
         self._pair, self._dialect, self._tokenizer = pair, DIALECTS[pair.engine], Tokenizer(weights)
         self._ends = frozenset(read_config(weights).eos_token_ids)
         found = asyncio.run(_until_there(asyncio.to_thread, PlainUpstream(pair.engine, pair.plain_url).about))
@@ -363,7 +363,7 @@ class Bench:
 
 
 def kept(path: Path) -> list[Judged]:
-    """The verdicts of a case by question, without a line that a stopped run left incomplete."""
+    """The verdicts of a case, in the order of questions, without a last line that a stopped run left incomplete."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     found = {each.question: each for each in (msgspec.json.decode(line, type=Judged) for line in lines)}
     return [found[question] for question in sorted(found)]
@@ -386,7 +386,7 @@ def row(case: Case, found: Sequence[Judged]) -> dict[str, Any]:
 
 
 def read(found: Sequence[Judged]) -> list[int]:
-    """The tokens that are read up to each DEVIATION, since the one before, and at last those after all of them."""
+    """The numbers of tokens that an auditor reads up to each next DEVIATION; the last number is of those after all."""
     runs = [0]
     for each in found:
         if each.outcome == DEVIATION:
@@ -445,7 +445,7 @@ def concluded() -> Iterator[dict[str, Any]]:
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verdicts", description=__doc__)
     parser.add_argument(
-        "--llama-server", nargs="?", const="", metavar="FILE", help="start llama.cpp's server, or xllamacpp's copy"
+        "--llama-server", nargs="?", const="", metavar="FILE", help="start this llama-server, by default xllamacpp's"
     )
     parser.add_argument("--spec-type", default="ngram-map-k", help="speculation of that server (ngram-map-k)")
     parser.add_argument(
@@ -474,7 +474,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="*",
         choices=(DRAFTED, ACCEPTED),
         default=(DRAFTED, ACCEPTED),
-        help="draft tokens of which that share is replaced",
+        help="replace that share of all drafted tokens, of accepted ones, or of each (both)",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     return parser.parse_args(arguments)

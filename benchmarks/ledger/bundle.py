@@ -1,5 +1,5 @@
-"""`python -m benchmarks.ledger.bundle`: how long `kolm verify` takes for a bundle of 10^5 receipts, as a process of its
-own; JSON in benchmarks/results.
+"""`python -m benchmarks.ledger.bundle`: the time and memory of `kolm verify`, in a process of its own, for a bundle of
+10^5 receipts; JSON in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
-    """Export a log of that size without its content, then run `kolm verify` on it."""
+    """Export a log of `receipts` receipts without content, then run `kolm verify` on the bundle."""
     fill(location, receipts)
     path = location.folder / "bundle.tar.gz"
     started = time.perf_counter()
@@ -62,7 +62,7 @@ def measure(location: LedgerLocation, receipts: int) -> dict[str, Any]:
 
 
 def _processor_seconds() -> float:
-    """Seconds of all processes that have been waited for, theirs included."""
+    """CPU seconds of this process's ended children and of their ended children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

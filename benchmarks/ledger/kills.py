@@ -1,5 +1,5 @@
-"""`python -m benchmarks.ledger.kills`: a ledger service that is killed repeatedly under several appenders, with exact
-accounting: no acknowledged receipt may be missing, doubled or moved.
+"""`python -m benchmarks.ledger.kills`: kill a ledger service repeatedly while several clients append, then compare its
+log with all answers: no acknowledged receipt may be missing, duplicated or at another index.
 
 Nothing is timed. The exit code is 1 if a count of faults is not zero, or the log does not verify.
 """
@@ -35,14 +35,14 @@ from services.client.errors import KolmError
 from services.client.ledger.ledger import LedgerClient
 
 _MOST_BEFORE_A_KILL = 40
-"""Acknowledged entries after which a service is killed at the latest."""
+"""Upper bound of the random number of answers that are awaited before a kill."""
 _PATIENCE = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The result. `answers` counts acknowledgements, also of receipts that were sent again; `acknowledged` and `logged`
-    count receipts. `moved` receipts were acknowledged at two places, or at another place than theirs in the log.
+    """The result. `answers` counts acknowledgements, those of repeated receipts included; `acknowledged` and `logged`
+    count receipts. `moved` receipts were acknowledged at two indexes, or at another index than in the log.
     """
 
     kills: int
@@ -61,7 +61,7 @@ class Account:
 
 
 class Appenders:
-    """Threads that append receipts of their own until each is acknowledged, at whatever service there is."""
+    """Threads that send each of their receipts until the service that runs acknowledges it."""
 
     def __init__(self, location: LedgerLocation, count: int) -> None:
         self.answers: list[tuple[str, int]] = []
@@ -79,7 +79,7 @@ class Appenders:
             self._changed.notify_all()
 
     def wait_for(self, answers: int) -> None:
-        """Returns once there are so many answers. Raises TimeoutError."""
+        """Wait until there are `answers` answers. Raises TimeoutError after `_PATIENCE` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.answers) >= answers, _PATIENCE):
                 raise TimeoutError(f"{len(self.answers)} answers after {_PATIENCE:g} s, expected {answers}")
@@ -96,7 +96,7 @@ class Appenders:
             with self._changed:
                 receipt, envelope, kept = next(self._receipts)
             content = Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
-            again = random.random() < 0.1  # callers whose answer was lost send again what the log has
+            again = random.random() < 0.1  # as a caller does whose answer was lost
             while not self._closing and not self._acknowledged(receipt.receipt_id, envelope, content, again=again):
                 pass
 
@@ -129,7 +129,7 @@ def _served(location: LedgerLocation, appenders: Appenders) -> Iterator[Service]
 
 
 def killed_and_counted(location: LedgerLocation, kills: int, appenders: int) -> Account:
-    """Kill the service of a location so often, then let it come back, and hold the log against all answers."""
+    """Kill the location's service `kills` times, start it once more, and compare the log with all answers."""
     sending = Appenders(location, appenders)
     try:
         for _ in range(kills):

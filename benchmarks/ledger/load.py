@@ -1,4 +1,4 @@
-"""The timed work on one ledger service: durable, proven appends by many concurrent clients, and proofs."""
+"""Measurements of one ledger service: appends by many concurrent clients, inclusion proofs, offline verification."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ledger.tree.merkle import verify_inclusion
 from services.client.ledger.log_wire import content_message
 
 _MIN_VERIFIED = 50
-"""The least number of answers of a run whose proof and signature are verified; all indexes have to differ."""
+"""At least so many answers of a run have their proof and signature verified; the indexes of all must differ."""
 
 GROUP, IN_FLIGHT = 64, 12
-"""Entries of a streamed request, as kolm's client groups them, and the most unanswered requests: 768 entries, 77 ms at
-10,000 entries a second.
+"""Entries of a streamed request, as in kolm's client, and the most unanswered requests: 768 entries in flight, 77 ms of
+work at 10,000 entries a second.
 """
 
 # Every client has a connection of its own, as clients on other machines would.
@@ -51,21 +51,21 @@ class Answered:
 
 
 def measure_unary(location: LedgerLocation, service: Service, clients: int, appends: int) -> dict[str, Any]:
-    """`clients` callers of AppendEntry, each with one call at a time."""
+    """Measure AppendEntry with `clients` concurrent callers, each with one call at a time."""
     requests = _requests(location, appends, ledger_pb2.AppendEntryRequest)
     measured = _measure(location, service, requests, lambda: _call_unary(service.address, requests, clients))
     return measured | {"clients": clients}
 
 
 def measure_streaming(location: LedgerLocation, service: Service, appends: int) -> dict[str, Any]:
-    """One AppendEntries stream, GROUP entries to a request, up to IN_FLIGHT requests sent and not answered yet."""
+    """Measure one AppendEntries stream, with GROUP entries a request and at most IN_FLIGHT unanswered requests."""
     entries = _requests(location, appends, ledger_pb2.NewEntry)
     measured = _measure(location, service, entries, lambda: _call_streaming(service.address, entries))
     return measured | {"entries_of_a_request": GROUP, "requests_in_flight": IN_FLIGHT}
 
 
 def _requests(location: LedgerLocation, count: int, kind: Any) -> list[Any]:
-    """Made and signed beforehand: the generation service's work is not what is measured."""
+    """`count` requests, signed before the measurement, because signing is the generation service's work."""
     made = islice(signed_receipts(location.key("receipts")), count)
     return [kind(envelope=envelope, content=content_message(content)) for _, envelope, content in made]
 
@@ -83,7 +83,7 @@ def _measure(location: LedgerLocation, service: Service, requests: Sequence[Any]
         "median_ms": round(1e3 * median(delays), 2),
         "p99_ms": round(1e3 * quantiles(delays, n=100)[-1], 2),
         "server_ms_per_append": round(1e3 * used / len(answered), 4),
-        "client_ms_per_append": round(1e3 * own / len(answered), 4),  # processor time, as the server's
+        "client_ms_per_append": round(1e3 * own / len(answered), 4),  # CPU time, as the server's
     }
 
 
@@ -144,7 +144,7 @@ async def _call_streaming(address: str, entries: Sequence[Any]) -> list[Answered
 
 
 def prove(location: LedgerLocation, service: Service, size: int) -> dict[str, Any]:
-    """GetInclusionProof of entries all over the log, over the wire; the first one finds nothing in memory."""
+    """Measure GetInclusionProof of random entries over gRPC; the first call finds nothing in memory."""
     places = random.Random(7).sample(range(size), min(size, _PROOFS))
     delays = []
     with grpc.insecure_channel(service.address, options=(("grpc.enable_http_proxy", 0),)) as channel:
@@ -166,7 +166,7 @@ def prove(location: LedgerLocation, service: Service, size: int) -> dict[str, An
 
 
 def verify(location: LedgerLocation, entries: int) -> dict[str, Any]:
-    """Offline verification of the first entries: every hash, link, signature and rule. One process."""
+    """Measure offline verification of the first entries, by one process: every hash, link, signature and rule."""
     with closing(SqlEntryStore.open_for_reading(location.database)) as store:
         taken = list(islice(entries_from(store), entries))
     started = time.perf_counter()

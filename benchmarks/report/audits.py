@@ -21,8 +21,8 @@ def identity(results: Results) -> str:
 
 
 def identity_of_others(results: Results) -> str:
-    """Answers that speculation changed, by engine and method, with 1, 8 and 16 requests at the same time: of kolm, and
-    of engines that can be behind it.
+    """Answers that speculation changed, by engine and method, with 1, 8 and 16 concurrent requests: of kolm, and of
+    engines that kolm can serve with.
     """
     counts: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
     for record in results["exactness"]:
@@ -56,7 +56,7 @@ def verdicts(results: Results) -> str:
 
 
 def faults(results: Results) -> str:
-    """Faults of speculation that auditors found, by engine, method and machine."""
+    """Injected faults of speculation, and how many auditors found, by engine, method and machine."""
     rows = []
     for record in results["verdicts"]:
         for each in record.figures:
@@ -73,8 +73,8 @@ def faults(results: Results) -> str:
 
 
 def _replaced(case: dict[str, Any]) -> str:
-    """The replaced draft tokens. Files without this member are of accepted ones, and those without `begun` of answers
-    that had begun to repeat their question.
+    """Which draft tokens were replaced. Older files lack the member: they replaced accepted ones, and without `begun`
+    only in answers that had begun to repeat their question.
     """
     return str(case.get("replaced of", "accepted, begun answers" if case.get("begun", True) else "accepted"))
 
@@ -84,7 +84,7 @@ def _sum(cases: Sequence[dict[str, Any]], name: str) -> int:
 
 
 def _found(faulty: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The faulty answers that were found, and the mean of the tokens that are read for each."""
+    """The number of faulty answers that were found, and the mean number of tokens read for each."""
     found, of = _sum(faulty, "faulty found"), _sum(faulty, "faulty")
     read = sum(run for case in faulty for run in case["tokens until DEVIATION"])
     return f"{found} of {of}" if faulty else DASH, count(round(read / found) if found else None)
@@ -93,7 +93,7 @@ def _found(faulty: Sequence[dict[str, Any]]) -> tuple[str, str]:
 def lies(results: Results) -> str:
     rows = [
         (
-            record.figures.get("engine", "llama-server"),  # the only engine when files lacked the member
+            record.figures.get("engine", "llama-server"),  # older files lack the engine: it was always this one
             name,
             str(each["outputs"]),
             f"{each['tokens']:,}",

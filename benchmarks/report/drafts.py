@@ -87,13 +87,13 @@ def kinds(results: Results) -> str:
 
 
 def cases_alone(results: Results) -> Iterator[tuple[Measurement, Mapping[str, Any]]]:
-    """Records of `specbench` with each of their cases of one request at a time."""
+    """Yield each case of `specbench` with one request at a time, and its record."""
     for record in results["specbench"]:
         yield from ((record, case) for case in record.figures["cases"] if is_alone(case))
 
 
 def storage(record: Measurement) -> str:
-    """The weights of SmolLM2 in a record of `specbench`; of another model its name, and whether it edited code."""
+    """A record's model in tables: the storage of SmolLM2, or the name of another model and whether it edited code."""
     if record.subject.model == "SmolLM2-135M-Instruct.Q4_1.gguf":
         return "bfloat16" if "bfloat16" in record.case else "Q4_1"
     return model_name(record.subject.model) + (", code edits" if record.subject.questions == "edits.jsonl" else "")

@@ -78,7 +78,7 @@ def _ratio(mine: float, its: float) -> tuple[str, str, str]:
 
 
 def _first_tokens(mine: Mapping[str, Any], its: Mapping[str, Any]) -> tuple[str, str, str]:
-    """First tokens of kolm and the peer, and the peer's over kolm's: above 1 if kolm's come earlier."""
+    """Times to the first token of kolm and the peer, and their ratio: above 1 if kolm is faster."""
     median, slowest = (its["first_token_ms"][each] / mine["first_token_ms"][each] for each in ("p50", "p99"))
     return first_token(mine), first_token(its), f"**{median:.1f} / {slowest:.1f}**"
 

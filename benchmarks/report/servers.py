@@ -1,4 +1,4 @@
-"""Tables of passes, of servers under callers, of starts, and of llama.cpp beside them."""
+"""Tables of passes, of servers under load, of starts, and of the comparison with llama.cpp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPARED = ("tokens", "tokens of 4 at once", "tokens of 16 at once", "prompt")
 
 
 def llama_cpp(results: Results, *, long: bool) -> str:
-    """Prompts of 512 tokens, or the longer ones."""
+    """Rates of kolm and its peers; `long`: with prompts of more than 512 tokens."""
     rows = [
         (machine_name(record.machine), model_name(each["file"]), str(each["prompt"]), *_rates(each), link(record))
         for record in results["families"]
@@ -121,7 +121,7 @@ def start(results: Results) -> str:
 
 
 def first_start(results: Results) -> str:
-    """`start` as a sentence."""
+    """The newest record of `start` as a sentence."""
     record = max(results["start"], key=lambda each: each.date)
     first, later = record.figures["first"][0], _later(record.figures["later"])
     return (

@@ -25,7 +25,7 @@ class ConversationRun:
     """The answers of one contender to a group of conversations that ran concurrently.
 
     `tokens` are the concatenated answers of each conversation, `digests` the stream digests of its answers, `passes`
-    the passes of the target.
+    all passes of the target.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class ConversationRun:
 def converse(
     contender: Contender, questions: Sequence[Question], tokenizer: ChatTokenizer, temperature: float, max_tokens: int
 ) -> ConversationRun:
-    """Run all conversations concurrently, turn by turn, with the contender's own answers."""
+    """Run all conversations concurrently, turn by turn; a prompt contains the contender's own earlier answers."""
     histories: list[list[dict[str, str]]] = [[] for _ in questions]
     tokens: list[tuple[int, ...]] = [() for _ in questions]
     digests: list[tuple[str, ...]] = [() for _ in questions]
@@ -67,7 +67,7 @@ def run_all(
     max_tokens: int,
     rng: random.Random,
 ) -> Mapping[str, ConversationRun]:
-    """Run all contenders in random order, so that each is first equally often. Returns the answers by name."""
+    """Run all contenders in random order, so that each is first equally often on average. Returns the runs by name."""
     order = rng.sample(contenders, len(contenders))
     return {each.name: converse(each, questions, tokenizer, temperature, max_tokens) for each in order}
 
@@ -79,9 +79,9 @@ RunsByKind = Mapping[str, Sequence[Mapping[str, ConversationRun]]]
 def summarise(runs: RunsByKind, plain: str) -> dict[str, Any]:
     """Figures by kind and over all kinds, for each contender of `runs`.
 
-    `plain` names plain decoding. A speedup is the ratio of tokens per second over all groups of a
-    kind, over all kinds the geometric mean. Its error is the standard error, by the jackknife over groups (Efron 1982);
-    None for a kind with one group. The acceptance length is tokens over passes of the target.
+    `plain` names plain decoding. A kind's speedup is the ratio of tokens per second over all its groups; over all kinds
+    it is the geometric mean. Its error is the standard error by the jackknife over groups (Efron 1982), None for a kind
+    with one group. The acceptance length is the number of tokens a pass of the target.
     """
     names = sorted({name for groups in runs.values() for group in groups for name in group})
     return {name: _contender(runs, name, plain) for name in names}
@@ -132,7 +132,7 @@ def _error(pairs: Sequence[tuple[ConversationRun, ConversationRun]]) -> float | 
 
 
 def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """None of none."""
+    """The geometric mean; None if there are no ratios."""
     return exp(sum(map(log, ratios)) / len(ratios)) if ratios else None
 
 
@@ -146,7 +146,7 @@ def identical_share(pairs: Sequence[tuple[ConversationRun, ConversationRun]]) ->
 
 
 def _speed(runs: Sequence[ConversationRun]) -> float:
-    """Tokens per second; the prompts' time counts."""
+    """Tokens per second, with the time of prompts included."""
     return sum(len(tokens) for each in runs for tokens in each.tokens) / sum(each.seconds for each in runs)
 
 

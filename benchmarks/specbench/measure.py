@@ -1,4 +1,4 @@
-"""`python -m benchmarks --only specbench`: cases of temperature, batch and context, contenders in turns."""
+"""`python -m benchmarks --only specbench`: run contenders in turns, in cases of temperature, batch and context."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Measure `questions` of each kind, in `batch` concurrent conversations; `context` tokens of prompt, or None for
-    prompts as they are written.
+    """`questions` of each kind in `batch` concurrent conversations, with prompts of `context` tokens, or as they are
+    written if it is None.
 
-    One at a time, a figure is of a kind. In batches all kinds share one queue: when an answer ends the next one begins,
-    as on a server, so that the figure is throughput and not the time that the last answer of a batch takes alone.
+    With a batch of 1, each kind has its figures. In larger batches all kinds share one queue: when an answer ends, the
+    next one begins, as on a server, so that the figure is throughput and not the time of a batch's last answer.
     """
 
     temperature: float
@@ -66,9 +66,9 @@ def measure(
     cases: Sequence[Case] = (),
     methods: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Figures of every case. `model` is a GGUF file, by default SmolLM2's, which `storage` stores in another type.
-    A quick run asks three questions of each kind in the named `cases`. `methods` are the contenders; None is every
-    loaded method.
+    """Measure every case. `model` is a GGUF file, by default SmolLM2's, which is rewritten in `storage` if it is given.
+    A quick run asks three questions of each kind in the named `cases`. `methods` are the contenders; None is `off`,
+    every loaded method, and `auto`.
     """
     path = model or model_path("smollm2")
     if model is None and storage is not None:
@@ -86,7 +86,7 @@ def measure(
 
 
 def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
-    """Let each answer once at each temperature, so that whatever compiles at its first use has been compiled."""
+    """Let each contender answer once at each temperature, so that no compilation is timed."""
     prompt = engine.tokenizer.encode_chat([{"role": "user", "content": "Count to ten, and then count to ten again."}])
     for contender in contenders:
         for temperature in (0.0, 1.0):
@@ -94,7 +94,7 @@ def _warm_up(contenders: Sequence[Contender], engine: KolmEngine) -> None:
 
 
 def _kolm(engine: KolmEngine) -> list[Contender]:
-    """Off, each method that is loaded, and auto: the first of them, then the others."""
+    """The contenders: off, each loaded method, and auto, which names the first method and then the others."""
     names = [spec.name for spec in METHODS if spec.name in engine.drafters]
     auto = engine.contender(names[0], name="auto", next_methods=tuple(names[1:]))
     return [engine.contender("off"), *(engine.contender(name) for name in names), auto]
@@ -125,7 +125,7 @@ def _run_case(
 
 
 def _groups(asked: Mapping[str, Sequence[Question]], batch: int) -> list[tuple[str, Sequence[Question]]]:
-    """Each question alone, the kinds in turns; or all of them, in that order, as one group."""
+    """Groups of questions by kind: each question alone, the kinds in turns; in larger batches all in one group."""
     turns = [question for some in zip_longest(*asked.values()) for question in some if question is not None]
     return [(each.kind, [each]) for each in turns] if batch == 1 else [("all kinds", turns)]
 

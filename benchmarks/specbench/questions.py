@@ -1,4 +1,4 @@
-"""Questions in Spec-Bench's format (question.jsonl: objects with question_id, category and turns), of any length."""
+"""Questions in Spec-Bench's format (question.jsonl: question_id, category and turns), and longer versions of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag", "code_edit")
-"""Spec-Bench's six, and edits of a file."""
+"""Spec-Bench's six kinds, and edits of a code file."""
 OWN = Path(__file__).parent / "questions.jsonl"
 """Twenty of each of Spec-Bench's kinds, written for this repository."""
 

@@ -1,4 +1,4 @@
-"""`python -m services.auditor --data-dir DIR --model DIR [--ledger …]`: settings first, the engine once they hold."""
+"""`python -m services.auditor --data-dir DIR --model DIR [--ledger …]`: checks the settings, then imports the rest."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Appender:
         self._clock = clock
 
     def signed_verdict(self, receipt: Receipt, receipt_index: int, finding: Finding) -> Envelope:
-        """The verdict on a receipt, not appended yet."""
+        """Sign the verdict on a receipt; `append` sends it."""
         return sign_document(verdict_of(finding, receipt, receipt_index, self._now()), self._key)
 
     def halt(self, scope: Scope, verdict_index: int, reason: str) -> int:
@@ -45,11 +45,11 @@ class Appender:
         return self._sign_and_append(policy)
 
     def signed_draw(self, tree_size: int, root: bytes) -> Envelope:
-        """A draw over the first `tree_size` entries, not appended yet."""
+        """Sign a draw over the first `tree_size` entries; `append` sends it."""
         return sign_document(Draw(tree_size, "sha256:" + root.hex(), self._now()), self._key)
 
     def append(self, envelope: Envelope) -> int:
-        """Append a signed document; a repetition gets the same index."""
+        """Append a signed document; the same document again gets the same index."""
         return self._ledger.append(envelope.to_bytes()).index
 
     def _sign_and_append(self, document: Document) -> int:
@@ -61,8 +61,8 @@ class Appender:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The share of receipts (0 to 1), the seconds from the issue of a sampled receipt to its verdict, the thresholds of
-    reference passes, if the auditor makes any, and whether INCONSISTENT halts.
+    """The policy to announce: the share of receipts to sample (0 to 1), the most seconds from the issue of a sampled
+    receipt to its verdict, the thresholds of reference passes, if any, and whether INCONSISTENT halts.
     """
 
     rate: float
@@ -74,7 +74,7 @@ class Terms:
 class Announcement:
     """Announces the terms once, and draws when the oldest undecided receipt has waited `draw_seconds`.
 
-    Draws depend on time and not on traffic: a log's only receipt of a day is decided on as soon as one of many.
+    Draws depend on time, not on traffic: the only receipt of a day is decided about as soon as one of many.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Announcement:
         draw_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `terms` None nothing is announced, and the policy in the log holds; `clock` counts seconds."""
+        """If `terms` is None, nothing is announced and the log's policy stays in force. `clock` returns seconds."""
         self._backlog = backlog
         self._appender = appender
         self._folder = folder
@@ -114,8 +114,8 @@ class Announcement:
     def draw(self, catch_up: Callable[[], None]) -> bool:
         """Draw if a draw is due; `catch_up` reads the log. Returns whether the log has a new draw.
 
-        A draw is kept before it is sent: a ledger that loses it gets the same draw again, so no operator can have the
-        auditor sign until a draw suits. Raises KolmError, AuditError.
+        A draw is kept on disk before it is sent. A ledger that loses it gets the same draw again, so an operator cannot
+        collect draws and choose one. Raises KolmError, AuditError.
         """
         if not self._is_due():
             return False
@@ -129,8 +129,8 @@ class Announcement:
     def _is_due(self) -> bool:
         """Whether the oldest undecided receipt has waited long enough since we first saw it.
 
-        Receipts that wait when an auditor starts may have waited for long: a draw on them is due immediately. The times
-        in receipts do not count.
+        Receipts that wait when an auditor starts may have waited long: a draw about them is due immediately. The times
+        in receipts are not used.
         """
         waiting, now = self._backlog.undrawn(), self._clock()
         oldest = waiting[0].index if waiting else None
@@ -140,7 +140,7 @@ class Announcement:
         return oldest is not None and now - self._since >= self._draw_seconds
 
     def _kept(self) -> Envelope | None:
-        """The draw that was signed before, unless it is over another log: the folder belongs to another ledger then."""
+        """The kept draw; None if there is none, or if it is over another log, to which the folder then belongs."""
         if (kept := self._folder.kept_draw()) is None:
             return None
         try:
@@ -153,7 +153,7 @@ class Announcement:
         return envelope
 
     def _signed(self) -> Envelope | None:
-        """A new draw over everything observed; None if none is needed any more."""
+        """A new draw over all observed entries, kept on disk; None if no receipt waits any more."""
         if not self._backlog.undrawn():
             return None
         envelope = self._appender.signed_draw(self._backlog.position, self._backlog.root)

@@ -4,7 +4,7 @@ AuditError
 ├── BrokenLog      the entries do not follow from one another; the ledger is unreliable
 ├── FolderError    the auditor's own folder failed; the log is not concerned
 ├── EngineFailed   the base of the auditor's own engine does not load
-├── CannotReplay   this receipt has no replay here; an examination turns it into UNREPLAYABLE
+├── CannotReplay   this receipt has no replay here; the finding is UNREPLAYABLE, or UNCHECKED for another engine
 │   └── OutOfReach    this auditor lacks its base, adapter or engine; another auditor may have it
 └── Interrupted    asked to stop in the middle of an examination; no verdict was written
 """
@@ -15,15 +15,15 @@ from services.client.errors import Unavailable
 
 
 class AuditError(Exception):
-    """Root of the errors that stop an audit; the message is for the operator."""
+    """Root of the auditor's errors; the message is for the operator."""
 
 
 class BrokenLog(AuditError):
-    """The log contradicts itself, or what it signed."""
+    """The log contradicts itself or its own checkpoint."""
 
 
 class FolderError(AuditError):
-    """The auditor's own folder cannot be read or written. Nothing is lost with it: the log has all obligations."""
+    """The auditor's own folder cannot be read or written. No obligation is lost with it: the log has them all."""
 
 
 class EngineFailed(AuditError):
@@ -39,7 +39,7 @@ class OutOfReach(CannotReplay):
 
 
 class EngineAway(Unavailable):
-    """Another engine does not answer a question about its receipt, which is examined later."""
+    """Another engine does not answer; the receipt that it served is examined in a later pass."""
 
 
 class Interrupted(AuditError):

@@ -1,4 +1,4 @@
-"""The auditor: read new entries, keep the promise, answer deviations, examine receipts that are due."""
+"""The auditor: it reads new entries, announces its policy, draws, halts methods, and examines due receipts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from services.client.ledger.log import SignedCheckpoint
 _log = logging.getLogger(__name__)
 
 _KEPT_EVERY = 4096
-"""Entries after which the fold is kept again."""
+"""New entries after which the fold is written to the folder again."""
 
 _RESERVE_SECONDS = 900
-"""How long before the promised time a receipt that was left gets its verdict, which may wait for a replay."""
+"""The most seconds before the promised time at which a left receipt gets its verdict: a running replay may delay it."""
 
 
 def origin_of(note: bytes) -> str:
-    """The name of a log, by a checkpoint of it."""
+    """The origin (the name) of a log, from one of its checkpoints."""
     return Checkpoint.from_text(Note.from_bytes(note).text).origin
 
 
@@ -54,8 +54,8 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A receipt that this auditor leaves to an auditor with its base, adapter or engine. At the document time `until`
-    it gets its verdict here nevertheless, so that none is late; None is never.
+    """A receipt that this auditor leaves to an auditor with its base, adapter or engine. From the time `until` on it
+    gets its verdict here, so that the verdict is not late; None sets no such time.
     """
 
     receipt_index: int
@@ -88,9 +88,9 @@ class Auditor:
         self._promise = promise
         self._share = share
         self._named: set[int] = set()
-        self._later: set[int] = set()  # than this pass
+        self._later: set[int] = set()  # receipts whose engine is away: for the next pass
         self._left: dict[int, Left] = {}
-        self._logged: set[str] = set()  # reasons
+        self._logged: set[str] = set()  # reasons for leaving receipts, each logged once
         self._clock = clock
         self._kept = backlog.position
 
@@ -115,8 +115,9 @@ class Auditor:
         return self._backlog
 
     def in_other_hands(self) -> tuple[str, tuple[int, ...]]:
-        """The other process that holds this auditor's folder, and the owed receipts that it examines: all that it does
-        not leave to others. Reads the log. Empty if this auditor holds its folder. Raises KolmError, AuditError.
+        """The other process that holds this auditor's folder, and the owed receipts of the share that it does not leave
+        to others. Both are empty if this auditor holds the folder; if not, the log is read.
+        Raises KolmError, AuditError.
         """
         if self._folder.try_hold():
             return "", ()
@@ -131,7 +132,7 @@ class Auditor:
             self._promise.announce()
 
     def run_pass(self) -> Iterator[Examined]:
-        """Examine every due receipt but those that are `left`; yields each after its verdict is in the ledger.
+        """Examine every due receipt except those that are `left` or given up; yields each once its verdict is logged.
 
         Raises KolmError, AuditError; receipts that were not examined are still due at the next pass.
         """
@@ -146,7 +147,7 @@ class Auditor:
         while (due := self._next()) is not None:
             try:
                 yield from self._examine(due)
-            except EngineAway as error:  # which holds no other receipt up
+            except EngineAway as error:  # other receipts are still examined
                 self._later.add(due.index)
                 away = error
             self._catch_up()
@@ -187,7 +188,7 @@ class Auditor:
 
     def _leaves(self, due: Due, findings: Sequence[Finding]) -> bool:
         """Note whether the receipt is left to another auditor: it is out of reach here, and its time is not up. An
-        UNREPLAYABLE for want of a base would be its final verdict.
+        UNREPLAYABLE verdict because of a missing base would settle it.
         """
         self._left.pop(due.index, None)
         if not all(each.out_of_reach for each in findings):
@@ -209,7 +210,7 @@ class Auditor:
     def _catch_up(self) -> None:
         head = self._ledger.checkpoint()
         if self._backlog.position > head.tree_size:
-            raise BrokenLog(f"the ledger signed {head.tree_size} entries after it had shown {self._backlog.position}")
+            raise BrokenLog(f"the checkpoint has {head.tree_size} entries, fewer than seen: {self._backlog.position}")
         self._compare(head)
         if self._backlog.position == head.tree_size:  # nothing new
             return
@@ -218,10 +219,10 @@ class Auditor:
                 self._backlog.observe(entry.entry)
                 self._compare(head)
         if self._backlog.position < head.tree_size:
-            raise BrokenLog(f"the ledger signed {head.tree_size} entries and shows {self._backlog.position}")
+            raise BrokenLog(f"the checkpoint has {head.tree_size} entries, more than sent: {self._backlog.position}")
 
     def _compare(self, head: SignedCheckpoint) -> None:
-        """Compare the fold with a checkpoint once it has reached it, and keep it now and then. Raises BrokenLog."""
+        """Compare the fold with a checkpoint of its size, and keep it every `_KEPT_EVERY` entries. Raises BrokenLog."""
         if self._backlog.position != head.tree_size:
             return
         if self._backlog.root != head.root_hash:
@@ -231,7 +232,7 @@ class Auditor:
             self._kept = self._backlog.position
 
     def _send_kept(self) -> None:
-        """Append the kept verdicts of an auditor that ended between the first and the last verdict on a receipt."""
+        """Append the verdicts that were kept when an auditor ended between the first and the last one on a receipt."""
         kept = self._folder.kept_verdicts()
         for envelope in kept:
             try:
@@ -243,8 +244,8 @@ class Auditor:
             self._catch_up()
 
     def _judge(self, due: Due, findings: Sequence[Finding], seconds: float) -> list[Examined]:
-        """Append all verdicts, and halts for deviations. With its first verdict a receipt is no longer due, so that all
-        of them are kept on disk until the last one is appended.
+        """Append all verdicts, and halts for deviations. After its first verdict a receipt is no longer due, so all
+        verdicts are kept on disk until the last one is appended.
         """
         receipt = _receipt_in(due.envelope)
         explained = [each if due.why is None else each.noting(due.why) for each in findings]
@@ -258,7 +259,7 @@ class Auditor:
         return examined
 
     def _append(self, receipt: Receipt, due: Due, finding: Finding, verdict: Envelope, seconds: float) -> Examined:
-        """Append a verdict, and its halt if it halts."""
+        """Append a verdict and, if its outcome halts, the halts."""
         verdict_index = self._appender.append(verdict)
         self._backlog.settle(due.index)
         _report(receipt, due.index, finding, verdict_index)
@@ -268,7 +269,7 @@ class Auditor:
         return Examined(receipt, due.index, finding, verdict_index, halt_index, seconds)
 
     def _answer_deviations(self) -> None:
-        """Append the halts that an auditor of this share, stopped between a verdict and its halt, still owes."""
+        """Append the missing halts for verdicts of this share whose auditor stopped between a verdict and its halt."""
         for verdict_index, verdict in self._backlog.deviations():
             if not self._share.has(verdict.receipt_index):
                 continue

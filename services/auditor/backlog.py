@@ -1,4 +1,4 @@
-"""The open work of an auditor, folded from the entries of the log and from nothing else."""
+"""The open work of an auditor: a fold of the log's entries, and random spot checks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 _VERSION = 3
-"""Increased when entries are folded in another way."""
+"""The version of kept folds; increased when entries are folded differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A receipt to examine. `why` is the reason for its choice, for its verdict; None if all receipts are examined.
-    `erased` names the entry that erased its content, if any. `due_by` is the time by which its verdict is promised, if
-    any.
+    """A receipt to examine. `why` is the reason why it was selected, which its verdict repeats; None if all are
+    examined. `erased` names the entry that erased its content, `due_by` is the promised time of its verdict, if any.
     """
 
     index: int
@@ -49,8 +48,9 @@ class Due:
 class Backlog:
     """A fold of the log's entries, in order from 0: the receipts to examine and the deviations without a halt.
 
-    Folding the same log again gives the same backlog, so an auditor may be killed at any point; a kept fold
-    (`to_document`) saves reading the entries before. Memory grows with the open work, not with the log.
+    Folding the same log again gives the same owed receipts, so an auditor may be killed at any point; only spot checks
+    are chosen again. A kept fold (`to_document`) saves reading the entries before. Memory grows with the open work, not
+    with the log.
     """
 
     def __init__(self, trust: TrustedKeys, spot_checks: float = 0.0) -> None:
@@ -71,8 +71,8 @@ class Backlog:
         self.profiles: dict[str, EngineProfile] = {}
         """Profiles of other engines than kolm's in the log, by their identifiers."""
         self.drifts: dict[str, Drift] = {}
-        """The sums in the newest verdict on outputs of each base and key; none after INCONSISTENT."""
-        self._summed: dict[str, str] = {}  # by profile: the base and the key, under which its outputs are summed
+        """The sums of drift in the newest verdict, by base and signing key; removed by an INCONSISTENT verdict."""
+        self._summed: dict[str, str] = {}  # by profile: its key in `drifts`
 
     def to_document(self, origin: str) -> dict[str, Any]:
         """The fold as JSON, to go on from at the next start, with the name of the log."""
@@ -96,7 +96,7 @@ class Backlog:
     @classmethod
     def from_document(cls, document: Any, origin: str, trust: TrustedKeys, spot_checks: float = 0.0) -> Backlog | None:
         """The fold that `to_document` wrote; trusts the document, which is the auditor's own. None if it is of another
-        version, log or share of spot checks, or was made under other keys, by which other entries would count.
+        version, log or share of spot checks, or was made under other trusted keys, with which other entries count.
         """
         backlog = cls(trust, spot_checks)
         kept = (document["version"], document["origin"], document["signers"], document["spot_checks"])
@@ -134,7 +134,7 @@ class Backlog:
         return self._obligations.policy
 
     def root_at(self, size: int) -> bytes | None:
-        """The result of ObligationFold.root_at."""
+        """The root over the first `size` entries; None if it is not known (`ObligationFold.root_at`)."""
         return self._obligations.root_at(size)
 
     def undrawn(self) -> tuple[Obligation, ...]:
@@ -169,12 +169,12 @@ class Backlog:
         return outcome == DEVIATION or (outcome == INCONSISTENT and chosen)
 
     def deviations(self) -> tuple[tuple[int, Verdict], ...]:
-        """Verdicts that halt, with their index, that have not been `answered`, oldest first."""
+        """The verdicts that need a halt and are not `answered` yet, with their indexes, oldest first."""
         return tuple(self._deviations.items())
 
     def needs_halt(self, scope: Scope, receipt_index: int) -> bool:
-        """Whether a deviation on a receipt needs a halt of its scope: unless one was appended after the receipt, which
-        may have been resumed since.
+        """Whether a deviation on a receipt needs a halt of `scope`: not if one was appended after the receipt, even if
+        that one has been resumed.
         """
         return not any(index > receipt_index and _covers(halted, scope) for index, halted in self._halts)
 
@@ -269,7 +269,7 @@ def _signers(trust: TrustedKeys) -> list[list[str]]:
 
 
 def _explained(due: Due, owed: Obligation | None, spot_checks: float) -> Due:
-    """The item with the reason for its choice, which the verdict repeats."""
+    """The receipt with its deadline, and the reason why it was selected."""
     if owed is not None and owed.due_by:
         due = replace(due, due_by=owed.due_by)
     if owed is not None and owed.draw_index is not None:

@@ -34,7 +34,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.audit_error import CannotReplay, OutOfReach
 
 OPEN_ENDED = ("cancelled", "error")
-"""Finish reasons from outside of the stream: only the tokens emitted until then can be compared."""
+"""Finish reasons that decoding does not decide: only the tokens emitted until then can be compared."""
 
 ContentReader = Callable[[str], Content | None]
 """The content of a receipt by its id; None if it was never kept or has been erased."""
@@ -57,8 +57,8 @@ class EnginePlan:
     packed_bytes: int = 0
 
     def for_reference(self) -> EnginePlan:
-        """The plan for outputs of another engine. A pass along them need not repeat a server's bits, and one-byte keys
-        and values would add a third to the margins by which the thresholds were set.
+        """The plan for passes along outputs of another engine. They need not repeat a server's bits, and an int8 cache
+        would add a third to the margins from which the thresholds were derived.
         """
         return replace(self, cache_dtype=self.cache_dtype or "bfloat16")
 
@@ -89,10 +89,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class NotCompared:
-    """The finding if nothing could be compared, which is no pass: UNREPLAYABLE, or UNCHECKED for another engine.
+    """The finding if nothing could be compared; not a passed check. UNREPLAYABLE, or UNCHECKED for another engine.
 
-    `tampered` marks bytes that differ from the signed ones; a person should look. `out_of_reach` marks a receipt that
-    another auditor, with its base or engine, may be able to check.
+    `tampered` marks evidence of a forged or false receipt, which a person should inspect. `out_of_reach` marks a
+    receipt that another auditor, with its base or engine, may be able to check.
     """
 
     outcome: str
@@ -142,7 +142,7 @@ class Replayer(Protocol):
     ways: tuple[str, ...]
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
-        """The stream: by PREFILL along the recorded output, up to the first token that differs from the recorded one;
+        """Compute the stream again: by PREFILL along the recorded output, up to the first token that differs from it;
         by DECODE all of it, with speculation off.
 
         Raises CannotReplay if this receipt cannot be replayed here, Interrupted.
@@ -165,17 +165,17 @@ class Replayed:
 
 
 def replay_limit(receipt: Receipt) -> int:
-    """The most tokens of the replay: the emitted ones, if the stream was cut off from outside.
+    """The most tokens of the replay: the number of emitted tokens if the stream was cut off from outside, otherwise 0.
 
-    Otherwise 0, no limit but the request's: the replay ends where decoding ends by itself, so that an output that was
-    cut short or is too long differs.
+    0 adds no limit to the request's: the replay ends where decoding ends by itself, so that an output that is too short
+    or too long differs.
     """
     return receipt.output.tokens if receipt.output.finish_reason in OPEN_ENDED else 0
 
 
 def compare(receipt: Receipt, output: Sequence[int], replayed: Replayed, way: str = DECODE) -> Compared:
-    """Compare `output`, to which the receipt commits, with `replayed`, the request computed again in this way."""
-    seconds = replayed.decode_seconds if way == DECODE else None  # of a pass along the record it is another quantity
+    """Compare `output`, to which the receipt commits, with `replayed`, its replay by `way`."""
+    seconds = replayed.decode_seconds if way == DECODE else None  # the time of a prefill is not comparable
     deviation, reason = _difference(receipt, output, replayed)
     if deviation is None:
         return Compared(EXACT, len(output), way, off_seconds=seconds)
@@ -203,10 +203,10 @@ def _difference(receipt: Receipt, output: Sequence[int], replayed: Replayed) -> 
 
 
 def misstated(receipt: Receipt, content: Content, replayed: Replayed) -> str | None:
-    """The first false statement of the receipt about an output with the replayed stream, in words; None if there is
-    none.
+    """A description of the receipt's first false statement about an output whose stream matches; None if there is none.
 
-    Checked if the replay was computed in this process: the text, the stop reason, the least margin.
+    The text, the stop reason and the least margin are checked, unless the replay has no text: if its tokenizer is not
+    the receipt's.
     """
     output, text = receipt.output, replayed.text
     if text is None:
@@ -252,7 +252,7 @@ class Judge:
 
         Raises Interrupted.
         """
-        if not content.output_token_ids:  # there is nothing to compute: the auditor compares by itself
+        if not content.output_token_ids:  # nothing to compute: needs no replay
             return compare(receipt, (), _nothing(receipt), PREFILL).noting("nothing had been emitted")
         try:
             return self._confirmed(receipt, content, self._chosen_way())
@@ -287,7 +287,7 @@ class Judge:
 
 
 def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
-    """Whether a limit of the grammars' library ended the replay and not the output: no token differs."""
+    """Whether a limit of the grammar library ended the replay, but not the served output."""
     return replayed.finish_reason == "error" != receipt.output.finish_reason and (
         receipt.sampling.structured_outputs is not None
     )
@@ -334,10 +334,10 @@ class Examiner:
         2. Its content exists.
         3. The receipt commits to the content.
         4. It is computed again on the numerics profile that it names: bits of another profile are no evidence.
-        5. The replay gives the receipted tokens and stream digest with speculation off. A deviation along the record is
-           decoded before it is believed.
+        5. The replay gives the receipted tokens and stream digest with speculation off. A deviation by PREFILL counts
+           only if DECODE confirms it.
 
-        The reason names a claimed speedup above the tokens per pass, which changes no outcome.
+        If the receipt claims an impossible speedup, the reason names it; the outcome does not change.
         Raises Interrupted, and KolmError if the ledger cannot be asked.
         """
         try:

@@ -1,5 +1,5 @@
-"""The examination of another engine's output: the same engine again with speculation off, and a pass of kolm's own
-arithmetic along the output. Each check has a finding of its own, and none of them is EXACT.
+"""The examination of another engine's output by two checks: asking the same engine again with speculation off, and a
+pass of kolm's own arithmetic along the output. Each check has a finding of its own, which is never EXACT.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from services.generation.remote.dialects import About
 from services.generation.remote.ending import unended
 
 HONEST = ReferenceThresholds(mean=0.02, largest=1.0, surprise=5.0, rarest=27.0, drift=12.0)
-"""Calibrated on llama.cpp with SmolLM2-135M in 8 bits (docs/benchmarks.md); other engines may need others. `rarest`: a
-token of that probability among 150,000 is drawn less than once in three million times.
+"""Calibrated on llama.cpp with 8 and 4 bits a weight (docs/auditing.md); other engines may need others. `rarest`: in a
+vocabulary of 150,000, all tokens that are 27 nats rare are together drawn less than once in three million draws.
 """
 DRAWN = replace(HONEST, missed=0.02)
-"""The same with the draws of seeds, for engines whose profile states that they are known (`EngineProfile.draws`)."""
+"""HONEST with a threshold for `missed`, for engines whose draws are known (`EngineProfile.draws_are_known`)."""
 
 Reference = Callable[[Receipt, Content], ReferencePass]
 """A pass along the output, on the auditor's own weights. Raises CannotReplay, Interrupted."""
 
 Profiles = Callable[[str], EngineProfile | None]
-"""The entry of the log that a receipt's `profile_cid` names; None if it is missing."""
+"""The engine profile in the log that a receipt's `profile_cid` names; None if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Plain(Protocol):
         ...
 
     def held_against(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Comparison:
-        """Send the same request again; if the answer differs, alone and beside copies of itself."""
+        """Send the same request again; if the answer differs, once more, and then as several concurrent copies."""
         ...
 
 
@@ -135,10 +135,10 @@ class ForeignJudge:
         return tuple(sorted(found, key=lambda each: (each.outcome in ACCUSATIONS, each.outcome not in PASSES)))
 
     def _again(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Compared:
-        """The same request through the plain engine, if that is the one of the profile."""
+        """Send the request to the plain engine again, if that is the profile's engine."""
         plain = self._plain
         if plain is None:
-            raise OutOfReach("this auditor has no --plain-url to ask")
+            raise OutOfReach("this auditor has no plain engine: set --plain-url")
         if plain.engine != profile.engine:
             raise OutOfReach(f"the receipt is of {profile.name}, the engine is {plain.engine}")
         if (other := _changed(profile, plain.about())) is not None:
@@ -157,7 +157,7 @@ class ForeignJudge:
 
     def _referred(self, receipt: Receipt, content: Content, profile: EngineProfile) -> Compared:
         if self._reference is None:
-            raise OutOfReach("this auditor has no weights, --model")
+            raise OutOfReach("this auditor has no weights: set --model")
         if not (profile.weights_checked or self._of_engines):
             raise OutOfReach(f"this auditor is not set up for {profile.name}, --engine; its weights may be others")
         found = self._reference(receipt, content)
@@ -183,7 +183,7 @@ class ForeignJudge:
 
 
 def _changed(profile: EngineProfile, now: About) -> str | None:
-    """The first fact in which an engine is not the one of the profile, as a reason; None if it is."""
+    """The first difference between an engine and the profile, as a reason; None if there is none."""
     if now.speculates:
         return "the engine behind --plain-url speculates"
     was = {"version": profile.version, "model": profile.model, **profile.flags}

@@ -1,7 +1,7 @@
 """An auditor's share of the receipts, and the folder that one process of the auditor holds.
 
 The folder keeps signed draws and verdicts that may not be in the log yet, a count of attempts, the receipts that the
-holder leaves to others, and a fold of the log. Nothing else is lost with it: the log has the owed and judged receipts.
+holder leaves to others, and a fold of the log. The log itself has the owed and judged receipts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from services.auditor.audit_error import FolderError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part `part` of `of` auditors, counted from 1. Each examines the receipts whose index leaves its remainder; only
-    the first announces the policy and draws.
+    """The share of auditor `part`, from 1, of `of` auditors: the receipts with index % of == part - 1. Only the first
+    auditor announces the policy and draws.
     """
 
     part: int = 1
@@ -103,7 +103,7 @@ class HeldFolder:
         return frozenset(index for index, attempts in self._attempts.items() if attempts >= self._max_attempts)
 
     def begin(self, index: int) -> None:
-        """Count an attempt, until `end` takes it back."""
+        """Count an attempt; `end` removes the count unless the attempt failed."""
         self._count(index, self._attempts.get(index, 0) + 1)
 
     def end(self, index: int, *, failed: bool) -> None:
@@ -121,7 +121,7 @@ class HeldFolder:
             raise FolderError(f"cannot read {self._draw}: {error.strerror}") from error
 
     def keep_draw(self, envelope: bytes) -> None:
-        """Keep a signed draw before it is sent: a ledger that could make an auditor sign again could choose."""
+        """Keep a signed draw before it is sent, so that a ledger cannot obtain another one and choose."""
         try:
             write_durably(self._draw, envelope)
         except OSError as error:
@@ -171,7 +171,7 @@ class HeldFolder:
             raise FolderError(f"cannot write {self._fold}: {error.strerror}") from error
 
     def keep_left(self, indexes: Sequence[int]) -> None:
-        """Write which receipts the holder leaves to other processes, if this process holds the folder."""
+        """Write the receipts that this process leaves to others, if it holds the folder."""
         text = json.dumps(sorted(indexes))
         if not self.held or text == self._written_left:
             return
@@ -202,7 +202,7 @@ class HeldFolder:
         return self._path / "verdicts.jsonl"
 
     def _count(self, index: int, attempts: int) -> None:
-        """Set the count of attempts, which is kept for the death of the process and so not synced to the disk."""
+        """Set the count of attempts. It has to survive the process, not the machine, so it is not synced to disk."""
         if not self.held:
             return
         self._attempts.pop(index, None)

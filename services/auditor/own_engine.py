@@ -47,7 +47,7 @@ class OwnEngine:
 
     @classmethod
     def load(cls, plan: EnginePlan, stop: threading.Event, *, any_storage: bool = False) -> OwnEngine:
-        """Load and probe the base: seconds. `stop` ends a replay that is running. Raises EngineFailed."""
+        """Load and probe the base, which takes seconds. `stop` ends a running replay. Raises EngineFailed."""
         try:
             verifier = Verifier.load(
                 plan.model,
@@ -110,7 +110,7 @@ class OwnEngine:
             raise CannotReplay("the output followed the engine's own reading of a constraint, which is unknown here")
         request, target = request_of(receipt, content), self._verifier.target
         unknown = sum(token >= target.config.vocab_size for token in content.output_token_ids)
-        if unknown:  # the promised weights cannot have given them
+        if unknown:  # these weights cannot have produced them
             return ReferencePass(target.base_cid, mean=_NOWHERE, largest=_NOWHERE, differing=unknown)
         logits = self._verifier.logits(Record(request, content.output_token_ids))
         known = (receipt.engine or "").startswith("llama-server/")
@@ -125,9 +125,7 @@ class OwnEngine:
             raise Interrupted("stopped in the middle of a pass") from error
 
     def _check(self, receipt: Receipt) -> None:
-        """Raise OutOfReach or CannotReplay for a receipt of another base, tokenizer or profile, which has other
-        bits.
-        """
+        """Raise OutOfReach or CannotReplay for a receipt whose bits this engine cannot reproduce."""
         target, profile = self._verifier.target, self._verifier.profile
         own = {"profile_cid": profile.cid}
         if not self._any_storage:
@@ -150,7 +148,7 @@ class OwnEngine:
 
 
 def request_of(receipt: Receipt, content: Content) -> EngineRequest:
-    """The receipted request; if its output was cut off from outside, with that many tokens at most."""
+    """The receipted request; if its output was cut off from outside, limited to the emitted number of tokens."""
     sampling = structs.asdict(receipt.sampling) | {"seed": int(receipt.sampling.seed)}
     del sampling["n"], sampling["choice"]
     if (stated := receipt.sampling.structured_outputs) is not None:

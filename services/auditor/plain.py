@@ -70,7 +70,7 @@ class PlainUpstream:
         return Comparison(position, ours, theirs, likely.get(ours), likely.get(theirs), reason)
 
     def _likely(self, request: EngineRequest, position: int, first: Outcome) -> dict[int, float] | None:
-        """The log-probabilities at a position that the engine reports. None if it gives another answer with them."""
+        """The log-probabilities that the engine reports at a position; {} if it refuses, None if its answer changes."""
         asked = replace(request, sampling=replace(request.sampling, logprobs=MAX_LOGPROBS))
         try:
             return likely_at(_asked(lambda: self._plain.logprobs(asked)), position, first.token_ids)

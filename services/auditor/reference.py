@@ -1,9 +1,9 @@
 """A reference pass: one pass of kolm's own arithmetic along another engine's output, and how likely that output is.
 
-The other engine adds in another order, and perhaps with fewer bits, so that its logits are near the reference's and
-not equal to them. An honest engine's token may lose a near tie; its logit is never much smaller than the best. Sampled
-tokens are compared with the distribution that the receipt's parameters leave of the reference's logits: one token
-proves nothing, the sum over many does. If the engine's random numbers for a seed are known, each token is compared with
+The other engine adds in another order, and perhaps with fewer bits, so its logits are near the reference's, but not
+equal. An honest engine's token may lose a near tie; its logit is never much smaller than the best. Sampled tokens are
+compared with the distribution that the receipt's parameters give for the reference's logits: one token proves nothing,
+the sum over many does. If the engine's random numbers for a seed are known, each token is compared with
 them.
 """
 
@@ -22,7 +22,7 @@ from services.generation.engine.sampling.processors import LogitsProcessors, end
 from services.generation.target.arrays import Float32
 
 _NOISE = 0.1  # standard deviation of an honest engine's logits from the reference's
-_NEAR = 0.01  # allowed deviation of sums of their probabilities
+_NEAR = 0.01  # allowed deviation of cumulative probabilities
 
 
 def drawn_by_llama_server(seed: int) -> Iterator[float]:
@@ -81,9 +81,7 @@ class Scores:
 
 
 def _kept(logits: Float32, params: SamplingParams) -> tuple[NDArray[np.float64], float]:
-    """The logits that top_k, min_p and top_p leave, applied in that order, in descending order; and the least of
-    them.
-    """
+    """The logits that top_k, min_p and top_p keep, applied in that order; descending. And the least of them."""
     falling = np.sort(logits.astype(np.float64))[::-1]
     falling = falling[np.isfinite(falling)]
     if params.top_k:
@@ -98,8 +96,8 @@ def _kept(logits: Float32, params: SamplingParams) -> tuple[NDArray[np.float64],
 
 
 def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float:
-    """The increase of a left-out token's logit that would keep it, with all other logits unchanged. The distance to the
-    least kept logit is no measure: at the end of top_p, a token with a much smaller logit may be nearly kept.
+    """The increase with which the logit of a filtered token would be kept, if all others are unchanged. The distance to
+    the least kept logit is no measure: at the end of top_p, a token with a much smaller logit may be nearly kept.
     """
     value = float(logits[token])
     others: NDArray[np.float64] = np.delete(logits.astype(np.float64), token)

@@ -18,10 +18,10 @@ from services.runtime.usage import checked_name
 
 
 def thresholds(text: str) -> ReferenceThresholds:
-    """Raises ValueError for anything but four to six numbers from 0 on."""
+    """Parse thresholds: four to six numbers of at least 0, separated by commas. Raises ValueError."""
     parts = text.split(",")
     if not 4 <= len(parts) <= 6 or not all(float(part) >= 0.0 for part in parts):
-        raise ValueError(f"expected mean,largest,surprise,rarest and, if wanted, drift, missed: numbers, got {text!r}")
+        raise ValueError(f"expected mean,largest,surprise,rarest[,drift[,missed]], numbers from 0 on, got {text!r}")
     return ReferenceThresholds(*map(float, parts))
 
 
@@ -150,13 +150,13 @@ class AuditorSettings(RpcServerSettings):
     @model_validator(mode="after")
     def _computes(self) -> Self:
         if self.model is None and self.engine == "kolm":
-            raise ValueError("expected --model, the audited base, or --engine, another engine that has served")
+            raise ValueError("expected --model with the audited base, or --engine with the engine that served")
         return self
 
     @classmethod
     def of_one_pass(cls, **values: Any) -> Self:
-        """Settings of one pass of an auditor, which draws without delay. No environment or file is read, and no value
-        is checked: they are settings of a command, which has checked them.
+        """Settings of a single audit, which draws without delay. Neither environment nor files are read, and no value
+        is checked: the command that calls this has checked them.
         """
         return cls.model_construct(draw_seconds=0.0, **values)
 

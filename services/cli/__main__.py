@@ -1,4 +1,4 @@
-"""`python -m services.cli` is `kolm`, if the command is not on the path."""
+"""`python -m services.cli`: the command `kolm`, for when that is not on the path."""
 
 from __future__ import annotations
 

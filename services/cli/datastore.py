@@ -1,4 +1,4 @@
-"""`kolm datastore`: datastores for the method rest; built, shown, checked."""
+"""`kolm datastore`: build, show and check datastores for the method rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build(
     passage_tokens: Annotated[int, Option(min=8, help="Tokens of a passage.")] = 128,
     answers: Annotated[
         int | None,
-        Option(min=1, help="Let the model answer so many prompts first, lines of PATHS with prompt or messages."),
+        Option(min=1, help="First let the model answer this many prompts: lines of PATHS with prompt or messages."),
     ] = None,
     answer_tokens: Annotated[int, Option(min=1, help="Limit of an answer, in tokens.")] = 256,
     json: options.Json = False,
@@ -66,7 +66,7 @@ def build(
 def show(
     store: Store,
     verify: Annotated[
-        bool, Option("--verify", help="Hash every file again; exit code 3 and the file's name if one changed.")
+        bool, Option("--verify", help="Hash every file again; if one has changed, name it and exit with code 3.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -119,15 +119,15 @@ def build_datastore(
         with _progress(files) as progress:
             manifest = builder.build(documents, out, progress)
     if skipped:
-        remark(f"{len(skipped):,} files are not UTF-8 text and were left out, {skipped[0]} among them")
+        remark(f"left out {len(skipped):,} files that are not UTF-8 text, such as {skipped[0]}")
     return manifest
 
 
 def build_of_answers(
     paths: list[Path], most: int, max_tokens: int, base: Path, out: Path, parameters: BuildParameters
 ) -> Manifest:
-    """Let the base answer at most `most` prompts, then build of its answers. Needs no torch. Raises CommandError, and
-    Exit after Ctrl-C or SIGTERM.
+    """Let the base answer at most `most` prompts, then build a datastore of its answers. Needs no torch. Raises
+    CommandError, and Exit after Ctrl-C or SIGTERM.
     """
     from services.datastores.answering import answer_documents, answer_prompts, answers_file
     from services.datastores.builder import DatastoreBuilder, check_out
@@ -192,7 +192,7 @@ def _progress(files: list[Path]) -> Iterator[BuildProgress]:
 
 
 def _document(store: Path, manifest: Manifest, *, verified: bool) -> dict[str, Any]:
-    """Sizes are in bytes. `verified`: every file was hashed again, and has the manifest's digest."""
+    """The JSON of a datastore, sizes in bytes. `verified`: every file was hashed and has the manifest's digest."""
     return members(manifest, "cid", "tokenizer_cid", "vocab_size", "documents", "tokens", "embedding", "parameters") | {
         "store": store,
         "shards": len(manifest.shards),

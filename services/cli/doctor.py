@@ -1,4 +1,4 @@
-"""`kolm doctor`: checks that this machine keeps the contract for a model, and times its passes."""
+"""`kolm doctor`: checks that a row's bits do not depend on other rows on this machine, and times passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIBRARIES = ("torch", "numpy", "numba", "transformers", "tokenizers", "safetens
 
 
 def _compile(asked: bool) -> None:
-    """Callback that runs before other options are read, so that no model is needed."""
+    """The callback of --compile. It runs before other options are read, so it needs no model."""
     if not asked:
         return
 
@@ -47,7 +47,7 @@ def doctor(
             "--compile",
             is_eager=True,
             callback=_compile,
-            help="Only compile every kernel ahead, for any model, so that the first start is quicker.",
+            help="Only compile all kernels, for any model, so that the first start is faster.",
         ),
     ] = False,
     json: options.Json = False,
@@ -170,13 +170,13 @@ def _diagnosis_view(found: dict[str, Any]) -> View:
     notes = _notes(found["one_row"])
     if found["probe"]["passed"]:
         return [_facts(found), "", costs, *notes, Styled("speculation may be served here", "green")]
-    text = "bits of a row depend on its neighbours here: the service would compute one row a pass, without speculation"
+    text = "a row's bits depend on other rows on this machine: passes would have one row, without speculation"
     failures = [f"  {failure}" for failure in found["probe"]["failures"][:5]]
     return [_facts(found), "", costs, *notes, Styled(text, "bold red"), *failures]
 
 
 def _notes(one_row: dict[str, Any]) -> list[Styled]:
-    """A line if passes over one row took more time in some rounds than in others."""
+    """A note if the time of a pass over one row changed between rounds; otherwise nothing."""
     if not one_row["changed"]:
         return []
     fastest, slowest = (1e3 * one_row[name] for name in ("fastest", "slowest"))

@@ -1,4 +1,4 @@
-"""Draft heads in other layouts, in a folder or on a hub (`hf:OWNER/REPOSITORY`), converted to kolm's layout."""
+"""Conversion of draft heads in other layouts, from a folder or a hub (`hf:OWNER/REPOSITORY`), to kolm's layout."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def hub_head(
 
 
 def heads_known_for(model: Path) -> list[KnownHead]:
-    """Public heads of a base, by the names of its files and in its metadata; the preferred one first."""
+    """Public heads of a base, found by its file names and the names in its metadata; the preferred one first."""
     from services.generation.target.adapters import base_names
     from services.generation.target.naming.known_heads import known_heads
 
@@ -75,7 +75,7 @@ def heads_known_for(model: Path) -> list[KnownHead]:
 
 
 def known_head(model: Path) -> KnownHead:
-    """The public head that is taken for a base. Raises UsageError if none is known."""
+    """The preferred public head of a base. Raises UsageError if none is known."""
     if not (found := heads_known_for(model)):
         raise UsageError(
             f"--head: auto: no public head is known for {name_of(model)}",
@@ -111,7 +111,7 @@ def _convert(name: HubName, pulled: PulledHead, kept: Path, model: Path, layers:
         source = _unpickled(name, pulled, Path(scratch) / "source")
         try:
             written = convert(source, folder, model, layers)
-        except UsageError as error:  # the folder of its message is gone when it is read
+        except UsageError as error:  # its message names a temporary folder, which is gone when it is read
             raise UsageError(f"{name}: {error.message.replace(f'{source}/', '')}", error.hint) from error
         origin = {"repository": name.repo, "revision": pulled.commit} | digests
         write_durably(folder / ORIGIN_FILE, json.dumps(origin, indent=1).encode())
@@ -133,7 +133,7 @@ def _folder_for(kept: Path) -> Iterator[Path]:
 
 
 def _unpickled(name: HubName, pulled: PulledHead, source: Path) -> Path:
-    """The folder `source` with config.json and safetensors; a pickle is converted in a process of its own."""
+    """Write config.json and safetensors into `source`, and return it; a pickle is converted in a process of its own."""
     source.mkdir()
     shutil.copyfile(pulled.config, source / CONFIG_FILE)
     pickle = next((each for each in pulled.weights if each.suffix == ".bin"), None)
@@ -173,8 +173,8 @@ class Converted:
 def convert(source: Path, out: Path, model: Path, feature_layers: tuple[int, ...] | None) -> Converted:
     """Write a head in kolm's layout. Weights become float32, which holds every value of the other formats exactly.
 
-    If the layout leaves open which layers the head reads, both choices are tried on the base, and the better predictor
-    of the base's tokens is kept. Raises UsageError.
+    If the layout leaves open which layers the head reads, every reading is tried on the base; the layout's own is kept
+    unless another one predicts the base's tokens clearly better. Raises UsageError.
     """
     import numpy as np
 

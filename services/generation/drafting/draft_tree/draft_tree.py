@@ -1,4 +1,4 @@
-"""A draft tree for one sequence while it is made."""
+"""The draft tree of one sequence under construction."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DraftTree:
     def __init__(
         self, root: int, acceptance: RequestAcceptance, shape: DraftShape, costs: Costs, *, room: int | None = None
     ) -> None:
-        """`room`: nodes beside copies; by default as many as a model may add."""
+        """`room`: the most nodes that are not copies; by default as many as a model may add."""
         self.shape, self.economics = shape, Economics(costs, acceptance.rates())
         self.frontier: Int64 = np.zeros(1, np.int64)  # nodes whose children come next
         self._acceptance = acceptance
@@ -50,12 +50,12 @@ class DraftTree:
         self._nodes[0] = (root, -1, 0, NONE, 0, 0, NONE, NONE, 0, 1.0, 1.0)
 
     def __len__(self) -> int:
-        """Candidates, the root included."""
+        """The number of candidates, the root included."""
         return self._count
 
     @property
     def room(self) -> int:
-        """Candidates that there is room for."""
+        """The most candidates that the tree can have, the root included."""
         return len(self._nodes)
 
     @property
@@ -68,8 +68,8 @@ class DraftTree:
         return self._nodes[: self._count]
 
     def add(self, sources: Sequence[Copies], budget: Budget, least: float | None = None, most: int = 64) -> None:
-        """Add copies, the best sources first: at most `most` with ends of their own, as deep as they hold with
-        probability `least` (by default the budget's breakeven).
+        """Add copies, the best sources first: at most `most` distinct branches, each as deep as its probability of
+        acceptance is at least `least` (by default the budget's breakeven).
         """
         least = budget.breakeven if least is None else least
         for copies in sources:
@@ -81,8 +81,8 @@ class DraftTree:
         compiled.rank_copies(self._nodes, self._count, self.economics.rates)
 
     def add_by(self, source: Callable[[compiled.Nodes, int, Bounds, Float64], int], budget: Budget) -> None:
-        """Let a source that is compiled add nodes within bounds: nodes [any], how many there are, bounds, rates [kinds]
-        to how many there are then.
+        """Let a compiled source add nodes within bounds. It takes nodes [any], their number, bounds and rates [kinds],
+        and returns the new number of nodes.
         """
         bounds = Bounds(len(self._nodes), budget.depth, budget.breakeven)
         self._count = source(self._nodes, self._count, bounds, self.economics.rates)
@@ -98,7 +98,7 @@ class DraftTree:
         self, logits: Float32, vocabulary: Vocabulary, sampling: Samplings, confidence: Float32 = NO_CONFIDENCE
     ) -> None:
         """Add a model's tokens below the frontier's nodes, and go on to the next frontier. logits [frontier, draft
-        vocabulary] C-contiguous; `confidence` [frontier] in its first tokens, if it has its own.
+        vocabulary] C-contiguous; `confidence` [frontier]: the model's own confidence in its first choices, if any.
         """
         self.steps += 1
         growth = Growth(self.shape.width, self.shape.tree_tokens, self.steps, self.steps == self.shape.depth)
@@ -108,7 +108,7 @@ class DraftTree:
         )  # fmt: skip
 
     def token_tree(self) -> TokenTree:
-        """The nodes that pay for their rows."""
+        """The tree of those nodes that are worth their rows in a pass."""
         best = compiled.choose(self._nodes, self._count, self.shape.tree_tokens, self.steps, self.economics)
         order, parents = compiled.ordered(self._nodes, self._count, best)
         tokens, predicted = self._nodes["token"][order], self._nodes["copy"][order] == PREDICTED
@@ -128,7 +128,7 @@ class DraftModelState:
     vocabulary: Vocabulary  # of the model
     processors: LogitsProcessors
     sampling: Samplings
-    tree: DraftTree | None = None  # in flight
+    tree: DraftTree | None = None  # begun, and not verified yet
     length: int = 0  # of the sequence, when the tree was begun
 
     @classmethod
@@ -142,21 +142,21 @@ class DraftModelState:
         return cls(request, acceptance, vocabulary, processors, sampling_of(request, noise=noise))
 
     def begin(self, tree: DraftTree, tokens: Sequence[int]) -> None:
-        """`tree` is to be verified after `tokens`."""
+        """Begin a draft after `tokens`, with `tree`, which a pass will verify."""
         self.tree, self.length = tree, len(tokens)
         self.processors.follow(tokens)
 
     def observe(self, root: int, emitted: Sequence[int]) -> None:
-        """A pass emitted these tokens under a root. The tree in flight is judged and dropped."""
+        """Judge the tree by the tokens that a pass emitted under `root`, and drop it."""
         tree, self.tree = self.tree, None
         if tree is None or tree.root != root:
             return
         tree.judge(emitted)
 
     def expand(self, logits: Float32, confidence: Float32 = NO_CONFIDENCE) -> None:
-        """Add the model's tokens to the tree in flight, see `DraftTree.expand`.
+        """Add the model's tokens to the tree, see `DraftTree.expand`.
 
-        Logits are processed as the target's are before its sampler draws, but by the committed tokens alone.
+        Logits are processed as the target's are before sampling, but penalties count committed tokens only, no drafts.
         """
         assert self.tree is not None
         self.sampling["position"] = self.length + self.tree.steps

@@ -21,7 +21,9 @@ from services.generation.remote.answer import UpstreamError
 from services.generation.remote.dialects import About
 from services.generation.remote.difference import (
     COPIES,
+    after,
     first_difference,
+    goes_on,
     incomparable,
     likely_at,
     may_be_rounding,
@@ -33,6 +35,8 @@ from services.runtime.setting_kind import key_in
 _T = TypeVar("_T")
 
 _UNSTEADY = "with speculation off, the engine differs from itself"
+_EXCUSED = 4
+"""Differences without a proof after which the rest of an output is compared: each takes up to seven requests."""
 
 
 class PlainUpstream:
@@ -50,7 +54,24 @@ class PlainUpstream:
         if receipt.adapter_cid is not None:
             raise CannotReplay("the auditor does not know the engine's name of the adapter")
         request = replace(request_of(receipt, content), reuse=profile.reuses_prefixes)
-        served, first = content.output_token_ids, _asked(lambda: self._plain.again(request))
+        served, begun = content.output_token_ids, 0
+        found = first = self._compared(receipt, request, served, profile)
+        for _ in range(_EXCUSED):
+            if found.position is None or found.unstable is None or not goes_on(profile, request.sampling):
+                break
+            begun += found.position + 1
+            if begun >= len(served):
+                break
+            found = self._compared(receipt, after(request, served[:begun]), served[begun:], profile)
+        if found.position is None or found.unstable is not None:
+            return first
+        return replace(found, position=begun + found.position)
+
+    def _compared(
+        self, receipt: Receipt, request: EngineRequest, served: tuple[int, ...], profile: EngineProfile
+    ) -> Comparison:
+        """`served`, an output or the rest of one, with the answers to `request`."""
+        first = _asked(lambda: self._plain.again(request))
         position = _difference(receipt, served, first)
         if position is None:
             return Comparison()

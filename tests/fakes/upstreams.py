@@ -40,7 +40,7 @@ class FakeUpstream:
     fault: str | None = None
     after: int = 2
     whole: int = 0  # answers that come to their end before it fails
-    differs_at: int | None = None  # the place of a token that is another one
+    differs_at: int | tuple[int, ...] | None = None  # the places of tokens that are others
     vocabulary: Sequence[int] = ()
     ends_after: int | None = None  # tokens, with an end-of-sequence token
     twist: Callable[[dict[str, Any]], Any] = lambda event: event
@@ -62,7 +62,8 @@ class FakeUpstream:
 
     def _best(self, told: list[Any], place: int) -> tuple[int, int]:
         """The best token and the next best."""
-        drawn = int.from_bytes(hashlib.sha256(json.dumps(told).encode()).digest()[:4]) + (place == self.differs_at)
+        differs = place in self.differs_at if isinstance(self.differs_at, tuple) else place == self.differs_at
+        drawn = int.from_bytes(hashlib.sha256(json.dumps(told).encode()).digest()[:4]) + differs
         return self.vocabulary[drawn % len(self.vocabulary)], self.vocabulary[(drawn + 1) % len(self.vocabulary)]
 
     def tokens(self, prompt: Sequence[int], seed: int, most: int, state: str = "") -> list[int]:

@@ -7,11 +7,12 @@ changes the answer, and so may a pass over drafts, without any fault.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 from ledger.documents.engine_profile import EngineProfile
 from services.generation.engine.events import Outcome, TokenLogprobs
-from services.generation.engine.request import SamplingParams
+from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.remote.dialects import DIALECTS
 
 COPIES = 4
@@ -28,6 +29,21 @@ def first_difference(served: Sequence[int], plain: Sequence[int]) -> int | None:
     """The first position with different tokens, or after the end of one."""
     pairs = enumerate(zip_longest(served, plain))
     return next((position for position, (left, right) in pairs if left != right), None)
+
+
+def goes_on(profile: EngineProfile, sampling: SamplingParams) -> bool:
+    """Whether the rest of an answer has to be the plain engine's answer to a prompt that ends with the tokens before: a
+    greedy one, without a constraint, string or penalty that looks at them.
+    """
+    looks_back = sampling.stop or sampling.structured_outputs is not None or changes_logits(sampling)
+    return sampling.temperature == 0.0 and not looks_back and not profile.reuses_prefixes
+
+
+def after(request: EngineRequest, ids: tuple[int, ...]) -> EngineRequest:
+    """The request for the rest of an answer that begins with `ids`."""
+    params, made = request.sampling, len(ids)
+    most, least = params.max_tokens - made, max(0, params.min_tokens - made)
+    return replace(request, prompt=request.prompt + ids, sampling=replace(params, max_tokens=most, min_tokens=least))
 
 
 def unsteady(profile: EngineProfile, plain: Sequence[Outcome], position: int) -> bool:

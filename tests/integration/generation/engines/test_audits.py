@@ -122,6 +122,17 @@ async def test_an_engine_whose_answers_depend_on_its_load_is_unstable(engines: E
     assert (found.finding.outcome, found.halt_index) == ("UNSTABLE", None)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "llama-server"])
+async def test_a_difference_that_load_may_explain_hides_no_fault_after_it(engines: Engines, kind: str) -> None:
+    await engines.start(kind)
+    engines.fast.differs_at, engines.plain.fault = (3, 4), "crowded"
+    await engines.receipt(max_tokens=6)
+    (found,) = await audited(engines)
+    assert (found.finding.outcome, found.halt_index is not None) == ("DEVIATION", True)
+    assert found.finding.deviation is not None
+    assert found.finding.deviation.position == 4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_engine_whose_prefix_cache_changes_answers_is_served_and_checked_without_it(
     engines: Engines, kind: str

@@ -5,8 +5,16 @@ from dataclasses import replace
 import pytest
 
 from services.generation.engine.events import EMPTY_OUTCOME, FinishReason, Outcome
-from services.generation.engine.request import SamplingParams
-from services.generation.remote.difference import NEAR_TIE, RARE, incomparable, may_be_rounding, unsteady
+from services.generation.engine.request import EngineRequest, SamplingParams, StructuredOutputs
+from services.generation.remote.difference import (
+    NEAR_TIE,
+    RARE,
+    after,
+    goes_on,
+    incomparable,
+    may_be_rounding,
+    unsteady,
+)
 from tests.unit.ledger.builders import engine_profile
 
 GREEDY = SamplingParams()
@@ -72,3 +80,19 @@ def test_answers_that_differ_after_the_served_difference_hide_no_fault(
 @pytest.mark.parametrize(("position", "found"), [(1, True), (0, False)])
 def test_an_engine_that_ends_one_answer_in_two_ways_is_unsteady_there(position: int, found: bool) -> None:
     assert unsteady(engine_profile(), (plain(5, 6), plain(5, 6, finish="stop")), position) == found
+
+
+@pytest.mark.parametrize(("members", "found"), [
+    ({}, True), ({"temperature": 0.7}, False), ({"stop": ("end",)}, False), ({"frequency_penalty": 0.5}, False),
+    ({"structured_outputs": StructuredOutputs("json_object")}, False),
+])  # fmt: skip
+def test_the_rest_of_an_answer_is_compared_if_it_depends_on_its_tokens_alone(
+    members: dict[str, object], found: bool
+) -> None:
+    assert goes_on(engine_profile(), replace(GREEDY, **members)) == found  # type: ignore[arg-type]
+    assert not goes_on(engine_profile(flags={"prefix_cache": "true"}), GREEDY)
+
+
+def test_the_rest_of_an_answer_has_the_tokens_before_as_its_prompt() -> None:
+    asked = after(EngineRequest("", (1, 2), replace(GREEDY, max_tokens=9, min_tokens=3)), (5, 6, 7, 8))
+    assert (asked.prompt, asked.sampling.max_tokens, asked.sampling.min_tokens) == ((1, 2, 5, 6, 7, 8), 5, 0)

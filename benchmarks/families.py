@@ -86,6 +86,9 @@ SHAPES: Mapping[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
         ),
     ),
 }  # fmt: skip
+_BATCHED_FLAGS = {
+    "ik_llama.cpp": ("-fa", 0)
+}  # its flash attention fails an assertion with several sequences in a batch
 _MEASURED = ("LFM2-1.2B", "Qwen3.5-0.8B")
 
 
@@ -213,7 +216,8 @@ def _peers_rates(peers: Mapping[str, Path], path: Path, prompt: int) -> Iterator
             yield f"{name}, {'tokens' if test['n_gen'] else 'prompt'}", test["avg_ts"]
         context = max(_AT_ONCE) * (_TOKENS + 2)
         lengths = ("-c", context, "-npp", 2, "-ntg", _TOKENS, "-npl", ",".join(map(str, _AT_ONCE)))
-        for many, rate in at_once(_output([programs / "llama-batched-bench", *asked, *lengths])):
+        flags = _BATCHED_FLAGS.get(name, ())
+        for many, rate in at_once(_output([programs / "llama-batched-bench", *asked, *lengths, *flags])):
             yield f"{name}, tokens of {many} at once", rate
 
 

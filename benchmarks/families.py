@@ -211,13 +211,14 @@ def _rates(kolm: Kolm, turn: int, prompt: int) -> Iterator[tuple[str, float]]:
 def _peers_rates(peers: Mapping[str, Path], path: Path, prompt: int) -> Iterator[tuple[str, float]]:
     for name, programs in peers.items():
         asked = ("-m", path, "-t", cpus())
-        alone = _output([programs / "llama-bench", *asked, "-p", prompt, "-n", _TOKENS, "-r", 1, "-o", "json"])
-        for test in json.loads(alone):
+        alone = _run([programs / "llama-bench", *asked, "-p", prompt, "-n", _TOKENS, "-r", 1, "-o", "json"])
+        for test in json.loads(alone.stdout):
             yield f"{name}, {'tokens' if test['n_gen'] else 'prompt'}", test["avg_ts"]
         context = max(_AT_ONCE) * (_TOKENS + 2)
         lengths = ("-c", context, "-npp", 2, "-ntg", _TOKENS, "-npl", ",".join(map(str, _AT_ONCE)))
         flags = _BATCHED_FLAGS.get(name, ())
-        for many, rate in at_once(_output([programs / "llama-batched-bench", *asked, *lengths, *flags])):
+        done = _run([programs / "llama-batched-bench", *asked, *lengths, *flags])
+        for many, rate in at_once(done.stdout + done.stderr):  # ik_llama.cpp writes its table to stderr
             yield f"{name}, tokens of {many} at once", rate
 
 
@@ -229,11 +230,11 @@ def at_once(text: str) -> Iterator[tuple[int, float]]:
             yield int(cells[2]), float(cells[7])
 
 
-def _output(command: Sequence[object]) -> str:
+def _run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
-    return done.stdout
+    return done
 
 
 def main() -> None:

@@ -210,7 +210,7 @@ def _rates(kolm: Kolm, turn: int, prompt: int) -> Iterator[tuple[str, float]]:
 
 def _peers_rates(peers: Mapping[str, Path], path: Path, prompt: int) -> Iterator[tuple[str, float]]:
     for name, programs in peers.items():
-        asked = ("-m", path, "-t", cpus())
+        asked = ("-m", path.absolute(), "-t", cpus())
         alone = _run([programs / "llama-bench", *asked, "-p", prompt, "-n", _TOKENS, "-r", 1, "-o", "json"])
         for test in json.loads(alone.stdout):
             yield f"{name}, {'tokens' if test['n_gen'] else 'prompt'}", test["avg_ts"]
@@ -231,7 +231,8 @@ def at_once(text: str) -> Iterator[tuple[int, float]]:
 
 
 def _run(command: Sequence[object]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:  # ik_llama.cpp writes a log to its working directory
+        done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
     return done

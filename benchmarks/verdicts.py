@@ -422,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in kept(path)))
                 count = given.answers[CALLERS.index(case.callers)]
                 asyncio.run(bench.run(case, prompts[:count], path))
-    subject = Subject.of(model_path("smollm2"), questions=OWN.name)
+    subject = Subject.of(model_path(given.weights), questions=OWN.name)
     for each in concluded():
         work = "-faults" if each["cases"][0]["share replaced"] else ""
         name = re.sub(r"[^0-9a-z]+", "-", f"{each['engine']}-{each['method']}{work}".lower())

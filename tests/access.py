@@ -29,21 +29,21 @@ CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @functools.cache
-def everybody() -> Access:
+def open_access() -> Access:
     """Every caller has every role, for every tenant: for tests that are about something else."""
-    return Access(everybodys_file())
+    return Access(open_access_file())
 
 
 @functools.cache
-def everybodys_file() -> Path:
+def open_access_file() -> Path:
     """The same for processes: what `--principals` takes."""
     folder = Path(tempfile.mkdtemp(prefix="kolm-test-access-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    write_principals(folder / "principals.json", [anybodys(*ROLES, tenant=None)])
+    write_principals(folder / "principals.json", [without_credential(*ROLES, tenant=None)])
     return folder / "principals.json"
 
 
-def anybodys(*roles: Role, tenant: str | None = DEFAULT_TENANT) -> Credential:
+def without_credential(*roles: Role, tenant: str | None = DEFAULT_TENANT) -> Credential:
     """The credential of callers without one."""
     return Credential(name="anonymous", tenant=tenant, roles=roles, anybody=True, created_at=CREATED)
 

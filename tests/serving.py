@@ -18,7 +18,7 @@ from services.runtime.limits import Limits
 from services.runtime.listening import ServerTls
 from services.runtime.metrics import EXPORTED, Exporter
 from services.runtime.server import Mount, RunningServer, start_server
-from tests.access import everybody
+from tests.access import open_access
 from tests.forked import Forked
 
 
@@ -57,7 +57,7 @@ def serving(
 
     async def life() -> None:
         registry = CollectorRegistry()
-        server = await start_server(mounts, "127.0.0.1:0", registry, access or everybody(), tls, limits)
+        server = await start_server(mounts, "127.0.0.1:0", registry, access or open_access(), tls, limits)
         started.set_result(Served(server.address, server, asyncio.get_running_loop(), registry))
         await asyncio.to_thread(finish.wait)
         await server.drain()

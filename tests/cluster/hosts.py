@@ -140,7 +140,7 @@ _VNET_HEADER = (
 _HEADER_BYTES = 10  # struct virtio_net_hdr
 _ALL_PROTOCOLS = 0x0003  # ETH_P_ALL
 _LONGEST = 1 << 17
-_EVERYBODY = 0x01  # of the first byte of an address: broadcast and multicast
+_TO_MANY = 0x01  # of the first byte of an address: broadcast and multicast
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -220,8 +220,8 @@ class Wire:
         if place[2] == socket.PACKET_OUTGOING:  # of this namespace's own kernel
             return
         target = frame[_HEADER_BYTES : _HEADER_BYTES + 6]
-        everybody = [name for name in self._ports if name != sender]
-        for name in everybody if target[0] & _EVERYBODY else [self._names.get(target, sender)]:
+        others = [name for name in self._ports if name != sender]
+        for name in others if target[0] & _TO_MANY else [self._names.get(target, sender)]:
             stopped = self._weather.stops(sender, name, len(frame) - _HEADER_BYTES)
             if name != sender and not stopped and self._random.random() >= self._weather.loss:
                 self._count += 1

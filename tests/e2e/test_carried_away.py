@@ -74,35 +74,35 @@ def stored(model: Path, folder: Path, dtype: torch.dtype) -> Path:
 
 
 def test_an_exported_receipt_is_exact_offline(taken: Taken, model: Path) -> None:
-    file, somebody, given = taken.file("receipt.json"), Kolm(NOWHERE, taken.data), f"--model={taken.model}"
+    file, stranger, given = taken.file("receipt.json"), Kolm(NOWHERE, taken.data), f"--model={taken.model}"
     assert Path(file).stat().st_mode & 0o77 == 0
     for way, flags in (("prefill", ()), ("decode", ("--decode",))):
-        found = somebody.json("replay", file, given, *flags)
+        found = stranger.json("replay", file, given, *flags)
         assert (found["outcome"], found["verification"], found["signature"]) == ("EXACT", way, True)
         assert (found["tokens_compared"], found["texts"]) == (24, None)  # the log has no texts
-    own = somebody.json("replay", taken.file("saved.json"), given)
+    own = stranger.json("replay", taken.file("saved.json"), given)
     assert (own["outcome"], own["signature"], own["receipt_id"]) == ("EXACT", True, taken.receipt_id)
     assert own["texts"] is True
     for each in (file, taken.file("saved.json")):
-        assert somebody("verify", each).returncode == 0
-    stranger = Kolm(NOWHERE, taken.folder / "elsewhere").json("replay", file, given)
-    assert (stranger["outcome"], stranger["signature"]) == ("EXACT", None)
+        assert stranger("verify", each).returncode == 0
+    without_keys = Kolm(NOWHERE, taken.folder / "elsewhere").json("replay", file, given)
+    assert (without_keys["outcome"], without_keys["signature"]) == ("EXACT", None)
 
     other = make_tiny_model(taken.folder / "other", seed=1)
     wide = stored(model, taken.folder / "wide", torch.float32)
     for base in (other, wide):
-        found = somebody.json("replay", file, f"--model={base}", code=1)
+        found = stranger.json("replay", file, f"--model={base}", code=1)
         assert (found["outcome"], found["deviation"]) == ("UNREPLAYABLE", None)
         assert found["reason"].startswith("base_cid: ")
-    found = somebody.json("replay", file, f"--model={wide}", "--any-storage")
+    found = stranger.json("replay", file, f"--model={wide}", "--any-storage")
     assert (found["outcome"], found["tokens_compared"]) == ("EXACT", 24)
-    found = somebody.json("replay", file, f"--model={other}", "--any-storage", code=1)
+    found = stranger.json("replay", file, f"--model={other}", "--any-storage", code=1)
     assert found["reason"].startswith("profile_cid: ")
 
     changed = json.loads(Path(file).read_bytes())
     changed["content"]["output_token_ids"][3] ^= 1
     (taken.folder / "forged.json").write_bytes(canonical(changed))
-    assert somebody("replay", taken.file("forged.json"), given).returncode == 3
+    assert stranger("replay", taken.file("forged.json"), given).returncode == 3
 
 
 def test_a_conversation_is_carried_away_and_verified_word_by_word(taken: Taken) -> None:

@@ -151,7 +151,7 @@ def test_services_by_hand(shell: Shell, s3_endpoint: str) -> None:
 def test_ledgers(shell: Shell) -> None:
     for line in documented.LEDGERS:
         with shell.serving(line):
-            assert shell.run("kolm ledger head --trusted nobody")
+            assert shell.run("kolm ledger head --trusted unknown")
     assert Path("var/lib/kolm/ledger/ledger.sqlite3").exists()  # a system's folder is left alone
     assert b"ENCRYPTED" in Path(".kolm/keys/log.pem").read_bytes()
 
@@ -208,7 +208,7 @@ def test_a_ledger_whose_key_is_in_a_device(shell: Shell, softhsm: Token) -> None
     shutil.copy(softhsm.pin_file, "pin")
     (line,) = documented.IN_A_DEVICE
     with shell.serving(line):
-        assert shell.run("kolm ledger head --trusted nobody")
+        assert shell.run("kolm ledger head --trusted unknown")
     assert not Path(".kolm/keys").exists()
 
 

@@ -48,7 +48,7 @@ class Told:
 
     @property
     def stranger(self) -> Kolm:
-        """Somebody with files and public keys, and no service."""
+        """A stranger with files and public keys, and no service."""
         return Kolm(Addresses(NOWHERE, NOWHERE, NOWHERE), self.folder / "data")
 
     def file(self, name: str) -> str:

@@ -245,7 +245,7 @@ def write_speculators(directory: Path, config: HeadConfig, seed: int = 0, **memb
             "proposal_methods": [
                 {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1}
             ],
-            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "somebody/base"},
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "example/base"},
         },
         "speculators_model_type": "eagle3", "speculators_version": "0.1.0.dev14", "target_hidden_size": None,
         "torch_dtype": "float32",

@@ -33,7 +33,7 @@ from services.generation.target.cpu import load_target
 from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
-from tests.access import everybody, trust_log
+from tests.access import open_access, trust_log
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.serving import known_port
 
@@ -75,7 +75,7 @@ class Deployment:
         registry = self.metrics["ledger"] = CollectorRegistry()
         servicer = self._ledger.enter_context(opened_ledger(settings, registry))
         mount = Mount("kolm.ledger.v1.LedgerService", lambda s: add_LedgerServiceServicer_to_server(servicer, s))
-        server = await start_server([mount], settings.listen, registry, everybody())
+        server = await start_server([mount], settings.listen, registry, open_access())
         self._ledger.push_async_callback(server.stop, None)
         self._ledger.callback(servicer.close)
 
@@ -102,7 +102,7 @@ class Deployment:
             SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
         registry = self.metrics["generation"] = CollectorRegistry()
         servicer = await self._generation.enter_async_context(opened_generation(settings, registry, load))
-        server = await start_server([mount(servicer)], settings.listen, registry, everybody())
+        server = await start_server([mount(servicer)], settings.listen, registry, open_access())
         self._generation.push_async_callback(server.stop, None)
         self.generation_address = server.address
         return GenerationServiceStub(await self.channel(server.address))

@@ -18,7 +18,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from ledger.keys.ed25519 import SigningKey
 from services.generation.serving import main
 from services.runtime.process import CannotStart
-from tests.access import everybodys_file
+from tests.access import open_access_file
 from tests.fakes.tampered_targets import BreakingTarget, Loader
 from tests.forked import Forked
 from tests.integration.generation.deployment import PATIENCE, Deployment, Failure, asking, until
@@ -38,7 +38,7 @@ async def generation_process(deployment: Deployment, **flags: str) -> AsyncItera
         "listen": "127.0.0.1:0",
         "ready-file": str(deployment.directory / "ready"),
         "cache-bytes": "5MiB",
-        "principals": str(everybodys_file()),
+        "principals": str(open_access_file()),
     } | flags
     with Forked("services.generation", *(f"--{name}={value}" for name, value in given.items())) as process:
         async with asyncio.timeout(PATIENCE):
@@ -72,7 +72,7 @@ async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start
 
 async def test_a_server_whose_engine_has_stopped_stops_too_and_says_why(deployment: Deployment) -> None:
     loader, ready = Loader(BreakingTarget), deployment.directory / "ready"
-    settings = deployment.settings(ready_file=ready, principals=everybodys_file())
+    settings = deployment.settings(ready_file=ready, principals=open_access_file())
     serving = asyncio.create_task(main(settings, loader))
 
     async def listening() -> bool:

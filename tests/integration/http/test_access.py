@@ -19,7 +19,7 @@ from services.client.errors import Unauthenticated
 from services.client.generation.runtime import AsyncRuntime
 from services.runtime.access import Access
 from services.runtime.credentials import edited_principals, new_token, write_principals
-from tests.access import Certificates, anybodys, token_of
+from tests.access import Certificates, token_of, without_credential
 from tests.forked import Forked
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.http.front import fronting
@@ -113,7 +113,7 @@ async def test_a_proxy_that_adds_no_header_is_not_the_own_machine_over_grpc_eith
 
 async def test_every_caller_gets_in_if_the_file_allows_anybody(tmp_path: Path) -> None:
     file = tmp_path / "principals.json"
-    write_principals(file, [anybodys("generate")])
+    write_principals(file, [without_credential("generate")])
     token = token_of(file, "generate")
     with serving(mount(ScriptedGeneration()), access=Access(file)) as served:
         async with fronting(served.address) as front, forwarded(front.port) as proxy:

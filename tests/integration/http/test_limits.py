@@ -27,7 +27,7 @@ from services.runtime.errors import (
 )
 from services.runtime.http.serving import Connections, _listening
 from services.runtime.server import Mount
-from tests.access import everybody
+from tests.access import open_access
 from tests.fakes.tampered_targets import GatedTarget, Loader
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.cli.scripted import ScriptedGeneration, mount
@@ -199,7 +199,7 @@ async def test_a_header_that_does_not_come_or_comes_by_drips_ends_its_connection
 
 
 async def test_a_body_that_does_not_come_ends_its_connection_and_an_idle_one_is_closed() -> None:
-    with serving(mount(ScriptedGeneration()), access=everybody()) as served:
+    with serving(mount(ScriptedGeneration()), access=open_access()) as served:
         limits = Connections(header_seconds=0.2, body_seconds=0.2)
         async with fronting(served.address, connections=limits) as front:
             half = await front.raw(HALF, b"{")
@@ -260,7 +260,7 @@ async def held_open(count: int, connect: Callable[[], Awaitable[Streams]]) -> As
 
 @pytest.mark.parametrize("half", [None, "POST /v1/chat/completions HTTP/1.1\r\n", f"{HALF}\r\nhost: x\r\n\r\n{{"])
 async def test_silent_and_half_sent_requests_keep_no_caller_out(half: str | None) -> None:
-    with serving(mount(ScriptedGeneration()), access=everybody()) as served:
+    with serving(mount(ScriptedGeneration()), access=open_access()) as served:
         async with fronting(served.address, connections=Connections(most=20)) as front:
 
             async def connect() -> Streams:
@@ -284,7 +284,7 @@ async def test_half_sent_requests_of_strangers_are_over_before_their_bodies_come
 
 
 async def test_a_body_in_needlessly_many_pieces_is_refused() -> None:
-    with serving(mount(ScriptedGeneration()), access=everybody()) as served:
+    with serving(mount(ScriptedGeneration()), access=open_access()) as served:
         async with fronting(served.address) as front:
             head = "POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ntransfer-encoding: chunked"
             reader, writer = await front.raw(head, b"1\r\n \r\n" * 100_000)

@@ -13,7 +13,7 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.access import Access
 from services.runtime.credentials import write_principals
 from services.runtime.server import Mount
-from tests.access import anybodys, token_of, trust_log
+from tests.access import token_of, trust_log, without_credential
 from tests.serving import Served, serving
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> LedgerSettings:
 def principals(tmp_path: Path) -> Path:
     """Callers on this machine append and read; others have tokens."""
     file = tmp_path / "principals.json"
-    write_principals(file, [anybodys("append", "read")])
+    write_principals(file, [without_credential("append", "read")])
     return file
 
 

@@ -384,7 +384,7 @@ QUEUE = 3
 
 @contextmanager
 def held(database: Path) -> Iterator[None]:
-    """Somebody else writes to the file, and the ledger's writer has to wait."""
+    """Another process writes to the file, and the ledger's writer has to wait."""
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

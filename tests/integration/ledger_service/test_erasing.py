@@ -99,11 +99,11 @@ def test_every_caller_learns_the_state_of_a_content(ledger: LedgerClient, operat
 
 def test_only_operators_erase(ledger: LedgerClient, auditor: LedgerClient) -> None:
     fill(ledger)
-    for somebody in (ledger, auditor):
+    for client in (ledger, auditor):
         with pytest.raises((PermissionDenied, Unauthenticated)):
-            somebody.erase(signed(erasure(1, 1)))
+            client.erase(signed(erasure(1, 1)))
         with pytest.raises(PermissionDenied):
-            somebody.append(signed(erasure(1, 1)))
+            client.append(signed(erasure(1, 1)))
     assert _kept(auditor, 1)
 
 
@@ -173,22 +173,22 @@ def test_the_five_hundredth_erasure_reads_no_more_than_the_tenth(
         serve() as served,
         LedgerClient.connect(served.address, wait=60, token=own) as tenant,
         LedgerClient.connect(served.address, wait=60, token=operator_token) as operator,
-        LedgerClient.connect(served.address, wait=60) as anybody,
+        LedgerClient.connect(served.address, wait=60) as reader,
     ):
-        list(append_many(anybody, ((signed_receipt(number), wire_content(number)) for number in range(_MANY + 1))))
+        list(append_many(reader, ((signed_receipt(number), wire_content(number)) for number in range(_MANY + 1))))
         list(append_many(operator, ((signed(erasure(number, number)), None) for number in range(9))))
 
         def erase(number: int) -> list[tuple[int, int]]:
             """The costs of the erasure of receipt `number`, of reading that, and of another caller's append."""
             return [
                 steps.of(lambda: tenant.erase_own(receipt_id(number))),
-                steps.of(lambda: anybody.receipt(receipt_id(number))),
-                steps.of(lambda: anybody.append(signed_receipt(_MANY + 10 + number))),
+                steps.of(lambda: reader.receipt(receipt_id(number))),
+                steps.of(lambda: reader.append(signed_receipt(_MANY + 10 + number))),
             ]
 
         tenth = erase(9)
         list(append_many(operator, ((signed(erasure(number, number)), None) for number in range(10, _MANY))))
-        anybody.append(signed_receipt(_MANY + 9))  # any next write deletes the rows that those have emptied
+        reader.append(signed_receipt(_MANY + 9))  # any next write deletes the rows that those have emptied
         last = erase(_MANY)
         for before, now in zip(tenth, last, strict=True):
             assert now[0] <= before[0] + 2, (tenth, last)  # the proof of a larger tree may read a tile more

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.client.errors import KolmError, Unavailable
 from services.client.ledger.ledger import LedgerClient
-from tests.access import everybodys_file
+from tests.access import open_access_file
 from tests.forked import Forked
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.unit.ledger.builders import KEYS, receipt_id, retention, signed, signed_receipt
@@ -23,7 +23,7 @@ PATIENCE = 240.0
 
 
 def _started(data: Path, *flags: str) -> Forked:
-    where = ("--listen", "127.0.0.1:0", "--data-dir", str(data), "--principals", str(everybodys_file()))
+    where = ("--listen", "127.0.0.1:0", "--data-dir", str(data), "--principals", str(open_access_file()))
     return Forked("services.ledger", *where, *flags)
 
 

@@ -34,7 +34,7 @@ from services.client.ledger.promised import look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from services.runtime.credentials import edited_principals
-from tests.access import anybodys, token_of
+from tests.access import token_of, without_credential
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.integration.ledger_service.test_reading import indexes, unpacked
@@ -87,7 +87,7 @@ def log(serve: Serve, principals: Path) -> Iterator[Log]:
     }
     with edited_principals(principals) as credentials:
         credentials[:] = [each for each in credentials if not each.anybody]
-        credentials.append(anybodys("generate", tenant="acme"))
+        credentials.append(without_credential("generate", tenant="acme"))
     with ExitStack() as stack:
         served = stack.enter_context(serve())
         with LedgerClient.connect(served.address, wait=60, token=everything) as filling:

@@ -132,7 +132,7 @@ def test_a_restored_backup_of_the_contents_does_not_bring_back_what_was_erased(
     restore_contents(target, backup)
     with closing(SqlEntryStore.open(target, keys)) as store:
         assert [store.content(0), store.content(1)] == [content(0), None]
-    # Said in the documentation: a backup of the keys, too, brings it back.
+    # As documented, a backup of the keys brings it back.
     with closing(SqlEntryStore.open_for_reading(target, tmp_path / "keys.bak")) as store:
         assert store.content(1) == content(1)
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from services.cli.main import app
 from services.client.ledger.ledger import LedgerClient
-from tests.access import everybodys_file, trust_log_in
+from tests.access import open_access_file, trust_log_in
 from tests.forked import Forked
 from tests.serving import PATIENCE, started
 from tests.unit.ledger.builders import KEYS, ORIGIN
@@ -37,7 +37,7 @@ def ledger(data: Path) -> Iterator[Ledger]:
     for role in ("receipts", "auditor", "operator", "publisher"):
         KEYS[role].publish(data / "trusted")
     flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
-    flags += ["--principals", str(everybodys_file())]
+    flags += ["--principals", str(open_access_file())]
     with started("services.ledger", flags, data / "ledger.ready") as (process, address):
         with LedgerClient.connect(address, wait=60) as client:
             yield Ledger(process, address, client)

@@ -25,7 +25,7 @@ from ledger.keys.ed25519 import SigningKey
 from services.cli.frame.exits import FAILED, USAGE
 from services.client.ledger.log import LogEntry
 from services.generation.target.config.config import read_config
-from tests.access import everybodys_file
+from tests.access import open_access_file
 from tests.distributions import ROOT, closure, declared, places
 from tests.fakes.heads import block_config, head_config, write_kolm, write_kolm_block, write_speculators
 from tests.fakes.tiny_gguf import make_tiny_gguf
@@ -168,7 +168,7 @@ async def test_servers_and_the_auditor_serve_everything_there(
     gguf = make_tiny_gguf(tmp_path / "tiny.gguf")
     write_kolm_block(tmp_path / "block", block_config(read_config(gguf)))
     own = {"ledger": deployment.ledger_address, "trusted_keys": deployment.trusted}
-    shared: dict[str, Any] = own | {"principals": everybodys_file(), "cache_bytes": "5MiB"}
+    shared: dict[str, Any] = own | {"principals": open_access_file(), "cache_bytes": "5MiB"}
     async with AsyncExitStack() as running:
 
         async def start(module: str, **flags: object) -> str:

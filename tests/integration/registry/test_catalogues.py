@@ -26,7 +26,7 @@ from services.registry.head_catalogue import (
     Signed,
 )
 from services.runtime.errors import Unavailable
-from tests.access import everybodys_file
+from tests.access import open_access_file
 from tests.forked import Forked, ran
 from tests.fuzzing import flood
 from tests.integration.registry.conftest import Serve
@@ -179,7 +179,7 @@ NAME = digest(DATA)
 @contextmanager
 def running(directory: Path, *more: str) -> Iterator[tuple[Forked, str]]:
     flags = ("--data-dir", str(directory), "--listen", "127.0.0.1:0", "--ledger", "127.0.0.1:1")
-    flags += ("--principals", str(everybodys_file()), *more)
+    flags += ("--principals", str(open_access_file()), *more)
     with started("services.registry", flags, directory / "address") as running:
         yield running
 

@@ -16,7 +16,7 @@ from services.client.generation.runtime import AsyncRuntime
 from services.runtime import calls
 from services.runtime.access import Access
 from services.runtime.server import RunningServer, start_server
-from tests.access import everybody
+from tests.access import open_access
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 
 CHANNELS = ["in process", "socket"]
@@ -40,7 +40,7 @@ class Reached:
 
 @pytest.fixture
 async def reached() -> AsyncIterator[Reached]:
-    async for each in _reached(everybody()):
+    async for each in _reached(open_access()):
         yield each
 
 

@@ -24,7 +24,7 @@ from services.runtime.access import Access
 from services.runtime.credentials import new_token
 from services.runtime.listening import CannotListen
 from services.runtime.server import start_server
-from tests.access import everybodys_file
+from tests.access import open_access_file
 from tests.forked import Forked, ran
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
 from tests.serving import Served, serving
@@ -157,7 +157,7 @@ PATIENCE = 240.0  # seconds; only a test that fails gets there
 @contextmanager
 def _process(*flags: str) -> Iterator[tuple[Forked, str]]:
     """The stubborn server and its address, read from its first line."""
-    with Forked(STUBBORN, "--listen=127.0.0.1:0", f"--principals={everybodys_file()}", *flags) as process:
+    with Forked(STUBBORN, "--listen=127.0.0.1:0", f"--principals={open_access_file()}", *flags) as process:
         line = process.stderr.readline()
         assert line.startswith("stubborn listening on ")
         yield process, line.split()[-1]
@@ -216,7 +216,7 @@ def test_wrong_settings_and_a_taken_port_are_messages_with_exit_codes() -> None:
 
 def test_json_logs_are_json_from_the_first_line_to_the_last() -> None:
     with _process() as (_, address):
-        command = [STUBBORN, "--log-format=json", f"--principals={everybodys_file()}"]
+        command = [STUBBORN, "--log-format=json", f"--principals={open_access_file()}"]
         code, output = ran(*command, "--log-level=error", f"--listen={address}")
         environment = {**os.environ, "KOLM_STUBBORN_TYPO": "1"}
         with Forked(*command, "--log-level=warning", environment=environment) as free:

@@ -125,9 +125,9 @@ def test_metrics_are_served_by_tls_to_callers_with_a_certificate(certificates: C
             url = f"https://localhost:{port}/metrics"
             with urllib.request.urlopen(url, timeout=PATIENCE, context=client.context()) as page:
                 assert b"seen_total 1.0" in page.read()
-        nobody = ClientTls(certificates.ca).context()
+        without_certificate = ClientTls(certificates.ca).context()
         with pytest.raises((OSError, http.client.HTTPException)):
-            urllib.request.urlopen(url, timeout=PATIENCE, context=nobody)
+            urllib.request.urlopen(url, timeout=PATIENCE, context=without_certificate)
 
 
 def _port(served: Served) -> str:

@@ -13,7 +13,7 @@ from ledger.witness.cosignature import cosigners
 from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWitness
 from services.client.errors import NotFound
 from services.client.ledger.ledger import LedgerClient
-from tests.access import everybodys_file, trust_log_in
+from tests.access import open_access_file, trust_log_in
 from tests.fakes.dripping_server import dripping
 from tests.forked import ran
 from tests.integration.monitor.processes import until
@@ -80,7 +80,7 @@ def test_witnesses_that_hang_cost_neither_a_cosignature_nor_a_reader_nor_the_end
         policy = Policy((PolicyLog(origin),), witnesses, (group,), "any")
         (tmp_path / "policy").write_bytes(policy.to_bytes())
         flags = ["--listen", "127.0.0.1:0", "--data-dir", str(data), "--origin", ORIGIN]
-        flags += ["--principals", str(everybodys_file()), "--witness-policy", str(tmp_path / "policy")]
+        flags += ["--principals", str(open_access_file()), "--witness-policy", str(tmp_path / "policy")]
         flags += ["--witness-seconds", "0.05", "--witness-timeout", str(10 * PATIENCE)]
         with (
             started("services.ledger", flags, tmp_path / "ready") as (process, ledger),

@@ -25,7 +25,7 @@ from services.runtime.credentials import (
     write_principals,
 )
 from services.runtime.errors import PermissionDenied, Unauthenticated, Unavailable
-from tests.access import CREATED, anybodys, token_of
+from tests.access import CREATED, token_of, without_credential
 
 GENERATE = "/kolm.generation.v1.GenerationService/Generate"
 WITHDRAW = "/kolm.registry.v1.RegistryService/WithdrawHead"
@@ -161,7 +161,7 @@ def test_with_principals_callers_without_a_token_have_the_roles_of_anybody(file:
     for call in (Call(), Call(where=HERE), bearing("kolm_local", HERE)):
         with pytest.raises(Unauthenticated):
             access.admitted(GENERATE, call)
-    write_principals(file, [anybodys("generate")])
+    write_principals(file, [without_credential("generate")])
     for call in (Call(), Call(where=HERE)):
         assert access.admitted(GENERATE, call).name == "anonymous"
     with pytest.raises(Unauthenticated):
@@ -170,7 +170,7 @@ def test_with_principals_callers_without_a_token_have_the_roles_of_anybody(file:
 
 def test_a_certificate_s_names_are_principals(file: Path) -> None:
     named = Credential(name="generation", tenant=None, roles=("append",), certificate="generation", created_at=CREATED)
-    write_principals(file, [named, anybodys("generate")])
+    write_principals(file, [named, without_credential("generate")])
     access = Access(file)
     append = "/kolm.ledger.v1.LedgerService/AppendEntry"
     for shown in ({"x509_common_name": [b"generation"]}, {"x509_subject_alternative_name": [b"a", b"generation"]}):
@@ -291,7 +291,7 @@ def test_junk_is_refused(tmp_path: Path, data: bytes) -> None:
 
 def test_a_file_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
     file = tmp_path / "principals.json"
-    write_principals(file, [anybodys("generate")])
+    write_principals(file, [without_credential("generate")])
     file.chmod(0o620)
     with pytest.raises(PrincipalsError):
         read_principals(file)

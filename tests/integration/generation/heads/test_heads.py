@@ -30,7 +30,7 @@ from services.registry.__main__ import opened_servicer
 from services.registry.settings import RegistrySettings
 from services.runtime.process import CannotStart
 from services.runtime.server import Mount, start_server
-from tests.access import everybody
+from tests.access import open_access
 from tests.fakes.assistants import BASES, make_assistant_of, sidecar_of_assistant
 from tests.fakes.converted_gguf import convert
 from tests.fakes.heads import block_config, head_config, write_kolm, write_kolm_block
@@ -81,7 +81,7 @@ async def shelf(deployment: Deployment, tmp_path: Path) -> AsyncIterator[Shelf]:
         mount = Mount(
             "kolm.registry.v1.RegistryService", lambda s: add_RegistryServiceServicer_to_server(opened.servicer, s)
         )
-        server = await start_server([mount], "127.0.0.1:0", access=everybody())
+        server = await start_server([mount], "127.0.0.1:0", access=open_access())
         with RegistryClient.connect(server.address) as client:
             yield Shelf(server.address, directory, client)
         await server.stop(None)

@@ -16,7 +16,7 @@ from services.generation.serving import main
 from services.generation.target.gpu.device import DeviceLost
 from services.generation.target.gpu.gpu_target import GpuTarget, load_gpu_target
 from services.runtime.process import CannotStart
-from tests.access import everybodys_file
+from tests.access import open_access_file
 from tests.integration.generation.deployment import Deployment, asking, until
 
 pytestmark = pytest.mark.usefixtures("pocl_device")
@@ -41,7 +41,7 @@ class Loader:
 @pytest.mark.slow
 async def test_what_was_computed_is_signed_and_nothing_else_and_the_server_ends(deployment: Deployment) -> None:
     loader, ready = Loader(), deployment.directory / "ready"
-    settings = deployment.settings(ready_file=ready, principals=everybodys_file())
+    settings = deployment.settings(ready_file=ready, principals=open_access_file())
     assert settings.trusted_keys is not None
     SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
     serving = asyncio.create_task(main(settings, loader))

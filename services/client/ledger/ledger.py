@@ -215,7 +215,7 @@ def newest_receipts(
         start = max(lowest, end - window)
         rows = list(islice(list_(replace(query, min_index=start, max_index=end - 1)), MOST_ROWS + 1))
         if len(rows) > MOST_ROWS and window > MOST_ROWS:
-            window = max(window // _GROWTH, limit)
+            window = max(window // _GROWTH, min(limit, MOST_ROWS))
             continue
         found += reversed(rows)
         end, window = start, window * _GROWTH

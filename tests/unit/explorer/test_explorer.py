@@ -50,10 +50,11 @@ def test_pages_together_are_all_matches_newest_first(matches: set[int], size: in
     assert seen == sorted((each for each in matches if lowest <= each < size), reverse=True)
 
 
-def test_no_look_reads_more_than_a_bounded_number_of_rows() -> None:
+@pytest.mark.parametrize("limit", [25, MOST_ROWS, 3 * MOST_ROWS])
+def test_no_look_reads_more_than_a_bounded_number_of_rows(limit: int) -> None:
     log = Log(set(range(20_000)))
-    page = newest_receipts(log, ReceiptFilter(), 100_000, 25)
-    assert [each.index for each in page.receipts] == list(range(19_999, 19_974, -1))
+    page = newest_receipts(log, ReceiptFilter(), 100_000, limit)
+    assert [each.index for each in page.receipts] == list(range(19_999, 19_999 - limit, -1))
     assert log.longest <= MOST_ROWS + 1
 
 

@@ -85,10 +85,14 @@ def _call(
             else:
                 connection, reached = http.client.HTTPConnection(host, port), plain
             with closing(reached):
-                connection.sock = _LimitedSocket(reached, limit)
+                connection.sock = limited = _LimitedSocket(reached, limit)
                 connection.request(method, target, body, dict(headers))
                 with closing(connection.getresponse()) as answer:
+                    if limited.ended:  # http.client takes this for the end of the headers
+                        raise http.client.IncompleteRead(b"")
                     return HttpAnswer(answer.status, _read(answer, most))
+    except http.client.IncompleteRead:
+        raise OSError(f"{url}: the connection ended within the answer") from None
     except (http.client.HTTPException, ValueError, zlib.error) as error:
         raise OSError(f"{url} does not speak HTTP: {error!r}") from None
 
@@ -99,6 +103,8 @@ def _read(answer: http.client.HTTPResponse, most: int) -> bytes:
     body = bytearray()
     while len(body) < most and (piece := answer.read1(_PIECE)):
         body += piece if unzip is None else unzip.decompress(piece, most - len(body))
+    if len(body) < most and (answer.length or (unzip is not None and not unzip.eof)):  # read1 does not check it
+        raise http.client.IncompleteRead(bytes(body), answer.length)
     return bytes(body[:most])
 
 
@@ -124,6 +130,7 @@ class _LimitedSocket:
     def __init__(self, reached: socket.socket, limit: _TimeLimit) -> None:
         self._socket = reached
         self._limit = limit
+        self.ended = False
 
     def sendall(self, data: ReadableBuffer) -> None:
         rest = memoryview(data)
@@ -133,7 +140,9 @@ class _LimitedSocket:
 
     def receive_into(self, buffer: WriteableBuffer) -> int:
         self._socket.settimeout(self._limit.left())
-        return self._socket.recv_into(buffer)
+        received = self._socket.recv_into(buffer)
+        self.ended = not received
+        return received
 
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(_Received(self))

@@ -1,6 +1,7 @@
 """Connections: TLS between clients and servers, and HTTP calls that are bounded."""
 
 import asyncio
+import gzip
 import http.client
 import socket
 import ssl
@@ -176,6 +177,29 @@ def test_a_server_that_drips_is_left_whatever_it_drips(begin: bytes, drop: bytes
 def test_a_server_that_drips_its_certificate_is_left() -> None:
     with dripping(b"\x16\x03\x03\x3f\xff", b"\x02") as served, pytest.raises(TimeoutError):
         get(f"https://localhost:{served.port}/", 0.4, 100)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEADERS + b"a",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na",
+        ANSWER + b"5\r\nab",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"whole", mtime=0)[:-1],
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        for call in (lambda: get(url, PATIENCE, 100), lambda: post(url, b"", "text/plain", PATIENCE)):
+            outcome = on_own_thread(call)
+            with listener.accept()[0] as connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                with pytest.raises(OSError, match="within the answer"):
+                    outcome.result(PATIENCE)
 
 
 def test_a_server_that_reads_nothing_is_left() -> None:

@@ -18,7 +18,7 @@ import struct
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,7 +39,7 @@ from services.runtime.errors import (
     to_status,
     without_frames,
 )
-from services.runtime.limits import CallLimits
+from services.runtime.limits import CallLimits, arriving_within
 from services.runtime.metrics import CallMetrics
 from services.runtime.tracing import current_trace, trace_from
 
@@ -107,27 +107,31 @@ class Requests:
             return
         async with AsyncExitStack() as held:
             async with self.limits.reading(caller):
-                request = await self._next(context, caller, held)
+                request = await self._next(context, caller, held, self.limits.limits.reading_seconds)
             if request is grpc.aio.EOF:
                 raise InvalidArgument("request", f"expected a message, which every call of {self.method} has")
             yield request
 
     async def _stream(self, context: Context, caller: str) -> AsyncGenerator[Any]:
         """Read a message. The first arrives with its call, or soon after it; later ones may take any time."""
-        reading = self.limits.reading(caller)
+        reading: AbstractAsyncContextManager[None] = self.limits.reading(caller)
+        seconds = self.limits.limits.reading_seconds
         while True:
             async with AsyncExitStack() as held:
                 async with reading:
-                    request = await self._next(context, caller, held)
+                    request = await self._next(context, caller, held, seconds)
                 if request is grpc.aio.EOF:
                     return
                 yield request
                 del request
-            reading = self.limits.awaiting()
+            reading, seconds = nullcontext(), self.limits.limits.idle_seconds
 
-    async def _next(self, context: Context, caller: str, held: AsyncExitStack) -> Any:
-        """The next message, decoded, with memory for it until `held` is left; grpc.aio.EOF after the last."""
-        raw: Any = await context.read()
+    async def _next(self, context: Context, caller: str, held: AsyncExitStack, seconds: float) -> Any:
+        """The next message, which has `seconds` to arrive, decoded, with memory for it until `held` is left;
+        grpc.aio.EOF after the last.
+        """
+        async with arriving_within(seconds):
+            raw: Any = await context.read()
         if raw is grpc.aio.EOF:
             return raw
         if self.small and len(raw) > _LARGE_BYTES:

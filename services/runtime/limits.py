@@ -91,19 +91,10 @@ class CallLimits:
 
     @asynccontextmanager
     async def reading(self, caller: str) -> AsyncIterator[None]:
-        """Read a request in this block: it waits for the caller's other ones, and is bounded in time.
-
-        Raises DeadlineExceeded.
-        """
+        """Read a request in this block, and wait for its memory: the caller's other requests wait until then."""
         with self._line(caller) as line:
-            async with line.places, _patience(self.limits.reading_seconds):
+            async with line.places:
                 yield
-
-    @asynccontextmanager
-    async def awaiting(self) -> AsyncIterator[None]:
-        """Wait in this block for the next message of a stream. Raises DeadlineExceeded."""
-        async with _patience(self.limits.idle_seconds):
-            yield
 
     @asynccontextmanager
     async def holding(self, caller: str, size: int) -> AsyncIterator[None]:
@@ -147,7 +138,8 @@ class CallLimits:
 
 
 @asynccontextmanager
-async def _patience(seconds: float) -> AsyncIterator[None]:
+async def arriving_within(seconds: float) -> AsyncIterator[None]:
+    """Wait in this block for a message. Raises DeadlineExceeded."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -5,6 +5,7 @@ import gc
 import weakref
 from contextlib import AsyncExitStack, ExitStack
 from types import TracebackType
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.runtime.calls import page_position, page_size, page_token
+from services.runtime.calls import Requests, page_position, page_size, page_token
 from services.runtime.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -73,13 +74,37 @@ async def _read(limits: CallLimits, caller: str) -> None:
         pass
 
 
-async def test_a_request_that_does_not_come_is_not_waited_for() -> None:
+class Messages:
+    """The context of a call whose messages are there already; then it ends, or is silent."""
+
+    def __init__(self, messages: list[bytes], *, ends: bool) -> None:
+        self._messages, self._ends = messages, ends
+
+    async def read(self) -> Any:
+        if not self._messages and not self._ends:
+            await asyncio.Event().wait()
+        return self._messages.pop(0) if self._messages else grpc.aio.EOF
+
+
+async def _read_all(limits: CallLimits, streamed: bool, messages: Any) -> list[bytes]:
+    async with Requests("/service/Method", streamed, None, limits).of(messages, "one") as found:
+        return [each async for each in found] if streamed else [found]
+
+
+@pytest.mark.parametrize(("streamed", "messages"), [(False, []), (True, []), (True, [b"first"])])
+async def test_a_request_that_does_not_come_is_not_waited_for(streamed: bool, messages: list[bytes]) -> None:
     limits = CallLimits(Limits(reading_seconds=0.01, idle_seconds=0.01))
-    for waiting in (limits.reading("one"), limits.awaiting()):
-        with pytest.raises(DeadlineExceeded) as caught:
-            async with waiting:
-                await asyncio.Event().wait()
-        assert caught.value.reason == "REQUEST_TOO_SLOW"
+    with pytest.raises(DeadlineExceeded, check=lambda error: error.reason == "REQUEST_TOO_SLOW"):
+        await _read_all(limits, streamed, Messages(messages, ends=False))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_wait_for_memory_has_no_time_limit(streamed: bool) -> None:
+    limits = CallLimits(Limits(request_bytes=MEMORY, reading_seconds=0.01, idle_seconds=0.01))
+    async with limits.holding("other", LARGE):
+        reading = asyncio.ensure_future(_read_all(limits, streamed, Messages([bytes(LARGE)], ends=True)))
+        await asyncio.wait({reading}, timeout=0.1)
+    assert await reading == [bytes(LARGE)]
 
 
 async def test_large_requests_wait_for_memory_in_turn_and_small_ones_do_not_wait() -> None:

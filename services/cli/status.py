@@ -170,6 +170,7 @@ def read_stack(addresses: Mapping[str, str]) -> Stack:
 
 
 def _read(name: str, address: str) -> Server:
+    serving = False
     with closing(Connection(address)) as connection:
         try:
             serving = connection.serving(timeout=_SECONDS)

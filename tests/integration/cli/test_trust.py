@@ -155,6 +155,16 @@ def test_a_server_that_does_not_tell_is_no_server_without_halts(tmp_path: Path) 
     assert (told["halts_open"], told["entries"], told["verdicts"], told["running"]) == (None, None, None, None)
 
 
+def test_a_token_that_cannot_be_read_is_the_problem_of_each_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KOLM_TOKEN")
+    monkeypatch.setenv("KOLM_TOKEN_FILE", str(tmp_path / "none"))
+    with serving(mount(ScriptedGeneration())) as served:
+        told = kolm_command("status", "--json", *flags(served))
+    assert (told.code, {str(tmp_path / "none") in each["problem"] for each in told.document["servers"]}) == (5, {True})
+
+
 def test_a_server_that_does_not_serve_is_asked_why_and_a_fork_is_shown() -> None:
     with serving(mount(ScriptedGeneration())) as served:
         metrics = Metrics(served.registry)

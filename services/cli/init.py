@@ -22,6 +22,7 @@ from ledger.durable_file import move_durably, write_durably
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.output import answer
+from services.cli.frame.values import expect_new
 from services.cli.up.local_services import SERVICE_ROLES
 
 if TYPE_CHECKING:
@@ -114,8 +115,7 @@ class InitialFolder:
         """Write everything, or nothing. Raises UsageError if the folder has files, Failed."""
         from services.runtime.credentials import write_principals
 
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise UsageError(f"{self.path} exists already, and is not overwritten", "--renew replaces certificates")
+        expect_new("FOLDER", self.path, "--renew replaces certificates")
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             draft.mkdir(mode=0o700, parents=True)

@@ -130,7 +130,11 @@ def require_writable_new_file(flag: str, path: Path) -> Path:
     return path
 
 
-def expect_new(flag: str, path: Path) -> None:
-    """Nothing, or an empty folder, is at this path."""
+def expect_new(flag: str, path: Path, hint: str = "name another folder, or remove it") -> None:
+    """Check that nothing, or an empty folder, is at this path; not the folder of the process, which a rename cannot
+    replace.
+    """
+    if not path.name:
+        raise UsageError(f"{flag}: expected a new folder, got {path}", "name it from the folder above")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UsageError(f"{flag}: {path}: exists already; choose another folder or remove it")
+        raise UsageError(f"{flag}: {path} exists already", hint)

@@ -72,7 +72,7 @@ def chat(
     one slash.
     """
     if save is not None:
-        check_new(require_writable_new_file("--save", save))
+        check_new("--save", require_writable_new_file("--save", save))
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not json
     with Runtime.connect(generation) as runtime:
         conversation = Conversation(runtime, asked.request(), asked.spec_decode(), asked.timeout, system)
@@ -269,7 +269,7 @@ class Conversation:
         """
         if not self.turns:
             raise UsageError("there is no answer yet that could be saved")
-        check_new(path)
+        check_new("/save", path)
         with ledger_at(ledger) as client:
             self.turns = [replace(turn, receipt_id=_receipt_of(client, turn).receipt_id) for turn in self.turns]
         turns = tuple(

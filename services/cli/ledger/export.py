@@ -23,7 +23,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, print_json, remark
-from services.cli.frame.values import require_writable_new_file
+from services.cli.frame.values import expect_new, require_writable_new_file
 from services.cli.frame.views import Styled
 from services.client.errors import KolmError, NotFound
 from services.client.ledger.ledger import LedgerClient
@@ -72,7 +72,7 @@ def export(
             raise UsageError("--format tiles: writes the whole log without content; leave the other flags out")
         return _write_tiles(path, ledger, json)
     require_writable_new_file("PATH", path)
-    check_new(path)
+    check_new("PATH", path)
     missing: tuple[str, ...] = ()
     if path.suffix == ".tlog-proof":
         if len(receipts) != 1:
@@ -102,10 +102,9 @@ class BundleRequest:
     transcript: bytes | None = None
 
 
-def check_new(path: Path) -> None:
+def check_new(flag: str, path: Path) -> None:
     """Raises UsageError unless a bundle can be written there: a new file or folder, or an empty one."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise UsageError(f"{path} exists already", "name a new file, or a new or empty folder")
+    expect_new(flag, path, "name a new file, or a new or empty folder")
     if path.suffix in _OTHER_ARCHIVES and not path.name.endswith(ARCHIVES):
         raise UsageError(f"{path.name}: no archive that `kolm verify` reads", "write .tar.gz, .tar, or a folder")
 

@@ -160,6 +160,25 @@ def test_a_wrong_value_is_named_with_its_option(words: tuple[str, ...], option: 
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", "."),
+        ("ledger", "export", "."),
+        ("chat", "--save", "."),
+        ("heads", "train", "../a.gguf", "--prompts", "../a.gguf", "--steps", "1", "--out", "."),
+    ],
+    ids=" ".join,
+)
+def test_the_folder_of_the_process_is_not_replaced(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    done = kolm(*words)
+    assert done.code == exits.USAGE, done.err
+
+
 def test_a_view_can_be_drawn_of_a_document_that_no_command_has_answered() -> None:
     """As the demo does: checks of a report are objects, and rows of its view are members of them."""
     check = Check(1, "The log is whole", True, "2 entries")

@@ -59,7 +59,10 @@ def init(
     ],
     host: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="A name or an address of the services; may be repeated."),
+        Option(
+            metavar="NAME",
+            help="A name or an address of the services; may be repeated. --renew keeps the old ones without it.",
+        ),
     ] = None,
     days: Annotated[int, Option(min=1, max=_MOST_DAYS, help="Days for which certificates are valid.")] = 365,
     renew: Annotated[
@@ -111,6 +114,17 @@ class InitialFolder:
     def key(self, name: str) -> Path:
         return self.path / "tls" / f"{name}.key"
 
+    def hosts(self, service: str) -> list[str]:
+        """The names in the service's certificate; none without a certificate. Raises UsageError for a damaged one."""
+        path = self.certificate(service)
+        if not path.exists():
+            return []
+        try:
+            extensions = x509.load_pem_x509_certificate(path.read_bytes()).extensions
+            return [str(each.value) for each in extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
+        except (ValueError, x509.ExtensionNotFound) as error:
+            raise UsageError(f"{path}: {error}", "name the services with --host") from None
+
     def create(self, hosts: Sequence[str], now: datetime, days: int) -> None:
         """Write everything, or nothing. Raises UsageError if the folder has files, Failed."""
         from services.runtime.credentials import write_principals
@@ -133,8 +147,8 @@ class InitialFolder:
             shutil.rmtree(draft, ignore_errors=True)
 
     def renew(self, hosts: Sequence[str], now: datetime, days: int) -> None:
-        """Write new certificates by the folder's authority. Running services load them at their next handshake. Raises
-        UsageError, Failed.
+        """Write new certificates by the folder's authority, for `hosts` or else the names that each has now. Running
+        services load them at their next handshake. Raises UsageError, Failed.
         """
         try:
             pair = Pair(self.authority.read_bytes(), self.key("ca").read_bytes())
@@ -190,7 +204,8 @@ def _principals(now: datetime) -> list[Credential]:
 
 def _issue_all(folder: InitialFolder, authority: Authority, hosts: Sequence[str], now: datetime, days: int) -> None:
     for service in (*PORTS, "witness"):
-        _write_pair(folder, service, authority.issue(service, (*_HERE, *hosts), now, days))
+        names = (*_HERE, *(hosts or folder.hosts(service)))
+        _write_pair(folder, service, authority.issue(service, names, now, days))
     _write_pair(folder, CALLER, authority.issue(CALLER, (), now, days))
 
 

@@ -200,6 +200,24 @@ def test_a_folder_with_files_is_left_as_it_is(folder: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
+def names(folder: Path) -> dict[str, list[x509.GeneralName]]:
+    """The names in each service's certificate."""
+    read = {path.stem: x509.load_pem_x509_certificate(path.read_bytes()) for path in (folder / "tls").glob("[!c]*.pem")}
+    kind = x509.SubjectAlternativeName
+    return {service: list(each.extensions.get_extension_for_class(kind).value) for service, each in read.items()}
+
+
+def test_a_renewal_keeps_the_names_unless_it_is_given_others(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "renewed")
+    for hosts, named in ((), "ledger.example"), (("--host=10.0.0.1",), "10.0.0.1"):
+        assert kolm("init", tmp_path / "renewed", "--renew", *hosts).code == 0
+        assert {str(each[-1].value) for each in names(tmp_path / "renewed").values()} == {named}
+        assert (names(tmp_path / "renewed") == names(folder)) == (not hosts)
+    (tmp_path / "renewed/tls/http.pem").write_text("damaged")
+    damaged = kolm("init", tmp_path / "renewed", "--renew")
+    assert (damaged.code, "http.pem" in damaged.err) == (2, True)
+
+
 @pytest.mark.parametrize("name", ["ledger.example", "localhost", "generation"])
 def test_a_certificate_is_valid_for_the_names_that_were_asked_for(folder: Path, name: str) -> None:
     authority = x509.load_pem_x509_certificate((folder / "tls" / "ca.pem").read_bytes())

@@ -36,7 +36,7 @@ def load_questions(path: Path) -> dict[str, list[Question]]:
     """Questions by kind, in the order of KINDS and within a kind of the file. Raises QuestionsInvalid."""
     found: dict[str, list[Question]] = {kind: [] for kind in KINDS}
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # a string may hold every other separator of lines
     except (OSError, UnicodeDecodeError) as error:
         raise QuestionsInvalid(f"{path}: cannot be read: {error}") from None
     for number, line in enumerate(lines, 1):

@@ -50,7 +50,7 @@ def read_prompts(paths: Sequence[Path], tokenizer: Tokenizer, longest: int) -> l
 
 def _of_file(path: Path, tokenizer: Tokenizer) -> Iterator[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a string may hold every other separator of lines
     except FileNotFoundError as error:
         raise PromptsInvalid(f"{path}: no such file; expected JSON lines with prompt or messages") from error
     except (OSError, UnicodeDecodeError) as error:

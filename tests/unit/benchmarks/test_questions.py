@@ -19,11 +19,11 @@ def test_categories_of_mt_bench_are_multi_turn(tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_text(
         '{"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": []}\n'
-        '{"question_id": 401, "category": "qa", "turns": ["c"]}\n\n'
+        '{"question_id": 401, "category": "qa", "turns": ["c\u2028d"]}\n\n'
     )
     assert load_questions(path) == {
         "multi-turn": [Question("81", "multi-turn", ("a", "b"))],
-        "qa": [Question("401", "qa", ("c",))],
+        "qa": [Question("401", "qa", ("c\u2028d",))],
     }
 
 

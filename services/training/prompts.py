@@ -60,9 +60,24 @@ def _of_file(path: Path, tokenizer: Tokenizer) -> Iterator[Prompt]:
             yield _of_line(path, number, line, tokenizer)
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: Any
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+
+
+class _Turn(msgspec.Struct):
+    role: str
+    content: str
+    tool_calls: list[_Call] = []
+
+
 class _Line(msgspec.Struct):
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[_Turn] | None = None
     id: str | None = None
     domain: str | None = None
 
@@ -73,7 +88,10 @@ def _of_line(path: Path, number: int, line: str, tokenizer: Tokenizer) -> Prompt
         entry = msgspec.json.decode(line, type=_Line)
         if (entry.prompt is None) == (entry.messages is None):
             raise ValueError("expected either prompt, a string, or messages, a list")
-        tokens = tokenizer.encode_chat(entry.messages) if entry.messages else tokenizer.encode(entry.prompt or "")
+        if entry.messages:  # decoded again, because a chat template may read other members too
+            tokens = tokenizer.encode_chat(msgspec.json.decode(line)["messages"])
+        else:
+            tokens = tokenizer.encode(entry.prompt or "")
     except (ValueError, RecursionError) as error:
         raise PromptsInvalid(f"{where}: {error}") from error
     if not tokens:

@@ -159,6 +159,9 @@ def test_a_head_goes_on_from_another_and_keeps_its_shape_rotations_and_length(
         ('{"text": "a"}\n', "line 1"),
         ('{"prompt": ""}\n', "line 1"),
         ('{"messages": [{"role": "cook", "content": "a"}]}\n', "line 1"),
+        ('{"messages": [{"content": "a"}]}\n', "line 1"),
+        ('{"messages": [{"role": "user", "content": null}]}\n', "line 1"),
+        ('{"messages": [{"role": "user", "content": "a", "tool_calls": null}]}\n', "line 1"),
         ('{"prompt": "a\xe2\x80\xa8b"}\n[]\n', "line 2"),  # U+2028, which ends no line of JSON
         ('{"id": "a", "prompt": "b"}\n{"id": "a", "prompt": "c"}\n', "'a'"),
         ('{"id": 7, "prompt": "b"}\n', "id"),

@@ -34,6 +34,7 @@ class Passes:
     answers: Sequence[Answer]
     starts: int  # in a pass at most, padding counted; a longer answer is a pass of its own
     seed: int
+    _lengths: list[int] = field(default_factory=list)  # passes of each epoch so far
 
     def of_step(self, step: int, count: int) -> list[list[int]]:
         """The `count` passes of an optimiser step, each a list of answer numbers."""
@@ -41,18 +42,19 @@ class Passes:
 
     def _pass(self, number: int) -> list[int]:
         epoch = 0
-        while number >= len(self._epoch(epoch)):
-            number -= len(self._epoch(epoch))
-            epoch += 1
-        return self._epoch(epoch)[number]
+        while number >= self._length(epoch):
+            number, epoch = number - self._length(epoch), epoch + 1
+        return _shuffled_passes(self, epoch)[number]
 
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        """Every answer once, in fresh company."""
-        return _shuffled_passes(self, epoch)
+    def _length(self, epoch: int) -> int:
+        if epoch == len(self._lengths):
+            self._lengths.append(len(_shuffled_passes(self, epoch)))
+        return self._lengths[epoch]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=2)
 def _shuffled_passes(passes: Passes, epoch: int) -> list[list[int]]:
+    """Every answer once, in new company."""
     rng = Random(f"{passes.seed}/{epoch}")
     order = list(range(len(passes.answers)))
     rng.shuffle(order)

@@ -12,15 +12,31 @@ from services.generation.drafting.block.block_pass import BlockPass
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.rows import RowsBuilder
+from services.training import unroll as training_unroll
 from services.training.block import BlockModule, block_sums
 from services.training.kscore import measure
 from services.training.plan import Steps, TrainingPlan
+from services.training.prompts import Answer
 from services.training.trainer import Trainer, export
-from services.training.unroll import Window, step_sums, unroll, window_of
+from services.training.unroll import Passes, Window, step_sums, unroll, window_of
 from tests.unit.training.material import PROMPTS, Material
 from tests.unit.training.test_trainer import CPU
 
 STEPS = 4
+
+
+def test_an_epoch_is_cut_once_and_has_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[list[int]] = []
+
+    def alone(_: Passes, pool: list[int]) -> list[list[int]]:
+        cut.append(pool)
+        return [[number] for number in pool]
+
+    monkeypatch.setattr(training_unroll, "_cut", alone)
+    passes = Passes([Answer(str(n), "a", 0.0, (1,), (2, 3)) for n in range(3)], starts=1, seed=0)
+    for epoch in range(70):
+        assert sorted(passes.of_step(epoch, 3)) == [[0], [1], [2]]
+    assert len(cut) == 70
 
 
 def _window(material: Material, numbers: list[int], dtype: torch.dtype = torch.float32) -> Window:

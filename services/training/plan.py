@@ -34,7 +34,7 @@ _RESIZED = "draft_vocab_size"
 
 
 class OutputInvalid(TrainingError):
-    """The folder to write to is in use, or belongs to a run with other settings."""
+    """The folder to write to is in use, belongs to a run with other settings, or lacks recordings."""
 
 
 class SettingsInvalid(TrainingError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.training.answering import Question, Recording, Streams, questions, regenerate, split
-from services.training.plan import DiskFull, Job, Reporter, WorkFolder
+from services.training.plan import DiskFull, Job, OutputInvalid, Reporter, WorkFolder
 from services.training.prompts import Answer, AnswerFile, Prompt, PromptsInvalid, read_prompts
 
 ANSWERS, RECORDINGS = "answers.jsonl", "recordings.bin"
@@ -46,19 +47,23 @@ class Archive:
     """
 
     def __init__(self, folder: Path, streams: Streams, record: bool) -> None:
-        """Open for appending, without `record` the answers only."""
+        """Open for appending, without `record` the answers only.
+
+        Raises OutputInvalid if `record` and an earlier answer has no recording: a run to recompute them wrote it, or a
+        power cut lost it.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._answers = AnswerFile(folder / ANSWERS)
-        self._streams, self._path = streams, (folder / RECORDINGS if record else None)
+        self._path, self._record = folder / RECORDINGS, record
         self._closed = folder / "answers.closed"
-        self.ids = {answer.id for answer in self._answers}
-        if self._path is not None:
-            self._cut_unfinished(self._path)
+        answers = list(self._answers)
+        self.ids = {answer.id for answer in answers}
+        self._cut_unfinished(_begins(answers, streams)[-1] * _BYTES)
 
     def append(self, answer: Answer, recording: Recording) -> None:
         """Raises DiskFull."""
         try:
-            if self._path is not None:
+            if self._record:
                 with self._path.open("ab") as file:
                     file.write(recording.features.tobytes() + recording.finals.tobytes())
             self._answers.append([answer])
@@ -78,10 +83,14 @@ class Archive:
     def close(self) -> None:
         self._closed.touch()
 
-    def _cut_unfinished(self, path: Path) -> None:
-        whole = _begins(list(self._answers), self._streams)[-1] * _BYTES
-        with path.open("ab") as file:
-            file.truncate(min(whole, path.stat().st_size))
+    def _cut_unfinished(self, whole: int) -> None:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if self._record and size < whole:
+            raise OutputInvalid(
+                f"{self._path}: lacks recordings of some of {ANSWERS}; use --recompute, or choose another folder"
+            )
+        if size > whole:
+            os.truncate(self._path, whole)
 
 
 class Stored:
@@ -182,6 +191,7 @@ class Collection:
 
         Raises:
             PromptsInvalid: there are no answers to train on, or none left to measure on.
+            OutputInvalid: the folder lacks recordings of earlier answers.
             DiskFull: there is no room for the recordings.
         """
         asked, held_out = self._questions()

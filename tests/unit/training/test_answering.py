@@ -8,6 +8,7 @@ import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.training.answering import questions, regenerate
+from services.training.plan import OutputInvalid
 from services.training.prompts import Prompt
 from services.training.recordings import ANSWERS, RECORDINGS, Archive, Prefill, Stored
 from tests.fakes.engine_runs import run
@@ -77,6 +78,19 @@ def test_an_archive_that_a_crash_cut_short_goes_on_and_ends_the_same(
     for kept, computed in zip(stored.of(numbers), material.recordings.of(numbers), strict=True):
         np.testing.assert_array_equal(kept.features, computed.features)
         np.testing.assert_array_equal(kept.finals, computed.finals)
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_an_archive_that_lacks_recordings_is_refused_except_to_recompute(
+    size: int, material: Material, tmp_path: Path
+) -> None:
+    answers = material.answers
+    for number, answer in enumerate(answers):
+        (recording,) = material.recordings.of([number])
+        Archive(tmp_path, material.streams, record=number < size).append(answer, recording)
+    with pytest.raises(OutputInvalid, match=RECORDINGS):
+        Archive(tmp_path, material.streams, record=True)
+    assert Archive(tmp_path, material.streams, record=False).ids == {answer.id for answer in answers}
 
 
 def _tear(torn: str, folder: Path) -> None:

@@ -42,7 +42,7 @@ class SettingsInvalid(TrainingError):
 
 
 class DiskFull(TrainingError):
-    """There is no room for the recorded features; nothing that was recorded before is lost."""
+    """There is no room for answers or recorded features; nothing that was recorded before is lost."""
 
 
 class Budget(Protocol):

@@ -70,9 +70,8 @@ class Archive:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise DiskFull(
-                f"{self._path}: no space is left; free some and restart, which continues here, or use --recompute"
-            ) from error
+            path, remedy = (self._path, ", or use --recompute") if self._record else (self._answers.path, "")
+            raise DiskFull(f"{path}: no space is left; free some and restart, which continues here{remedy}") from error
         self.ids.add(answer.id)
 
     @property
@@ -192,7 +191,7 @@ class Collection:
         Raises:
             PromptsInvalid: there are no answers to train on, or none left to measure on.
             OutputInvalid: the folder lacks recordings of earlier answers.
-            DiskFull: there is no room for the recordings.
+            DiskFull: there is no room for the answers or the recordings.
         """
         asked, held_out = self._questions()
         if not self._answered(asked):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -185,9 +186,13 @@ def test_an_out_folder_that_is_in_use_is_never_written_over(base: Path, prompts:
     assert [path.name for path in (tmp_path / "head").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize(
+    ("more", "named", "remedies"), [((), RECORDINGS, ["--recompute"]), (("--recompute",), ANSWERS, [])]
+)
 def test_a_full_disk_ends_the_run_and_loses_nothing(
-    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    more: tuple[str, ...], named: str, remedies: list[str],
+    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     append = AnswerFile.append
 
     def full(self: AnswerFile, answers: Any) -> None:
@@ -196,10 +201,10 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
         append(self, answers)
 
     monkeypatch.setattr(AnswerFile, "append", full)
-    done = train(base, prompts, tmp_path / "head")
-    assert (done.code, "--recompute" in done.err) == (1, True), done.err
+    done = train(base, prompts, tmp_path / "head", *more)
+    assert (done.code, named in done.err, re.findall("--recompute", done.err)) == (1, True, remedies), done.err
     monkeypatch.undo()
-    assert train(base, prompts, tmp_path / "head")[0] == 0
+    assert train(base, prompts, tmp_path / "head", *more)[0] == 0
 
 
 @pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])

@@ -23,7 +23,7 @@ from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document
 from ledger.errors import StoreError
 
-_APPLICATION, _VERSION = 0x6B6F6C6D, 3
+_APPLICATION, _VERSION = 0x6B6F6C6D, 4
 """Marks of a state file in SQLite's header; the version changes with the tables and with the fold."""
 _SCHEMA = (
     """

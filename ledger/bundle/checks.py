@@ -322,14 +322,14 @@ class BundleChecks:
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
         for path in manifests:
             check_draft_head(path, self._bundle.read(path), bases)
-        for head, base in fold.draft_heads_used.items():
+        for head, base in sorted(fold.draft_heads_used):
             if bases.get(head, base) != base:
                 raise ProofError(f"the head {head} was published for {bases[head]} and served on {base}")
-        if not (bases or fold.draft_heads_used or manifests):
+        heads = {head for head, _ in fold.draft_heads_used}
+        if not (bases or heads or manifests):
             raise NothingToCheck("the bundle names no heads")
-        unpublished = sum(head not in bases for head in fold.draft_heads_used)
-        absent = sorted(head for head in fold.draft_heads_used if draft_head_path(head) not in manifests)
-        used = f"{len(fold.draft_heads_used)} used, of which {unpublished} without a publication"
+        absent = sorted(head for head in heads if draft_head_path(head) not in manifests)
+        used = f"{len(heads)} used, of which {len(heads - bases.keys())} without a publication"
         carried = f"{len(manifests)} manifest{'' if len(manifests) == 1 else 's'}"
         return f"{len(bases)} published, {used}; {carried}{without(absent)}"
 

@@ -88,7 +88,8 @@ class BundleFold:
     watch: HaltWatch = field(default_factory=HaltWatch)
     contradictions: list[Contradiction] = field(default_factory=list)
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
-    draft_heads_used: dict[str, str] = field(default_factory=dict)
+    draft_heads_used: set[tuple[str, str]] = field(default_factory=set)
+    """Each draft head of the receipts with each base that it was used on."""
     rotations: list[tuple[int, Envelope]] = field(default_factory=list)
     """The key entries that replace a key."""
     roots: dict[int, bytes] = field(default_factory=dict)
@@ -110,7 +111,7 @@ class BundleFold:
             "clock": self.clock.to_document(),
             "watch": self.watch.to_document(),
             "obligations": self.obligations.to_document(),
-            "heads": self.draft_heads_used,
+            "heads": sorted(self.draft_heads_used),
             "rotations": [[index, envelope.to_document()] for index, envelope in self.rotations],
             "signers": sorted(self._signers),
         }
@@ -127,7 +128,7 @@ class BundleFold:
         self.clock = replace(LogClock.from_document(document["clock"]), not_after=self.clock.not_after)
         self.watch = HaltWatch.from_document(document["watch"])
         self.obligations = ObligationFold.from_document(document["obligations"])
-        self.draft_heads_used.update(document["heads"])
+        self.draft_heads_used.update((head, base) for head, base in document["heads"])
         self.rotations += read_rotations(document)
         self._signers.update(document["signers"])
 
@@ -265,7 +266,7 @@ class BundleFold:
         self.unproven += receipt.profile_proven is False
         self.overclaims += receipt.overclaim is not None
         if receipt.spec_decode.head_cid is not None:
-            self.draft_heads_used.setdefault(receipt.spec_decode.head_cid, receipt.base_cid)
+            self.draft_heads_used.add((receipt.spec_decode.head_cid, receipt.base_cid))
         for promised in self.promised:
             promised.observe(index, receipt)
 

@@ -157,7 +157,7 @@ def _unreplayable(memory: MonitorMemory, limits: Limits) -> Iterator[Finding]:
 
 
 def _heads(summary: Summary, limits: Limits) -> Iterator[Finding]:
-    for head, (base, index) in summary.heads_used.items():
+    for (head, base), index in summary.heads_used.items():
         published = summary.heads_published.get(head, base)
         if published != base and index >= limits.since:
             message = f"entry {index}: the head {head} was published for {published} and served on {base}"

@@ -30,7 +30,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import Frontier
 
-_VERSION = 5
+_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Summary:
     contradictions: int = 0
     newest_contradiction: Contradiction | None = None
     heads_published: dict[str, str] = field(default_factory=dict)
-    heads_used: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """The first base of each draft head, and the entry."""
+    heads_used: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The first entry of each draft head on each base."""
     newest_unknown: tuple[int, str] | None = None
     """The newest entry of an unknown kind, and the kind's name."""
     _rotations: list[tuple[int, Envelope]] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Summary:
             case DraftHeadPublication():
                 self.heads_published[document.manifest_cid] = document.base_cid
             case Receipt() if document.spec_decode.head_cid is not None:
-                self.heads_used.setdefault(document.spec_decode.head_cid, (document.base_cid, entry.index))
+                self.heads_used.setdefault((document.spec_decode.head_cid, document.base_cid), entry.index)
             case KeyEntry() if document.replaces is not None:
                 self._rotations.append((entry.index, entry.envelope))
             case UnknownDocument():
@@ -157,7 +157,7 @@ class Summary:
                 None if self.newest_contradiction is None else asdict(self.newest_contradiction),
             ],
             "heads_published": self.heads_published,
-            "heads_used": self.heads_used,
+            "heads_used": [[*used, index] for used, index in self.heads_used.items()],
             "newest_unknown": self.newest_unknown,
         }
 
@@ -208,7 +208,7 @@ class Summary:
             contradictions=contradictions,
             newest_contradiction=None if newest_contradiction is None else Contradiction(**newest_contradiction),
             heads_published=dict(document["heads_published"]),
-            heads_used={head: (base, index) for head, (base, index) in document["heads_used"].items()},
+            heads_used={(head, base): index for head, base, index in document["heads_used"]},
             newest_unknown=None if unknown is None else (int(unknown[0]), str(unknown[1])),
             _rotations=rotations,
         )

@@ -24,7 +24,8 @@ from ledger.bundle.layout import (
 from ledger.bundle.report import NOT_REACHED, BundleReport, NotReached, Trust
 from ledger.bundle.verification import CHECKS, verify_bundle
 from ledger.documents.audit import Verdict
-from ledger.encoding.text_forms import encode_base64
+from ledger.documents.signed_document import sign_document
+from ledger.encoding.text_forms import cid, encode_base64
 from ledger.errors import FormatError, LedgerError, NotFound, ProofError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
@@ -38,6 +39,7 @@ from tests.examples import VECTORS, examples
 from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
+    BASE,
     KEYS,
     OFF,
     ORIGIN,
@@ -56,6 +58,8 @@ from tests.unit.ledger.builders import (
 from tests.vectors.make_bundles import (
     DOCUMENTS,
     POLICY,
+    SUCCESSOR,
+    WITH_HEAD,
     ListedLog,
     bundles,
     checkpoint,
@@ -207,6 +211,17 @@ def test_a_report_counts_exact_verdicts_of_independent_replays(
 def test_a_verdict_stands_after_its_receipt_in_a_choice_too(tmp_path: Path) -> None:
     report = judged(chosen_by_a_liar([2, 4], log_of({4: verdict(7, 2)})), tmp_path / "before")
     assert failed(report) == 8
+
+
+@pytest.mark.parametrize("wrong", [11, 12])
+def test_a_receipt_of_a_head_on_another_base_is_found_whichever_receipt_is_first(wrong: int, tmp_path: Path) -> None:
+    bases = {index: cid(b"another base") if index == wrong else BASE for index in (11, 12)}
+    served = {
+        index: sign_document(receipt(index, halt_epoch=1, spec_decode=WITH_HEAD, base_cid=base), SUCCESSOR)
+        for index, base in bases.items()
+    }
+    report = judged(exported(log_of({**served, 13: verdict(7, 2)})), tmp_path / "bundle")
+    assert (report.checks[7].passed, report.checks[11].passed) == (True, False), report.problem
 
 
 def test_owed_replays_are_counted_when_the_verifier_says(tmp_path: Path) -> None:

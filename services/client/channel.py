@@ -285,7 +285,7 @@ class Client:
 
 def not_ready(target: str, seconds: float) -> Unavailable:
     """The error about a server that did not take connections in time."""
-    return Unavailable(f"no server at {target} within {seconds:g} s", reason="UNAVAILABLE")
+    return Unavailable(f"no server at {target} within {seconds:g} s")
 
 
 def serves(answer: health_pb2.HealthCheckResponse) -> bool:

@@ -15,6 +15,7 @@ KolmError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class FieldViolation:
 
 
 class KolmError(Exception):
-    """Root. `reason` is stable and UPPER_SNAKE; `message` is for people; `request_id` finds the call in the log.
+    """Root. `reason` is stable and UPPER_SNAKE, by default the class's name; `message` is for people; `request_id`
+    finds the call in the log.
 
     `resource` is the type of the resource (`model`, `adapter`), empty if the server names none.
     """
@@ -53,7 +55,7 @@ class KolmError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.reason = reason or type(self).__name__
+        self.reason = reason or re.sub("(?<!^)(?=[A-Z])", "_", type(self).__name__).upper()
         self.violations = violations
         self.retry_after = retry_after
         self.request_id = request_id

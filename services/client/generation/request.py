@@ -40,7 +40,7 @@ def refuse(path: str, problem: str) -> NoReturn:
     from services.client.errors import FieldViolation, InvalidArgument  # import gRPC, unneeded by valid requests
 
     safe = problem.encode("utf-8", "backslashreplace").decode("utf-8")
-    raise InvalidArgument(f"{path}: {safe}", reason="INVALID_ARGUMENT", violations=(FieldViolation(path, safe),))
+    raise InvalidArgument(f"{path}: {safe}", violations=(FieldViolation(path, safe),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def outcome_number(outcome: str | None) -> documents_pb2.Outcome.ValueType:
         from ledger.documents.audit import OUTCOMES
 
         problem = f"expected one of {', '.join(OUTCOMES)}, got {outcome!r}"
-        raise InvalidArgument(problem, violations=(FieldViolation("outcome", problem),)) from None
+        raise InvalidArgument(f"outcome: {problem}", violations=(FieldViolation("outcome", problem),)) from None
 
 
 def _stamp(time: datetime | None) -> Timestamp | None:

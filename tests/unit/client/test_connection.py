@@ -12,7 +12,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client.channel import LARGEST_BYTES, Endpoint, check_size, endpoint, plain_value, shown_to
-from services.client.errors import InvalidArgument, Unauthenticated
+from services.client.errors import InvalidArgument, KolmError, ReceiptMismatch, Unauthenticated
 from services.client.generation.completion import Metrics
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request
@@ -115,6 +115,18 @@ def test_the_largest_field_is_named(request_: Request, field: str) -> None:
         check_size(message)
     assert refused.value.fields == (field,)
     assert refused.value.reason == "MESSAGE_TOO_LARGE"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ReceiptMismatch(""), "RECEIPT_MISMATCH"),
+        (InvalidArgument("", reason=""), "INVALID_ARGUMENT"),
+        (KolmError("", reason="TOO_MANY_CALLS"), "TOO_MANY_CALLS"),
+    ],
+)
+def test_a_reason_is_upper_snake(error: KolmError, reason: str) -> None:
+    assert error.reason == reason
 
 
 HERE, ELSEWHERE = "127.0.0.1:50052", "ledger.example:50052"

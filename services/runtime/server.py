@@ -12,7 +12,7 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -295,8 +295,10 @@ def ready_file(path: Path | None, address: str) -> Iterator[None]:
         keep_durably(path, f"{address}\n".encode(), folder_mode=0o777)
     except OSError as error:
         _log.error("serving on %s without --ready-file %s, which cannot be written: %s", address, path, error)
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()

@@ -59,6 +59,8 @@ def test_a_file_is_kept_or_written(tmp_path: Path, fill: Callable[[], None]) -> 
 def test_a_server_that_cannot_write_its_ready_file_serves(tmp_path: Path, fill: Callable[[], None]) -> None:
     path = tmp_path / "ready"
     path.write_text("127.0.0.1:1\n")  # of a server that was killed
+    with ready_file(path / "of a file that is no folder", "127.0.0.1:2"):
+        pass
     fill()
     with ready_file(path, "127.0.0.1:2"):
         assert not path.exists()

@@ -56,7 +56,8 @@ class CannotListen(Exception):
 def check_free(address: str) -> None:
     """Bind `host:port` and release it again. gRPC would fail only at the end of a start, with messages of its own.
 
-    Port 0 is always free. Raises CannotListen.
+    Of a name's addresses this machine needs to have one, as for gRPC: IPv6 may be off. Port 0 is always free. Raises
+    CannotListen.
     """
     host, _, port = address.rpartition(":")
     if port == "0":
@@ -65,13 +66,18 @@ def check_free(address: str) -> None:
         places = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
         raise CannotListen(address, errno.EADDRNOTAVAIL) from None
+    bound = False
     for family, kind, protocol, _, place in places:
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a port in TIME_WAIT is free
-            try:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is free
                 probe.bind(place)
-            except OSError as error:
+            bound = True
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise CannotListen(address, error.errno) from None
+    if not bound:
+        raise CannotListen(address, errno.EADDRNOTAVAIL)
 
 
 def host_name(text: str) -> str:

@@ -55,6 +55,21 @@ def test_an_address_of_another_machine_is_said_to_be(address: str) -> None:
         check_free(address)
 
 
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "192.0.2.1"), (socket.AF_UNSPEC, "no IPv6")])
+def test_a_name_is_free_if_this_machine_has_one_of_its_addresses(
+    monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily, host: str
+) -> None:
+    places = [
+        (family, socket.SOCK_STREAM, 0, "", (host, 50051)),
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_named: places)
+    check_free("localhost:50051")
+    places.pop()
+    with pytest.raises(CannotListen):
+        check_free("localhost:50051")
+
+
 @pytest.mark.parametrize(
     ("host", "stays"),
     [

@@ -31,7 +31,7 @@ class GrammarTurns:
             self._lift(tenant)
         if self._is_taken:
             await self._wait(tenant)
-        self._is_taken, self._floor = True, self._seconds[tenant]
+        self._is_taken, self._floor = True, self._seconds.get(tenant, self._floor)  # `_lift` may have dropped it
 
     def end(self, tenant: str, seconds: float) -> None:
         """End the turn of `tenant`, whose grammar took `seconds` of CPU, and begin the next turn."""

@@ -30,9 +30,10 @@ from services.generation.engine.request import (
 )
 from services.generation.engine.sampling.processors import GrammarMask, forbid
 from services.generation.engine.text import grammar_compiler as module
+from services.generation.engine.text import grammar_turns
 from services.generation.engine.text.grammar import grammar_text
 from services.generation.engine.text.grammar_compiler import Cost, GrammarCompiler
-from services.generation.engine.text.grammar_turns import MOST_WAITING
+from services.generation.engine.text.grammar_turns import MOST_WAITING, GrammarTurns
 from services.runtime.errors import ResourceExhausted
 from tests.examples import examples
 from tests.fakes.grammars import CONSTRAINTS, SLOW, VOCAB, compiler, decoded, encoded, grammar, ids
@@ -299,6 +300,21 @@ async def test_turns_go_to_the_tenant_whose_grammars_have_taken_the_fewest_secon
     assert all(isinstance(each, InvalidRequest) for each in await asyncio.gather(*asked, return_exceptions=True))
     assert grammars.tried[:5] == ["3.00", "0.1", "0.5", "0.2", "0.3"]
     assert grammars.tried[5:] == [f"3.{n:02}" for n in range(1, MOST_WAITING + 1)]
+
+
+async def test_a_tenant_whose_counter_is_dropped_before_it_resumes_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_turns, "_MOST_COUNTERS", 1)
+    turns = GrammarTurns()
+    await turns.take("a")
+    given = asyncio.ensure_future(turns.take("b"))
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(turns.take("c"))  # runs before b resumes, and drops the counters of other tenants
+    turns.end("a", 1.0)
+    await given
+    turns.end("b", 1.0)
+    await late
 
 
 async def test_a_caller_that_leaves_gives_its_turn_away() -> None:

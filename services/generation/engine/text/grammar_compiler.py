@@ -104,8 +104,7 @@ class Trial:
         process = self._started()
         answer = _asked(process, _line([source.kind, source.text, self._seconds]), _PATIENCE * self._seconds)
         if answer is None:
-            self._process = None
-            status, used = _end(process)
+            status, used = self._ended(process)
             self.spent = self._seconds if used is None else used - self._used
             if -status in (signal.SIGXCPU, signal.SIGKILL):
                 why = f"took longer than {self._seconds} s to compile; send it again later, or make it simpler"
@@ -119,19 +118,28 @@ class Trial:
 
     def _started(self) -> subprocess.Popen[bytes]:
         """The process with its tokenizer loaded; a new process if the last one has ended."""
-        if self._process is not None and self._process.poll() is None:
-            return self._process
+        if self._process is not None:
+            if self._process.poll() is None:
+                return self._process
+            self._ended(self._process)
         command = [sys.executable, "-m", __name__]
         process = subprocess.Popen(
             command, cwd=Path(__file__).parents[4], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        weakref.finalize(self, _end, process)
+        self._finalizer = weakref.finalize(self, _end, process)
         if (answer := _asked(process, self._first, 120.0)) is None:
-            raise EngineBusy("structured_outputs", f"cannot be compiled now: the process ended with {_end(process)[0]}")
+            status, _ = self._ended(process)
+            raise EngineBusy("structured_outputs", f"cannot be compiled now: the process ended with {status}")
         *_, self._used = json.loads(answer)
         self._process = process
         return process
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
+        """`_end`, once: later the system may give the process id to another child of the server."""
+        self._finalizer.detach()
+        self._process = None
+        return _end(process)
 
 
 def _asked(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes | None:

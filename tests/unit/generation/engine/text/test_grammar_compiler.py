@@ -1,6 +1,7 @@
 """Grammars: refusals name field and place, bombs are bounded, masks allow what the constraint allows."""
 
 import asyncio
+import gc
 import json
 import math
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -195,6 +197,15 @@ def test_a_grammar_whose_trial_does_not_end_is_refused_and_the_next_one_compiles
         fresh.compile(StructuredOutputs("regex", "b"))
     monkeypatch.undo()
     assert fresh.compile(StructuredOutputs("regex", "c"))
+    second = fresh._trial._process
+    assert second is not None
+    second.kill()  # between two grammars
+    second.wait()
+    assert fresh.compile(StructuredOutputs("regex", "d"))
+    ended = [weakref.ref(process), weakref.ref(second)]
+    del process, second
+    gc.collect()
+    assert [each() for each in ended] == [None, None]  # nothing waits for their ids when the server ends
 
 
 @pytest.mark.slow

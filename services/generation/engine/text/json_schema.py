@@ -179,7 +179,7 @@ def _applied(root: Any, path: str, schema: dict[str, Any]) -> Iterator[tuple[str
 def _targets(root: dict[str, Any], reference: str) -> Iterator[tuple[str, Any]]:
     """The schema at a JSON pointer within `root`; all definitions if the reference is of another kind."""
     if reference == "#" or reference.startswith("#/"):
-        yield reference[1:], _at(root, reference)
+        yield reference[1:], _at(root, unquote(reference))
         return
     for group in _DEFINITIONS:
         if isinstance(given := root.get(group), dict):
@@ -189,8 +189,8 @@ def _targets(root: dict[str, Any], reference: str) -> Iterator[tuple[str, Any]]:
 def _at(root: Any, pointer: str) -> Any:
     """The value at a JSON pointer; None if there is none, which the library refuses."""
     value = root
-    for part in unquote(pointer).split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
+    for part in pointer.split("/")[1:]:
+        name = _unescaped(part)
         if isinstance(value, list):
             value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
         else:
@@ -200,6 +200,10 @@ def _at(root: Any, pointer: str) -> Any:
 
 def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def _check_keywords(path: str, schema: dict[str, Any]) -> None:
@@ -324,7 +328,8 @@ class _ExactGrammar:
                 lead, *parts = unquote(reference).split("/")
                 if lead != "#" or len(parts) < 2 or parts[0] not in _DEFINITIONS:
                     self._refuse("", self._root)
-                own.setdefault(parts[0], {})[parts[1]] = _at(self._root, f"#/{parts[0]}/{parts[1]}")
+                pointer = f"#/{parts[0]}/{parts[1]}"
+                own.setdefault(parts[0], {})[_unescaped(parts[1])] = _at(self._root, pointer)
         return _library_rule(own)
 
     def _reference(self, path: str, schema: dict[str, Any], reference: str) -> str:

@@ -60,10 +60,10 @@ PLACES: list[Callable[[Any], tuple[Any, Any]]] = [
     lambda schema: (
         {
             "type": "object",
-            "properties": {"id": schema, "next": {"$ref": "#"}, "name": {"$ref": "#/$defs/name"}},
+            "properties": {"id": schema, "next": {"$ref": "#"}, "name": {"$ref": "#/$defs/a~1b%2525"}},
             "required": ["id", "name"],
             "additionalProperties": False,
-            "$defs": {"name": {"type": "string", "maxLength": 3}, "unused": {"const": BIG}},
+            "$defs": {"a/b%25": {"type": "string", "maxLength": 3}, "unused": {"const": BIG}},
         },
         {"id": ..., "next": {"id": ..., "name": "ab"}, "name": "c"},
     ),

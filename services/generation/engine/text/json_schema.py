@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -78,7 +78,8 @@ def _read(text: str, parse_float: Callable[[str], Number]) -> Any:
         value = json.loads(text, parse_int=_whole, parse_float=parse_float)
         for path, number in _numbers(value):
             if not math.isfinite(number):
-                raise SchemaRefused(path, "is not a finite number of float64; expected a smaller number, or a string")
+                why = f"is not a finite number of float64; expected one of at most {MOST_DIGITS} digits, or a string"
+                raise SchemaRefused(path, why)
         dumped(value).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
@@ -91,7 +92,11 @@ def _whole(digits: str) -> Number:
 
 
 def _real(digits: str) -> float | Decimal:
-    value, exact = float(digits), Decimal(digits)
+    """Infinity for an exponent that a Decimal does not have, of 19 digits and more."""
+    try:
+        value, exact = float(digits), Decimal(digits)
+    except InvalidOperation:
+        return Decimal("Infinity")
     return value if _is_shortest(value, exact) else exact
 
 

@@ -181,6 +181,7 @@ def test_expressions_of_ranges_match_what_is_within(low: int | None, high: int |
         ('{"multipleOf": 0.10000000000000000555}', "/multipleOf"),
         ('{"const": 1e400}', "/const"),
         ('{"const": Infinity}', "/const"),
+        ('{"minimum": 1e-9999999999999999999}', "/minimum"),
         ('{"properties": {"a": {"enum": [1, -1e400]}}}', "/properties/a/enum/1"),
         (f'{{"default": {"9" * 400}}}', "/default"),
         ({"properties": {"a": {"items": [{"const": BIG}]}}}, "/properties/a/items"),
@@ -215,7 +216,9 @@ def test_an_error_of_the_library_shows_no_generated_lark() -> None:
 
 def test_a_number_within_a_grammar_is_refused_by_its_path() -> None:
     grammar = 'start: "id: " x\nx: %json {"properties": {"id": {"const": 9007199254740993}}}'
-    assert refusal(grammar, "grammar").startswith("at /properties/id/const: ")
+    for number in ("9007199254740993", "1e-9999999999999999999"):
+        refused = refusal(grammar.replace("9007199254740993", number), "grammar")
+        assert refused.startswith("at /properties/id/const: ")
     assert allows(grammar.replace("993", "992"), 'id: {"id": 9007199254740992}', "grammar")
 
 

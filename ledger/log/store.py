@@ -169,12 +169,12 @@ class EntryStore(Log, Index, Vault, Protocol):
         """Append a batch whose first index is `size()`. Raises StoreError, also for another first index.
 
         An erasure in the batch destroys the content of its receipt: salts and token ids are gone when the erasure is
-        written, and their bytes are overwritten if the database can.
+        written, and their bytes are overwritten, if the database can, before `record_checkpoint` returns.
         """
         ...
 
     def probe(self) -> None:
-        """Write durably without a change. Raises StoreError if the database takes no writes."""
+        """Write durably without a change, and finish erasures. Raises StoreError if the database takes no writes."""
         ...
 
     def check_held(self) -> None:

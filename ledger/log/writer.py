@@ -207,6 +207,8 @@ class LogWriter:
         plan = plan_batch(self._store, self._state, batch)
         if plan.records:
             self._persist(plan)
+        elif any(isinstance(admitted.document, Erasure | Expiry) for admitted in batch):
+            self._store.probe()  # a stored erasure is answered once its content's key is destroyed
         return self._answers(plan.places, batch)
 
     def _persist(self, plan: BatchPlan) -> None:

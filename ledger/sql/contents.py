@@ -91,11 +91,14 @@ class SqlContentKeys:
         return None if row is None else ContentKey(row.key_id, row.key)
 
     def destroy(self, key_ids: Sequence[bytes]) -> None:
-        """Delete keys, and overwrite their bytes if the database can."""
+        """Delete keys, and overwrite their bytes if the database can. Raises StoreError if a reader keeps them."""
         if key_ids:
             with self._database.writing() as connection:
                 run(connection, _DESTROY.format(marks(key_ids)), *key_ids)
-            self._database.scrub(_keys.name)
+            if not self._database.scrub(_keys.name):
+                raise StoreError(
+                    f"a reader of {self._database.name} keeps the bytes of erased keys: end its transaction"
+                )
 
     def check_held(self) -> None:
         self._database.check_held()
@@ -124,7 +127,7 @@ class SealedContents:
         self._keys = keys
         self._unsettled = keys is not None
         self._threads = ThreadPoolExecutor(2, "content-erasure")
-        self._destroying: tuple[Sequence[Future[None]], Sequence[int]] | None = None
+        self._destroying: tuple[Sequence[Future[Any]], Sequence[int]] | None = None
         self._emptied: list[int] = []
 
     def rows(self, records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -190,6 +193,7 @@ class SealedContents:
 
     def _destroy(self, key_ids: Sequence[bytes], receipt_indexes: Sequence[int]) -> None:
         destroyed = self._threads.submit(self._required().destroy, key_ids)
+        # Sealed bytes that a reader keeps a while longer, as a backup does, are of no use without the key.
         scrubbed = self._threads.submit(self._database.scrub, contents.name)
         self._destroying = (destroyed, scrubbed), receipt_indexes
 

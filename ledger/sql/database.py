@@ -54,8 +54,10 @@ class Database(Protocol):
         """
         ...
 
-    def scrub(self, table: str) -> None:
-        """Overwrite the bytes of rows deleted from a table, if the database can."""
+    def scrub(self, table: str) -> bool:
+        """Overwrite the bytes of rows deleted from a table, if the database can. Returns False if a reader's open
+        transaction keeps them.
+        """
         ...
 
     def close(self) -> None:

@@ -94,11 +94,12 @@ class PostgresDatabase:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
             yield connection
 
-    def scrub(self, table: str) -> None:
+    def scrub(self, table: str) -> bool:
         """Vacuum the table, so that dead rows may be overwritten. The operator's WAL archive is not touched."""
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:
                 connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(f"VACUUM {table}")
+        return True
 
     def close(self) -> None:
         if self._writer is not None:

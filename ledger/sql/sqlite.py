@@ -130,11 +130,13 @@ class SqliteDatabase:
     def _paths(self) -> tuple[str, ...]:
         return self.name, f"{self.name}-wal", f"{self.name}-shm"
 
-    def scrub(self, table: str) -> None:
+    def scrub(self, table: str) -> bool:
         """Deleted rows are overwritten in place (`secure_delete`); truncating the WAL removes its copies."""
-        if self._writer is not None:
-            with self._writing() as connection:
-                _execute(_driver(connection), "PRAGMA wal_checkpoint(TRUNCATE)")
+        if self._writer is None:
+            return True
+        with self._writing() as connection:
+            busy, *_ = _driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
 
     def close(self) -> None:
         while self._idle:

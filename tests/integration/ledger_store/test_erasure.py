@@ -190,6 +190,27 @@ def test_a_key_that_outlived_its_erasure_is_destroyed_before_the_next_write_or_a
     store.close()
 
 
+@pytest.mark.parametrize("held", ["keys.db", "ledger.db"])
+def test_no_erasure_is_acknowledged_while_a_reader_keeps_the_bytes_of_its_key(
+    held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledger.sql.sqlite.BUSY_SECONDS", 0.1)
+    with (
+        closing(SqlEntryStore.open(tmp_path / "ledger.db", tmp_path / "keys.db")) as store,
+        closing(append(store, signed_receipt(0), signed_receipt(1))) as sequencer,
+    ):
+        key = key_of(tmp_path, sealed_row(tmp_path, 1))
+        with closing(sqlite3.connect(tmp_path / held)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            for _ in range(2):  # the second time, the log holds the erasure
+                answer = sequencer.append(signed(erasure(1, 1)))
+                assert isinstance(answer.exception(timeout=60), StoreError) == (held == "keys.db")
+        assert sequencer.append(signed(erasure(1, 1))).result(timeout=60).index == 2
+        assert sequencer.append(signed_receipt(2)).result(timeout=60).index == 3
+        assert not in_files(tmp_path, key)
+
+
 class Beside:
     """In place of the thread that destroys keys: it is done immediately, or when the result is awaited."""
 
@@ -228,9 +249,10 @@ def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
             crash()
         crash()
 
-    def scrub_and_crash(database: SqliteDatabase, table: str) -> None:
-        scrub(database, table)
+    def scrub_and_crash(database: SqliteDatabase, table: str) -> bool:
+        scrubbed = scrub(database, table)
         crash()
+        return scrubbed
 
     store = opened(live)
     store._contents._threads = Beside(at_once=at_once)  # type: ignore[assignment]

@@ -174,7 +174,7 @@ def rope_parameters(path: Path) -> dict[str, Any]:
     config = read_gguf_config(GgufFile.open(path)).config if is_gguf(path) else _read_transformers(path)
     found = dict(config.rope_parameters)
     found = dict(found.get(members.BY_KIND, found))
-    if found.pop("partial_rotary_factor", 1.0) == 1.0 and found.get("rope_type") != "longrope":
+    if found.pop("partial_rotary_factor", None) in (None, 1.0) and found.get("rope_type") != "longrope":
         return found
     return {"rope_type": "default", "rope_theta": found["rope_theta"]}
 

@@ -202,8 +202,8 @@ def _longrope(parameters: Parameters, plain: Frequencies, log_theta: Decimal, co
 
 def _proportional(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:
     """The first share of the frequencies; the others are 0, so that their elements stay."""
-    share, factor = parameters.get("partial_rotary_factor", 1.0), _number(parameters, "factor", 1)
-    kept = int(share * 2 * len(plain) // 2)
+    share, factor = parameters.get("partial_rotary_factor"), _number(parameters, "factor", 1)
+    kept = len(plain) if share is None else int(share * 2 * len(plain) // 2)
     return [f / factor if i < kept else Decimal(0) for i, f in enumerate(plain)], _ONE
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 
 from services.generation.target.config.config import read_config
-from services.generation.target.config.rope import Rotation, inverse_root, rotary, rotations
+from services.generation.target.config.rope import Rotation, inverse_root, rotary, rotation_of, rotations
 from services.generation.target.errors import ConfigInvalid
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.operations import cosines_and_sines
@@ -109,6 +109,13 @@ def test_a_number_out_of_range_is_named(change: dict[str, Any]) -> None:
     parameters = {"rope_theta": 1e4, **SCALINGS["llama3"]} | change
     with pytest.raises(ConfigInvalid, match=next(iter(change))):
         rotary(parameters, 64, CONTEXT)
+
+
+@pytest.mark.parametrize("kind", ["default", "proportional"])
+def test_a_share_that_is_null_rotates_all(kind: str) -> None:
+    parameters = {"rope_type": kind, "rope_theta": 1e6}
+    null = rotation_of(parameters | {"partial_rotary_factor": None}, 64, CONTEXT)
+    assert null == rotation_of(parameters | {"partial_rotary_factor": 1.0}, 64, CONTEXT)
 
 
 def test_configurations_of_directories_read_these_frequencies(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class CpuTarget:
     def probe_kernels(self) -> KernelReport:
         """See `Target`. Raises CacheFull if no block is free."""
         table: list[int] = []
-        self.blocks.extend(table, BLOCK * min(blocks_to_probe(self._parts), self.blocks.free))
+        self.blocks.extend(table, BLOCK * max(1, min(blocks_to_probe(self._parts), self.blocks.free)))
         try:
             return probe_kernels(self._parts, self._buffers, team(), table)
         finally:

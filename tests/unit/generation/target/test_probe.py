@@ -16,6 +16,7 @@ import pytest
 from services.generation.state_folder import one_at_a_time
 from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.errors import CacheFull
 from services.generation.target.kernels.records import PASS
 from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe
 from services.generation.target.program.kernel_probe import KernelReport
@@ -198,6 +199,13 @@ def test_kernels_pass_at_every_size_and_the_cache_is_given_back(shared_target: C
     assert not report.failures
     assert report.compared > 1000
     assert shared_target.blocks.used == 0
+
+
+def test_kernels_are_not_probed_in_a_full_cache(model: Path) -> None:
+    target = load_target(model, cache_tokens=2 * BLOCK)
+    target.blocks.extend([], BLOCK * target.blocks.free)
+    with pytest.raises(CacheFull):
+        KERNELS(target)
 
 
 @pytest.mark.slow

@@ -182,8 +182,9 @@ def try_to_compile(modules: Sequence[str]) -> None:
 
 def _compile_apart(machine: Machine, number: Callable[[], str], modules: Sequence[str]) -> None:
     """Compile in another process. If that fails, `kernels` compiles the module or raises."""
-    command = [sys.executable, "-m", __name__, machine.name, *modules]
-    with subprocess.Popen(command, cwd=_HERE.parents[3], stdout=subprocess.PIPE, text=True) as process:
+    command, folder = [sys.executable, "-m", __name__, machine.name, *modules], _HERE.parents[3]
+    environment = os.environ | {CACHE: str(cache_folder().absolute())}
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for module in process.stdout or ():
             _log.info("compiled kernels: %s, %s", number(), module.strip())
 

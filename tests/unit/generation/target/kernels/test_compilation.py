@@ -15,8 +15,24 @@ with ThreadPoolExecutor(4) as pool:
 """
 
 
-def test_threads_that_ask_for_a_module_together_share_one_compilation(tmp_path: Path) -> None:
-    environment = os.environ | {CACHE: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", _TOGETHER], env=environment, capture_output=True, check=False)
+_RELATIVE = """
+from services.generation.target.kernels.compilation import compile_ahead
+compile_ahead(["pack_q8_0"])
+"""
+
+
+def _objects(code: str, folder: Path, cache: str) -> list[Path]:
+    """The objects in a folder after a process that had it as working directory."""
+    environment = os.environ | {CACHE: cache}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.rglob("pack_q8_0-*"))) == 1
+    return list(folder.rglob("pack_q8_0-*"))
+
+
+def test_compilers_write_to_a_relative_folder_of_the_process_that_started_them(tmp_path: Path) -> None:
+    assert len(_objects(_RELATIVE, tmp_path, "kernels")) == 1
+
+
+def test_threads_that_ask_for_a_module_together_share_one_compilation(tmp_path: Path) -> None:
+    assert len(_objects(_TOGETHER, tmp_path, str(tmp_path))) == 1

@@ -33,6 +33,7 @@ LARGE_BYTES = 64 * 1024 * 1024
 
 _READ_BYTES = 1 << 20  # a buffer that stays in a core's cache, and for which another thread is seldom waited for
 _ONE_FILE = threading.Lock()  # a file is hashed once if two threads ask for its digest
+_ONE_WRITER = threading.Lock()  # of the cache
 _PUBLISHED = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
 
 _CONFIG = ("config.json", "generation_config.json")
@@ -78,19 +79,18 @@ class FileDigests:
             return self._digest(path)
 
     def _digest(self, path: Path) -> str:
-        stamp, known = _stamp(path), self._known()
-        kept = known.get(str(path.resolve()), {})
+        stamp, kept = _stamp(path), self._known().get(str(path.resolve()), {})
         if isinstance(kept, dict) and kept.get("stamp") == stamp and isinstance(kept.get("digest"), str):
             self.progress(path, path.stat().st_size)
             return str(kept["digest"])
         found = self._hash(path)
         if _stamp(path) == stamp:  # not modified meanwhile
-            self._keep(known | {str(path.resolve()): {"stamp": stamp, "digest": found}})
+            self._keep(path, stamp, found)
         return found
 
     def keep(self, path: Path, digest: str) -> None:
         """Keep the digest of a file that this process has written."""
-        self._keep(self._known() | {str(path.resolve()): {"stamp": _stamp(path), "digest": digest}})
+        self._keep(path, _stamp(path), digest)
 
     def _hash(self, path: Path) -> str:
         sha256, position = hashlib.sha256(), 0
@@ -109,11 +109,13 @@ class FileDigests:
             return {}
         return known if isinstance(known, dict) else {}
 
-    def _keep(self, known: dict[str, Any]) -> None:
-        try:
-            write_durably(self.cache, json.dumps(known).encode())
-        except OSError as error:
-            _log.warning("cannot write digests to %s: %s", self.cache, error)
+    def _keep(self, path: Path, stamp: list[int], digest: str) -> None:
+        with _ONE_WRITER:
+            known = self._known() | {str(path.resolve()): {"stamp": stamp, "digest": digest}}
+            try:
+                write_durably(self.cache, json.dumps(known).encode())
+            except OSError as error:
+                _log.warning("cannot write digests to %s: %s", self.cache, error)
 
 
 def _stamp(path: Path) -> list[int]:

@@ -1,6 +1,7 @@
 """Bits of passes and kernels: equal to the vectors, and independent of every split."""
 
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -180,6 +181,17 @@ def test_two_threads_that_ask_for_a_digest_hash_the_file_once(tmp_path: Path, mo
     with ThreadPoolExecutor(2) as pool:
         assert len(set(pool.map(ask, range(2)))) == 1
     assert hashed == [large]
+
+
+def test_a_digest_that_is_kept_while_another_file_is_hashed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "LARGE_BYTES", 1)
+    (large := tmp_path / "model").write_bytes(b"weights")
+    (packed := tmp_path / "packed").write_bytes(b"panels")
+    cache = tmp_path / "digests.json"
+    FileDigests(cache, lambda path, position: FileDigests(cache).keep(packed, "sha256:0")).digest(large)
+    assert json.loads(cache.read_bytes()).keys() == {str(large), str(packed)}
 
 
 def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,9 @@ _SOURCES = (
     "kernels/packing.py",
     "program/*.py",
     "weights.py",
-    "config/layer_specs.py",
+    "families.py",
+    "family.py",
+    "config/*.py",
 )
 
 

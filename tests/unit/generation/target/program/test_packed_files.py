@@ -4,6 +4,7 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,6 +90,20 @@ def test_a_later_start_packs_nothing(folder: PackedFolder, monkeypatch: pytest.M
     (file,) = files(folder)
     assert file.name.endswith(hashlib.sha256(file.read_bytes()).hexdigest())
     assert (file.stat().st_mode & 0o777, folder.path.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize(
+    "source", ["families.py", "family.py", "config/config_document.py", "config/gguf_config.py", "program/packing.py"]
+)
+def test_a_change_of_the_code_that_orders_rows_packs_again(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = packed_files._version()
+    changed = shutil.copytree(packed_files._PACKAGE, tmp_path / "target", ignore=shutil.ignore_patterns("__pycache__"))
+    with (changed / source).open("a") as file:
+        file.write("#")
+    monkeypatch.setattr(packed_files, "_PACKAGE", changed)
+    assert packed_files._version.__wrapped__() != before
 
 
 def renamed(path: Path, content: bytes) -> None:

@@ -68,10 +68,15 @@ def in_hub_cache(name: HubName) -> Path | None:
 
 def known_commit(name: HubName) -> str:
     """The commit that the revision meant when it was last fetched, or the revision itself."""
+    return _commit(repo_folder(name.repo) / "refs" / name.revision) or name.revision
+
+
+def _commit(ref: Path) -> str:
+    """The commit in a ref of the cache; empty if the ref is missing, unreadable or damaged."""
     try:
-        return (repo_folder(name.repo) / "refs" / name.revision).read_text().strip()
-    except OSError:
-        return name.revision
+        return ref.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _is_meant(file: str, wanted: str) -> bool:
@@ -90,19 +95,19 @@ def is_whole(snapshot: Path) -> bool:
         weights = {str(name) for name in index["weight_map"].values()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         weights = {"model.safetensors"}
-    tokenizer = any((snapshot / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
-    return tokenizer and all((snapshot / name).is_file() for name in ("config.json", *weights))
+    tokenizer = any(os.path.isfile(snapshot / name) for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    return tokenizer and all(os.path.isfile(snapshot / name) for name in ("config.json", *weights))
 
 
 def _files(folder: Path) -> list[str]:
-    """All files below a folder, by relative path. Broken links are left out."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """All files below a folder, by relative path. Broken links and unreadable folders are left out."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if os.path.isfile(path))
 
 
 def _of_hub() -> Iterator[NamedModel]:
     for folder in sorted(hub_cache().glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
-        refs = {(folder / "refs" / ref).read_text().strip(): ref for ref in reversed(_files(folder / "refs"))}
+        refs = {_commit(folder / "refs" / ref): ref for ref in reversed(_files(folder / "refs"))}
         for snapshot in sorted((folder / "snapshots").glob("*")):
             name = HubName(repo, refs.get(snapshot.name, snapshot.name))
             models = _whole_models(_files(snapshot))
@@ -133,12 +138,12 @@ def _ollama_blob(place: Path, manifest: str) -> Path | None:
             layers = json.loads(file.read(_MOST_BYTES))["layers"]
         kinds = {str(layer["mediaType"]).rpartition(".")[2]: layer for layer in layers}
         digest, size = str(kinds["model"]["digest"]), kinds["model"]["size"]
+        if "adapter" in kinds or not _DIGEST.fullmatch(digest):
+            return None
+        blob = place / "blobs" / digest.replace(":", "-")
+        return blob if blob.is_file() and blob.stat().st_size == size else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    if "adapter" in kinds or not _DIGEST.fullmatch(digest):
-        return None
-    blob = place / "blobs" / digest.replace(":", "-")
-    return blob if blob.is_file() and blob.stat().st_size == size else None
 
 
 def _of_lm_studio() -> Iterator[NamedModel]:

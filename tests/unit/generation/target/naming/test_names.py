@@ -130,6 +130,21 @@ def test_a_name_that_is_none_is_answered_with_what_it_may_mean(named: str, meant
     assert meant in str(refused.value)
 
 
+@pytest.mark.parametrize("damage", ["not UTF-8", "unreadable"])
+def test_a_damaged_ref_hides_no_model(damage: str, folders: Path) -> None:
+    for name in "ab":
+        repository = folders / "hub" / f"models--maker--{name}"
+        for file in ("refs/main", f"snapshots/{'0' * 40}/m-Q4_K_M.gguf"):
+            (repository / file).parent.mkdir(parents=True)
+            (repository / file).write_text("0" * 40)
+    ref = folders / "hub" / "models--maker--a" / "refs" / "main"
+    ref.unlink()
+    ref.write_bytes(b"\xff") if damage == "not UTF-8" else ref.symlink_to("/proc/self/mem")
+    assert [each.name for each in found_here()] == [f"hf:maker/a@{'0' * 40}:Q4_K_M", "hf:maker/b:Q4_K_M"]
+    with pytest.raises(ModelNotFound):
+        model_path("hf:maker/a")
+
+
 def test_a_configuration_alone_in_the_cache_is_no_model(folders: Path) -> None:
     snapshot = folders / "hub" / "models--maker--model" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

@@ -14,6 +14,7 @@ from services.cli.up.up_options import ListenOptions
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.identity import base_cid, base_manifest
 from services.generation.target.model_path import model_path, name_of
+from services.generation.target.naming import hub as naming_hub
 from tests import documented
 from tests.cli import kolm
 from tests.fakes.hub import FakeHub, ollama_model, serving
@@ -122,6 +123,40 @@ def test_a_partial_file_of_wrong_bytes_does_not_last(hub: FakeHub, cache: Path, 
     hub.cuts = []
     assert kolm("models", "pull", NAME)[0] == 3
     assert pulled().read_bytes() == tiny
+
+
+@pytest.mark.parametrize(("left", "fetched"), [("whole", 0), ("damaged", 1), ("removed", 1)])
+def test_a_file_that_another_process_fetched_meanwhile_is_checked(
+    left: str, fetched: int, hub: FakeHub, cache: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = cache / "models--maker--model-GGUF" / "blobs" / hashlib.sha256(tiny).hexdigest()
+    waiting = [blob.with_name(f"{blob.name}.kolm-partial")]
+
+    def waited(file: Any, operation: int) -> None:
+        while waiting:
+            waiting.pop().rename(blob)
+            blob.write_bytes(tiny if left == "whole" else tiny[:-1])
+            if left == "removed":
+                blob.unlink()
+
+    monkeypatch.setattr(naming_hub.fcntl, "flock", waited)
+    assert pulled().read_bytes() == tiny
+    assert (len(hub.fetched), partial(cache)) == (fetched, [])
+
+
+def test_another_process_may_make_the_link_first(
+    hub: FakeHub, cache: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = cache / "models--maker--model-GGUF" / "snapshots" / hub.main / FILE
+
+    def raced(self: Path, place: str) -> None:
+        honest(link, place)
+        honest(self, place)
+
+    honest = Path.symlink_to
+    monkeypatch.setattr(Path, "symlink_to", raced)
+    assert pulled() == link
+    assert ([link], link.read_bytes()) == (list(link.parent.iterdir()), tiny)
 
 
 def test_a_file_that_was_damaged_later_is_not_loaded_and_pulled_again(hub: FakeHub, tiny: bytes) -> None:

@@ -219,8 +219,10 @@ def fetch(model: HubModel) -> Path:
         link = snapshot / file.name
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.exists():
-            link.unlink(missing_ok=True)
-            link.symlink_to(os.path.relpath(folder / "blobs" / file.blob, link.parent))
+            draft = link.with_name(f".{link.name}.{os.getpid()}")  # another process may make the link at the same time
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(os.path.relpath(folder / "blobs" / file.blob, link.parent))
+            draft.replace(link)
     ref = folder / "refs" / model.name.revision
     if model.name.revision != model.commit:
         ref.parent.mkdir(parents=True, exist_ok=True)
@@ -238,14 +240,15 @@ def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, in no __all__
 
-    if blob.exists() and _is_intact(blob):
+    if _is_intact(blob):
         return
-    blob.unlink(missing_ok=True)
     blob.parent.mkdir(parents=True, exist_ok=True)
     url = hf_hub_url(model.name.repo, file.name, revision=model.commit)
     with _alone(_partial(blob)) as partial:
-        if blob.exists():  # another process has fetched it
+        if _is_intact(blob):  # another process has fetched it
+            _partial(blob).unlink()
             return
+        blob.unlink(missing_ok=True)
         done = min(partial.seek(0, os.SEEK_END), file.size)
         partial.truncate(done)
         partial.seek(done)
@@ -258,24 +261,37 @@ def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
             raise
         partial.flush()
         move_durably(_partial(blob), blob)
-    if not _is_intact(blob):
-        blob.unlink()
-        raise DigestWrong(f"{model.name}: {file.name} has another digest than announced, {blob.name}; removed")
+        if not _is_intact(blob):
+            blob.unlink()
+            raise DigestWrong(f"{model.name}: {file.name} has another digest than announced, {blob.name}; removed")
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[BinaryIO]:
     """A file open for reading and writing, under an exclusive lock."""
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+    while True:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(path, file):  # else the process before has moved or deleted it
+                yield file
+                return
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samefile(path, file.fileno())
+    except FileNotFoundError:
+        return False
 
 
 def _is_intact(blob: Path) -> bool:
-    """Whether a file's digest is its name. Digests of large files are cached for the base's identity."""
-    if len(blob.name) == 64:
-        return FileDigests().digest(blob) == f"sha256:{blob.name}"
-    content = blob.read_bytes()
+    """Whether a file is there and its digest is its name. Digests of large files are cached for the base's identity."""
+    try:
+        if len(blob.name) == 64:
+            return FileDigests().digest(blob) == f"sha256:{blob.name}"
+        content = blob.read_bytes()
+    except FileNotFoundError:
+        return False
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == blob.name
 
 

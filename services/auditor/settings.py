@@ -12,6 +12,7 @@ from services.auditor.examination import EnginePlan
 from services.auditor.foreign_judge import DRAWN, HONEST, Plain
 from services.auditor.held_folder import Share
 from services.generation.target.model_settings import MODEL, NAMED_ADAPTER, PACKED_BYTES
+from services.generation.target.sizes import LEAST_CONTEXT
 from services.runtime.setting_kind import Adapter, KeyFile, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, SizeOrNone, settings_config
 from services.runtime.usage import checked_name
@@ -67,7 +68,7 @@ class AuditorSettings(RpcServerSettings):
         "in the log.",
     )
     context_length: int | None = Field(
-        None, ge=1, description="The audited server's --context-length, if it has one.", examples=[32768]
+        None, ge=LEAST_CONTEXT, description="The audited server's --context-length, if it has one.", examples=[32768]
     )
     cache_dtype: Literal["float32", "bfloat16", "int8"] | None = Field(
         None, description="The audited server's --cache-dtype, if it has one; part of the numerics profile."

@@ -47,7 +47,7 @@ def list_(
         ),
     ] = None,
     context_length: Annotated[
-        int | None, Option(min=1, help="Context length for the cache's size. Default: the model's, at most 8192.")
+        int | None, Option(min=32, help="Context length for the cache's size. Default: the model's, at most 8192.")
     ] = None,
     registry: Annotated[
         str | None,

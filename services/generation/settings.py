@@ -19,6 +19,7 @@ from services.generation.target.model_settings import (
     PACKED_BYTES,
     STORE,
 )
+from services.generation.target.sizes import LEAST_CONTEXT
 from services.runtime.setting_kind import Adapter, KeyFile, Kind, Name, Target, Url
 from services.runtime.settings import Address, RpcServerSettings, Size, SizeOrNone, settings_config
 from services.runtime.usage import checked_name
@@ -157,7 +158,7 @@ class GenerationSettings(RpcServerSettings):
     )
     context_length: int | None = Field(
         None,
-        ge=1,
+        ge=LEAST_CONTEXT,
         description="Tokens that a prompt and its output may have together. Default: the model's own, at most 8192.",
         examples=[32768],
     )

@@ -193,7 +193,7 @@ class EngineOptions:
 
     adapter: Adapters = None
     context_length: Annotated[
-        int | None, Option(min=1, metavar="TOKENS", help="Context length of the server, if it was set.")
+        int | None, Option(min=32, metavar="TOKENS", help="Context length of the server, if it was set.")
     ] = None
     cache_dtype: Annotated[
         str | None, Option(metavar="float32|bfloat16|int8", help="Cache dtype of the server, if it was set.")

@@ -161,7 +161,9 @@ class ServedOptions:
     ] = None
     context_length: Annotated[
         int | None,
-        Option(min=1, metavar="TOKENS", help="Longest prompt with its output. Default: the model's own, at most 8192."),
+        Option(
+            min=32, metavar="TOKENS", help="Longest prompt with its output. Default: the model's own, at most 8192."
+        ),
     ] = None
     cache_bytes: Annotated[
         str | None,

@@ -1,9 +1,10 @@
-"""The largest supported sizes: kernels have fixed room, and no configuration may exceed it."""
+"""The largest supported sizes, since kernels have fixed room, and the least context."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+LEAST_CONTEXT = 32  # tokens: the widest pass that is timed (timing.py); the probe needs 16
 MOST_HEAD_DIM = 1024  # a head is rotated on the stack (kernels/attention/rotation.py)
 MOST_RANK = 1024  # of an adapter's update (kernels/row_operations.py)
 MOST_TAPS = 16  # of a short convolution: offsets of a row's inputs are on the stack (kernels/convolution.py)

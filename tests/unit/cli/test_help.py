@@ -72,7 +72,7 @@ def test_serve_hands_every_flag_to_the_service(service: str) -> None:
         ("heads", "pull", "a", "--offline"),
         ("heads", "pull", "a", "--check", "--out", "b"),
         ("heads", "list", "a", "--all"),
-        ("models", "list", "--context-length", "4"),
+        ("models", "list", "--context-length", "64"),
     ],
     ids=" ".join,
 )

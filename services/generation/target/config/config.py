@@ -19,6 +19,7 @@ from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
 from services.generation.target.family import Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.sizes import LEAST_CONTEXT
 
 _log = logging.getLogger(__name__)
 
@@ -323,13 +324,16 @@ def bounded(config: TargetConfig, asked: int | None) -> TargetConfig:
     """The config with the context length to serve, tokens: `asked`, or the model's own up to DEFAULT_MOST and up to
     LongRoPE's short length: a longer context changes the rotation of short texts too.
 
-    Raises ConfigInvalid if `asked` is longer than the model's own.
+    Raises ConfigInvalid if it is less than LEAST_CONTEXT, or longer than the model's own.
     """
     own = config.context_length
-    if asked is not None and not 1 <= asked <= own:
-        raise ConfigInvalid(f"--context-length: {asked} tokens; this model takes at least 1 and at most {own}")
-    most = min([DEFAULT_MOST, *(rotation.trained for rotation in config.rotations if rotation.long)])
-    return replace(config, context_length=min(own, most) if asked is None else asked)
+    most = min([DEFAULT_MOST, own, *(rotation.trained for rotation in config.rotations if rotation.long)])
+    served = most if asked is None else asked
+    if not LEAST_CONTEXT <= served <= own:
+        raise ConfigInvalid(
+            f"--context-length: {served} tokens; expected at least {LEAST_CONTEXT} and at most the model's own, {own}"
+        )
+    return replace(config, context_length=served)
 
 
 def explained(served: int, own: int, asked: int | None) -> str:

@@ -129,7 +129,7 @@ async def test_a_truncated_model_file_ends_the_start_with_one_line(deployment: D
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"context_length": 513}, "--context-length: 513 tokens; this model takes at least 1 and at most 512"),
+    [({"context_length": 513}, "--context-length: 513 tokens; expected at least 32 and at most the model's own, 512"),
      ({"cache_bytes": 300_000}, "--cache-bytes: 300000 bytes cannot hold one sequence of 512 tokens")],
 )  # fmt: skip
 async def test_sizes_that_do_not_fit_the_model_end_the_start_by_their_flag(

@@ -24,6 +24,9 @@ from services.generation.target.config.rope import NO_ROTATION
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import ConfigInvalid
 from services.generation.target.family import Clamp, Temperature
+from services.generation.target.probe import measure_profile
+from services.generation.target.sizes import LEAST_CONTEXT
+from services.generation.target.timing import time_keys, time_passes, time_row, time_seen
 from tests.fakes.table_target import VOID, TableTarget
 
 PUBLISHED = json.loads((Path(__file__).parents[4] / "vectors/published_configs.json").read_bytes())
@@ -231,10 +234,17 @@ def test_what_is_served(own: int, asked: int | None, served: int) -> None:
     assert bounded(config_of(own), asked) == config_of(served)
 
 
-@pytest.mark.parametrize("asked", [0, 2049])
-def test_more_than_the_model_s_own_is_refused_by_the_flag(asked: int) -> None:
-    with pytest.raises(ConfigInvalid):
-        bounded(config_of(2048), asked)
+@pytest.mark.parametrize(("own", "asked"), [(2048, 31), (2048, 2049), (31, None)])
+def test_a_context_that_is_too_short_or_longer_than_the_model_s_own_is_refused(own: int, asked: int | None) -> None:
+    with pytest.raises(ConfigInvalid, match="--context-length"):
+        bounded(config_of(own), asked)
+
+
+def test_the_shortest_context_is_probed_and_timed(model: Path) -> None:
+    target = load_target(model, context_length=LEAST_CONTEXT)
+    assert measure_profile(target).passed
+    assert time_passes(target).samples[-1][0] == LEAST_CONTEXT
+    assert min(time_row(target), time_keys(target) + 1, time_seen(target) + 1) > 0
 
 
 def test_a_target_is_loaded_with_it(model: Path) -> None:

@@ -168,6 +168,8 @@ class KolmGroup(_GroupCommand):
         except Exception as error:
             from services.cli.frame.failures import explain
 
+            if isinstance(error, OSError):  # perhaps of stdout, which would fail once more, at the interpreter's end
+                discard_stdout()
             raise typer.Exit(explain(error)) from error
 
 

@@ -12,7 +12,7 @@ from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
 from services.cli.frame import exits
 from services.cli.frame.exits import CommandError
 from services.cli.frame.options import ADDRESS_FILES
-from services.cli.frame.process import discard_stdout, printable
+from services.cli.frame.process import printable
 from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
@@ -112,8 +112,6 @@ def explain(error: Exception) -> int:
     failure = as_command_error(error)
     if failure is None:
         raise error
-    if isinstance(error, OSError):
-        discard_stdout()  # or it would fail once more, at the interpreter's end
     print(f"kolm: {printable(failure.message)}", file=sys.stderr)
     if failure.hint:
         print(f"      {printable(failure.hint)}", file=sys.stderr)

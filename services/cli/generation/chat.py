@@ -79,7 +79,7 @@ def chat(
         if interactive:
             remark(Styled(f"{conversation.model}. {_COMMANDS}. Ctrl-D leaves.", "dim"))
         try:
-            for line in _typed() if interactive else (line.strip() for line in sys.stdin):
+            for line in _typed() if interactive else _piped():
                 if line == "/quit":
                     break
                 try:
@@ -104,6 +104,19 @@ def _typed() -> Iterator[str]:
             return print()
         except KeyboardInterrupt:
             print("\n/quit or Ctrl-D leaves", file=sys.stderr)
+        except UnicodeDecodeError:
+            print("kolm: the line is not UTF-8, and was not sent", file=sys.stderr)
+
+
+def _piped() -> Iterator[str]:
+    """Lines of standard input. Raises UsageError for bytes that are not UTF-8."""
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            problem = f"line {number} is not UTF-8: byte 0x{line[error.start]:02x}"
+            raise UsageError(f"standard input: {problem}") from None
+        yield text.strip()
 
 
 def _take(line: str, conversation: Conversation, places: tuple[str, str], *, interactive: bool, as_json: bool) -> None:
@@ -116,7 +129,7 @@ def _take(line: str, conversation: Conversation, places: tuple[str, str], *, int
         case ["/method", name]:
             conversation.use(name)
         case ["/save", name]:
-            _save(conversation, Path(name).expanduser(), places)
+            _save(conversation, _expanded(name), places)
         case ["/method" | "/save" as word]:
             raise UsageError(f"{word}: expected a name after it")
         case [word, *_] if word.startswith("/") and not word.startswith("//"):
@@ -124,6 +137,14 @@ def _take(line: str, conversation: Conversation, places: tuple[str, str], *, int
         case _:
             question = line[1:] if line.startswith("//") else line
             _ask(question, conversation, interactive=interactive, as_json=as_json)
+
+
+def _expanded(name: str) -> Path:
+    """The path, with a home folder in place of `~`. Raises UsageError."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # no such user, or a user without a home
+        raise UsageError(f"/save: {name}: there is no such home folder; name it without ~") from None
 
 
 def _ask(question: str, conversation: Conversation, *, interactive: bool, as_json: bool) -> None:

@@ -261,7 +261,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_part_of_a_file(tmp_path: Path, mo
 STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
-def chat(address: str, lines: str, *flags: str) -> Ended:
+def chat(address: str, lines: str | bytes, *flags: str) -> Ended:
     """`kolm chat` with these lines piped in."""
     return kolm("chat", *flags, environment={"KOLM_GENERATION": address, "KOLM_LEDGER": CLOSED}, given=lines)
 
@@ -348,11 +348,16 @@ def test_flags_and_commands_reach_the_server(address: str, scripted: ScriptedGen
         ("/method", 2),
         ("/save x.tar.gz", 2),
         ("wrong", 2),
+        ("/save ~nobody-here/x", 2),
         ("broken", 1),
+        (b"caf\xe9", 2),
     ],
 )
-def test_a_piped_line_that_is_wrong_ends_it(address: str, scripted: ScriptedGeneration, line: str, code: int) -> None:
-    assert chat(address, f"{line}\nnever\n").code == code
+def test_a_piped_line_that_is_wrong_ends_it(
+    address: str, scripted: ScriptedGeneration, line: str | bytes, code: int
+) -> None:
+    raw = line.encode() if isinstance(line, str) else line
+    assert chat(address, raw + b"\nnever\n").code == code
     assert [("user", "never")] not in turns(scripted)
 
 
@@ -406,8 +411,13 @@ def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: 
         person.process.send_signal(signal.SIGINT)
         assert scripted.cancelled.wait(60)
         assert "interrupted after 1 tokens" in person.read_until("on its way")
+        for name in ("~nobody-here/x", "x" * 300):
+            person.read_until("> ")
+            person.type(f"/save {name}\n")
+            person.read_until("kolm: ")
         person.read_until("> ")
         person.type("and now?\n")
+        person.read_until("one two")
         person.read_until("receipt 7")
         person.read_until("> ")
         person.type("wrong\n")

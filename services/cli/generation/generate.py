@@ -104,6 +104,8 @@ class AnswerOptions:
             check_writable(self.save)
         if self.promise is not None:
             require_writable_new_file("--promise", self.promise)
+            if self.save is not None and self.save.absolute() == self.promise.absolute():
+                raise UsageError(f"--promise: {self.promise} is the file of --save too; name another file")
 
 
 PROMPT, ANSWER = PromptOptions(), AnswerOptions()

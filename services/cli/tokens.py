@@ -86,7 +86,7 @@ def create(
         certificate=certificate,
         anybody=anybody,
         created_at=now,
-        expires_at=None if expires is None else _end_of(now, expires),
+        expires_at=None if expires is None else now + age("--expires", expires),
     )
     with _edited(file) as credentials:
         if any(each.id == credential.id for each in credentials):
@@ -96,13 +96,6 @@ def create(
         credentials.append(credential)
     secret = {"token": token if out is None else None, "token_file": out}
     answer(json, _document(credential) | secret, _created_view)
-
-
-def _end_of(now: datetime, expires: str) -> datetime:
-    try:
-        return now + age("--expires", expires)
-    except OverflowError:
-        raise UsageError("--expires: reaches beyond the year 9999") from None
 
 
 def _credential(**members: Any) -> Credential:

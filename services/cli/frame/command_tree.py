@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,7 @@ from services.runtime.usage import Row, Section, help_page
 
 _METAVARS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _OPTIONS = "Options"
+_MOST_DIGITS = 300  # Python converts more to infinity, and none over 4300
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +271,13 @@ class _Quick:
             if found is not None:
                 return found
         try:
-            return self._typers_own().coerce(value, param=param, ctx=ctx)
+            made = self._typers_own().coerce(value, param=param, ctx=ctx)
+            if not isinstance(made, float) or isfinite(made):
+                return made
         except BadParameter:
             if several or kind.annotation not in (int, float):
                 raise
-            raise exits.UsageError(f"{param.opts[0]}: is {value}; expected {_expected(kind)}") from None
+        raise exits.UsageError(f"{param.opts[0]}: is {value}; expected {_expected(kind)}")
 
 
 def _expected(kind: Any) -> str:
@@ -306,7 +310,7 @@ def _value(value: Any, annotation: Any, given: Any) -> Any:
 def _number(value: Any, kind: type[Any]) -> Any:
     if type(value) is kind:
         return value
-    if not isinstance(value, str) or not value.isascii():
+    if not isinstance(value, str) or not value.isascii() or len(value) > _MOST_DIGITS:
         return None
     digits = value if kind is int else value.replace(".", "", 1)
     return kind(value) if digits.isdecimal() else None

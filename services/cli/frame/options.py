@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 GENERATION, LEDGER, AUDITOR = "127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"
 REGISTRY = "127.0.0.1:50054"
 SERVER = "HOST:PORT"
+MOST_ENTRIES = 10**15  # far below 2**53, up to which JSON has an index
 """Metavar for the address of a server; `https://HOST:PORT` is one too."""
 DATA_DIR = Path(".kolm")
 MODEL = Path("smollm2")

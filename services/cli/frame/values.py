@@ -16,6 +16,7 @@ from services.runtime.usage import checked_name
 Number = TypeVar("Number", int, float)
 
 _AGE = re.compile(r"(\d{1,6})([smhd])")
+_LONGEST = timedelta(days=36500)  # a time that is this far from now is a datetime, and can be slept
 _SCHEME = re.compile(r"(unix|dns|ipv4|ipv6|xds|http):")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -54,11 +55,14 @@ def moment(option: str, text: str) -> datetime:
 
 
 def age(option: str, text: str) -> timedelta:
-    """A number with its unit: 90s, 15m, 24h, 7d."""
+    """A number with its unit: 90s, 15m, 24h, 7d; at most a hundred years."""
     match = _AGE.fullmatch(text)
     if match is None:
         raise UsageError(f"{option}: expected a number and s, m, h or d, for example 24h, got {text!r}")
-    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+    found = timedelta(**{_UNITS[match[2]]: int(match[1])})
+    if found > _LONGEST:
+        raise UsageError(f"{option}: expected at most {_LONGEST.days}d, got {text!r}")
+    return found
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:

@@ -55,8 +55,10 @@ def export(
     receipt: Annotated[
         list[str] | None, Option("--receipt", help="Only these receipts, with the entries to verify them.")
     ] = None,
-    start: Annotated[int | None, Option(min=0, help="Only entries from this index on.")] = None,
-    end: Annotated[int | None, Option(min=0, help="Only entries before this index.")] = None,
+    start: Annotated[
+        int | None, Option(min=0, max=options.MOST_ENTRIES, help="Only entries from this index on.")
+    ] = None,
+    end: Annotated[int | None, Option(min=0, max=options.MOST_ENTRIES, help="Only entries before this index.")] = None,
     content: Annotated[bool, Option("--content", help="Include prompts and outputs that are not erased.")] = False,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,

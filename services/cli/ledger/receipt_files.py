@@ -17,7 +17,7 @@ from ledger.errors import LedgerError, ProofError
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.options import ledger_at
+from services.cli.frame.options import MOST_ENTRIES, ledger_at
 from services.cli.frame.process import awaited
 from services.cli.frame.values import require_writable_new_file
 from services.client.errors import KolmError, NotFound
@@ -61,7 +61,7 @@ def find(ledger: LedgerClient, name: str) -> ReceiptDetails:
     """
     if _is_beginning(name):
         return ledger.receipt(_only_id(ledger, name))
-    if not name.isdecimal():
+    if not name.isdecimal() or len(name) > len(str(MOST_ENTRIES)):
         return ledger.receipt(name)
     found = list(ledger.receipts(ReceiptFilter(min_index=int(name), max_index=int(name))))
     if not found:

@@ -90,7 +90,8 @@ def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(
 def test_what_is_not_there_is_exit_code_four(deployment: Deployment, kolm: Kolm) -> None:
     deviated(deployment)
     assert kolm("receipts", "show", receipt_id(5)).code == 4
-    assert kolm("receipts", "show", "99").code == 4
+    for absent in ("99", "9" * 20, "9" * 5000):
+        assert kolm("receipts", "show", absent).code == 4
     assert kolm("receipts", "show", "1").code == 2  # a verdict
     assert kolm("halts", "resume", "0").code == 4
 

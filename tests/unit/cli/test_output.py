@@ -80,6 +80,7 @@ def test_an_answer_is_one_document_as_json_or_a_view_of_it_and_lines_stay_whole(
         (moment, "0001-01-01T00:00:00+23:00"),
         (age, "24"),
         (age, "-1h"),
+        (age, "100000d"),
         (lambda option, text: numbers(option, text, int), "1,x"),
         (lambda option, text: numbers(option, text, int), ""),
     ],
@@ -99,6 +100,7 @@ WRONG = [
     (("generate", "x", "--save", "none/x"), "--save"),
     (("generate", "x", "--save", "latin1.txt"), "--save"),
     (("generate", "x", "--promise", "none/x"), "--promise"),
+    (("generate", "x", "--save", "new", "--promise", "./new"), "--promise"),
     (("generate", "x", "--token-file", "none"), "--token-file"),
     (("generate", "x", "--tls-ca", "none"), "--tls-ca"),
     (("generate", "x", "--tls-cert", "none"), "--tls-cert"),
@@ -106,12 +108,17 @@ WRONG = [
     (("generate", "x", "--max-tokens", "many"), "--max-tokens"),
     (("generate", "x", "--temperature", "hot"), "--temperature"),
     (("generate", "x", "--timeout", "0"), "--timeout"),
+    (("generate", "x", "--timeout", "inf"), "--timeout"),
+    (("generate", "x", "--timeout", "9" * 400), "--timeout"),
+    (("receipts", "list", "--limit", "9" * 5000), "--limit"),
     (("generate", "x", "--parameter", "window"), "--parameter"),
     (("chat", "--save", "none/x.tar"), "--save"),
     (("receipts", "list", "--since", "yesterday"), "--since"),
     (("receipts", "list", "--first", "-1"), "--first"),
     (("receipts", "export", "2", "none/x"), "PATH"),
     (("ledger", "export", "none/x.tar"), "PATH"),
+    (("ledger", "export", "x.tar", "--end", "9" * 20), "--end"),
+    (("ledger", "export", "x.tar", "--start", "9" * 20), "--start"),
     (("heads", "push", "none", "--name", "a", "--model", "a.gguf"), "FOLDER"),
     (("models", "list", "none"), "NAME"),
     (("retention", "--days", "0"), "--days"),
@@ -124,6 +131,7 @@ WRONG = [
     (("heads", "push", "none", "--name", "a", "--publisher", "a\x9b2J"), "--publisher"),
     (("heads", "push", "none", "--name", "a", "--annotate", "a\tb=c"), "--annotate"),
     (("up", "--model", "a.gguf", "--adapter", "a\x1b=adapter"), "--adapter"),
+    (("heads", "train", "a.gguf", "--prompts", "a.gguf", "--out", "new", "--minutes", "nan"), "--minutes"),
     (("doctor", "--model", "none"), "--model"),
     (("doctor", "--threads", "0"), "--threads"),
     (("audit", "run", "--model", "none"), "--model"),
@@ -151,7 +159,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(("words", "option"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+@pytest.mark.parametrize(("words", "option"), WRONG, ids=[" ".join(words)[:80] for words, _ in WRONG])
 def test_a_wrong_value_is_named_with_its_option(words: tuple[str, ...], option: str) -> None:
     done = kolm(*words)
     assert (done.code, done.err.startswith(f"kolm: {option}: ")) == (exits.USAGE, True), done.err

@@ -69,6 +69,9 @@ class Markup:
         self.characters = frozenset().union(*texts) - frozenset(_BLANK)
         self._tokenizer = tokenizer
         self._texts = {index: token.content for index, token in marks.items()}
+        drawn = secrets.token_hex(16)  # here, not in a cached_property: two threads would draw different names
+        self._names = {text: f"<{drawn}:{index:08x}>" for text, index in self.ids.items()}
+        """Another text for each markup token, drawn at random so that no caller can spell it."""
         self._building = Lock()
 
     def marks(self, text: str) -> list[Mark]:
@@ -129,12 +132,6 @@ class Markup:
         """The token of characters outside the vocabulary."""
         name = getattr(self._tokenizer.model, "unk_token", None)
         return None if name is None else self._tokenizer.token_to_id(name)
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        """Another text for each markup token, drawn at random so that no caller can spell it."""
-        drawn = secrets.token_hex(16)
-        return {text: f"<{drawn}:{index:08x}>" for text, index in self.ids.items()}
 
     @property
     def _renamed(self) -> FastTokenizer:

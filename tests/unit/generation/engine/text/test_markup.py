@@ -1,5 +1,6 @@
 """Markup: added tokens that structure prompts, and text that spells them without being any."""
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -117,6 +118,12 @@ def test_text_that_a_normalizer_turns_into_markup_is_text() -> None:
     wide, think = "\uff1cthink\uff1e", tokenizer.token_to_id("<think>")
     assert think in tokenizer.encode("ab" + wide, add_special_tokens=False).ids
     assert think not in Markup(tokenizer).encode_plain("ab" + wide)
+
+
+def test_names_of_markup_are_drawn_once_whichever_thread_encodes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    markup = Markup(byte_level())
+    monkeypatch.delattr(secrets, "token_hex")
+    assert markup.ids["<think>"] not in markup.encode_plain("<think>")
 
 
 def test_what_decoding_leaves_out_are_tokens_flagged_special() -> None:

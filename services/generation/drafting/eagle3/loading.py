@@ -119,8 +119,10 @@ def check_head(directory: Path, base: TargetConfig) -> None:
 
 def is_eagle3(document: Mapping[str, Any]) -> bool:
     """Whether a config.json is in one of the three layouts."""
+    named = document.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
     try:
-        return origin_of(document) != "safeailab" or document["architectures"][:1] in [[each] for each in ARCHITECTURES]
+        return origin_of(document) != "safeailab" or first in ARCHITECTURES
     except HeadConfigInvalid:
         return False
 

@@ -129,14 +129,15 @@ def test_a_wrong_config_is_refused_by_member(case: str, base: TargetConfig, tmp_
         parse_config(document)
 
 
-@pytest.mark.parametrize("architectures", [5, {"a": 1}, ["LlamaForCausalLM2"]], ids=str)
+@pytest.mark.parametrize("architectures", [None, 5, {"a": 1}, ["LlamaForCausalLM2"]], ids=str)
 def test_a_published_config_of_no_known_architecture_is_refused(
     architectures: object, base: TargetConfig, tmp_path: Path
 ) -> None:
     write_safeailab(tmp_path, head_config(base))
     edit_json(tmp_path / "config.json", architectures=architectures)
-    with pytest.raises(HeadConfigInvalid, match="architectures"):
-        load_head(tmp_path, base)
+    for load in (load_head, load_draft_head):
+        with pytest.raises(HeadConfigInvalid, match="architectures"):
+            load(tmp_path, base)
 
 
 NVIDIAS = {

@@ -23,6 +23,7 @@ from typing import Any, cast
 import h11
 import uvicorn
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -41,7 +42,8 @@ _MOST_HEADER = 65_536  # bytes; uvicorn's own bound too
 _FREE_PIECES, _PIECE_BYTES = 1000, 256
 """A body may come in this many pieces, and one more for each 256 bytes: each costs the event loop alike."""
 
-_UNKNOWN = "other"  # of a path that no route has: strangers must not make series
+_METHODS = ("GET", "HEAD", "POST", "OPTIONS")
+_UNKNOWN = "other"  # of a path that no route has, or another method: strangers must not make series
 
 
 @dataclass(slots=True)
@@ -191,21 +193,21 @@ class MeasuredApp:
                 await self._app(scope, receive, sending)
         finally:
             route = _route(scope)
-            method = scope["method"] if route != _UNKNOWN else _UNKNOWN
+            method = scope["method"] if route != _UNKNOWN and scope["method"] in _METHODS else _UNKNOWN
             self._requests.labels(method, route, str(status)).inc()
             self._seconds.labels(route).observe(time.perf_counter() - started)
 
 
 def _route(scope: Scope) -> str:
-    """The path with the names of its parameters in place of their values."""
+    """The path of the request's route, with the names of its parameters."""
     if "endpoint" not in scope:
         return _UNKNOWN
     if scope.get("root_path"):
         return f"{scope['root_path']}/"
-    path: str = scope["path"]
-    for name, value in scope["path_params"].items():
-        path = path.replace(str(value), f"{{{name}}}", 1) if value else path
-    return path
+    for route in scope["app"].routes:
+        if isinstance(route, Route) and route.endpoint is scope["endpoint"] and route.path_regex.match(scope["path"]):
+            return route.path_format
+    return _UNKNOWN
 
 
 async def serve_http(

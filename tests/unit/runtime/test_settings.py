@@ -243,7 +243,10 @@ async def ask(app: MeasuredApp, path: str, method: str = "GET") -> None:
     ("path", "method", "labels"),
     [
         ("/receipts/0198", "GET", ("GET", "/receipts/{name}", "200")),
+        ("/receipts/receipts", "GET", ("GET", "/receipts/{name}", "200")),
+        ("/receipts/s", "HEAD", ("HEAD", "/receipts/{name}", "200")),
         ("/receipts/0198", "POST", ("POST", "/receipts/{name}", "405")),
+        ("/receipts/0198", "PROPFIND", ("other", "/receipts/{name}", "405")),
         ("/static/a.css", "GET", ("GET", "/static/", "200")),
         ("/.env", "GET", ("other", "other", "404")),
         ("/.env", "PROPFIND", ("other", "other", "404")),

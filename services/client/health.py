@@ -62,13 +62,13 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return EXIT_USAGE
     target, service = arguments[0], (*arguments[1:], "")[0]
-    with closing(Connection(target)) as connection:
-        try:
+    try:
+        with closing(Connection(target)) as connection:
             if connection.serving(service):
                 return EXIT_OK
             print(f"{target} does not serve {service}".rstrip(), file=sys.stderr)
-        except KolmError as error:
-            print(f"{target}: {error}", file=sys.stderr)
+    except KolmError as error:
+        print(f"{target}: {error}", file=sys.stderr)
     return EXIT_UNAVAILABLE
 
 

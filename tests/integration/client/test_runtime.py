@@ -198,4 +198,5 @@ def test_a_missing_server_is_5_and_no_address_is_2() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert main([f"127.0.0.1:{taken.getsockname()[1]}"]) == 5
+    assert main(["http://host.without.port"]) == 5
     assert main([]) == 2

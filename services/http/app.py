@@ -8,7 +8,6 @@ import time
 from base64 import b64encode
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -57,7 +56,7 @@ from services.http.response_fields import ResponseFields
 from services.http.settings import HttpSettings
 from services.http.tool_fields import NestedFunction, tools_of
 from services.runtime.http.browsers import HEADERS, SecurityHeaders, file_names, static_files
-from services.runtime.metrics import Metrics
+from services.runtime.metrics import Metrics, kolm_version
 
 _log = logging.getLogger(__name__)
 
@@ -190,7 +189,7 @@ def openapi() -> dict[str, Any]:
     _, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     return {
         "openapi": "3.1.0",
-        "info": {"title": "kolm", "version": version("kolm-serve")},
+        "info": {"title": "kolm", "version": kolm_version()},
         "paths": {path: {"post": _post(model, what)} for path, (model, what) in _BODIES.items()}
         | {path: {"get": {"summary": what, "responses": _responses(503)}} for path, what in _LOOKUPS.items()},
         "components": {"schemas": schemas["$defs"]},

@@ -188,7 +188,7 @@ class Metrics:
     def process(self, service: str) -> None:
         """Metrics of every process."""
         ProcessCollector(registry=self._registry)
-        self.gauge("kolm_build_info").labels(service, _version()).set(1)
+        self.gauge("kolm_build_info").labels(service, kolm_version()).set(1)
 
 
 def _listed(name: str, kind: Kind) -> ExportedMetric:
@@ -197,10 +197,11 @@ def _listed(name: str, kind: Kind) -> ExportedMetric:
     return BY_NAME[name]
 
 
-def _version() -> str:
+def kolm_version() -> str:
+    """The version of the package kolm-serve; "unknown" for a checkout that was never installed."""
     try:
         return version("kolm-serve")
-    except PackageNotFoundError:  # run from a checkout that was never installed
+    except PackageNotFoundError:
         return "unknown"
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import TypeAlias
+
+from services.runtime.metrics import kolm_version
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def sent_spans(service: str) -> Iterator[SendSpan | None]:
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or f"kolm-{service}"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    tracer, trace_context = provider.get_tracer("kolm", version("kolm-serve")), TraceContextTextMapPropagator()
+    tracer, trace_context = provider.get_tracer("kolm", kolm_version()), TraceContextTextMapPropagator()
 
     def send(span: Span) -> None:
         kind = SpanKind.CLIENT if span.outside else SpanKind.INTERNAL

@@ -2,12 +2,14 @@
 
 import asyncio
 import gzip
+import importlib.metadata
 import json
 import re
 import zlib
 from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -249,6 +251,11 @@ def test_each_body_has_the_members_that_are_checked_and_every_reference_is_there
     assert schemas["ChatFields"]["additionalProperties"] is False
     named = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert named <= schemas.keys()
+
+
+def test_a_checkout_that_was_never_installed_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "distribution", Mock(side_effect=importlib.metadata.PackageNotFoundError))
+    assert openapi()["info"]["version"] == "unknown"
 
 
 SERVICES = Path(__file__).parents[3] / "services"

@@ -81,9 +81,9 @@ def _outcome(text: str) -> str:
 def _moment(text: str) -> datetime:
     try:
         parsed = datetime.fromisoformat(text)
-    except ValueError:
+        return parsed.astimezone(UTC) if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise ValueError("expected a time like 2026-01-02 or 2026-01-02T03:04:05Z") from None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def _commitment(text: str) -> str:

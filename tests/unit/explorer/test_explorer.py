@@ -61,7 +61,8 @@ def test_no_look_reads_more_than_a_bounded_number_of_rows(limit: int) -> None:
 def test_what_cannot_be_read_is_a_problem_of_its_field_and_no_filter() -> None:
     wrong = {
         "outcome": "GOOD",
-        "start_time": "soon",
+        "start_time": "0001-01-01T00:00:00+01:00",  # before the first year in UTC
+        "end_time": "soon",
         "min_index": "-1",
         "max_index": "9" * 17,
         "commitment": "sha256:AB",

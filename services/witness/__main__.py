@@ -8,7 +8,7 @@ import time
 from prometheus_client import CollectorRegistry
 
 from ledger.durable_file import keep_durably
-from ledger.errors import LedgerError
+from ledger.errors import FormatError, LedgerError
 from ledger.keys.note import COSIGNATURE, VerifierKey
 from ledger.keys.signer import open_signer
 from ledger.witness.witness import Witness
@@ -34,9 +34,12 @@ async def main(settings: WitnessSettings) -> None:
 
 
 def _logs(settings: WitnessSettings) -> tuple[VerifierKey, ...]:
-    """The keys of the logs to watch. Raises CannotStart if the file has none, FormatError, OSError."""
-    lines = (line.strip() for line in settings.logs.read_text(encoding="utf-8").splitlines())
-    logs = tuple(VerifierKey.from_text(line) for line in lines if line and not line.startswith("#"))
+    """The keys of the logs to watch. Raises CannotStart if the file has none or is invalid, OSError."""
+    try:
+        lines = (line.strip() for line in settings.logs.read_text(encoding="utf-8").splitlines())
+        logs = tuple(VerifierKey.from_text(line) for line in lines if line and not line.startswith("#"))
+    except (FormatError, UnicodeDecodeError) as error:
+        raise CannotStart(f"--logs: {settings.logs}: {error}; expected a verifier key on each line") from error
     if not logs:
         raise CannotStart(f"--logs: {settings.logs} names no log; expected a verifier key on each line")
     return logs

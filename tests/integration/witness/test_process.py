@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.witness.cosignature import cosigners
@@ -54,12 +56,17 @@ def test_a_witness_remembers_across_restarts(tmp_path: Path) -> None:
         assert ask(address, log.request(5, 9))[0] == 200
 
 
-def test_a_witness_without_a_log_does_not_start(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("# none yet\n")
-    for logs, errors in ((tmp_path / "logs", "names no log"), (tmp_path / "none", "No such file")):
-        flags = ["--data-dir", str(tmp_path / "w"), "--logs", str(logs), "--listen", "127.0.0.1:0"]
-        code, error = ran("services.witness", *flags)
-        assert (code, errors in error) == (1, True), error
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"# none yet\n", "names no log"), (None, "No such file"), (b"key\n", "--logs: "), (b"\xff\n", "--logs: ")],
+)
+def test_a_witness_without_a_log_does_not_start(content: bytes | None, problem: str, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    if content is not None:
+        logs.write_bytes(content)
+    flags = ["--data-dir", str(tmp_path / "w"), "--logs", str(logs), "--listen", "127.0.0.1:0"]
+    code, error = ran("services.witness", *flags)
+    assert (code, problem in error, "Traceback" in error) == (1, True, False), error
 
 
 def test_witnesses_that_hang_cost_neither_a_cosignature_nor_a_reader_nor_the_end(tmp_path: Path) -> None:

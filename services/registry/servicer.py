@@ -107,11 +107,12 @@ class RegistryServicer(RegistryServiceServicer):
         start = await _start(request_iterator)
         digest, size = _digest("start.blob.digest", start.blob.digest), start.blob.size
         if not await asyncio.to_thread(self._blobs.is_whole, digest, size):
-            upload = await asyncio.to_thread(self._uploads.begin, Part(digest, size, caller().name), start.offset)
+            part = Part(digest, size, caller().name)
+            begun = asyncio.ensure_future(asyncio.to_thread(self._uploads.begin, part, start.offset))
             try:
-                await self._receive(upload, request_iterator)
-            finally:  # also if a call was cut off while a thread still writes
-                await asyncio.shield(asyncio.to_thread(self._uploads.end, upload))
+                await self._receive(await asyncio.shield(begun), request_iterator)
+            finally:  # also if a call was cut off while a thread still reads or writes
+                await asyncio.shield(self._end(begun))
         return pb.UploadBlobResponse(blob=start.blob)
 
     async def DownloadBlob(
@@ -148,6 +149,11 @@ class RegistryServicer(RegistryServiceServicer):
             for digest, blob in zip(digests, request.blobs, strict=True)
             if not self._blobs.may_be_whole(digest, blob.size)
         ]
+
+    async def _end(self, begun: asyncio.Future[Upload]) -> None:
+        await asyncio.wait([begun])
+        if begun.exception() is None:
+            await asyncio.to_thread(self._uploads.end, begun.result())
 
     async def _receive(self, upload: Upload, messages: AsyncIterator[pb.UploadBlobRequest]) -> None:
         while not upload.complete:

@@ -1,15 +1,17 @@
 """Uploads and downloads: cut off, taken over, lied about, out of space. Nothing half is ever visible."""
 
+import asyncio
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from obstore.store import MemoryStore
 
 from kolm.registry.v1 import registry_pb2
 from kolm.registry.v1.registry_pb2_grpc import RegistryServiceStub
@@ -28,8 +30,10 @@ from services.client.errors import (
     decoded_errors,
 )
 from services.client.registry import RegistryClient, download, upload
+from services.registry.blobs import BlobStore
 from services.registry.errors import DiskFull, UploadTakenOver
-from services.registry.uploads import Part, Uploads
+from services.registry.servicer import RegistryServicer
+from services.registry.uploads import Part, Upload, Uploads
 from tests.integration.registry.conftest import Serve
 
 CHUNK = 1024 * 1024
@@ -280,6 +284,33 @@ def test_a_call_that_was_cut_off_has_ended_before_the_next_upload_begins(tmp_pat
     assert uploads.committed(BLOB) == CHUNK
     with pytest.raises(UploadTakenOver):
         first.write(b"x")
+
+
+async def test_a_call_that_is_cut_off_while_its_upload_begins_ends_the_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads, reading, go_on = Uploads(tmp_path, 2**30), threading.Event(), threading.Event()
+    read = Upload._read
+
+    def slowly(upload: Upload) -> None:
+        read(upload)
+        reading.set()
+        go_on.wait(60)
+
+    async def messages() -> AsyncIterator[registry_pb2.UploadBlobRequest]:
+        yield registry_pb2.UploadBlobRequest(start=registry_pb2.UploadStart(blob=heads_wire.blob(NAME, len(DATA))))
+
+    monkeypatch.setattr(Upload, "_read", slowly)
+    nothing: Any = None
+    servicer = RegistryServicer(nothing, nothing, BlobStore(MemoryStore()), uploads)
+    call = asyncio.ensure_future(servicer.UploadBlob(messages(), nothing))
+    await asyncio.to_thread(reading.wait, 60)
+    call.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    uploads.forget_older_than(-1.0)
+    assert not os.listdir(tmp_path)  # a running upload is not forgotten
 
 
 def test_of_several_that_take_over_only_the_last_writes(tmp_path: Path) -> None:

@@ -132,19 +132,34 @@ class BlobStore:
         return int(found["size"]), f"{found['e_tag']} {found['last_modified']}"
 
     def put(self, digest: str, path: Path) -> None:
-        """Store the bytes of a file, whose digest the caller has verified."""
+        """Store the bytes of a file, whose digest the caller has verified. A folder on the file's disk takes the file
+        itself: then there is room, and `path` is gone.
+        """
         size = path.stat().st_size
         self._whole.pop(digest, None)  # a disk that loses bits changes no version: read them again
         if self.is_whole(digest, size):
             return
         try:
-            if size > _PART_BYTES:
-                self._write(digest, path)
-            else:
-                self._create(digest, path)
+            if not self._move(digest, path):
+                if size > _PART_BYTES:
+                    self._write(digest, path)
+                else:
+                    self._create(digest, path)
             self._sync(_key(digest))
         except FileNotFoundError as error:  # the bucket, or the blob just written, was removed meanwhile
             raise _away(error) from error
+
+    def _move(self, digest: str, path: Path) -> bool:
+        """Whether a folder took the file. If not, a copy is tried, which reports errors."""
+        if self._folder is None:
+            return False
+        place = self._folder / _key(digest)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(place)
+        except OSError:  # the file is on another disk
+            return False
+        return True
 
     def _create(self, digest: str, path: Path) -> None:
         try:

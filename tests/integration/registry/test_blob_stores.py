@@ -1,5 +1,6 @@
 """The contract of BlobStore, over a folder, over memory and over a bucket."""
 
+import errno
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,13 +23,25 @@ PART_BYTES = 5 * CHUNK_BYTES  # S3 takes no smaller ones
 DATA = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"and a bit"
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture
+def other_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files to put are on another disk than a folder."""
+
+    def fail(path: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link", str(path), None, str(target))
+
+    monkeypatch.setattr(Path, "replace", fail)
+
+
+@pytest.fixture(params=["folder", "folder of another disk", "memory", "s3"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[BlobStore, object]:
     """A store, and its storage."""
+    if request.param == "folder of another disk":
+        request.getfixturevalue("other_disk")
     if request.param == "memory":
         store = MemoryStore()
         return BlobStore(store), store
-    location = str(tmp_path / "blobs") if request.param == "folder" else request.getfixturevalue("s3_url")
+    location = str(tmp_path / "blobs") if "folder" in request.param else request.getfixturevalue("s3_url")
     return BlobStore.open(location), BlobStore.open(location).store
 
 
@@ -83,8 +96,9 @@ def test_large_blobs_go_in_parts_and_show_once_all_are_there(
 ) -> None:
     monkeypatch.setattr(blobs, "_PART_BYTES", PART_BYTES)
     data = bytes(2 * PART_BYTES) + b"and a bit"
-    (path := tmp_path / "large").write_bytes(data)
+    path = tmp_path / "large"
     for _ in range(2):
+        path.write_bytes(data)
         store.put(digest(data), path)
         assert store.read(digest(data), len(data)) == data
     assert stored(store) == {digest(data): len(data)}
@@ -192,6 +206,7 @@ def test_reading_is_bounded(store: BlobStore, put: Callable[[bytes], str]) -> No
         store.read(put(DATA), 10)
 
 
+@pytest.mark.usefixtures("other_disk")
 def test_what_the_store_under_it_says_is_not_said_to_callers(
     put: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +219,7 @@ def test_what_the_store_under_it_says_is_not_said_to_callers(
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("other_disk")
 @pytest.mark.parametrize(("free", "expected"), [(1000, DiskFull), (2**40, Unavailable)])
 def test_a_write_that_fails_on_a_full_disk_says_so(
     free: int, expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -280,7 +296,9 @@ def test_credentials_that_are_nowhere_are_said_to_be(s3_url: str, monkeypatch: p
         BlobStore.open(s3_url)
 
 
-def test_a_folder_may_be_written_as_a_url(tmp_path: Path) -> None:
-    (tmp_path / "upload").write_bytes(b"one")
-    BlobStore.open(f"file://{tmp_path}/some%20blobs").put(digest(b"one"), tmp_path / "upload")
-    assert (tmp_path / "some blobs" / key(digest(b"one"))).read_bytes() == b"one"
+def test_a_folder_may_be_written_as_a_url_and_takes_a_file_of_its_disk_without_a_copy(tmp_path: Path) -> None:
+    (upload := tmp_path / "upload").write_bytes(b"one")
+    number = upload.stat().st_ino
+    BlobStore.open(f"file://{tmp_path}/some%20blobs").put(digest(b"one"), upload)
+    stored = tmp_path / "some blobs" / key(digest(b"one"))
+    assert (stored.read_bytes(), stored.stat().st_ino) == (b"one", number)

@@ -218,11 +218,13 @@ def _copies(place: tuple[int, int]) -> list[str]:
 
 
 def _create_private(path: Path) -> None:
-    """Create a file with mode 0600, because prompts and outputs are in it. SQLite gives -wal and -shm the same mode; an
-    existing file keeps its own.
+    """Create a file with mode 0600, because prompts and outputs are in it. SQLite gives -wal and -shm the same mode. An
+    existing file keeps its own, and is not opened: closing it would drop SQLite's locks on it.
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        os.close(os.open(os.path.realpath(path), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise StoreError(f"cannot create {path}: {error.strerror}") from None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ledger.audit.log_verification import Report, verify_log
-from ledger.errors import ChainError, LedgerError, NotWritten, StoreDamaged, StoreError
+from ledger.errors import ChainError, LedgerError, NotWritten, StoreDamaged, StoreError, StoreLocked
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
@@ -72,6 +72,16 @@ def test_a_second_writing_process_is_refused_and_told_who_holds_the_ledger(path:
     assert second.returncode != 0
     assert "StoreLocked" in second.stderr
     assert f"pid {os.getpid()}" in second.stderr
+
+
+def test_a_refused_second_opening_leaves_the_first_its_locks(path: Path) -> None:
+    with closing(SqlEntryStore.open(path)) as store:
+        store.size()
+        held, inode = Path("/proc/locks"), f":{path.stat().st_ino} "
+        before = held.read_text().count(inode)
+        with pytest.raises(StoreLocked):
+            SqlEntryStore.open(path)
+        assert held.read_text().count(inode) == before > 0
 
 
 def test_readers_look_on_while_a_writer_writes(path: Path) -> None:

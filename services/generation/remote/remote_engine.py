@@ -211,8 +211,9 @@ class RemoteEngine:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _end(self, sequence: _Sequence) -> None:
+        """Cancel its task after the task's first step: a task that is cancelled before that runs no line of `_run`."""
         if (task := self._open.get(sequence)) is not None:
-            task.cancel()
+            asyncio.get_running_loop().call_soon(task.cancel)
 
     async def _run(self, sequence: _Sequence) -> None:
         """Run to a Finished event or, before the engine has accepted it, to its refusal, whatever happens."""

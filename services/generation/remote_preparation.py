@@ -100,7 +100,7 @@ class ForeignEngine:
             if url is not None
         }
         self._abouts: dict[str, About] = {}
-        self._away: set[str] = set()  # methods whose upstreams may have been replaced
+        self._away: dict[str, object] = {}  # a mark of each method whose upstream may have been replaced
         self._speculates = SPECULATION
         self._reached = True  # whether the upstream that speculates answered when it was last asked
         self._asking = {method: asyncio.Lock() for method in self._upstreams}
@@ -149,7 +149,10 @@ class ForeignEngine:
             raise CannotStart(f"cannot serve {about(self._settings.weights or Path(), error)}") from error
         if self._settings.head:
             await asyncio.to_thread(self._check_head, Path(self._settings.head[0]))
-        self._profiled()
+        try:
+            self._profiled(self._abouts)
+        except (OSError, LedgerError) as error:
+            raise CannotStart(f"--state-dir: cannot keep the engine's profile in {self._folder}: {error}") from error
 
     def _check_head(self, folder: Path) -> None:
         """Check that the head of --head, with which the engine was started, is published. Raises CannotStart."""
@@ -214,15 +217,16 @@ class ForeignEngine:
             methods_known=(SPECULATION,),
         )
 
-    def _profiled(self) -> None:
-        """Update the identity from the upstreams; an unchanged profile keeps its entry."""
-        plain, fast = self._abouts["off"], self._abouts.get(ENGINE)
-        document, kept = self._document(plain, fast), self._folder / "engine-profile.json"
+    def _profiled(self, abouts: dict[str, About]) -> None:
+        """Update the identity from the upstreams' descriptions; an unchanged profile keeps its entry. Raises OSError,
+        LedgerError, and nothing changes, if a new entry cannot be signed or kept.
+        """
+        document, kept = self._document(abouts["off"], abouts.get(ENGINE)), self._folder / "engine-profile.json"
         envelope = _kept(kept, document)
         if envelope is None:
             envelope = sign_document(document, self._key).to_bytes()
             write_durably(kept, envelope)
-        self.envelope, self._profile = envelope, document
+        self._abouts, self.envelope, self._profile = abouts, envelope, document
         payload = Envelope.from_bytes(envelope).payload
         identity = self.identity
         identity.profile_cid, identity.profile = cid(payload), document.to_document()
@@ -262,7 +266,7 @@ class ForeignEngine:
 
     def away(self, method: str) -> None:
         """Note that the upstream of `method` was unreachable or broke off."""
-        self._away.add(method)
+        self._away[method] = object()
 
     async def confirmed(self, method: str) -> str:
         """The profile of the upstream of a method. Raises UpstreamDown, UpstreamError."""
@@ -286,24 +290,31 @@ class ForeignEngine:
 
     async def _look(self, method: str) -> None:
         """Check one upstream. Raises UpstreamDown, UpstreamError."""
+        mark = self._away.get(method)
         try:
             found, known = await self._described(method), self._abouts[method]
         except UpstreamDown:
             self._reach(method, reached=False)
             raise
         self._reach(method, reached=True)
-        self._away.discard(method)
-        if found == known:
-            return
-        _log.warning("updating the profile: the engine was %s and is %s", _named(known), _named(found))
-        self._abouts[method] = found
-        for other in self._upstreams.keys() - {method}:  # updated at about the same time
+        if found != known:
+            _log.warning("updating the profile: the engine was %s and is %s", _named(known), _named(found))
+            if method not in self._away:  # from now on no request may name the old profile
+                self._away[method] = mark = object()
+            news = {method: found}
+            for other in self._upstreams.keys() - {method}:  # updated at about the same time
+                try:
+                    news[other] = await self._described(other)
+                except (UpstreamDown, UpstreamError):
+                    self.away(other)
             try:
-                self._abouts[other] = await self._described(other)
-            except (UpstreamDown, UpstreamError):
-                self.away(other)
-        self._profiled()
-        self._on_profile(self.envelope)
+                self._profiled(self._abouts | news)
+            except (OSError, LedgerError) as error:
+                _log.error("keeping the engine's new profile failed: %s", error)
+                raise UpstreamError("was updated, and its profile cannot be kept; see this server's log") from error
+            self._on_profile(self.envelope)
+        if self._away.get(method) is mark:  # it has not broken off since
+            self._away.pop(method, None)
 
     def _reach(self, method: str, *, reached: bool) -> None:
         if method == ENGINE and reached != self._reached:

@@ -3,6 +3,7 @@ engine; a request that it cannot answer is refused by field.
 """
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,24 @@ async def test_a_new_version_is_a_new_profile_in_the_log_and_no_deviation(engine
     assert (after.spec_decode.method, after.spec_decode.verified_identical_to_off) == ("engine", True)
     profiles = await engines.profiles(2)
     assert [profiles[each.profile_cid].version for each in (before, after)] == ["1.2.3", "1.3.0"]
+
+
+async def test_an_update_that_the_disk_did_not_take_at_first_gets_its_profile(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_preparation, "_LOOK_SECONDS", 0.05)
+    stub, write = await engines.start(), remote_preparation.write_durably
+
+    def full(path: Path, data: bytes) -> None:
+        monkeypatch.setattr(remote_preparation, "write_durably", write)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(remote_preparation, "write_durably", full)
+    engines.plain.version = engines.fast.version = "1.3.0"
+    profiles = await engines.profiles(2)
+    await stub.Generate(asking(max_tokens=3))
+    (receipt,) = await engines.deployment.receipts(1)
+    assert (receipt.engine, profiles[receipt.profile_cid].version) == ("vllm/1.3.0", "1.3.0")
 
 
 async def test_a_speculation_that_the_engine_names_late_is_no_other_profile(engines: Engines) -> None:

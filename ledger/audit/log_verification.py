@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -11,6 +12,7 @@ from itertools import islice
 from ledger.audit.contradiction import Contradiction
 from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_walk import CheckedEntry, CheckFailed, LogWalk, check_entry, without_unread_members
+from ledger.audit.seen import SeenOnDisk
 from ledger.documents.halt import HaltState
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
@@ -18,8 +20,9 @@ from ledger.documents.signed_document import kind_of, open_document
 from ledger.errors import ChainError, FormatError, LedgerError, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
+from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
-from ledger.tree.checkpoint import Checkpoint, open_checkpoint
+from ledger.tree.checkpoint import Checkpoint, claimed_checkpoint, open_checkpoint
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash, verify_inclusion
 
@@ -87,16 +90,22 @@ def verify_log(
     yet. Without a checkpoint, checks 1 and 5 have nothing to check. `now` is the verifier's clock: times after
     it (by more than clocks differ) are reported and do not count. Wrong and unreadable bytes are never raised.
     """
-    walk = LogWalk(KeyHistory.of(trusted))
-    walk.clock.now_is(now)
-    try:
-        head = _open_head(checkpoint, trusted, origin)
-        _walk(walk, _Pieces(walk, iter(entries)), head, spread)
-        if head is not None and checkpoint is not None:  # its key must not have been replaced before
-            _open_head(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
-    except CheckFailed as failed:
-        return _report(walk, checkpoint is not None, failed)
-    return _report(walk, checkpoint is not None, None)
+    head, failed = None, None
+    with closing(SeenOnDisk()) as seen:
+        walk = LogWalk(KeyHistory.of(trusted), seen)
+        walk.clock.now_is(now)
+        try:
+            head = _claimed_head(checkpoint, origin)
+            _walk(walk, _Pieces(walk, iter(entries)), head, spread)
+        except CheckFailed as reason:
+            failed = reason
+    if head is None or checkpoint is None:
+        return _report(walk, None if checkpoint is None else False, failed)
+    # Only now: an entry may have introduced its key, or replaced it.
+    unsigned = _unsigned(checkpoint, walk.keys.at(max(head.size - 1, 0)), origin)
+    if failed is None or failed.number == 5:
+        failed = unsigned or failed
+    return _report(walk, unsigned is None, failed)
 
 
 def verify_receipt(envelope: bytes, trusted: TrustedKeys) -> Receipt:
@@ -130,11 +139,21 @@ def verify_appended(
     return parsed
 
 
-def _open_head(checkpoint: bytes | None, trusted: TrustedKeys, origin: str | None) -> Checkpoint | None:
+def _claimed_head(checkpoint: bytes | None, origin: str | None) -> Checkpoint | None:
+    """The tree head in a note whose signatures are checked later. Raises CheckFailed."""
     try:
-        return None if checkpoint is None else open_checkpoint(checkpoint, trusted.keys("log"), origin)
+        return None if checkpoint is None else claimed_checkpoint(Note.from_bytes(checkpoint), origin)
     except LedgerError as error:
         raise CheckFailed(1, str(error)) from error
+
+
+def _unsigned(checkpoint: bytes, trusted: TrustedKeys, origin: str | None) -> CheckFailed | None:
+    """The failure of check 1 if no key of the log has signed the checkpoint."""
+    try:
+        open_checkpoint(checkpoint, trusted.keys("log"), origin)
+    except LedgerError as error:
+        return CheckFailed(1, str(error))
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +216,12 @@ def _compare_root(walk: LogWalk, head: Checkpoint | None) -> None:
         raise CheckFailed(5, f"the first {head.size} entries have another root than the checkpoint over them")
 
 
-def _report(walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) -> Report:
+def _report(walk: LogWalk, signed: bool | None, failed: CheckFailed | None) -> Report:
+    """`signed` is whether a key of the log, known from the entries so far, has signed the checkpoint; None without
+    one.
+    """
     return Report(
-        checks=tuple(_check(number, walk, with_checkpoint, failed) for number in range(1, len(CHECKS) + 1)),
+        checks=tuple(_check(number, walk, signed, failed) for number in range(1, len(CHECKS) + 1)),
         problem=None if failed is None else str(failed),
         bad_index=None if failed is None else failed.index,
         size=walk.frontier.size,
@@ -213,11 +235,13 @@ def _report(walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) ->
     )
 
 
-def _check(number: int, walk: LogWalk, with_checkpoint: bool, failed: CheckFailed | None) -> Check:
+def _check(number: int, walk: LogWalk, signed: bool | None, failed: CheckFailed | None) -> Check:
     title = CHECKS[number - 1]
     entries = f"{walk.frontier.size} entries"
-    if number in (1, 5) and not with_checkpoint:
+    if number in (1, 5) and signed is None:
         return Check(number, title, None, "no checkpoint was given")
+    if number == 1 and signed is False and failed is not None and failed.number > 1:
+        return Check(number, title, None, "not reached")  # a later entry may introduce its key
     if failed is None or (number == 1 != failed.number) or (number < 5 == failed.number):
         return Check(number, title, True, "" if number in (1, 5) else entries)
     if number == failed.number:

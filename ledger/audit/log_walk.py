@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from ledger.audit.contradiction import Contradiction, EarlierVerdicts, contradictions
 from ledger.audit.halt_breach import HaltWatch
 from ledger.audit.log_clock import LogClock, Moment
-from ledger.audit.seen import SeenOnDisk
 from ledger.documents.audit import Draw
 from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
@@ -103,7 +102,7 @@ class LogWalk:
     """The state of a walk after the entries so far. `chain` is their running hash (`entry.chained`)."""
 
     keys: KeyHistory
-    seen: SeenEntries = field(default_factory=SeenOnDisk)
+    seen: SeenEntries
     frontier: Frontier = field(default_factory=Frontier)
     chain: bytes = CHAIN_START
     halts: HaltState = field(default_factory=HaltState)

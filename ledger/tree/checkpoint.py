@@ -61,8 +61,16 @@ def open_checkpoint(data: bytes, keys: Iterable[PublicKey], origin: str | None =
     Raises FormatError, SignatureError.
     """
     note = Note.from_bytes(data)
+    checkpoint = claimed_checkpoint(note, origin)
+    verify_note(note, checkpoint.origin, keys)
+    return checkpoint
+
+
+def claimed_checkpoint(note: Note, origin: str | None = None) -> Checkpoint:
+    """The checkpoint in a note of the log `origin` (None: any log), without a check of its signatures. Raises
+    FormatError.
+    """
     checkpoint = Checkpoint.from_text(note.text)
     if origin is not None and checkpoint.origin != origin:
         raise FormatError("checkpoint", f"is of the log {checkpoint.origin!r}, expected {origin!r}")
-    verify_note(note, checkpoint.origin, keys)
     return checkpoint

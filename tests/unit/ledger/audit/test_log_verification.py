@@ -154,6 +154,32 @@ def test_serving_in_a_halted_scope_is_flagged_only_after_the_halt(changes: dict[
     assert report.defied_halts == (((3, 2),) if defied else ())
 
 
+@pytest.mark.parametrize(
+    ("size", "signer", "damaged", "checks"),
+    [
+        (3, "new", None, [True] * 5),
+        (2, "new", None, [True] * 5),
+        (2, "old", None, [True] * 5),
+        (3, "old", None, [False] + 4 * [None]),  # it was replaced before
+        (1, "new", None, [False] + 4 * [None]),  # a later entry introduces it
+        (3, "stranger", None, [False] + 4 * [None]),
+        (3, "new", 0, [None, False, None, None, None]),
+        (3, "new", 2, [True, False, None, None, None]),
+    ],
+)
+def test_a_checkpoint_of_a_successor_is_trusted_by_the_entry_that_introduces_it(
+    size: int, signer: str, damaged: int | None, checks: list[bool | None]
+) -> None:
+    keys = {"old": KEYS["log"], "new": seeded_key(b"\x31" * 32, "log"), "stranger": seeded_key(b"\x32" * 32, "log")}
+    log = ListedLog()
+    rotation = KeyEntry("log", keys["new"].public, at(9), replaces=keys["old"].key_id)
+    log.append(receipt(0), sign_rotation(rotation, keys["new"], keys["old"]).to_bytes(), receipt(1))
+    entries = [b"{}" if index == damaged else data for index, data in enumerate(log.entries)]
+    report = verify_log(entries, log.checkpoint(size, keys[signer]), TRUSTED, ORIGIN)
+    assert [check.passed for check in report.checks][:2] == checks[:2], report.problem
+    assert (report.ok, report.bad_index) == (all(checks), damaged)
+
+
 def test_an_empty_log_verifies_under_the_checkpoint_of_an_empty_log() -> None:
     assert verify_log([], checkpoint_over([]), TRUSTED, ORIGIN).ok
     assert not verify_log([], LOG.checkpoint, TRUSTED, ORIGIN).ok

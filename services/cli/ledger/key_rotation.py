@@ -237,8 +237,10 @@ def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
     for published in files.trusted.glob(f"{old.role}*.pub"):
         if PublicKey.from_pem(published.read_bytes()) == old.public:
             published.unlink()
-    if not is_device(path):
-        os.replace(path, path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem"))
+    retired = path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem")
     if files.new_key is None:
+        write_durably(retired, path.read_bytes())  # a copy: if this stops here, `path` still has a key
         os.replace(_next_to(path), path)
         sync_path(path.parent)
+    elif not is_device(path):
+        os.replace(path, retired)

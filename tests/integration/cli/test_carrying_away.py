@@ -1,6 +1,7 @@
 """Logs carried away as bundles, and verified."""
 
 import asyncio
+import os
 import shutil
 from contextlib import closing
 from functools import partial
@@ -270,11 +271,22 @@ def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path) -> None
     assert checked_log(stopped).code == 3
 
 
+@pytest.mark.parametrize("place", ["before the files", "before the new key"])
 def test_an_interrupted_rotation_is_completed_by_running_it_again(
-    stopped: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
+    whole = os.replace
+
+    def cut(source: Path, target: Path) -> None:
+        if str(source).endswith(".next.pem"):
+            raise OSError("power cut")
+        whole(source, target)
+
     with monkeypatch.context() as broken:
-        broken.setattr(key_rotation, "_swap", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+        if place == "before the files":
+            broken.setattr(key_rotation, "_swap", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+        else:
+            broken.setattr(os, "replace", cut)
         assert rotate(stopped, "receipts").code != 0
     assert rotate(stopped, "receipts").document["index"] == 1
     fill(stopped, 1)

@@ -63,8 +63,7 @@ def push(
     json: options.Json = False,
 ) -> None:
     """Publish a head: sign it, upload missing files, record it in the log. If interrupted, run it again to continue."""
-    if publisher is not None:
-        expect_name("--publisher", publisher)
+    publisher = expect_name("--publisher", _user() if publisher is None else publisher)
     notes = _annotations(annotate or [])
     layers = None if feature_layers is None else numbers("--feature-layers", feature_layers, int)
     if str(folder).startswith("hf:"):
@@ -108,6 +107,14 @@ def withdraw(
     answer(json, head_document(head), lambda head: [line.format(**head["withdrawal"]), head["head_cid"]])
 
 
+def _user() -> str:
+    """The name of the process's user. Raises UsageError."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        raise UsageError("--publisher: this user has no name; name the publisher") from None
+
+
 def _annotations(words: list[str]) -> dict[str, str]:
     pairs = [word.partition("=") for word in words]
     if not all(equals and key for key, equals, _ in pairs):
@@ -122,7 +129,7 @@ class Description:
     folder: Path
     model: Path
     name: str
-    publisher: str | None = None
+    publisher: str
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -163,8 +170,7 @@ def push_head(registry: RegistryClient, head: Description, key: Signer) -> Pushe
     base = _describe_base(head.model)
     with steps("checking the head with its base"):
         manifest = _describe_head(head, base.cid)
-    who = head.publisher or getpass.getuser()
-    publication = DraftHeadPublication(manifest.cid, head.name, base.cid, who, timestamp(datetime.now(UTC)))
+    publication = DraftHeadPublication(manifest.cid, head.name, base.cid, head.publisher, timestamp(datetime.now(UTC)))
     envelope = _signed(publication, key)  # before the upload, so that a wrong name is refused early
     sent = _send(registry, _sources(manifest, head.folder, base, head.model))
     published, created = registry.publish(manifest.to_bytes(), envelope)

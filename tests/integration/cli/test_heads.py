@@ -1,6 +1,7 @@
 """`kolm heads`: published, fetched, withdrawn, measured."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,9 @@ def test_a_registry_that_keeps_quiet_about_a_withdrawal_is_not_believed(
     assert not (tmp_path / "heads").exists()
 
 
-def test_an_invalid_head_is_refused_and_nothing_is_published(kolm: Kolm, folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_head_is_refused_and_nothing_is_published(
+    kolm: Kolm, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "broken"
     tiny_head(weights=changed_weights(d2t=tensors()["d2t"] + 31)).write(broken)
     (tmp_path / "nothing").mkdir()
@@ -178,6 +181,11 @@ def test_an_invalid_head_is_refused_and_nothing_is_published(kolm: Kolm, folder:
         found, _, err = kolm("heads", *words)
         assert (found, what in err) == (code, True), (words, found, err)
     assert not (tmp_path / "none.pem").exists()
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 9)  # a user without a name
+    code, _, err = kolm("heads", "push", folder, "--name", "good")
+    assert (code, "--publisher" in err) == (2, True), err
     assert kolm("heads", "list", "--all")[1] == []
 
 

@@ -228,7 +228,8 @@ class PollReport:
         self._once = once
         self._goes_on = goes_on
         self._size: int | None = None
-        self._warned: set[str] = set()
+        self._shown: set[str] = set()
+        """Keys of findings that were shown: as lines all warnings, as JSON the findings of the last poll."""
         self.wrong = False
         """Whether the last poll had findings other than warnings."""
         self.away: CommandError | None = None
@@ -236,19 +237,22 @@ class PollReport:
 
     def show(self, poll: Poll) -> bool:
         """Returns whether this was the last poll."""
-        if not self._as_json:
+        if self._as_json:
+            keys = {each.key for each in poll.findings}
+            if keys - self._shown or poll.size != self._size or (poll.away is None) != (self.away is None):
+                print_json(poll.document())
+            self._shown = keys
+        else:
             self._show_lines(poll)
-        elif poll.new or poll.size != self._size or (poll.away is None) != (self.away is None):
-            print_json(poll.document())
         self.wrong, self.away, self._size = poll.wrong, poll.away, poll.size
         return self.wrong and not self._goes_on
 
     def _show_lines(self, poll: Poll) -> None:
         for finding in poll.new if self._goes_on else poll.findings:
-            if finding.key not in self._warned:
+            if finding.key not in self._shown:
                 _log_line(str(finding))
             if finding.is_warning:
-                self._warned.add(finding.key)
+                self._shown.add(finding.key)
         if poll.undelivered is not None:
             _log_line(f"--webhook did not take a finding, which will be sent again: {poll.undelivered}")
         if poll.away is not None and self.away is None and (poll.wrong or not self._once):

@@ -12,6 +12,7 @@ import pytest
 from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_verification import Check, Report
 from ledger.documents.halt import HaltState
+from ledger.monitor.finding import DATED_AHEAD, Finding
 from services.cli.frame import exits, output
 from services.cli.frame.exits import UsageError
 from services.cli.frame.output import answer
@@ -20,6 +21,7 @@ from services.cli.frame.rendering import ShownConsole, print_view
 from services.cli.frame.values import age, moment, numbers
 from services.cli.frame.views import Column, Styled, facts, table
 from services.cli.ledger.log import report_document, report_view
+from services.cli.monitor.monitor import Poll, PollReport
 from tests.cli import CLOSED, kolm
 
 
@@ -195,6 +197,18 @@ def test_a_view_can_be_drawn_of_a_document_that_no_command_has_answered() -> Non
     document = report_document(report)
     assert document["checks"] == [{"number": 1, "title": check.title, "passed": True, "detail": check.detail}]
     print_view(report_view(document), ShownConsole(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_monitor_without_a_webhook_shows_a_warning_once(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    report = PollReport("log", as_json=as_json, once=False, goes_on=False)
+    warnings = tuple(Finding(DATED_AHEAD, key, "an entry is dated ahead") for key in "ab")
+    shown = []
+    for count in (1, 1, 2, 2, 1, 2):
+        report.show(Poll(3, warnings[:count], warnings[:count], None, None))
+        out, err = capsys.readouterr()
+        shown.append(bool(out if as_json else err))
+    assert shown == [True, False, True, False, False, as_json]  # a line for each finding, a document for all of them
 
 
 def test_what_a_model_s_loading_logs_is_a_step(

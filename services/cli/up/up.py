@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -122,8 +122,6 @@ def up(
         ledger_port=listen.ledger_port,
         auditor_port=listen.auditor_port,
         registry_port=listen.registry_port,
-        explorer_port=listen.page(),
-        http_port=listen.front(),
         audit_rate=audit_rate,
         auditor_settings={**same, **other.auditor_settings()},
         generation_settings={**same, **own},
@@ -131,9 +129,11 @@ def up(
         metrics_port=every.metrics_port,
         engine=engine,
     )
+    metrics = services.metrics_ports
+    services = replace(services, explorer_port=listen.page(metrics), http_port=listen.front(metrics))
     if every.config is not None:
         Configuration.read(every.config).refuse_what_up_sets(services.plans())
-    listen.check_ports(services.metrics_ports)
+    listen.check_ports(metrics)
     if not engine:
         served.check_parts(found)
     reporter = UpReporter(every.log_format)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,18 +70,30 @@ class ListenOptions:
             hint = "kolm init writes settings with TLS for `kolm serve`; --insecure serves without TLS"
             raise UsageError(f"--host: {self.host} is reached from other machines, and `kolm up` has no TLS", hint)
 
-    def page(self) -> int | None:
+    def page(self, metrics: Mapping[str, int]) -> int | None:
         """The explorer's port; None without it."""
-        return usual_port(self.host, self.explorer_port, _PAGE_PORT) if self.explorer else None
+        return self._port(self.explorer_port, _PAGE_PORT, metrics) if self.explorer else None
 
-    def front(self) -> int | None:
+    def front(self, metrics: Mapping[str, int]) -> int | None:
         """The HTTP front's port; None without it."""
-        return usual_port(self.host, self.http_port, _HTTP_PORT) if self.http else None
+        return self._port(self.http_port, _HTTP_PORT, metrics) if self.http else None
 
-    def check_ports(self, metrics: Mapping[str, int]) -> None:
-        """Raises UsageError for a port that is given twice, Failed for a port in use."""
+    def _port(self, asked: int | None, usual: int, metrics: Mapping[str, int]) -> int:
+        """The port that was asked for, or else the usual one, or 0 (a free port) if another service or program has
+        that.
+        """
         from services.runtime.listening import CannotListen, check_free
 
+        if asked is not None:
+            return asked
+        try:
+            check_free(f"{self.host}:{usual}")
+        except CannotListen:
+            return 0
+        return 0 if usual in self._asked(metrics).values() else usual
+
+    def _asked(self, metrics: Mapping[str, int]) -> dict[str, int]:
+        """The ports that were asked for, by flag; `metrics` are those of metrics, by service."""
         asked = {
             "--generation-port": self.generation_port,
             "--ledger-port": self.ledger_port,
@@ -92,7 +103,13 @@ class ListenOptions:
             "--http-port": self.http_port if self.http else None,
             **{f"--metrics-port, {service}": port for service, port in metrics.items()},
         }
-        ports = {flag: port for flag, port in asked.items() if port is not None}
+        return {flag: port for flag, port in asked.items() if port is not None}
+
+    def check_ports(self, metrics: Mapping[str, int]) -> None:
+        """Raises UsageError for a port that is given twice, Failed for a port in use."""
+        from services.runtime.listening import CannotListen, check_free
+
+        ports = self._asked(metrics)
         for flag, port in ports.items():
             if port and list(ports.values()).count(port) > 1:
                 raise UsageError(f"{flag}: {port} is given to two services")
@@ -104,19 +121,6 @@ class ListenOptions:
 
 
 LISTEN = ListenOptions()
-
-
-def usual_port(host: str, asked: int | None, usual: int) -> int:
-    """The port that was asked for, or else the usual one, or 0 (a free port) if another program has that."""
-    if asked is not None:
-        return asked
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), usual))
-        except OSError:
-            return 0
-    return usual
 
 
 def _one_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:

@@ -9,11 +9,12 @@ import pytest
 from services.auditor.settings import AuditorSettings
 from services.cli.up.local_services import Addresses, LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
-from services.cli.up.up_options import EngineOptions, ServedOptions
+from services.cli.up.up_options import EngineOptions, ListenOptions, ServedOptions
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import LOADING
 from services.http.settings import HttpSettings
+from services.runtime import listening
 from services.runtime.settings import ServerSettings
 from tests.cli import kolm
 
@@ -128,6 +129,25 @@ def test_what_a_toml_file_may_not_say_is_named_with_its_line(
     (tmp_path / "kolm.toml").write_text(text)
     done = kolm("up", *FREE, "--model", "base", "--config", "kolm.toml")
     assert (done.code, ran, place in done.err) == (2, [], True)
+
+
+@pytest.mark.parametrize(
+    ("listen", "metrics", "ports"),
+    [
+        (ListenOptions(), {}, (50056, 50057)),
+        (ListenOptions(ledger_port=50056), {}, (0, 50057)),
+        (ListenOptions(registry_port=50057), {}, (50056, 0)),
+        (ListenOptions(explorer_port=50057), {}, (50057, 0)),
+        (ListenOptions(http_port=50056), {}, (0, 50056)),
+        (ListenOptions(explorer_port=50057, explorer=False), {}, (None, 50057)),
+        (ListenOptions(), {"registry": 50056, "generation": 50057}, (0, 0)),
+    ],
+)
+def test_page_and_api_leave_their_usual_ports_to_services_that_were_given_them(
+    listen: ListenOptions, metrics: dict[str, int], ports: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "check_free", lambda _: None)
+    assert (listen.page(metrics), listen.front(metrics)) == ports
 
 
 class Starts:

@@ -105,13 +105,16 @@ def owed_in_words(found: Completeness) -> str:
 
 
 class BundleChecks:
-    """One run through the checklist."""
+    """One run through the checklist. `temporary` is empty; it may be `seen` itself if that is no state."""
 
-    def __init__(self, bundle: BundleFiles, trust: Trust, check_files: CheckFiles, seen: SeenOnDisk) -> None:
+    def __init__(
+        self, bundle: BundleFiles, trust: Trust, check_files: CheckFiles, seen: SeenOnDisk, temporary: SeenOnDisk
+    ) -> None:
         self._bundle = bundle
         self._trust = trust
         self._check_files = check_files
         self._seen = seen
+        self._temporary = temporary
         self._before = VerifiedLog.read(seen, trust.keys)
         self._evidence: Evidence | None = None
         self._folded: Folded | None = None
@@ -353,9 +356,8 @@ class BundleChecks:
         for data in self._trust.promises:
             open_promise_with_any_key(data, (keys for _, keys in self._require_evidence().keys.epochs))
         fold = self._fold_after(_ENTRY_CHECKS)
-        log = Extent.of(
-            fold.whole, fold.obligations.latest, quorum_time(self._require_evidence().policy, self._cosigned)
-        )
+        vouched = quorum_time(self._require_evidence().policy, self._cosigned)
+        log = Extent.of(fold.whole, fold.obligations.latest, vouched)
         self._promises = tuple(judge_promise(each, self._as_of(fold), log) for each in fold.promised)
         return check_promises(self._promises, log)
 
@@ -383,9 +385,11 @@ class BundleChecks:
 
     def _fold(self) -> BundleFold:
         if self._folded is None:
-            self._folded = fold_entries(
-                self._require_evidence(), self._check_files, self._seen, self._latest_valid_date
-            )
+            evidence = self._require_evidence()
+            # Entries that do not continue a state are checked without it.
+            alone = evidence.before is not None and evidence.continued is None
+            seen = self._temporary if alone else self._seen
+            self._folded = fold_entries(evidence, self._check_files, seen, self._latest_valid_date)
         return self._folded.fold
 
     def _fold_after(self, check: int) -> BundleFold:

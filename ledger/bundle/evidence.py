@@ -132,6 +132,9 @@ def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None 
     log was verified `before`.
     """
     paths = bundle.paths()
+    alone = set(_names(paths, "content/")) - set(_names(paths, "entries/"))
+    if alone:
+        raise FormatError("content", f"content/{min(alone)}.jsonl has no file of entries")
     manifest = BundleManifest.from_bytes(bundle.read(layout.MANIFEST))
     note = Note.from_bytes(bundle.read(layout.CHECKPOINT))
     checkpoint = Checkpoint.from_text(note.text)
@@ -164,8 +167,6 @@ def fold_entries(
     """
     promised = tuple(map(Fulfilment, evidence.promises))
     shown = GrowingTree(proof=_proof(evidence.bundle))
-    if evidence.before is not None and evidence.continued is None:
-        seen = SeenOnDisk()  # these entries are checked without the fold
     fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised, seen, shown)
     fold.clock.now_is(known)
     if evidence.continued is not None:
@@ -192,15 +193,15 @@ def _proof(bundle: BundleFiles) -> tuple[bytes, ...]:
 
 def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
     before, start = 0 if evidence.continued is None else evidence.continued.size, evidence.manifest.range.start
-    beside = {PurePosixPath(path).stem for path in evidence.paths if path.startswith("content/")}
-    for path in evidence.paths:
-        if path.startswith("entries/"):
-            name = PurePosixPath(path).stem
-            known = before if int(name) >= start else 0  # chosen entries before the range have gaps between them
-            yield FileCheck(evidence.bundle, name, name in beside, evidence.keys, known, bool(evidence.promises))
-            beside.discard(name)
-    if beside:
-        raise FormatError("content", f"content/{min(beside)}.jsonl has no file of entries")
+    with_content = set(_names(evidence.paths, "content/"))
+    for name in _names(evidence.paths, "entries/"):
+        known = before if int(name) >= start else 0  # chosen entries before the range have gaps between them
+        yield FileCheck(evidence.bundle, name, name in with_content, evidence.keys, known, bool(evidence.promises))
+
+
+def _names(paths: Iterable[str], folder: str) -> Iterator[str]:
+    """The names, without an ending, of the files of entries or of content."""
+    return (PurePosixPath(path).stem for path in paths if path.startswith(folder))
 
 
 def _key_lines(bundle: BundleFiles, paths: Iterable[str]) -> Iterator[bytes]:

@@ -47,18 +47,16 @@ def verify_bundle(
     checked again: the log must extend them, and the state is updated if all checks pass. Raises StoreError for an
     unusable state, or if there is no disk space.
     """
-    if state is None:
-        with closing(SeenOnDisk()) as temporary:
-            return verify_bundle(bundle, trust, check_files, temporary)
-    checks = BundleChecks(bundle, trust, check_files, state)
-    done: list[Check] = []
-    for number, step in enumerate(checks.steps(), 1):
-        blocked = any(check.passed is False for check in done[:_FOUNDATIONS])
-        done.append(_attempt(number, step, blocked=blocked))
-    report = checks.report(tuple(done))
-    if report.ok:
-        checks.keep()
-    return report
+    with closing(SeenOnDisk()) as temporary:
+        checks = BundleChecks(bundle, trust, check_files, temporary if state is None else state, temporary)
+        done: list[Check] = []
+        for number, step in enumerate(checks.steps(), 1):
+            blocked = any(check.passed is False for check in done[:_FOUNDATIONS])
+            done.append(_attempt(number, step, blocked=blocked))
+        report = checks.report(tuple(done))
+        if report.ok:
+            checks.keep()
+        return report
 
 
 def _attempt(number: int, step: Callable[[], str], *, blocked: bool) -> Check:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ledger.audit.log_verification import verify_log
 from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.folder import BundleFolder
@@ -20,7 +21,7 @@ from ledger.documents.signed_document import sign_document
 from ledger.errors import StoreError
 from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, START, TRUSTED, receipt, verdict
+from tests.unit.ledger.builders import KEYS, START, TRUSTED, publication, receipt, verdict
 from tests.unit.ledger.bundle import test_verification
 from tests.unit.ledger.bundle.test_verification import failed
 from tests.vectors.make_bundles import DOCUMENTS, SUCCESSOR, ListedLog, exported, log_of, write_folder
@@ -63,6 +64,32 @@ def test_a_disk_that_fails_is_no_fault_of_the_bundle(part: str, tmp_path: Path) 
     written(plain(log_of(), with_content=True), tmp_path / "bundle")
     with pytest.raises(StoreError):
         verify_bundle(Failing(tmp_path / "bundle"), TRUST)
+
+
+def test_content_beside_no_entries_is_a_malformed_bundle(tmp_path: Path) -> None:
+    files = plain(log_of({0: publication()})) | {"content/000000000999.jsonl": b"{}\n"}
+    assert failed(judged(files, tmp_path / "bundle")) == 1
+
+
+def test_every_temporary_database_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SeenOnDisk] = []
+    opened, close = SeenOnDisk.__init__, SeenOnDisk.close
+
+    def noted(seen: SeenOnDisk, path: Path | None = None) -> None:
+        made.append(seen)
+        opened(seen, path)
+
+    def forgotten(seen: SeenOnDisk) -> None:
+        made.remove(seen)
+        close(seen)
+
+    state = verified(5, tmp_path)
+    monkeypatch.setattr(SeenOnDisk, "__init__", noted)
+    monkeypatch.setattr(SeenOnDisk, "close", forgotten)
+    chosen = plain(log_of(), start=0, end=0, indexes=(3,), sizes=(5,))
+    assert judged(chosen, tmp_path / "chosen", state).ok  # of entries before the state's end
+    assert verify_log(log_of().all, None, TRUSTED).ok
+    assert made == []
 
 
 @pytest.mark.parametrize("size", range(4, SIZE + 1))

@@ -17,7 +17,7 @@ from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.text_forms import encode_base64
-from ledger.errors import ProofError
+from ledger.errors import FormatError, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
@@ -64,8 +64,8 @@ class Export:
 
 
 def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
-    """The files of a bundle, one at a time. Raises ProofError for a range or index beyond the checkpoint, NotFound. At
-    most one file of entries is in memory.
+    """The files of a bundle, one at a time. Raises ProofError for a range or index beyond the checkpoint, NotFound,
+    FormatError for a content that is too long for a bundle. At most one file of entries is in memory.
     """
     tree_head = Checkpoint.from_text(Note.from_bytes(wanted.checkpoint).text)
     if not 0 <= wanted.start <= wanted.end <= tree_head.size:
@@ -145,14 +145,33 @@ def _exporter_files(wanted: Export) -> Iterator[BundleFile]:
 
 
 def _entries(source: BundleSource, indexes: Sequence[int], wanted: Export) -> Iterator[BundleFile]:
-    for at in range(0, len(indexes), layout.ENTRIES_PER_FILE):
+    at = 0
+    while at < len(indexes):
         chosen = indexes[at : at + layout.ENTRIES_PER_FILE]
+        path = f"content/{chosen[0]:012d}.jsonl"
+        lines, count = _contents(source, chosen, wanted, layout.bound_of(path)) if wanted.with_content else ([], None)
+        chosen = chosen[:count]
         yield BundleFile(f"entries/{chosen[0]:012d}.jsonl", _lines(_read(source, chosen)))
-        readable = chosen if wanted.tenant is None else [index for index in chosen if index in wanted.indexes]
-        contents = [(index, source.content(index)) for index in readable] if wanted.with_content else []
-        lines = [ContentLine.of(index, content).to_bytes() for index, content in contents if content is not None]
         if lines:
-            yield BundleFile(f"content/{chosen[0]:012d}.jsonl", _lines(lines))
+            yield BundleFile(path, _lines(lines))
+        at += len(chosen)
+
+
+def _contents(source: BundleSource, chosen: Sequence[int], wanted: Export, most: int) -> tuple[list[bytes], int]:
+    """The lines of a file of content of at most so many bytes, and the number of first entries that they cover."""
+    lines, size = list[bytes](), 0
+    for place, index in enumerate(chosen):
+        content = source.content(index) if wanted.tenant is None or index in wanted.indexes else None
+        if content is None:
+            continue
+        line = ContentLine.of(index, content).to_bytes()
+        size += len(line) + 1
+        if size > most and lines:
+            return lines, place
+        if size > most:
+            raise FormatError(f"entry {index}", f"has {size} bytes of content; a bundle allows {most}: export without")
+        lines.append(line)
+    return lines, len(chosen)
 
 
 def _read(source: BundleSource, indexes: Sequence[int]) -> Sequence[bytes]:

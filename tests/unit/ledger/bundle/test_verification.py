@@ -12,6 +12,7 @@ from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import BundleFolder, open_bundle
 from ledger.bundle.layout import (
+    _BOUNDS,
     BundleFile,
     BundleManifest,
     ContentLine,
@@ -362,6 +363,21 @@ def test_what_is_not_there_is_not_found(tmp_path: Path) -> None:
         pass
     with pytest.raises(ProofError):
         list(export_bundle(log_of(), Export(checkpoint(log_of(), 5), 3, 6, at(0))))
+
+
+def test_contents_beyond_the_bound_of_a_file_go_into_more_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(map(len, GOOD["content/000000000000.jsonl"].splitlines(keepends=True)))
+    bounds = [(pattern, longest if pattern.match("content/000000000000.jsonl") else most) for pattern, most in _BOUNDS]
+    monkeypatch.setattr("ledger.bundle.layout._BOUNDS", bounds)
+    files = exported(log_of())
+    assert [int(path[8:20]) for path in files if path.startswith("content/")] == [0, 3, 7]
+    report = judged(files, tmp_path / "bundle")
+    assert (failed(report), report.checks[10].detail) == (0, "content of 3 receipts matches"), report.problem
+    bounds[:] = [(pattern, 9) for pattern, _ in bounds]
+    with pytest.raises(FormatError):
+        exported(log_of())
 
 
 NO_NOTE = checkpoint(log_of(), 1, "")

@@ -28,7 +28,8 @@ from ledger.monitor.judgement import Limits, Promised, judge
 from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.summary import SeenHead, Summary
 from ledger.tree.checkpoint import Checkpoint
-from ledger.tree.merkle import consistency_proof, tree_root, verify_consistency
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import Frontier, consistency_proof, leaf_hash, tree_root, verify_consistency
 from ledger.tree.tile import TileHashes
 from ledger.witness.freshness import quorum_time
 
@@ -112,7 +113,7 @@ class Monitor:
             try:
                 _check_signed(note, head, keys)
             except SignatureError:  # a key may have been replaced in later entries
-                ahead = (data for data in self._entries(files, head) if KEY_ENTRY in data)
+                ahead = (data for data in self._ahead(files, head) if KEY_ENTRY in data)
                 _check_signed(note, head, key_history(keys, ahead))
         except (FormatError, SignatureError, ProofError, NotFound) as error:
             message = f"the log shows a checkpoint that it has not signed: {error}"
@@ -167,6 +168,23 @@ class Monitor:
             return None
         return None if vouched is None else vouched.timestamp()
 
+    def _ahead(self, files: TileFiles, head: Checkpoint) -> Iterator[bytes]:
+        """The new entries under a checkpoint that no known key has signed. Raises FormatError or ProofError for a batch
+        that does not lead to its root: a server can make up entries without end, but not under one root.
+        """
+        hashes, entries, frontier = (
+            TileHashes(TiledTree(files, head.size)),
+            self._entries(files, head),
+            self._summary.walk.frontier,
+        )
+        while batch := list(islice(entries, _BATCH)):
+            for index, data in enumerate(batch, frontier.size):
+                if Entry.from_bytes(data).index != index:
+                    raise FormatError(f"entry {index}", "has another index")
+            frontier = frontier.extended(map(leaf_hash, batch))
+            _check_leads_to(frontier, head, hashes)
+            yield from batch
+
     def _entries(self, files: TileFiles, head: Checkpoint) -> Iterator[bytes]:
         return TiledTree(files, head.size).entries(self._summary.size)
 
@@ -200,12 +218,17 @@ class Monitor:
             size = summary.size
             if size == start:
                 raise ProofError(f"the log shows no entries after entry {size}")
-            proof = consistency_proof(size, head.size, hashes)
-            verify_consistency(size, head.size, proof, summary.walk.frontier.root(), head.root)
+            _check_leads_to(summary.walk.frontier, head, hashes)
             self._memory.save(summary.to_document())
         except BaseException:
             self._summary = self._loaded()
             raise
+
+
+def _check_leads_to(frontier: Frontier, head: Checkpoint, hashes: TileHashes) -> None:
+    """Raises ProofError unless the entries of a frontier are the first entries under a checkpoint."""
+    proof = consistency_proof(frontier.size, head.size, hashes)
+    verify_consistency(frontier.size, head.size, proof, frontier.root(), head.root)
 
 
 def _check_signed(note: Note, head: Checkpoint, keys: KeyHistory) -> None:

@@ -1,15 +1,18 @@
 """A monitor reports forks, rollbacks and logs that do not grow, reads new entries alone, and keeps its memory."""
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from ledger.bundle.tiles import entry_bundle
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_rotation
 from ledger.errors import ProofError, StoreError
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.envelope import Envelope
 from ledger.keys.note import COSIGNATURE, Note, VerifierKey
 from ledger.monitor import finding as kinds
 from ledger.monitor import monitor as monitor_module
@@ -17,6 +20,7 @@ from ledger.monitor.judgement import Limits
 from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.monitor import Monitor
 from ledger.tree.checkpoint import Checkpoint, open_checkpoint, sign_checkpoint
+from ledger.tree.entry import Entry
 from ledger.tree.merkle import verify_consistency
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
@@ -109,6 +113,24 @@ def test_a_checkpoint_of_another_log_is_reported(memory: MonitorMemory) -> None:
         assert told(log, memory, origin=ORIGIN) == [kinds.CHECKPOINT]
     log.overlay = {}
     assert told(log, memory) == []
+
+
+@pytest.mark.parametrize("entry", [lambda _: b"{}", lambda index: Entry(index, Envelope(b"{}", "x", ())).to_bytes()])
+def test_made_up_entries_under_an_unsigned_checkpoint_do_not_keep_a_monitor_reading(
+    entry: Callable[[int], bytes], memory: MonitorMemory
+) -> None:
+    class Endless(ListedLog):
+        def read(self, path: str, most: int) -> bytes:
+            self.read_paths.append(path)
+            assert len(self.read_paths) < 100
+            if path == "checkpoint":
+                return sign_checkpoint(Checkpoint(ORIGIN, 2**62, bytes(32)), seeded_key(b"\x09" * 32, "log"))
+            if not path.startswith("tile/entries/"):
+                return bytes(256 * 32)
+            number = int(path.removeprefix("tile/entries/").replace("x", "").replace("/", ""))
+            return entry_bundle([entry(256 * number + place) for place in range(256)])
+
+    assert told(Endless(), memory) == [kinds.CHECKPOINT]
 
 
 def test_a_log_that_does_not_grow_is_stale(memory: MonitorMemory) -> None:

@@ -127,11 +127,17 @@ def expect_writable(flag: str, folder: Path) -> None:
         raise UsageError(f"{flag}: cannot write in {folder}: {error.strerror}", hint) from None
 
 
-def require_writable_new_file(flag: str, path: Path) -> Path:
-    """`path`, whose folder exists, so that an answer is not lost for lack of it."""
+def expect_parent(flag: str, path: Path) -> None:
+    """Check that the folder of a file exists, before a request, whose answer would be lost without it."""
     if not path.parent.is_dir():
         raise UsageError(f"{flag}: {path.parent} is not a directory", "make it first, or name a file in another folder")
-    return path
+
+
+def expect_new_file(flag: str, path: Path) -> None:
+    """Check that nothing is at this path, and that its folder exists."""
+    if path.exists():
+        raise UsageError(f"{flag}: {path} exists already; name another file")
+    expect_parent(flag, path)
 
 
 def expect_new(flag: str, path: Path, hint: str = "name another folder, or remove it") -> None:

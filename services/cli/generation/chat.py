@@ -21,7 +21,7 @@ from services.cli.frame.failures import explain, of_server
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark
 from services.cli.frame.process import awaited, until_interrupted
-from services.cli.frame.values import require_writable_new_file
+from services.cli.frame.values import expect_parent
 from services.cli.frame.views import Styled
 from services.cli.generation.generate import receipt_document, speed, text_writer
 from services.cli.generation.hints import hint
@@ -72,7 +72,8 @@ def chat(
     one slash.
     """
     if save is not None:
-        check_new("--save", require_writable_new_file("--save", save))
+        expect_parent("--save", save)
+        check_new("--save", save)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not json
     with Runtime.connect(generation) as runtime:
         conversation = Conversation(runtime, asked.request(), asked.spec_decode(), asked.timeout, system)

@@ -23,7 +23,7 @@ from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark, stderr_console
 from services.cli.frame.process import awaited, printable, unless_interrupted, until_interrupted
-from services.cli.frame.values import require_writable_new_file
+from services.cli.frame.values import expect_new_file, expect_parent
 from services.cli.frame.views import Column, Styled, table
 from services.cli.generation.hints import hint
 from services.cli.generation.request_options import SAMPLING, SPECULATION, RequestOptions, read_prediction, read_prompt
@@ -97,13 +97,11 @@ class AnswerOptions:
     def check_files(self, n: int | None) -> None:
         """Raises UsageError for files that could not be written after the answer."""
         if self.save is not None:
-            from services.cli.ledger.receipt_files import check_writable
-
             if n is not None and n > 1:
                 raise UsageError("--save: a receipt file is about one choice; leave out --n")
-            check_writable(self.save)
+            expect_new_file("--save", self.save)
         if self.promise is not None:
-            require_writable_new_file("--promise", self.promise)
+            expect_parent("--promise", self.promise)
             if self.save is not None and self.save.absolute() == self.promise.absolute():
                 raise UsageError(f"--promise: {self.promise} is the file of --save too; name another file")
 

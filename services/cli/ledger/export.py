@@ -23,7 +23,7 @@ from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at, registry_at
 from services.cli.frame.output import answer, print_json, remark
-from services.cli.frame.values import expect_new, require_writable_new_file
+from services.cli.frame.values import expect_new, expect_parent
 from services.cli.frame.views import Styled
 from services.client.errors import KolmError, NotFound
 from services.client.ledger.ledger import LedgerClient
@@ -73,7 +73,7 @@ def export(
         if receipts or content or (start, end) != (None, None):
             raise UsageError("--format tiles: writes the whole log without content; leave the other flags out")
         return _write_tiles(path, ledger, json)
-    require_writable_new_file("PATH", path)
+    expect_parent("PATH", path)
     check_new("PATH", path)
     missing: tuple[str, ...] = ()
     if path.suffix == ".tlog-proof":

@@ -19,7 +19,6 @@ from services.cli.frame import exits
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import MOST_ENTRIES, ledger_at
 from services.cli.frame.process import awaited
-from services.cli.frame.values import require_writable_new_file
 from services.client.errors import KolmError, NotFound
 from services.client.generation.completion import Receipt
 from services.client.generation.request import Message
@@ -180,13 +179,6 @@ def write_new(path: Path, data: bytes) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise Failed(f"cannot write {path}: {error.strerror}") from None
-
-
-def check_writable(path: Path) -> None:
-    """Check the path before a request, whose answer would be lost without its folder. Raises UsageError."""
-    if path.exists():
-        raise UsageError(f"--save: {path} exists already; name another file")
-    require_writable_new_file("--save", path)
 
 
 def save(path: Path, receipt: Receipt, sent: str | Sequence[Message], ledger: str) -> str | None:

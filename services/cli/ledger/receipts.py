@@ -18,7 +18,7 @@ from services.cli.frame.exits import UsageError
 from services.cli.frame.failures import explained
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import answer, remark
-from services.cli.frame.values import moment, require_writable_new_file
+from services.cli.frame.values import expect_new_file, moment
 from services.cli.frame.views import MARKS, Column, Line, Styled, View, facts, joined, outcome, table, whose_replay
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import ReceiptEntry
@@ -125,7 +125,7 @@ def export(
     from ledger.keys.signer import open_signer
     from services.cli.ledger.receipt_files import export_receipt, export_statement
 
-    require_writable_new_file("PATH", path)
+    expect_new_file("PATH", path)
     if format_name != "file":
         with ledger_at(ledger) as client:
             signer = open_signer(paths.key("receipts", key), "receipts", key_passphrase_file)
@@ -158,6 +158,8 @@ def promised(
     from services.cli.ledger.receipt_files import write_new
     from services.cli.verify.shown import fulfilment_document
 
+    if answer_file is not None:
+        expect_new_file("--answer", answer_file)
     with ledger_at(ledger) as client:
         found = check_promise(client, file, paths.trusted, remember, datetime.now(UTC))
     if answer_file is not None and found.answer is not None:

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from ledger.encoding.text_forms import parse_cid
 from ledger.errors import FormatError
 from services.generation.target.arrays import Float32, Int64
-from services.generation.target.config.config_document import family_of, read_document
+from services.generation.target.config.config import read_config
 from services.generation.target.errors import WeightsInvalid
-from services.generation.target.files.gguf_file import GgufFile, is_gguf
-from services.generation.target.files.gguf_header import gguf_sizes
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.weights import open_weights
 
@@ -103,7 +101,8 @@ class TokenVectors:
         """Raises TargetError if there is no base in this directory or file, or its table does not fit its
         configuration.
         """
-        expected, weights = _expected(base), open_weights(base)
+        config, weights = read_config(base), open_weights(base)
+        expected = config.vocab_size, config.hidden_size
         if _NAME not in weights.names():
             raise WeightsInvalid(f"{base}: no tensor {_NAME} in its weights")
         if weights.shape(_NAME) != expected:
@@ -130,13 +129,3 @@ def _unit(rows: Float32) -> Float32:
     norms = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
     scaled: Float32 = rows / np.maximum(norms, np.float32(1e-12))
     return scaled
-
-
-def _expected(base: Path) -> tuple[Any, Any]:
-    """The identity of a directory by file times; its config.json is only compared."""
-    if is_gguf(base):
-        sizes = gguf_sizes(GgufFile.open(base).metadata)
-        return sizes["vocab_size"], sizes["hidden_size"]
-    document = read_document(base)
-    family_of(document)
-    return document.get("vocab_size"), document.get("hidden_size")

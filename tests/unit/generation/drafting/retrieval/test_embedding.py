@@ -17,10 +17,12 @@ from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.drafting.retrieval.input_layer import Embedding, InputLayer, TokenVectors
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest, StoreInvalid, StoreMismatch
+from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.errors import ModelNotFound, UnsupportedArchitecture, WeightsInvalid
 from services.generation.target.identity import tokenizer_cid
 from tests.fakes.datastores import documents
+from tests.fakes.tiny_families import MODELS, make_tiny_multimodal
 from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -116,6 +118,14 @@ def test_token_vectors_are_the_bits_that_torch_reads(own_model: Path, dtype: tor
     assert (vectors.count, vectors.dimensions) == expected.shape
     assert vectors.rows(slice(None)).tobytes() == expected.tobytes()
     assert vectors.rows(np.array([3, 0, 3])).tobytes() == expected[[3, 0, 3]].tobytes()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_base_whose_configuration_of_text_is_nested_has_token_vectors(family: str, tmp_path: Path) -> None:
+    make_tiny_multimodal(tmp_path, family)
+    config = read_config(tmp_path)
+    layer = InputLayer.of_base(tmp_path, np.ones(config.vocab_size, np.float32))
+    assert layer.dimensions == config.hidden_size
 
 
 def rewrite(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:

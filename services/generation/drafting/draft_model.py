@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -159,10 +160,13 @@ class DraftModelDrafter(Drafter):
 
     def _pass(self, step: list[tuple[ModelDraft, list[int]]]) -> Float32:
         """Read the next tokens of each sequence. Returns the logits after the last of them, [sequences, vocabulary]."""
-        rows = RowsBuilder()
+        builder = RowsBuilder()
         for draft, tokens in step:
-            rows.add_chunk(draft.table, draft.length + len(draft.ahead), self._readable(tokens), True)
-        return np.ascontiguousarray(self._model.forward(rows.build()).logits[:, : len(self._vocabulary.target_ids)])
+            builder.add_chunk(draft.table, draft.length + len(draft.ahead), self._readable(tokens), True)
+        rows, started = builder.build(), perf_counter()
+        logits = np.ascontiguousarray(self._model.forward(rows).logits[:, : len(self._vocabulary.target_ids)])
+        self.cost.stepped(perf_counter() - started, len(rows))
+        return logits
 
     def _readable(self, tokens: list[int]) -> list[int]:
         """Ids beyond the draft model's vocabulary are padding of the target's; they are read as token 0."""

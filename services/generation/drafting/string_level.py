@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter
 
 import numpy as np
 
@@ -224,11 +225,14 @@ class StringLevelDrafter(Drafter):
         """Read the next ids of each sequence. Returns the logits [sequences, vocabulary] after the last ids if
         `wanted`. Ids outside of its vocabulary are read as 0.
         """
-        rows, known = RowsBuilder(), self._model.config.vocab_size
+        builder, known = RowsBuilder(), self._model.config.vocab_size
         for draft, ids in step:
             readable = [each if each < known else 0 for each in ids]
-            rows.add_chunk(draft.table, len(draft.computed), readable, wanted)
-        logits = self._model.forward(rows.build()).logits
+            builder.add_chunk(draft.table, len(draft.computed), readable, wanted)
+        rows, started = builder.build(), perf_counter()
+        logits = self._model.forward(rows).logits
+        if wanted:
+            self.cost.stepped(perf_counter() - started, len(rows))
         for draft, ids in step:
             draft.computed += ids
         return logits

@@ -149,6 +149,10 @@ class DraftCost:
         once, step = self.once, self.step
         self.pace.took(seconds, once.fixed + sequences * once.row, steps * (step.fixed + sequences * step.row))
 
+    def stepped(self, seconds: float, rows: int) -> None:
+        """Learn from one step of a model, over `rows`."""
+        self.pace.took(seconds, 0.0, self.step.fixed + rows * self.step.row)
+
     def refused(self) -> bool:
         """Count a draft that does not seem to pay. Returns whether to make it nevertheless: only a draft shows that
         drafts have become cheaper or better.

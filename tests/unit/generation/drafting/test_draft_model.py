@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from services.generation.drafting import draft_model
 from services.generation.drafting.acceptance import first_choice_kind, model_kind
 from services.generation.drafting.draft_model import DraftModelDrafter, ModelDraft
 from services.generation.drafting.lookahead import LookaheadDrafter
@@ -221,6 +222,22 @@ def test_of_a_larger_vocabulary_it_drafts_what_the_target_knows(
     tree = drafter.propose([DraftRequest(draft, [1, 2, 3], BOLD)])[0]
     assert len(tree) > 1
     assert max(tree.tokens) < 384
+
+
+def test_passes_of_a_draft_model_teach_what_they_take(kin_target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, forward, now = drafter_of(kin_target), kin_target.forward, [0.0]
+
+    def slow(rows: Rows) -> PassOutput:
+        now[0] += 3.0 * (STEP.fixed + len(rows) * STEP.row)
+        return forward(rows)
+
+    monkeypatch.setattr(kin_target, "forward", slow)
+    monkeypatch.setattr(draft_model, "perf_counter", lambda: now[0])
+    for number in range(100):
+        draft = drafter.begin(_ask())
+        drafter.propose([DraftRequest(draft, [1, 2, number], BOLD)])
+        draft.release()
+    assert drafter.cost.pace.step == pytest.approx(3.0, rel=0.05)
 
 
 def _ask(**members: object) -> EngineRequest:

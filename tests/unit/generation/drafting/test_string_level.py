@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from services.generation.drafting import string_level
 from services.generation.drafting.string_level import Retokenized, StringLevelDrafter
 from services.generation.engine.cost import StepCost
 from services.generation.engine.drafter import DraftRequest
@@ -18,6 +19,8 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.model_path import model_path
+from services.generation.target.rows import Rows
+from services.generation.target.target import PassOutput
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_model import make_tiny_model
@@ -168,6 +171,26 @@ def test_a_model_of_the_same_mind_is_right_whatever_its_ids(
         assert metrics.target_passes <= 18
     assert model.blocks.used == 0
     assert not caplog.records
+
+
+def test_passes_of_such_a_model_teach_what_they_take(
+    spelling_target: CpuTarget, spelling: Path, renumbered: tuple[Path, CpuTarget], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, model = renumbered
+    drafter, forward, now = drafter_of(spelling_target, spelling, model, own), model.forward, [0.0]
+
+    def slow(rows: Rows) -> PassOutput:
+        now[0] += 3.0 * (STEP.fixed + len(rows) * STEP.row)
+        return forward(rows)
+
+    monkeypatch.setattr(model, "forward", slow)
+    monkeypatch.setattr(string_level, "perf_counter", lambda: now[0])
+    tokens = Tokenizer(spelling).encode("every receipt")
+    for _ in range(100):
+        draft = drafter.begin(EngineRequest("r", (1,), SamplingParams()))
+        drafter.propose([DraftRequest(draft, tokens, BOLD)])
+        draft.release()
+    assert drafter.cost.pace.step == pytest.approx(3.0, rel=0.05)
 
 
 @given(seed=st.integers(0, 2**32))

@@ -38,7 +38,7 @@ _HTTPS_PORT = 443
 
 
 LARGEST_BYTES = 8 * 1024 * 1024
-"""The largest message that a kolm server takes."""
+"""The largest request that this client sends: a generation server's --max-message by default."""
 
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")

@@ -97,7 +97,7 @@ class FailedPrecondition(KolmError):
 
 
 class ResourceExhausted(KolmError):
-    """A queue is full, or a message is larger than gRPC takes."""
+    """A queue is full, a quota is used up, or a message is larger than the server takes."""
 
 
 class Unavailable(KolmError):

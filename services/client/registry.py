@@ -178,7 +178,7 @@ def _receive(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
 
 
 def _committed(registry: RegistryClient, part: NamedFile) -> int | None:
-    """The number of its bytes that the registry has; None for all."""
+    """The number of bytes of `part` that the registry has; None if it has them all."""
     missing = registry.missing([(part.digest, part.size)])
     return missing[0].committed_size if missing else None
 

@@ -90,7 +90,7 @@ def unsupported(*neutral: object) -> PydanticCustomError:
 
 
 def _bounded(value: Any, most: int) -> Any:
-    """Before its members are looked at: each wrong one would be an error of its own, of a kilobyte."""
+    """Refuses more than `most` members before they are checked: each wrong one would be an error of a kilobyte."""
     if isinstance(value, dict) and len(value) > most:
         raise PydanticCustomError("too_many", f"expected an object of at most {most} members")
     return value

@@ -210,7 +210,7 @@ class OutputConfig(Strict):
 
 
 class ThoughtsCleared(Strict):
-    """The thoughts of earlier turns that the model is shown: none in any case."""
+    """An edit that removes thoughts of earlier turns. It changes nothing: kolm never shows them to the model."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Any = None
@@ -244,7 +244,7 @@ class PromptFields(Strict):
     @field_validator("messages")
     @classmethod
     def _continued(cls, value: list[Turn]) -> list[Turn]:
-        """Refuses blanks at the end of a turn to continue, as Anthropic does: no word begins with their tokens."""
+        """Refuses white space at the end of a turn to continue, as Anthropic does: tokens of words begin with it."""
         last = value[-1] if value else None
         if last is None or last.role != "assistant":
             return value

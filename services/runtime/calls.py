@@ -232,7 +232,7 @@ class _Call:
 
     @asynccontextmanager
     async def _guard(self, context: Context) -> AsyncIterator[str]:
-        """Gives the call an id, lets in who may make it, counts it, maps its errors, measures it. Gives the caller's
+        """Give the call an id, check access and limits, map its errors to a status, measure it. Yield the caller's
         name for limits.
 
         Only AbortError and cancellation leave this block.

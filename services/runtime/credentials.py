@@ -75,7 +75,7 @@ LOCAL_CALLER = Principal("anonymous", DEFAULT_TENANT, frozenset({"generate"}), a
 
 
 def new_token() -> str:
-    """A fresh one: 256 bits from the system's generator, in URL-safe base64."""
+    """A new token: 256 bits from the system's generator, in URL-safe base64."""
     return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
 
 

@@ -78,9 +78,9 @@ class KolmError(Exception):
 
 
 def without_frames(error: _Error) -> _Error:
-    """An error to keep. With its traceback it would keep the frames that it went through, and their requests, until
-    the garbage collector finds them: megabytes for each refusal. Others may hold the traceback, as contextlib does, so
-    the frames give up what they hold, too.
+    """The error without its traceback, which would keep the frames and their requests in memory until the garbage
+    collector finds them: megabytes for each refusal. The frames are cleared too, because others, such as contextlib,
+    may hold the traceback.
     """
     clear_frames(error.__traceback__)
     error.__traceback__ = error.__context__ = error.__cause__ = None

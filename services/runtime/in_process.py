@@ -65,7 +65,7 @@ class InProcessChannel:
         """Return at once: the channel is always ready."""
 
     async def close(self) -> None:
-        """Calls end with those who make them."""
+        """Do nothing: a call ends with its caller's task."""
 
 
 @dataclass(frozen=True, slots=True)

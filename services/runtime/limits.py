@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Line:
-    """A caller's line: `places` for requests that are being read, and the memory that he holds."""
+    """A caller's share: `places` for requests that are being read, and the bytes of memory that are `held`."""
 
     places: asyncio.Semaphore
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -155,7 +155,7 @@ EXPORTED: Mapping[Exporter, tuple[ExportedMetric, ...]] = {
         _gauge("kolm_witness_forks", "Kept proofs that a log signed two trees of one size."),
     ),
 }
-"""The list."""
+"""Every metric, by exporter."""
 
 BY_NAME = {metric.name: metric for metrics in EXPORTED.values() for metric in metrics}
 
@@ -293,7 +293,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each of few connections; a further connection is closed immediately."""
+    """A WSGI server with a thread for each connection; a connection beyond `_CONNECTIONS` is closed immediately."""
 
     daemon_threads = True
 

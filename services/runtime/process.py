@@ -115,9 +115,9 @@ def reason(error: Exception) -> str:
 
 
 def return_large_blocks() -> None:
-    """Makes large blocks go back to the system as soon as they are free.
+    """Makes glibc return large blocks to the system as soon as they are free.
 
-    By itself glibc raises the size from which that is so to 32 MiB, and keeps an arena for each of gRPC's threads:
+    By default glibc raises the size from which it does so to 32 MiB, and keeps an arena for each of gRPC's threads:
     after a burst of large requests the process would stay as large as the burst.
     """
     with suppress(AttributeError, OSError):
@@ -146,7 +146,7 @@ class Outage:
         self._goes_on = True
 
     def recovered(self) -> None:
-        """It does, perhaps again."""
+        """Note a success. The first one after an outage is logged."""
         if self._goes_on:
             self._log.info("can %s again", self._what)
         self._goes_on = False
@@ -229,7 +229,7 @@ def show_token(file: Path | None) -> None:
 
 
 def _check_listening(settings: ServerSettings) -> None:
-    """Before `main`, which may load a model first. Raises CannotListen, TlsFilesInvalid."""
+    """Check addresses and TLS files before `main`, which may load a model. Raises CannotListen, TlsFilesInvalid."""
     if settings.server_tls is not None:
         settings.server_tls.context()
     settings.client_tls.context()

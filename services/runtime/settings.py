@@ -264,7 +264,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def server_tls(self) -> ServerTls | None:
-        """How this service is called; None is without TLS."""
+        """The certificate files that this service serves with; None without TLS."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
@@ -277,7 +277,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def client_tls(self) -> ClientTls:
-        """How this service calls others."""
+        """The TLS files with which this service calls others."""
         return ClientTls(self.tls_ca, *((self.tls_cert, self.tls_key) if self.tls_ca else (None, None)))
 
     @classmethod

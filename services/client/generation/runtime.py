@@ -70,7 +70,7 @@ class AsyncRuntime:
 
     @classmethod
     def connect(cls, target: str, *, token: str | None = None, tls: ClientTls | None = None) -> Self:
-        """The constructor, by another name. `wait_ready` waits for the server, which the event loop cannot do here."""
+        """Connects lazily, as the constructor does; `wait_ready` waits for the server."""
         return cls(target, token, tls)
 
     async def wait_ready(self, timeout: float) -> None:  # noqa: ASYNC109

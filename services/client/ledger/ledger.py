@@ -54,7 +54,7 @@ _GROWTH = 8
 
 
 class LedgerClient(Client):
-    """One connection to a ledger server. Every method raises KolmError and gives up after `timeout` seconds."""
+    """One connection to a ledger server. Every method raises KolmError; unary calls give up after `timeout` seconds."""
 
     service, seconds, stub = "kolm.ledger.v1.LedgerService", 30.0, LedgerServiceStub
     _stub: LedgerServiceStub

@@ -177,7 +177,7 @@ def _connected(host: str, port: int, limit: _TimeLimit) -> socket.socket:
 
 
 def _addresses(host: str, port: int, limit: _TimeLimit) -> list[str]:
-    """Asked for on another thread: the system's resolver takes no time limit."""
+    """The addresses of `host`, resolved on another thread: the system's resolver takes no time limit."""
     try:
         found = on_own_thread(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)).result(limit.left())
     except TimeoutError:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from kolm.ledger.v1 import ledger_pb2 as pb
 from ledger.documents.content import Content
-from services.client.channel import Stream
+from services.client.channel import Stream, plain_value
 from services.client.errors import KolmError, decode_status
 from services.client.ledger import log_wire
 from services.client.ledger.ledger import LedgerClient
@@ -23,4 +23,4 @@ def _new_entry(envelope: bytes, content: Content | None) -> pb.NewEntry:
 
 def _answer(response: pb.AppendEntriesResponse) -> Appended | KolmError:
     (result,) = response.results
-    return decode_status(result.error) if result.HasField("error") else log_wire.appended(result.appended)
+    return decode_status(result.error) if result.HasField("error") else plain_value(Appended, result.appended)

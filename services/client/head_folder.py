@@ -207,7 +207,7 @@ def _proof(ledger: LedgerClient, index: int) -> TlogProof:
         proven, entry = ledger.inclusion_proof(index), ledger.entry(index)
     except NotFound as error:
         raise DraftHeadUnlogged(f"its publication should be entry {index}, which the ledger does not hold") from error
-    return TlogProof(index, proven.proof.hashes, proven.checkpoint, entry.entry)
+    return TlogProof(index, proven.inclusion_proof.hashes, proven.checkpoint, entry.entry)
 
 
 def answers(published: PublishedDraftHead, reference: str) -> bool:

@@ -178,9 +178,9 @@ def evidence(pages: Pages, request: Request) -> Response:
             "entry": _base64(entry.entry),
             "envelope": _base64(details.receipt.envelope),
             "inclusion": {
-                "index": proven.proof.index,
-                "size": proven.proof.tree_size,
-                "hashes": [_base64(each) for each in proven.proof.hashes],
+                "index": proven.inclusion_proof.index,
+                "size": proven.inclusion_proof.tree_size,
+                "hashes": [_base64(each) for each in proven.inclusion_proof.hashes],
             },
             "checkpoint": _base64(note),
             "verdicts": [{"index": each.index, "envelope": _base64(each.envelope)} for each in details.verdicts],

@@ -184,8 +184,8 @@ def proof_of(client: LedgerClient, index: int) -> TlogProof:
     proven = client.inclusion_proof(index)
     newest = client.checkpoint()
     # The newest checkpoint is the same one with its cosignatures, unless the log has grown in between.
-    same = newest.tree_size == proven.proof.tree_size
-    return TlogProof(index, tuple(proven.proof.hashes), newest.note if same else proven.checkpoint, entry)
+    same = newest.tree_size == proven.inclusion_proof.tree_size
+    return TlogProof(index, proven.inclusion_proof.hashes, newest.note if same else proven.checkpoint, entry)
 
 
 @contextmanager

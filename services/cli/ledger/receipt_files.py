@@ -236,6 +236,7 @@ def _cose(ledger: LedgerClient, details: ReceiptDetails, trusted: TrustedKeys, k
     answer, logs = ledger.cose_receipt(receipt_id), trusted.keys("log")
     if answer.entry != entry:
         raise ProofError("the ledger sent the COSE Receipt of another entry")
-    place = Place(entry, answer.proof.index, answer.proof.hashes, open_checkpoint(answer.checkpoint, logs))
+    proof = answer.inclusion_proof
+    place = Place(entry, proof.index, proof.hashes, open_checkpoint(answer.checkpoint, logs))
     check_cose_receipt(answer.cose_receipt, place, receipt_id, logs)
     return transparent_statement(entry, receipt_id, key, [answer.cose_receipt])

@@ -62,19 +62,18 @@ class LedgerClient(Client):
     def append(self, envelope: bytes, content: Content | None = None) -> Appended:
         """Append a signed document; returns once it is durable. The same envelope again gets the same index."""
         message = None if content is None else log_wire.content_message(content)
-        return log_wire.appended(
-            self._call(self._stub.AppendEntry, pb.AppendEntryRequest(envelope=envelope, content=message))
-        )
+        request = pb.AppendEntryRequest(envelope=envelope, content=message)
+        return plain_value(Appended, self._call(self._stub.AppendEntry, request))
 
     def erase(self, envelope: bytes) -> Appended:
         """Append a signed `kolm.erasure.v1`; its receipt's content is gone once this returns. Role: operate."""
         request = pb.EraseContentRequest(envelope=envelope)
-        return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
+        return plain_value(Appended, self._call(self._stub.EraseContent, request).appended)
 
     def erase_own(self, receipt_id: str) -> Appended:
         """Have the content of a receipt erased, by a token of its tenant; the log signs that the tenant asked."""
         request = pb.EraseContentRequest(receipt_id=receipt_id)
-        return log_wire.appended(self._call(self._stub.EraseContent, request).appended)
+        return plain_value(Appended, self._call(self._stub.EraseContent, request).appended)
 
     def export(
         self,
@@ -93,7 +92,8 @@ class LedgerClient(Client):
 
     def entry(self, index: int) -> LogEntry:
         """One leaf with its proof. Raises NotFound past the end. `VerifiedLedger.entry` checks the proof."""
-        return log_wire.proven_leaf(self._call(self._stub.GetEntry, pb.GetEntryRequest(index=index)))
+        answer = self._call(self._stub.GetEntry, pb.GetEntryRequest(index=index))
+        return plain_value(LogEntry, answer, entry=answer.entry.entry)
 
     def receipt(self, receipt_id: str, *, include_content: bool = False) -> ReceiptDetails:
         """A receipt with its proof and the verdicts on it; with its content for auditors and its own tenant.
@@ -156,12 +156,12 @@ class LedgerClient(Client):
     def inclusion_proof(self, index: int, tree_size: int = 0) -> ProvenEntry:
         """The proof that entry `index` is in the tree of `tree_size` entries; 0 is the newest tree."""
         request = pb.GetInclusionProofRequest(index=index, tree_size=tree_size)
-        return log_wire.proven_entry(self._call(self._stub.GetInclusionProof, request))
+        return plain_value(ProvenEntry, self._call(self._stub.GetInclusionProof, request))
 
     def cose_receipt(self, receipt_id: str) -> CoseReceipt:
         """The log's COSE Receipt (RFC 9942) that its newest tree holds a receipt's entry."""
         request = pb.GetCoseReceiptRequest(receipt_id=receipt_id)
-        return log_wire.cose_receipt(self._call(self._stub.GetCoseReceipt, request))
+        return plain_value(CoseReceipt, self._call(self._stub.GetCoseReceipt, request))
 
     def promise_answer(self, promise: bytes) -> tuple[bytes, bytes]:
         """The log's signed answer about the receipts of a promise, and its checkpoint, both unchecked."""

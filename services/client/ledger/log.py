@@ -30,7 +30,7 @@ class InclusionProof:
 class ProvenEntry:
     """An inclusion proof with the hashes to check it; `checkpoint` is the newest one."""
 
-    proof: InclusionProof
+    inclusion_proof: InclusionProof
     leaf_hash: bytes
     root_hash: bytes
     checkpoint: bytes
@@ -43,7 +43,7 @@ class CoseReceipt:
     cose_receipt: bytes
     entry: bytes
     checkpoint: bytes
-    proof: InclusionProof
+    inclusion_proof: InclusionProof
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,6 @@ def content_message(content: Content) -> documents_pb2.Content:
     )
 
 
-def appended(message: ledger_pb2.AppendEntryResponse) -> values.Appended:
-    return plain_value(values.Appended, message)
-
-
-def proven_leaf(message: ledger_pb2.GetEntryResponse) -> values.LogEntry:
-    """An entry with its proof, if the server sends one."""
-    return plain_value(values.LogEntry, message, entry=message.entry.entry)
-
-
 def receipt(message: documents_pb2.Receipt) -> values.ReceiptEntry:
     return plain_value(values.ReceiptEntry, message, outcome=_outcome(message.outcome))
 
@@ -79,10 +70,6 @@ def receipt_details(message: ledger_pb2.GetReceiptResponse) -> values.ReceiptDet
     )
 
 
-def proven_entry(message: ledger_pb2.GetInclusionProofResponse) -> values.ProvenEntry:
-    return plain_value(values.ProvenEntry, message, proof=plain_value(values.InclusionProof, message.inclusion_proof))
-
-
 def consistency_proof(message: ledger_pb2.GetConsistencyProofResponse) -> values.ConsistencyProof:
     proof = message.consistency_proof
     sizes = {"first_tree_size": proof.first_tree_size, "second_tree_size": proof.second_tree_size}
@@ -118,10 +105,6 @@ def content(message: documents_pb2.Content) -> Content:
         output_token_ids=tuple(message.output_token_ids[:]),
         structured_outputs=optional(message, "structured_outputs"),
     )
-
-
-def cose_receipt(message: ledger_pb2.GetCoseReceiptResponse) -> values.CoseReceipt:
-    return plain_value(values.CoseReceipt, message, proof=plain_value(values.InclusionProof, message.inclusion_proof))
 
 
 def _outcome(value: documents_pb2.Outcome.ValueType) -> str | None:

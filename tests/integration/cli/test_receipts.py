@@ -313,10 +313,10 @@ def test_nothing_is_signed_that_is_not_by_a_trusted_key(judged: Deployment, kolm
 @pytest.mark.parametrize(
     "lie",
     [
-        lambda answer, other: CoseReceipt(other.cose_receipt, answer.entry, answer.checkpoint, answer.proof),
+        lambda answer, other: replace(answer, cose_receipt=other.cose_receipt),
         lambda answer, other: other,
-        lambda answer, other: CoseReceipt(answer.cose_receipt[:-1], answer.entry, answer.checkpoint, answer.proof),
-        lambda answer, other: CoseReceipt(b"", answer.entry, answer.checkpoint, answer.proof),
+        lambda answer, other: replace(answer, cose_receipt=answer.cose_receipt[:-1]),
+        lambda answer, other: replace(answer, cose_receipt=b""),
     ],
     ids=["of another receipt", "another entry", "cut off", "nothing"],
 )

@@ -42,9 +42,8 @@ def file(site: Site) -> ReceiptFile:
     site.client.append(signed_entry(verdict(index, 90, tokens_compared=document.output.tokens)))
     proven = site.client.inclusion_proof(index)
     entry = site.client.entry(index).entry
-    return ReceiptFile(
-        envelope, CONTENT, TURNS, TEXT, TlogProof(index, tuple(proven.proof.hashes), proven.checkpoint, entry)
-    )
+    proof = TlogProof(index, proven.inclusion_proof.hashes, proven.checkpoint, entry)
+    return ReceiptFile(envelope, CONTENT, TURNS, TEXT, proof)
 
 
 def chosen(page: Page, folder: Path, data: bytes) -> str:

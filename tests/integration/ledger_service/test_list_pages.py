@@ -114,7 +114,7 @@ def test_a_token_of_another_list_is_refused(filled: LedgerClient) -> None:
 
 def test_one_multi_proof_is_smaller_than_a_proof_for_each(filled: LedgerClient) -> None:
     (page,) = filled.receipt_pages(ReceiptFilter(max_index=5))
-    singly = sum(len(filled.inclusion_proof(row.index).proof.hashes) for row in page.receipts)
+    singly = sum(len(filled.inclusion_proof(row.index).inclusion_proof.hashes) for row in page.receipts)
     assert (len(page.receipts), len(page.hashes)) == (6, 2)
     assert singly > 10 * len(page.hashes)
 

@@ -114,7 +114,7 @@ def test_proofs_hold_for_every_tree_so_far(ledger: LedgerClient) -> None:
         for index in range(size):
             proven = ledger.inclusion_proof(index, size)
             assert proven.leaf_hash == leaf_hash(ledger.entry(index).entry)
-            verify_inclusion(proven.leaf_hash, index, size, proven.proof.hashes, proven.root_hash)
+            verify_inclusion(proven.leaf_hash, index, size, proven.inclusion_proof.hashes, proven.root_hash)
         older = ledger.consistency_proof(size)
         verify_consistency(size, 6, older.hashes, older.first_root_hash, older.second_root_hash)
         assert older.second_root_hash == ledger.checkpoint().root_hash

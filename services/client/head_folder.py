@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.tlog_proof import TlogProof
 from services.client.errors import FailedPrecondition, NotFound
 from services.client.ledger.ledger import LedgerClient
-from services.client.registry import Head, RegistryClient, download
+from services.client.registry import Head, RegistryClient, download, file_digest
 
 CONFIG_FILE, WEIGHTS_FILE, TRAINING_FILE = "config.json", "model.safetensors", "training.json"
 ORIGIN_FILE = "origin.json"
@@ -123,9 +123,7 @@ def _text(path: Path) -> bytes:
 
 
 def _named(path: Path) -> NamedFile:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return NamedFile(path.name, path.stat().st_size, f"sha256:{digest}")
+    return NamedFile(path.name, path.stat().st_size, file_digest(path))
 
 
 def find_head(
@@ -154,11 +152,7 @@ def fetch_head(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in published.manifest.files:
-
-        def arrived(position: int, file: NamedFile = file) -> None:
-            progress(file, position)
-
-        download(registry, file, folder / file.name, arrived)
+        download(registry, file, folder / file.name, partial(progress, file))
     check_files(published.manifest, folder)
     evidence.write(folder)
 

@@ -119,7 +119,8 @@ def upload(
     committed = _committed(registry, part)
     if committed is None:
         return False
-    for attempt in _attempts():
+    attempt = _Attempt()
+    while True:
         try:
             registry.upload(part.digest, part.size, committed, _chunks(opened, committed, progress))
         except KolmError as error:
@@ -145,8 +146,8 @@ def download(registry: RegistryClient, part: NamedFile, path: Path, progress: Pr
     if path.is_file() and path.stat().st_size == part.size and file_digest(path) == part.digest:
         progress(part.size)
         return
-    arriving = path.with_name(path.name + ".part")
-    for attempt in _attempts():
+    arriving, attempt = path.with_name(path.name + ".part"), _Attempt()
+    while True:
         before = _size(arriving)
         try:
             _receive(registry, part, arriving, progress)
@@ -218,12 +219,6 @@ class _Attempt:
     def progressed(self, by_something: bool) -> None:
         self._failed = 0 if by_something else self._failed + 1
         time.sleep(_PAUSE_SECONDS * 2**self._failed)
-
-
-def _attempts() -> Iterator[_Attempt]:
-    attempt = _Attempt()
-    while True:
-        yield attempt
 
 
 def _size(path: Path) -> int:

@@ -194,12 +194,13 @@ def metrics_of(parts: Sequence[Metrics]) -> Metrics:
     first, alone = parts[0], len(parts) == 1
     drafted, accepted = sum(part.num_draft_tokens for part in parts), sum(part.num_accepted_tokens for part in parts)
     passes = sum(part.target_passes for part in parts)
+    tokens = sum(part.mean_acceptance_length * part.target_passes for part in parts)
     return Metrics(
         num_drafts=sum(part.num_drafts for part in parts),
         num_draft_tokens=drafted,
         num_accepted_tokens=accepted,
         acceptance_rate=accepted / drafted if drafted else 0.0,
-        mean_acceptance_length=_mean_length(parts) if passes else 0.0,
+        mean_acceptance_length=tokens / passes if passes else 0.0,
         num_accepted_tokens_per_pos=tuple(
             map(sum, zip_longest(*(part.num_accepted_tokens_per_pos for part in parts), fillvalue=0))
         ),
@@ -213,11 +214,6 @@ def metrics_of(parts: Sequence[Metrics]) -> Metrics:
         fallback_reason=first.fallback_reason,
         passes_by_method=dict(sum((Counter(part.passes_by_method) for part in parts), Counter())),
     )
-
-
-def _mean_length(parts: Sequence[Metrics]) -> float:
-    tokens = sum(part.mean_acceptance_length * part.target_passes for part in parts)
-    return tokens / sum(part.target_passes for part in parts)
 
 
 def checked_completion(

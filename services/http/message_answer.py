@@ -32,7 +32,6 @@ class MessageAnswer:
     def __init__(self, fields: MessageFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
         self._kolm = KolmMember(asked, resolved, promise, files=fields.wants_files)
         self._resolved = resolved
-        self._model = resolved.model
         self._shows_thoughts = fields.shows_thoughts
         self._reader = output_reader(resolved, asked)
         self._blocks: list[dict[str, Any]] = []
@@ -67,8 +66,9 @@ class MessageAnswer:
 
     def _message(self, usage: Usage) -> dict[str, Any]:
         return {
-            "id": f"msg_{self._resolved.request_id}", "type": "message", "role": "assistant", "model": self._model,
-            "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(usage),
+            "id": f"msg_{self._resolved.request_id}", "type": "message", "role": "assistant",
+            "model": self._resolved.model, "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": _usage(usage),
         }  # fmt: skip
 
     def _why(self, ended: Choice | Finished) -> dict[str, Any]:

@@ -262,12 +262,9 @@ class PromptFields(Strict):
         return roles == ["assistant", "assistant"]
 
     def turns(self) -> list[Placed]:
-        turns = (
-            []
-            if self.system is None
-            else [Placed(Message("system", _text(self.system, "\n\n")), "system", {"content": "system"})]
-        )
-        place = 0
+        turns, place = list[Placed](), 0
+        if self.system is not None:
+            turns.append(Placed(Message("system", _text(self.system, "\n\n")), "system", {"content": "system"}))
         for _, group in groupby(self.messages, lambda turn: turn.role):
             of_role = list(group)
             turns += _joined(of_role, place)

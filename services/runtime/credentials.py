@@ -161,7 +161,7 @@ def read_principals(path: Path) -> tuple[Credential, ...]:
 def write_principals(path: Path, credentials: Sequence[Credential]) -> None:
     """Replace the file in one step, with mode 0600. Raises OSError."""
     document = _Document(credentials=_checked(tuple(credentials)))
-    write_durably(path, (document.model_dump_json(indent=1, exclude_defaults=False) + "\n").encode())
+    write_durably(path, (document.model_dump_json(indent=1) + "\n").encode())
 
 
 @contextmanager

@@ -48,18 +48,16 @@ class InProcessChannel:
     server: InProcessServer
 
     def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        return self._stub_method(method, request_serializer, response_deserializer)
+        def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> _Call:
+            called = _CallDetails(method, tuple(metadata))
+            return _Call(self.server, called, request_serializer(request), response_deserializer, timeout)
+
+        return call
 
     unary_stream = unary_unary
 
     def stream_stream(self, method: str, *_: Any, **__: Any) -> None:
         """Do nothing: stubs of services with such calls can be created, but the calls cannot be made."""
-
-    def _stub_method(self, method: str, serialize: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Any:
-        def call(request: Any, timeout: float | None = None, metadata: Metadata = ()) -> _Call:
-            return _Call(self.server, _CallDetails(method, tuple(metadata)), serialize(request), read, timeout)
-
-        return call
 
     async def channel_ready(self) -> None:
         """Return at once: the channel is always ready."""

@@ -257,7 +257,7 @@ def metrics_endpoint(
         return
     context = None if tls is None else tls.context()
     try:
-        server = (_Server6 if ":" in host else _Server)(host, port, context)
+        server = _Server(host, port, context)
     except OSError:
         raise CannotListen(f"{host}:{port}") from None
     server.set_app(_named(make_wsgi_app(registry), names))
@@ -298,6 +298,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
         self._context = context
         self._places = threading.BoundedSemaphore(_CONNECTIONS)
@@ -323,7 +324,3 @@ class _Server(ThreadingMixIn, WSGIServer):
         """The handshake, in the connection's thread: in the server's, a slow caller would delay all others."""
         connection.settimeout(_SECONDS)
         return connection if self._context is None else self._context.wrap_socket(connection, server_side=True)
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6

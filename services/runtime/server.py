@@ -230,7 +230,6 @@ async def _drain(
 ) -> None:
     await server.drain()
     on_drain()
-    last_words = LAST_WORDS_SECONDS if interrupt else 0.0
     # Ended below: gRPC has crashed when its own grace period ran out while another call stopped the server.
     stopping = asyncio.ensure_future(server.stop(_LONGEST_SECONDS))
     impatience = asyncio.ensure_future(received.get())
@@ -238,7 +237,7 @@ async def _drain(
     impatience.cancel()
     if interrupt is not None and not stopping.done():
         interrupt()
-        await asyncio.wait({stopping}, timeout=last_words)
+        await asyncio.wait({stopping}, timeout=LAST_WORDS_SECONDS)
     if not stopping.done():
         await server.stop(None)
     await stopping

@@ -287,7 +287,9 @@ class ServerSettings(BaseSettings):
         `environment` is where --config and --secrets-dir are looked up besides the flags; default os.environ.
         """
         if {"-h", "--help"} & set(arguments):
-            print(service_help(cls.service_name(), *_own_and_shared(cls)), end="")
+            shared = {name: field for name, field in ServerSettings.model_fields.items() if name != "listen"}
+            own = {name: field for name, field in cls.model_fields.items() if name not in shared}
+            print(service_help(cls.service_name(), own, shared), end="")
             raise SystemExit(0)
         given = given_flags(cls.model_fields, arguments)
         for name in ("config", "secrets_dir"):
@@ -330,11 +332,6 @@ class ServerSettings(BaseSettings):
         own = [name for name in os.environ if name.startswith(prefix) and name.upper() not in known]
         others = unknown_variables(os.environ, (*SERVICES, cls.service_name()))
         return [unread(name, known) for name in sorted({*unknown_variables(own, ()), *others})]
-
-
-def _own_and_shared(cls: type[BaseSettings]) -> tuple[dict[str, Any], dict[str, Any]]:
-    shared = {name: field for name, field in ServerSettings.model_fields.items() if name != "listen"}
-    return {name: field for name, field in cls.model_fields.items() if name not in shared}, shared
 
 
 def _problems(

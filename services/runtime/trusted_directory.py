@@ -27,10 +27,6 @@ KeyEntries = Callable[[], Iterable[tuple[int, bytes]]]
 """Index and envelope of each key entry of the log, in order. Raises ConnectionError if the log cannot be asked."""
 
 
-def _no_entries() -> Iterable[tuple[int, bytes]]:
-    return ()
-
-
 class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
     """The keys of each role and the operators' threshold; `trusted` follows them. Safe between threads.
 
@@ -51,7 +47,7 @@ class TrustedDirectory(Mapping[str, tuple[PublicKey, ...]]):
         *,
         retired: bool = True,
         own: Signer | None = None,
-        key_entries: KeyEntries = _no_entries,
+        key_entries: KeyEntries = lambda: (),
     ) -> None:
         """`retired` also trusts keys that were replaced: readers of old entries need them, admission of new ones must
         not have them. `own` is trusted without a file. `key_entries` is asked only about a key that would be refused.

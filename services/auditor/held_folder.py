@@ -55,6 +55,9 @@ class HeldFolder:
     def __init__(self, path: Path, max_attempts: int = 5) -> None:
         self.holder: str | None = None
         self._path = path
+        self._left, self._fold, self._draw, self._verdicts = (
+            path / name for name in ("left.json", "fold.json", "draw.json", "verdicts.jsonl")
+        )
         self._max_attempts = max_attempts
         self._lock: int | None = None
         self._attempts: dict[int, int] = {}
@@ -85,13 +88,16 @@ class HeldFolder:
             lock = os.open(self._path / "auditor.lock", os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, str(os.getpid()).encode(), 0)
+                self._left.unlink(missing_ok=True)  # of an earlier holder, which may have had another base
             except BlockingIOError:
                 self.holder = f"process {os.pread(lock, 64, 0).decode(errors='replace').strip() or 'unknown'}"
                 os.close(lock)
                 return False
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, str(os.getpid()).encode(), 0)
-            self._left.unlink(missing_ok=True)  # of an earlier holder, which may have had another base
+            except OSError:
+                os.close(lock)
+                raise
         except OSError as error:
             raise FolderError(f"cannot use the auditor's folder {self._path}: {error.strerror}") from error
         self._lock, self.holder, self._attempts = lock, None, self._read_attempts()
@@ -113,47 +119,31 @@ class HeldFolder:
 
     def kept_draw(self) -> bytes | None:
         """The signed draw that may not have reached the log."""
-        try:
-            return self._draw.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise FolderError(f"cannot read {self._draw}: {error.strerror}") from error
+        return self._read(self._draw)
 
     def keep_draw(self, envelope: bytes) -> None:
         """Keep a signed draw before it is sent, so that a ledger cannot obtain another one and choose."""
-        try:
-            write_durably(self._draw, envelope)
-        except OSError as error:
-            raise FolderError(f"cannot write {self._draw}: {error.strerror}") from error
+        self._keep(self._draw, envelope)
 
     def forget_draw(self) -> None:
         """Delete the kept draw, which is in the log, or void."""
-        self._draw.unlink(missing_ok=True)
+        self._forget(self._draw)
 
     def kept_verdicts(self) -> tuple[bytes, ...]:
         """The signed verdicts on one receipt that may not all have reached the log."""
-        try:
-            return tuple(self._verdicts.read_bytes().splitlines())
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise FolderError(f"cannot read {self._verdicts}: {error.strerror}") from error
+        return tuple((self._read(self._verdicts) or b"").splitlines())
 
     def keep_verdicts(self, envelopes: Sequence[bytes]) -> None:
         """Keep the verdicts on a receipt before the first is sent, if this process holds the folder: once the first is
         in the log, the receipt is no longer owed one.
         """
-        try:
-            if self.held:
-                write_durably(self._verdicts, b"\n".join(envelopes))
-        except OSError as error:
-            raise FolderError(f"cannot write {self._verdicts}: {error.strerror}") from error
+        if self.held:
+            self._keep(self._verdicts, b"\n".join(envelopes))
 
     def forget_verdicts(self) -> None:
         """Delete the kept verdicts, which are in the log, or void."""
         if self.held:
-            self._verdicts.unlink(missing_ok=True)
+            self._forget(self._verdicts)
 
     def kept_fold(self) -> Any:
         """The fold that `keep_fold` wrote, as JSON; None if it is missing or cannot be read."""
@@ -164,11 +154,8 @@ class HeldFolder:
 
     def keep_fold(self, document: Any) -> None:
         """Keep the fold of the log, if this process holds the folder. If it is lost, the log is folded again."""
-        try:
-            if self.held:
-                write_durably(self._fold, json.dumps(document, separators=(",", ":")).encode())
-        except OSError as error:
-            raise FolderError(f"cannot write {self._fold}: {error.strerror}") from error
+        if self.held:
+            self._keep(self._fold, json.dumps(document, separators=(",", ":")).encode())
 
     def keep_left(self, indexes: Sequence[int]) -> None:
         """Write the receipts that this process leaves to others, if it holds the folder."""
@@ -185,21 +172,26 @@ class HeldFolder:
         except (OSError, ValueError, TypeError):
             return frozenset()
 
-    @property
-    def _left(self) -> Path:
-        return self._path / "left.json"
+    def _read(self, file: Path) -> bytes | None:
+        """The bytes of a file; None if it is missing."""
+        try:
+            return file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise FolderError(f"cannot read {file}: {error.strerror}") from error
 
-    @property
-    def _fold(self) -> Path:
-        return self._path / "fold.json"
+    def _keep(self, file: Path, data: bytes) -> None:
+        try:
+            write_durably(file, data)
+        except OSError as error:
+            raise FolderError(f"cannot write {file}: {error.strerror}") from error
 
-    @property
-    def _draw(self) -> Path:
-        return self._path / "draw.json"
-
-    @property
-    def _verdicts(self) -> Path:
-        return self._path / "verdicts.jsonl"
+    def _forget(self, file: Path) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise FolderError(f"cannot delete {file}: {error.strerror}") from error
 
     def _count(self, index: int, attempts: int) -> None:
         """Set the count of attempts. It has to survive the process, not the machine, so it is not synced to disk."""

@@ -1,5 +1,6 @@
 """Audit passes over a real ledger: what they write, and that they can be killed anywhere."""
 
+import errno
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from ledger.documents.signed_document import read_document
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.appender import Appender, Terms
-from services.auditor.audit_error import BrokenLog, EngineAway
+from services.auditor.audit_error import BrokenLog, EngineAway, FolderError
 from services.auditor.auditor import Auditor
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.serving import follow
@@ -293,6 +294,24 @@ def test_a_receipt_that_makes_its_examination_fail_is_given_up_and_stays_without
     (tmp_path / "own" / "attempts.json").write_text("[damaged")
     with HeldFolder(tmp_path / "own", max_attempts=2) as folder:
         assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [0]
+
+
+def test_files_that_cannot_be_deleted_are_an_error_of_the_folder_which_stays_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(FolderError):
+            HeldFolder(tmp_path / "own").try_hold()
+    with HeldFolder(tmp_path / "own") as folder:
+        assert folder.held
+        monkeypatch.setattr(Path, "unlink", refuse)
+        for forget in (folder.forget_draw, folder.forget_verdicts):
+            with pytest.raises(FolderError):
+                forget()
 
 
 def test_an_auditor_whose_key_is_not_trusted_yet_waits_for_trust(deployment: Deployment) -> None:

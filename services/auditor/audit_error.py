@@ -7,6 +7,8 @@ AuditError
 ├── CannotReplay   this receipt has no replay here; the finding is UNREPLAYABLE, or UNCHECKED for another engine
 │   └── OutOfReach    this auditor lacks its base, adapter or engine; another auditor may have it
 └── Interrupted    asked to stop in the middle of an examination; no verdict was written
+
+EngineAway is an Unavailable of the client's family: the auditor waits for an engine as it does for a ledger.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class OutOfReach(CannotReplay):
 
 
 class EngineAway(Unavailable):
-    """Another engine does not answer; the receipt that it served is examined in a later pass."""
+    """Another engine does not answer, or the auditor's is too busy; the receipt is examined in a later pass."""
 
 
 class Interrupted(AuditError):

@@ -145,7 +145,7 @@ class Replayer(Protocol):
         """Compute the stream again: by PREFILL along the recorded output, up to the first token that differs from it;
         by DECODE all of it, with speculation off.
 
-        Raises CannotReplay if this receipt cannot be replayed here, Interrupted.
+        Raises CannotReplay if this receipt cannot be replayed here, EngineAway if it may be later, Interrupted.
         """
         ...
 
@@ -250,7 +250,7 @@ class Judge:
     def judge(self, receipt: Receipt, content: Content) -> Finding:
         """The finding on a receipt that is signed, with content that it commits to.
 
-        Raises Interrupted.
+        Raises Interrupted, EngineAway.
         """
         if not content.output_token_ids:  # nothing to compute: needs no replay
             return compare(receipt, (), _nothing(receipt), PREFILL).noting("nothing had been emitted")

@@ -11,11 +11,12 @@ from msgspec import structs
 from ledger.documents.audit import DECODE, PREFILL, ReferencePass
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from services.auditor.audit_error import CannotReplay, EngineFailed, Interrupted, OutOfReach
+from services.auditor.audit_error import CannotReplay, EngineAway, EngineFailed, Interrupted, OutOfReach
 from services.auditor.examination import EnginePlan, Replayed, replay_limit
 from services.auditor.reference import drawn_by_llama_server, scored
 from services.generation.engine.request import (
     KINDS,
+    EngineBusy,
     EngineError,
     EngineRequest,
     InvalidRequest,
@@ -77,6 +78,8 @@ class OwnEngine:
                 outcome = self._verifier.prefill(Record(request, content.output_token_ids))
             else:
                 outcome = self._verifier.decode(request)
+        except EngineBusy as error:
+            raise EngineAway(f"the auditor's engine cannot run the request now: {error}") from error
         except InvalidRequest as error:
             raise CannotReplay(f"the auditor's engine cannot run the request: {error}") from error
         except Stopped as error:

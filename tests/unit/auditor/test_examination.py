@@ -1,7 +1,8 @@
 """The examination of a receipt, and its comparison with a replay."""
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 
@@ -12,9 +13,11 @@ from ledger.encoding.commitment import OUTPUT_DOMAIN, OUTPUT_TEXT_DOMAIN, commit
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.text_forms import cid
 from ledger.keys.envelope import Envelope
-from services.auditor.audit_error import CannotReplay
+from services.auditor.audit_error import CannotReplay, EngineAway
 from services.auditor.examination import Examiner, Finding, Replayed, compare, replay_limit
-from services.auditor.own_engine import request_of
+from services.auditor.own_engine import OwnEngine, request_of
+from services.generation.engine.request import EngineBusy
+from services.generation.verification import Verifier
 from tests.mutations import replace
 from tests.unit.auditor.test_backlog import trust
 from tests.unit.ledger.builders import OFF, PROFILE, STRANGER, content, receipt, signed
@@ -73,6 +76,17 @@ def test_a_speedup_above_the_tokens_of_a_pass_is_told_and_changes_no_outcome() -
     assert (finding.outcome, finding.reason) == ("EXACT", "the receipt claims a speedup of 1.25 with nothing drafted")
     block = replace(block, wall_clock_speedup=1.25)
     assert examined(receipt(spec_decode=block), content(), ScriptedReplayer(faithful())).reason is None
+
+
+@pytest.mark.parametrize("way", ["prefill", "decode"])
+def test_a_grammar_that_cannot_be_compiled_now_is_replayed_later(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> NoReturn:
+        raise EngineBusy("structured_outputs", "took longer than 60 s to compile")
+
+    monkeypatch.setattr(OwnEngine, "_check", lambda *_: None)
+    engine = OwnEngine(cast(Verifier, SimpleNamespace(prefill=run, decode=run)))
+    with pytest.raises(EngineAway):
+        engine.replay(receipt(), content(), way)
 
 
 def test_a_receipt_that_no_trusted_key_signed_is_tampered_and_never_replayed() -> None:

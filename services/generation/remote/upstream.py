@@ -33,6 +33,9 @@ _KNOWN = (
     "ignore_eos", "logprobs", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "structured_outputs", "prompt",
 )  # fmt: skip
+_NAMES = {each: each for each in _KNOWN} | _FIELDS
+_NAMED = re.compile(rf"(?<![a-z])({'|'.join(sorted(_NAMES, key=len, reverse=True))})s?(?![a-z])")
+"""A name as a word or as words of a longer name (`top_logprobs`), the longest of several at one place."""
 _LONGEST_DESCRIPTION = 16 << 20  # bytes; metrics are the longest
 _LONGEST_TEXT = 256  # characters of a name or a flag
 _LEAST_BYTES, _TOKEN_BYTES = 1 << 16, 256  # of an event: of names, and of each token or log-probability
@@ -264,10 +267,10 @@ def _refusal(url: str, status: int, data: bytes) -> Exception:
 
 
 def _field(document: object, message: str) -> str:
-    """The request's field that a refusal names, in `param` or as the first known word of its message."""
+    """The request's field that a refusal names, in `param` or as the first known name in its message."""
     inner = document.get("error") if isinstance(document, dict) else None
     named = inner.get("param") if isinstance(inner, dict) else None
-    names = {**{each: each for each in _KNOWN}, **_FIELDS}
-    if isinstance(named, str) and named in names:
-        return names[named]
-    return next((ours for theirs, ours in names.items() if theirs in message.lower()), "prompt")
+    if isinstance(named, str) and named in _NAMES:
+        return _NAMES[named]
+    found = _NAMED.search(message.lower())
+    return "prompt" if found is None else _NAMES[found[1]]

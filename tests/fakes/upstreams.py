@@ -24,8 +24,9 @@ class FakeUpstream:
     `busy`, `loading`, `refuse`, `grammar` (refuses that), `garbage`; `cut` and `stopped` end after two tokens without a
     reason; `unsteady` answers otherwise each time, `first` the first time alone, `cached` if it may reuse a prefix,
     `crowded` beside other requests; `gone` ends the connection before an answer; `fails`, `page`, `event` and `moved`
-    are errors in its place. `twist` makes of each event what is sent. A stream of SGLang is refused in its first event,
-    with a token that is none's, as are constraints by vLLM.
+    are errors in its place, as is the JSON `instead`; `locked` refuses every key. `twist` makes of each event what
+    is sent. A stream of SGLang is refused in its first event, with a token that is none's, as are constraints by
+    vLLM.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class FakeUpstream:
     speculation: str | None = None  # as llama-server's slots name it
     taste: str = "plain"
     fault: str | None = None
+    instead: str | None = None
     after: int = 2
     whole: int = 0  # answers that come to their end before it fails
     differs_at: int | tuple[int, ...] | None = None  # the places of tokens that are others
@@ -101,6 +103,9 @@ class FakeUpstream:
         writer.close()
 
     async def _answer(self, path: str, body: dict[str, Any] | None, writer: asyncio.StreamWriter) -> None:
+        if self.fault == "locked":
+            await _send(writer, 401, '{"error": {"message": "no such key"}}', "application/json")
+            return
         if path in ("/v1/completions", "/generate", "/completion") and body is not None:
             if self.kind != "llama-server" and (unknown := self._bias_beyond(body)) is not None:
                 message = {
@@ -177,6 +182,9 @@ class FakeUpstream:
             "moved": (302, "", "text/plain"),
             "event": (200, 'data: {"error": {"message": "no memory"}}\n\n', "text/event-stream"),
         }  # fmt: skip
+        if self.instead is not None:
+            await _send(writer, 200, self.instead, "application/json")
+            return
         if self.fault == "gone":
             raise Dropped
         if self.fault in pages:

@@ -11,7 +11,7 @@ from ledger.encoding.stream_digest import token_digest
 from services.generation.engine.events import EMPTY_OUTCOME, Outcome, TokenLogprobs
 from services.generation.engine.request import EngineRequest
 from services.generation.remote.answer import Answer, UpstreamError, stop_of
-from services.generation.remote.dialects import DIALECTS, About, checked, numbers_of
+from services.generation.remote.dialects import DIALECTS, About, checked, numbers_of, read_event
 from services.generation.remote.upstream import Upstream, UpstreamDown
 
 _T = TypeVar("_T")
@@ -59,7 +59,7 @@ class PlainEngine:
         checked(self._dialect, request)
         answer, model = Answer(), (await upstream.about()).model
         body = self._dialect.body(request, model, adapter, stream=False)
-        await upstream.answer(body, numbers_of(request), lambda event: self._dialect.read(event, answer))
+        await upstream.answer(body, numbers_of(request), lambda event: read_event(self._dialect, event, answer))
         return answer
 
     def _asked(self, ask: Callable[[Upstream], Awaitable[_T]]) -> _T:

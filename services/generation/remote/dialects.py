@@ -95,7 +95,7 @@ class Dialect(Protocol):
         ...
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
-        """Add an event to the answer. Raises UpstreamError."""
+        """Add an event to the answer. Raises UpstreamError, and KeyError and the like for an event in another form."""
         ...
 
     async def vocabulary(self, ask: Ask) -> int | None:
@@ -115,6 +115,14 @@ def checked(dialect: Dialect, request: EngineRequest) -> None:
         if given or (hasattr(plain, name) and getattr(params, name) != getattr(plain, name)):
             where = "structured_outputs" if given else name
             raise InvalidRequest(where, f"{name} is not supported by {dialect.name}; {instead}")
+
+
+def read_event(dialect: Dialect, event: Mapping[str, Any], answer: Answer) -> None:
+    """Add an event to the answer. Raises UpstreamError, also if members are missing or of another type."""
+    try:
+        dialect.read(event, answer)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise UpstreamError(f"sent an event in another form than {dialect.name} does: {error!r}") from error
 
 
 def numbers_of(request: EngineRequest) -> int:

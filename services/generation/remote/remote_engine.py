@@ -28,7 +28,7 @@ from services.generation.engine.events import (
 from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped, SpeculationAway
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.remote.answer import Answer, UpstreamError, checked_logprobs, stop_of
-from services.generation.remote.dialects import Dialect, checked, numbers_of
+from services.generation.remote.dialects import Dialect, checked, numbers_of, read_event
 from services.generation.remote.ending import unended
 from services.generation.remote.spelling import Spelling, missing
 from services.generation.remote.upstream import Upstream, UpstreamDown
@@ -284,7 +284,7 @@ class RemoteEngine:
         def read(event: Mapping[str, Any]) -> None:
             nonlocal heard
             before = len(sequence.answer.ids)
-            self._dialect.read(event, sequence.answer)
+            read_event(self._dialect, event, sequence.answer)
             sequence.arrived(self._clock())
             now = loop.time()
             if len(sequence.answer.ids) != before and now - heard > upstream.silence_seconds:
@@ -312,8 +312,9 @@ class RemoteEngine:
         The caller has received the released part alone, so the rest may be another one, as under load. Raises
         UpstreamError if the beginning is another one.
         """
-        whole, asked = Answer(), self._body(sequence.request, stream=False)
-        await upstream.answer(asked, numbers_of(sequence.request), lambda event: self._dialect.read(event, whole))
+        request, whole = sequence.request, Answer()
+        asked, numbers = self._body(request, stream=False), numbers_of(request)
+        await upstream.answer(asked, numbers, lambda event: read_event(self._dialect, event, whole))
         if whole.counted not in (None, len(whole.ids)):
             raise UpstreamError(f"gave {len(whole.ids)} token ids, and counts {whole.counted}")
         ids, text, streamed = sequence.released, sequence.released_text, sequence.answer

@@ -84,7 +84,12 @@ class Upstream:
             raise UpstreamDown(f"{self.url} is not ready: {text[:200]}")
         if answer.status != 200:
             raise UpstreamError(f"{self.url}{path} answers {answer.status}: {text[:200]}")
-        return msgspec.json.decode(data) if "json" in answer.headers.get("content-type", "") else text
+        if "json" not in answer.headers.get("content-type", ""):
+            return text
+        try:
+            return msgspec.json.decode(data)
+        except (ValueError, RecursionError) as error:
+            raise UpstreamError(f"{self.url}{path} answers with {text[:80]!r}; expected JSON") from error
 
     ask = _ask
 

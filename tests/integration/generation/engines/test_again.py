@@ -10,7 +10,10 @@ import pytest
 from benchmarks.upstream import Upstream
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.remote import upstream
 from services.generation.remote.again import PlainEngine
+from services.generation.remote.answer import UpstreamError
+from services.generation.remote.dialects import DIALECTS
 from services.generation.remote.difference import unsteady
 from services.generation.remote.upstream import UpstreamDown
 from tests.fakes.upstreams import FakeUpstream, listening
@@ -57,6 +60,30 @@ async def test_copies_are_computed_beside_each_other(plain: FakeUpstream) -> Non
     )  # fmt: skip
     assert len(beside) == 4
     assert unsteady(engine_profile(), (alone, *beside), len(alone.token_ids))
+
+
+ODD = {
+    "vllm": [
+        '{"choices": {"a": 1}}', '{"choices": [{"token_ids": [5], "finish_reason": []}]}',
+        '{"choices": [{"token_ids": [5], "text": 5}]}', '{"choices": [], "metrics": {"speculative_decoding": {}}}',
+        '{"choices": [{"token_ids": [5], "logprobs": '
+        '{"tokens": ["token_id:x"], "token_logprobs": [-1], "top_logprobs": [{}]}}]}',
+    ],
+    "sglang": ['{"output_ids": [5]}', '{"output_ids": [5], "meta_info": {}}'],
+    "llama-server": ['{"tokens": [5], "stop": true}', '{"tokens": [5], "completion_probabilities": [{}]}'],
+}  # fmt: skip
+
+
+async def test_an_answer_in_another_form_is_an_error_of_the_upstream(plain: FakeUpstream) -> None:
+    engine = PlainEngine(plain.kind, plain.url)
+    for odd in (*ODD[plain.kind], "{"):
+        plain.instead = odd
+        with pytest.raises(UpstreamError):
+            await asyncio.to_thread(engine.again, REQUEST)
+    asked = upstream.Upstream(DIALECTS[plain.kind], plain.url, None, 60.0)
+    with pytest.raises(UpstreamError):
+        await asked.ask(DIALECTS[plain.kind].path, {})
+    await asked.close()
 
 
 async def test_an_engine_that_is_not_ready_says_nothing(plain: FakeUpstream) -> None:

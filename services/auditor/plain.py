@@ -15,7 +15,7 @@ from services.auditor.examination import OPEN_ENDED
 from services.auditor.foreign_judge import Comparison
 from services.auditor.own_engine import request_of
 from services.generation.engine.events import Outcome
-from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineRequest
+from services.generation.engine.request import MAX_LOGPROBS, EngineError, EngineFull, EngineRequest, EngineStopped
 from services.generation.remote.again import PlainEngine
 from services.generation.remote.answer import UpstreamError
 from services.generation.remote.dialects import About
@@ -29,7 +29,7 @@ from services.generation.remote.difference import (
     may_be_rounding,
     unsteady,
 )
-from services.generation.remote.upstream import UpstreamDown
+from services.generation.remote.upstream import KeyRefused, UpstreamDown
 from services.runtime.setting_kind import key_in
 
 _T = TypeVar("_T")
@@ -109,10 +109,10 @@ def _difference(receipt: Receipt, served: tuple[int, ...], again: Outcome) -> in
 
 
 def _asked(ask: Callable[[], _T]) -> _T:
-    """The result of `ask`. Raises CannotReplay, and EngineAway if the engine is away."""
+    """The result of `ask`. Raises CannotReplay, and EngineAway if the same request may succeed later."""
     try:
         return ask()
-    except UpstreamDown as error:
-        raise EngineAway(f"the engine is away: {error}") from error
+    except (UpstreamDown, KeyRefused, EngineFull, EngineStopped) as error:
+        raise EngineAway(f"the engine does not answer now: {error}") from error
     except (UpstreamError, EngineError) as error:
         raise CannotReplay(f"the engine does not answer the request: {error}") from error

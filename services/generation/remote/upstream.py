@@ -47,6 +47,10 @@ class UpstreamDown(Exception):
     sent = 1
 
 
+class KeyRefused(UpstreamError):
+    """The upstream refuses the key of this process, or expects one."""
+
+
 class Upstream:
     """One server of the engine. Used on one event loop; no request waits for another."""
 
@@ -80,8 +84,10 @@ class Upstream:
         except (ConnectionBroken, TimeoutError) as error:
             raise UpstreamDown(f"{self.url} does not answer: {error!r}") from error
         text = data.decode(errors="replace")
-        if answer.status in (502, 503, 504):
+        if answer.status in (429, 502, 503, 504):
             raise UpstreamDown(f"{self.url} is not ready: {text[:200]}")
+        if answer.status in (401, 403):
+            raise KeyRefused(f"{self.url}{path} answers {answer.status}: set its API key with --engine-key-file")
         if answer.status != 200:
             raise UpstreamError(f"{self.url}{path} answers {answer.status}: {text[:200]}")
         if "json" not in answer.headers.get("content-type", ""):
@@ -262,7 +268,7 @@ def _refusal(url: str, status: int, data: bytes) -> Exception:
     if status in (502, 503, 504):
         return UpstreamDown(f"{url} is not ready: {message}")
     if status in (401, 403):
-        return EngineStopped("request_id", "the engine refuses this server's key (--engine-key-file)")
+        return EngineStopped("request_id", "the engine refuses the key of --engine-key-file")
     if status in (400, 404, 413, 422):
         context = "context" in message and ("length" in message or "size" in message)
         if context or "maximum allowed length" in message:  # SGLang's, a few tokens below the context

@@ -12,6 +12,7 @@ import pytest
 from ledger.documents.halt import Resume, Scope
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.ed25519 import SigningKey
+from services.auditor.audit_error import EngineAway
 from services.auditor.auditor import Examined
 from services.auditor.examination import EnginePlan
 from services.auditor.serving import LoadedWhenAsked, connected
@@ -153,6 +154,17 @@ async def test_a_plain_upstream_that_has_become_another_is_not_asked(engines: En
         setattr(engines.plain, name, value)
     (found,) = await audited(engines)
     assert found.finding.outcome == "UNCHECKED"
+
+
+@pytest.mark.parametrize("fault", ["busy", "locked"])
+async def test_a_receipt_is_examined_later_if_the_plain_upstream_refuses_for_now(engines: Engines, fault: str) -> None:
+    await engines.start()
+    await engines.receipt(max_tokens=5)
+    engines.plain.fault = fault
+    with pytest.raises(EngineAway):
+        await audited(engines)
+    engines.plain.fault = None
+    assert outcomes(await audited(engines)) == {"SAME": 1}
 
 
 async def test_tokens_that_the_weights_would_not_give_are_inconsistent_whatever_both_upstreams_say(

@@ -125,7 +125,7 @@ class SeenOnDisk:
             case Verdict() if document.outcome in ACCUSATIONS:
                 self._state.write("INSERT INTO accusations VALUES (?)", index)
             case Erasure():
-                self._state.write("INSERT OR REPLACE INTO erasures VALUES (?, ?)", document.receipt_index, index)
+                self._state.write("INSERT OR IGNORE INTO erasures VALUES (?, ?)", document.receipt_index, index)
             case Retention() | Expiry() | DraftHeadPublication():
                 self._state.write("INSERT INTO documents VALUES (?, ?)", index, document.to_bytes().decode())
                 self._list(index, document)

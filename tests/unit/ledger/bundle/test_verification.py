@@ -271,9 +271,9 @@ def test_the_newest_verdict_says_whether_a_receipt_could_be_replayed(tmp_path: P
 
 def test_a_replay_that_an_erasure_made_impossible_is_no_pass_and_names_the_erasure(tmp_path: Path) -> None:
     strict = replace(TRUST, max_unreplayable=0)
-    before = log_of({11: erasure(3, 1), 12: verdict(3, 1, "UNREPLAYABLE")})
-    report = judged(chosen_by_a_liar([3, 11, 12], before), tmp_path / "before", strict)
-    assert (failed(report), dict(report.unreplayable)) == (14, {3: 11})
+    before = log_of({10: erasure(3, 1), 11: erasure(3, 1), 12: verdict(3, 1, "UNREPLAYABLE")})
+    report = judged(chosen_by_a_liar([3, 10, 11, 12], before), tmp_path / "before", strict)
+    assert (failed(report), dict(report.unreplayable)) == (14, {3: 10})
     after = log_of({11: verdict(3, 1, "UNREPLAYABLE"), 12: erasure(3, 1)})
     report = judged(chosen_by_a_liar([3, 11, 12], after), tmp_path / "after", strict)
     assert (failed(report), dict(report.unreplayable)) == (14, {3: None})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from ledger.documents.promise import Promise, open_promise
-from ledger.documents.receipt import Receipt
+from ledger.documents.receipt import OutputPart, Receipt
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import SignatureError
 from ledger.keys.trusted_keys import TrustedKeys
@@ -15,23 +15,24 @@ from ledger.keys.trusted_keys import TrustedKeys
 
 @dataclass(slots=True)
 class Fulfilment:
-    """The receipts of a promise: `entries` has their indexes, `finish_reasons` their finish reasons,
-    both by choice. The caller observes only receipts that are proven to be in the log, signed by a key that was valid
+    """The receipts of a promise: `entries` has their indexes, `outputs` their outputs, both by choice, of the newest
+    receipt. The caller observes only receipts that are proven to be in the log, signed by a key that was valid
     at their index.
     """
 
     promise: Promise
     entries: dict[int, int] = field(default_factory=dict)
-    finish_reasons: dict[int, str] = field(default_factory=dict)
-    _empty: set[int] = field(default_factory=set)
+    outputs: dict[int, OutputPart] = field(default_factory=dict)
 
     def observe(self, index: int, receipt: Receipt) -> None:
         """Record the receipt if it was promised."""
         if self.promise.covers(receipt):
             self.entries[receipt.sampling.choice] = index
-            self.finish_reasons[receipt.sampling.choice] = receipt.output.finish_reason
-            if receipt.output.finish_reason == "error" and not receipt.output.tokens:
-                self._empty.add(receipt.sampling.choice)
+            self.outputs[receipt.sampling.choice] = receipt.output
+
+    @property
+    def finish_reasons(self) -> dict[int, str]:
+        return {choice: output.finish_reason for choice, output in self.outputs.items()}
 
     @property
     def missing(self) -> list[int]:
@@ -44,7 +45,8 @@ class Fulfilment:
         requests that it lost; they keep the promise only formally. A caller that has another receipt with the same id
         can prove the contradiction.
         """
-        return sorted(self._empty)
+        outputs = sorted(self.outputs.items())
+        return [choice for choice, output in outputs if output.finish_reason == "error" and not output.tokens]
 
     @property
     def is_kept(self) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ledger.audit.fulfilment import Fulfilment
 from ledger.bundle.report import BundleReport, Trust
-from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.promise import Promise, read_promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
@@ -106,6 +107,14 @@ def test_a_receipt_without_an_output_keeps_a_promise_and_is_told(tmp_path: Path)
     report = judged(exported(log, checkpoint=checkpoint(log, 14, "")), tmp_path, trust)
     assert report.promises[0].state == "KEPT"
     assert report.promises[0].found.finish_reasons == {0: "error"}
+
+
+def test_the_newest_receipt_of_a_choice_shows_whether_it_has_an_output() -> None:
+    whole, found = receipt(0), Fulfilment(read_promise(promised(0)))
+    lost = replace(whole, output=replace(whole.output, finish_reason="error", tokens=0))
+    for index, (each, reason, empty) in enumerate([(lost, "error", [0]), (whole, "stop", []), (lost, "error", [0])]):
+        found.observe(index, each)
+        assert (found.entries, found.finish_reasons, found.without_output) == ({0: index}, {0: reason}, empty)
 
 
 def test_no_promise_is_checked_unless_it_was_given(tmp_path: Path) -> None:

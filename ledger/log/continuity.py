@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from ledger.errors import ChainError, GuardMissing, RolledBack
+from ledger.errors import ChainError, GuardMissing, NotFound, RolledBack
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.store import EntryStore
 from ledger.tree.checkpoint import Checkpoint
@@ -64,7 +64,11 @@ def check_extends(
             size,
             seen.size,
         )
-    if tree_root(seen.size, hashes) != seen.root:
+    try:
+        root = tree_root(seen.size, hashes)
+    except NotFound as error:
+        raise ChainError(seen.size - 1, str(error)) from error
+    if root != seen.root:
         raise ChainError(seen.size - 1, f"the entries up to here are not those of {_name(seen)} in {keeper}")
 
 

@@ -60,8 +60,9 @@ def recover(
     if covered > size:
         raise ChainError(size, f"is missing: the log signed {covered} entries. Was an old copy restored?")
     state = _state(store, trusted, size, covered)
-    if signed is not None and tree_root(covered, TileHashes(store)) != signed.root:
-        raise ChainError(covered - 1, "the tiles up to here do not have the root of the recorded checkpoint")
+    with _blame(covered - 1):
+        if signed is not None and tree_root(covered, TileHashes(store)) != signed.root:
+            raise ChainError(covered - 1, "the tiles up to here do not have the root of the recorded checkpoint")
     head = Checkpoint(origin, size, state.frontier.root())
     if guarded != head:
         guard.compare_and_swap(guarded, head)

@@ -140,11 +140,13 @@ def test_tiles_that_are_not_those_of_the_checkpoint_are_refused() -> None:
             continue
         with pytest.raises(ChainError):
             reopen(store)
-    store = filled(300)
+    store, guard = filled(300), MemoryGuard()
+    reopen(store, guard)
     del store._tiles[1, 0]
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == 299
+    for each in (MemoryGuard(), guard):
+        with pytest.raises(ChainError) as caught:
+            reopen(store, each)
+        assert caught.value.index == 299
 
 
 def test_a_checkpoint_of_another_key_or_log_is_refused() -> None:

@@ -329,11 +329,12 @@ class EngineCore:
             sequence.cached += len(work.chunk) - 1
             self._waiting.prefilled(sequence, len(work.chunk))
             tree = TokenTree.root(work.chunk[-1])
+        before = sequence.output_length
         path = self._walked(sequence, tree, logits)
         self._keep(sequence, path)
-        method = self._speculation.method(sequence)
-        sequence.tracker.walked(method, tree, path, self._clock())
-        self._waiting.emitted(sequence, len(path))
+        if emitted := path[: sequence.output_length - before]:  # not the node of a row that allows no token
+            sequence.tracker.walked(self._speculation.method(sequence), tree, emitted, self._clock())
+            self._waiting.emitted(sequence, len(emitted))
         sequence.stream()
         if not sequence.finished:
             self._read(sequence, start, features if work.tree is None else features[path])

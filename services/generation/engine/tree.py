@@ -71,7 +71,8 @@ def walk(tree: TokenTree, emit: Callable[[int], int | None]) -> list[int]:
     """Sample at the root, follow the child that holds the sample, and so on; returns the nodes visited, the root first.
 
     `emit(node)` samples from the node's row, commits the token and returns it, or None when the sequence has ended with
-    it. A path of n nodes emitted n tokens: n - 1 drafted ones and the target's own at the end.
+    it. A path of n nodes emitted n tokens: n - 1 drafted ones and the target's own at the end, which is missing if the
+    last row allows none.
     """
     path = [0]
     while (token := emit(path[-1])) is not None:

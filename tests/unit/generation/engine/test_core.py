@@ -106,15 +106,21 @@ def test_chunks_add_up_to_the_outcome() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"), [(np.nan, "hold a NaN"), (np.inf, "hold an infinity"), (-np.inf, "leave no token to choose")]
 )
-def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(broken: float, message: str) -> None:
+@pytest.mark.parametrize("method", ["off", "lookahead"])
+def test_logits_that_are_no_numbers_end_their_own_sequence_with_an_error(
+    broken: float, message: str, method: str
+) -> None:
     table = np.zeros((VOCAB, VOCAB), np.float32)
     table[2] = broken
-    table[0, 2] = table[1, 3] = table[3, 3] = 1.0
-    asked = [EngineRequest(str(start), (start,), SamplingParams(max_tokens=9)) for start in (0, 1)]
-    outcomes = run(TableTarget(table), asked).outcomes
-    broke, fine = (outcomes[one.key] for one in asked)
-    assert (broke.finish_reason, broke.token_ids) == ("error", (2,))
+    table[0, 4] = table[4, 2] = table[1, 3] = table[3, 3] = 1.0
+    sampling, drafted = SamplingParams(max_tokens=9), (4, 2, 2)
+    asked = [EngineRequest(str(n), (n,), sampling, method=method, prediction=drafted) for n in (0, 1, 2)]
+    outcomes = run(TableTarget(table), asked, drafters={"lookahead": LookaheadDrafter()}).outcomes
+    broke, fine, empty = (outcomes[one.key] for one in asked)
+    assert (broke.finish_reason, broke.token_ids) == ("error", (4, 2))
     assert message in broke.error
+    for each in (broke, fine, empty):
+        assert each.metrics.target_passes + each.metrics.num_accepted_tokens == len(each.token_ids)
     assert (fine.finish_reason, len(fine.token_ids)) == ("length", 9)
 
 

@@ -353,7 +353,7 @@ def check_choices(
         if values is not None and value is not None and not any(value == v and type(value) is type(v) for v in values):
             raise HeadConfigInvalid(
                 f"config.json: {place}{name} is {value!r:.80}; supported: {' or '.join(map(repr, values))}; take a "
-                "head that was trained so"
+                "head that was trained with a supported value"
             )
         if values is None and known is not None and name not in known:
             raise HeadConfigInvalid(

@@ -24,7 +24,7 @@ METHODS: tuple[MethodSpec, ...] = (
     block.METHOD,
     mtp.METHOD,  # after heads that are named by a flag
     rest.METHOD,
-    draft_model.METHOD,  # before copies: who names a draft model expects it to be tried
+    draft_model.METHOD,  # before copies: an operator who names a draft model expects its use
     lookahead.METHOD,
     lookahead.SUFFIX,
 )

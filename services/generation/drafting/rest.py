@@ -112,7 +112,7 @@ def joined(passages: Sequence[Int64]) -> Int64:
 
 
 def _build(parts: DrafterInputs) -> dict[str, RestDrafter]:
-    """Over datastores that speak the base's tokenizer. Every file is hashed: the search trusts what it maps."""
+    """A drafter over datastores in the base's tokens. Every file is hashed: the search trusts its bytes."""
     if not parts.datastores:
         return {}
     stores: dict[str | None, list[Datastore]] = {}

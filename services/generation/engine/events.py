@@ -14,8 +14,8 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of all sequences. Written on the engine's thread; another thread reads each count whole, but not all of
-    one moment.
+    """Counts of passes and tokens, of one sequence or of all. Written on the engine's thread; another thread reads each
+    count whole, but counts that it reads together may be of different passes.
     """
 
     passes: int = 0  # that emitted at least one token
@@ -183,7 +183,7 @@ Sink = Callable[[Event], None]
 
 
 class Tracker:
-    """Times are seconds of the engine's monotonic clock."""
+    """Counts and times of one sequence. Times are seconds of the engine's monotonic clock."""
 
     def __init__(self, prompt_tokens: int, now: float, totals: Counts) -> None:
         """`totals`: counts of all sequences."""

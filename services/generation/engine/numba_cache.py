@@ -36,7 +36,7 @@ _DRAFTING = (*_SAMPLING, "drafting/**/*.py", "engine/cost.py", "engine/economics
 _declared: list[Callable[..., Any]] = []  # functions of the modules that this process has imported
 _FREE = {"contract", "reassoc", "nsz", "arcp"}
 _LOG_SECONDS = 2.0  # between two log lines
-_OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # for callers in C
+_OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}  # C calls none
 
 
 def compiled(function: Function) -> Function:

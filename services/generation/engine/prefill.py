@@ -41,7 +41,7 @@ class _EqualShare:
 
     def due(self, left: int) -> int:
         """Rows that a prompt with `left` tokens gets before others: none until its equal share is `_LATEST - 1` times
-        its tokens, and then as many as this grows by. Few are not worth fetching its cache.
+        its tokens, and then as many as this grows by. A few rows are not worth fetching its cache.
         """
         rows = min(left, int(self.rows + left - _LATEST * self.tokens))
         return rows if rows >= min(_LEAST, left) else 0

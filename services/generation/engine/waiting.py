@@ -70,7 +70,7 @@ class WaitingQueue:
         return self._queues[tenant][0][-1]
 
     def take(self, sequence: Sequence) -> None:
-        """Remove and return the `next` sequence."""
+        """Remove the sequence that `next` returned."""
         if self._preempted:
             self._preempted.popleft()
             return

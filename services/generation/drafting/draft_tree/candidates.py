@@ -153,9 +153,9 @@ def grow(
 def candidates(nodes: Nodes, count: int, frontier: Int64, output: ModelOutput, width: int) -> Level:
     """The `width` likeliest tokens below each node of the frontier and their shares, and the shares of copies there.
 
-    At a temperature above 0, logits / temperature gets the row's share of
-    the noise that the target's sampler will use there: likely winners come first. Tokens that top-k, top-p and min-p
-    remove are out. A share is the token's part of the softmax over those scores.
+    At a temperature above 0, a score is the logit / temperature plus `sampling.noise` times the noise that the target's
+    sampler will use there: likely winners come first. Tokens that top-k, top-p and min-p remove are out. A share is the
+    token's part of the softmax over these scores.
     """
     rows, logits, vocabulary, sampling = len(frontier), output.logits, output.vocabulary, output.sampling[0]
     level = Level(

@@ -359,7 +359,7 @@ class GrammarCompiler:
                 self._refused.popitem(last=False)
 
     def _find(self, source: StructuredOutputs) -> Grammar | None:
-        """The grammar if it was tried out lately. Raises a remembered refusal."""
+        """The grammar if it was tried out and is still remembered, else None. Raises a remembered refusal."""
         check_size(source)
         with self._keeping:
             until, refused = self._refused.get(digest := _digest(source), (0.0, None))

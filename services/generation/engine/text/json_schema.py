@@ -440,7 +440,7 @@ class _ExactGrammar:
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
-    """The types that the schema allows; all types if it names none."""
+    """The types that the schema allows; all types if it names none (a number may be an integer)."""
     named = schema.get("type", [name for name in _OF_TYPE if name != "integer"])
     return [str(each) for each in (named if isinstance(named, list) else [named])]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections import Counter
 from contextlib import nullcontext
@@ -33,8 +34,10 @@ _ABSENT = {"package": "not installed", "hub": "not fetched"}
 _NOT_WHOLE = (0, 1, 32, 38)  # file types of float32, float16, bfloat16 and MXFP4
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _LIST = 8, 9
-_MANY = 256
-_LONGEST = 1 << 16  # bytes of a text; a chat template is as long as that
+_GENERAL = ("general.architecture", "general.file_type")  # the second follows the vocabulary in quantised files
+_MOST_FIELDS, _MOST_TEXTS = 1 << 10, 1 << 22  # of a file, and of a list: the largest vocabularies have 2**18
+_MOST_BYTES = 1 << 32  # of a skipped value
+_LONGEST = 1 << 16  # bytes of a name
 
 
 def list_(
@@ -213,7 +216,7 @@ class Glance:
 def glance(path: Path) -> Glance:
     """Raises OSError; ConfigInvalid for a config.json that is no JSON object, WeightsInvalid for no GGUF file."""
     if path.is_file():
-        fields = _first_fields(path)
+        fields = _general_fields(path)
         kept = fields.get("general.file_type") not in (None, *_NOT_WHOLE)
         size = sum(part.stat().st_size for part in sibling_paths(path) if part.is_file())
         return Glance(str(fields.get("general.architecture", "")), size, kept)
@@ -227,29 +230,47 @@ def glance(path: Path) -> Glance:
     return Glance(str(document.get("model_type") or ""), size, False)
 
 
-def _first_fields(path: Path) -> dict[str, object]:
-    """A GGUF file's general fields, up to the first long list, which is the vocabulary."""
+def _general_fields(path: Path) -> dict[str, object]:
+    """The fields `_GENERAL` of a GGUF file that come before a damaged place, if there is one."""
     fields: dict[str, object] = {}
     with path.open("rb") as file:
         try:
             if (magic := file.read(4)) != b"GGUF":
                 raise WeightsInvalid(f"{path}: not a GGUF file: it begins with {magic!r}; pull or copy it again")
-            file.seek(24)  # after version and counts
-            while len(fields) < 64:
+            file.seek(16)  # after version and count of tensors
+            for _ in range(min(_number(file, "<Q"), _MOST_FIELDS)):
                 name, kind = _text(file), _number(file, "<I")
-                fields[name] = _value(file, kind)
+                if name not in _GENERAL:
+                    _skip(file, kind)
+                    continue
+                fields[name] = _text(file) if kind == _TEXT else _number(file, _SCALARS[kind])
+                if len(fields) == len(_GENERAL):
+                    break
         except (KeyError, ValueError, OverflowError, struct.error):
             pass
     return fields
 
 
-def _value(file: BinaryIO, kind: int) -> object:
+def _skip(file: BinaryIO, kind: int) -> None:
+    """Skip a value. Raises KeyError for an unknown kind and for a list of lists, which no model has, ValueError for a
+    value that is too long.
+    """
+    count = 1
     if kind == _LIST:
         kind, count = _number(file, "<I"), _number(file, "<Q")
-        if count > _MANY:
-            raise ValueError("a list is too long")
-        return [_value(file, kind) for _ in range(count)]
-    return _text(file) if kind == _TEXT else _number(file, _SCALARS[kind])
+    if kind != _TEXT:
+        _forward(file, count * struct.calcsize(_SCALARS[kind]))
+        return
+    if count > _MOST_TEXTS:
+        raise ValueError("a list is too long")
+    for _ in range(count):
+        _forward(file, _number(file, "<Q"))
+
+
+def _forward(file: BinaryIO, size: int) -> None:
+    if size > _MOST_BYTES:  # for which seek has errors of several kinds
+        raise ValueError("a value is too long")
+    file.seek(size, os.SEEK_CUR)
 
 
 def _number(file: BinaryIO, form: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import stat
+import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from services.runtime.credentials import read_principals, token_digest
 from services.training import trainer
 from services.training.plan import Job
 from tests import cli
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
 
@@ -70,6 +72,19 @@ def test_a_model_that_cannot_be_read_is_listed_with_its_fault(folder: Path) -> N
     shown = models("list")
     words = "".join(shown.out.split())  # lines break at the terminal's width
     assert (shown.code, [name for name, fault in faults.items() if "".join(fault.split()) not in words]) == (0, [])
+
+
+def test_fields_of_a_gguf_file_count_wherever_they_are(folder: Path) -> None:
+    """llama.cpp's quantisation appends general.file_type, behind the vocabulary."""
+    folder.mkdir()
+    make_tiny_gguf(folder / "mine.gguf", change_metadata=lambda fields: fields.update({"general.file_type": 15}))
+    field = struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"a", 9)
+    (folder / "nested.gguf").write_bytes(field + struct.pack("<IQ", 9, 1) * 3000)
+    (folder / "long.gguf").write_bytes(field + struct.pack("<IQQ", 8, 1, 2**63 - 1))
+    done = models("list", "--json")
+    assert done.code == 0, done.err
+    found = {each["name"]: each["arithmetic"] for each in done.document if each["from"] == "imported"}
+    assert found == {"mine": ["float32", "int8"], "nested": ["float32"], "long": ["float32"]}
 
 
 def test_one_model_that_cannot_be_served_is_a_usage_error(folder: Path) -> None:

@@ -112,18 +112,20 @@ class LogReads:
         if position >= size:
             return [], position
         if kinds:
-            found = (each for each in self._reader.entries_of(kinds, position) if each[0] < size)
-            seen = (each for each in found if sees_entry(caller(), *each, self._find_receipt))
-            return [messages.entry_message(index, data) for index, data in seen], size
+            found, end = [each for each in self._reader.entries_of(kinds, position) if each[0] < size], size
+        else:
+            found = list(enumerate(self._reader.entries(position, _BATCH), position))
+            end = position + len(found)
         entries: list[documents_pb2.Entry] = []
-        for index, data in enumerate(self._reader.entries(position, _BATCH), position):
+        for index, data in found:
             try:
-                entries.append(messages.entry_message(index, data))
+                if sees_entry(caller(), index, data, self._find_receipt):
+                    entries.append(messages.entry_message(index, data))
             except ChainError:
-                if not entries:
+                if index == position:
                     raise
-                break
-        return entries, position + len(entries)
+                return entries, index
+        return entries, end
 
     def inclusion(self, index: int, size: int, checkpoint: bytes) -> ledger_pb2.GetInclusionProofResponse:
         hashes = self._reader.inclusion_proof(index, size)

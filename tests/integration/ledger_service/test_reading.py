@@ -3,18 +3,21 @@
 import io
 import itertools
 import json
+import sqlite3
 import tarfile
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
-from services.client.errors import InvalidArgument, NotFound, Unavailable
+from services.client.errors import DataLoss, InvalidArgument, NotFound, Unavailable
 from services.client.ledger.ledger import LedgerClient
+from services.ledger.settings import LedgerSettings
 from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.test_appending import wire_content
@@ -71,6 +74,21 @@ def test_a_watch_of_some_kinds_sees_those_and_only_those(ledger: LedgerClient) -
         with pytest.raises(InvalidArgument) as caught, ledger.watch(kinds=kinds) as entries:
             list(entries)
         assert caught.value.fields == ("kinds",)
+
+
+@pytest.mark.parametrize("kinds", [(), ("head_withdrawal", "head_publication", "key")])
+def test_a_watch_sees_the_entries_before_a_damaged_one(
+    kinds: tuple[str, ...], ledger: LedgerClient, settings: LedgerSettings
+) -> None:
+    for document in (withdrawal(), publication(), key_entry("operator")):
+        ledger.append(signed(document))
+    with closing(sqlite3.connect(settings.data_dir / "ledger.sqlite3", isolation_level=None)) as database:
+        database.execute("DROP TRIGGER leaves_refuse_update")
+        database.execute("UPDATE leaves SET entry = x'00' WHERE \"index\" = 1")
+    with ledger.watch(kinds=kinds) as entries:
+        assert next(entries).index == 0
+        with pytest.raises(DataLoss):
+            next(entries)
 
 
 def test_watchers_miss_nothing_while_many_callers_append(ledger: LedgerClient) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import faiss
@@ -265,7 +266,17 @@ def test_vectors_come_in_blocks_whatever_parts_they_are_computed_in(
         assert np.concatenate(blocks).tobytes() == expected.tobytes()
 
 
+@pytest.fixture
+def many_threads() -> Iterator[None]:
+    """Threads of FAISS that add passages in different orders, if it lets them."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(16)
+    yield
+    faiss.omp_set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("many_threads")
 @pytest.mark.parametrize(
     ("flat", "graph", "kind"),
     [(10**9, 10**9, faiss.IndexScalarQuantizer), (100, 10**9, faiss.IndexHNSWFlat), (100, 200, faiss.IndexIVFFlat)],
@@ -275,7 +286,6 @@ def test_the_same_passages_give_the_same_index_and_are_found(
 ) -> None:
     monkeypatch.setattr("services.datastores.builder.FLAT_UP_TO", flat)
     monkeypatch.setattr("services.datastores.builder.HNSW_UP_TO", graph)
-    monkeypatch.setattr("services.datastores.builder._BLOCK", 100)
     factory = faiss.index_factory  # learning codes takes seconds; lists alone are trained alike
     monkeypatch.setattr(faiss, "index_factory", lambda d, _, metric: factory(d, "IVF4,Flat", metric))
     texts = [f"{text} {word} {word} {word}" for text in TEXTS for word in ("coal", "wood", "salt", "iron")]

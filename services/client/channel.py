@@ -29,7 +29,7 @@ from services.client.errors import (
     decode_error,
     decoded_errors,
 )
-from services.client.identity import ClientTls, Metadata, credentials, is_here
+from services.client.identity import ClientTls, Metadata, credentials, is_local
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Endpoint:
     @property
     def exposed(self) -> bool:
         """Whether calls can be read on the network: no TLS, and another machine."""
-        return self.credentials is None and not is_here(self.target)
+        return self.credentials is None and not is_local(self.target)
 
 
 def endpoint(target: str, tls: ClientTls | None = None) -> Endpoint:
@@ -150,7 +150,7 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value))
 
 
-def shown_to(where: Endpoint, token: str | None) -> Metadata:
+def call_metadata(where: Endpoint, token: str | None) -> Metadata:
     """The metadata of `identity.credentials`; warns once for each target that gets a token without TLS."""
     metadata = credentials(where.target, token)
     if metadata and where.exposed and where.target not in _warned:
@@ -192,7 +192,7 @@ class Connection:
     @property
     def metadata(self) -> Metadata:
         """The metadata of each call: the token. Raises Unauthenticated for a token file that cannot be read."""
-        return shown_to(self._where, self._token)
+        return call_metadata(self._where, self._token)
 
     def wait_ready(self, timeout: float) -> None:
         """Return once the server takes connections. Raises Unavailable after `timeout` seconds."""

@@ -99,7 +99,7 @@ def credentials(target: str, token: str | None) -> Metadata:
     return (("authorization", f"Bearer {shown}"),) if shown else ()
 
 
-def show(token: str | None, file: Path | None) -> None:
+def set_process_token(token: str | None, file: Path | None) -> None:
     """Set the token of the process, or the file with it."""
     os.environ.pop(TOKEN, None)
     os.environ.pop(TOKEN_FILE, None)
@@ -114,7 +114,7 @@ def _of_process(target: str) -> str:
         return os.environ[TOKEN]
     if file := os.environ.get(TOKEN_FILE):
         return _read(Path(file))
-    if not is_here(target):
+    if not is_local(target):
         return ""
     left = (token_of_port(target), Path(os.environ.get(DATA_DIR) or _DATA_DIR) / _OWNERS)
     return next((_read(file) for file in left if file is not None and file.is_file()), "")
@@ -142,7 +142,7 @@ def _read(file: Path) -> str:
         raise Unauthenticated(f"cannot read the token in {file}: {why}", reason="BAD_TOKEN_FILE") from None
 
 
-def is_here(target: str) -> bool:
+def is_local(target: str) -> bool:
     """Whether a target is certainly on this machine, the only place to which a token from a file of a port is sent."""
     if target.startswith("unix:"):
         return True

@@ -22,7 +22,7 @@ from ledger.documents.manifests import DraftHeadManifest, NamedFile
 from ledger.durable_file import move_durably
 from services.client.channel import Client, Stream
 from services.client.errors import Cancelled, DataLoss, DeadlineExceeded, KolmError, Unavailable, decoded_errors
-from services.client.ledger.log import shown_document
+from services.client.ledger.log import document_of_kind
 
 _Kind = TypeVar("_Kind")
 
@@ -46,7 +46,7 @@ class SignedWord(Generic[_Kind]):
     @cached_property
     def document(self) -> _Kind:
         """The signed document; its signature is not checked here. Raises FormatError, ProofError."""
-        return shown_document(self.envelope, self.kind, self.ledger_index)
+        return document_of_kind(self.envelope, self.kind, self.ledger_index)
 
 
 @dataclass(frozen=True)

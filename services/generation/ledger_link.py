@@ -12,7 +12,7 @@ from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.errors import FormatError
 from ledger.tree.entry import Entry
-from services.client.channel import OPTIONS, async_channel, endpoint, shown_to
+from services.client.channel import OPTIONS, async_channel, call_metadata, endpoint
 from services.client.errors import Unauthenticated, decode_error, decode_status
 from services.client.identity import Metadata
 
@@ -91,7 +91,7 @@ class LedgerLink:
     def _credentials(self) -> Metadata:
         """This service's token. Raises LedgerUnreachable if it cannot be read."""
         try:
-            return shown_to(self._where, None)
+            return call_metadata(self._where, None)
         except Unauthenticated as error:
             raise LedgerUnreachable(str(error)) from error
 

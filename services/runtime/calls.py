@@ -286,14 +286,14 @@ async def _write_all(responses: Any, context: Context) -> None:
         await responses
         return
     async with aclosing(responses):
-        with _Patience(STALLED_SECONDS) as patience:
+        with _StallTimer(STALLED_SECONDS) as timer:
             async for response in responses:
-                patience.begin()
+                timer.begin()
                 await context.write(response)
-                patience.end()
+                timer.end()
 
 
-class _Patience:
+class _StallTimer:
     """Ends the task's call if one write takes longer than `seconds`. A timer for each write would cost more than the
     rest of a short message.
     """
@@ -321,7 +321,7 @@ class _Patience:
             self._stalled = True
             self._task.cancel()
 
-    def __enter__(self) -> _Patience:
+    def __enter__(self) -> _StallTimer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

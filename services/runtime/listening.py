@@ -101,7 +101,7 @@ class ServedNames:
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(names)
 
-    def have(self, host: str) -> bool:
+    def include(self, host: str) -> bool:
         """Whether a request's header Host is one of them, with or without a port, which may be a proxy's."""
         matched = _HOST.fullmatch(host)
         if matched is None:

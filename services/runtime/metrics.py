@@ -276,7 +276,7 @@ def _named(app: Any, names: ServedNames | None) -> Any:
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         host = environ.get("HTTP_HOST", "")  # two of them come joined, which is no name
-        if names is None or (names.have(host) and environ["PATH_INFO"].startswith("/")):
+        if names is None or (names.include(host) and environ["PATH_INFO"].startswith("/")):
             answered: Iterable[bytes] = app(environ, start)
             return answered
         start("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])

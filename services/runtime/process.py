@@ -190,7 +190,7 @@ def run_service(
     try:
         _check_listening(settings)
         access_of(settings)
-        show_token(settings.token_file)
+        set_process_identity(settings.token_file)
         asyncio.run(main(settings))
     except (CannotStart, CannotListen, TlsFilesInvalid) as error:
         say(str(error))
@@ -213,7 +213,7 @@ def access_of(settings: ServerSettings, local: str | None = None) -> Access:
         raise CannotStart(f"--principals: {error}") from None
 
 
-def show_token(file: Path | None) -> None:
+def set_process_identity(file: Path | None) -> None:
     """Set the identity of the process, which its clients read (`services.client.identity`). Raises CannotStart.
 
     Without a file the process has no identity, even if this user's token could be found.
@@ -223,7 +223,7 @@ def show_token(file: Path | None) -> None:
             file.read_bytes()
         except OSError as error:
             raise CannotStart(f"--token-file: cannot read {file}: {error.strerror}") from None
-        identity.show(None, file)
+        identity.set_process_token(None, file)
     elif identity.TOKEN_FILE not in os.environ:
         os.environ.setdefault(identity.TOKEN, "")
 

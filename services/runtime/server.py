@@ -140,21 +140,21 @@ async def start_server(
     registry, limits = registry or CollectorRegistry(), limits or Limits()
     interceptor = CallInterceptor(CallMetrics(registry), access or Access(), CallLimits(limits))
     server = grpc.aio.server(interceptors=[interceptor], options=(*_OPTIONS, *_limiting(limits)))
-    beside = InProcessServer(interceptor)
+    in_process = InProcessServer(interceptor)
     for mount in mounts:
         mount.add(server)
-        mount.add(beside)
+        mount.add(in_process)
     add_TelemetryServiceServicer_to_server(TelemetryServicer(registry), server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, beside)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, in_process)
     names = ["", health.SERVICE_NAME, _TELEMETRY, *(mount.service for mount in mounts)]
     reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
     port = _bind(server, listen, tls)
     for name in names:
         await health_servicer.set(name, _health_status(True))
     await server.start()
-    return RunningServer(f"{listen.rpartition(':')[0]}:{port}", InProcessChannel(beside), server, health_servicer)
+    return RunningServer(f"{listen.rpartition(':')[0]}:{port}", InProcessChannel(in_process), server, health_servicer)
 
 
 def _bind(server: grpc.aio.Server, listen: str, tls: ServerTls | None) -> int:

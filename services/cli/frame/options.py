@@ -262,9 +262,9 @@ class ServerOptions:
 
             ClientTls(self.tls_ca, self.tls_cert, self.tls_key).for_process()
         if self.token is not None or self.token_file is not None:
-            from services.client.identity import show
+            from services.client.identity import set_process_token
 
-            show(self.token, self.token_file)
+            set_process_token(self.token, self.token_file)
 
 
 def ledger_at(address: str) -> LedgerClient:

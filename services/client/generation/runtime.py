@@ -24,12 +24,12 @@ from services.client.channel import (
     Connection,
     Stream,
     async_channel,
+    call_metadata,
     check_size,
     endpoint,
     not_ready,
     plain_value,
     serves,
-    shown_to,
 )
 from services.client.errors import DeadlineExceeded, Unavailable, decoded_errors
 from services.client.generation import completion_wire
@@ -176,7 +176,7 @@ class AsyncRuntime:
 
     @property
     def _metadata(self) -> Metadata:
-        return (*shown_to(self._where, self._token), *self._trace)
+        return (*call_metadata(self._where, self._token), *self._trace)
 
     async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
         check_size(request)

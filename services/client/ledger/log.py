@@ -118,7 +118,7 @@ class ReceiptEntry:
         """The signed document; its signature is not checked here. Raises FormatError, ProofError."""
         from ledger.documents.receipt import Receipt
 
-        return shown_document(self.envelope, Receipt, self.index)
+        return document_of_kind(self.envelope, Receipt, self.index)
 
     @property
     def receipt_id(self) -> str:
@@ -161,10 +161,10 @@ class VerdictEntry:
         """The signed document; its signature is not checked here. Raises FormatError, ProofError."""
         from ledger.documents.audit import Verdict
 
-        return shown_document(self.envelope, Verdict, self.index)
+        return document_of_kind(self.envelope, Verdict, self.index)
 
 
-def shown_document(envelope: bytes, kind: type[_Kind], index: int) -> _Kind:
+def document_of_kind(envelope: bytes, kind: type[_Kind], index: int) -> _Kind:
     """The document in an envelope that a server sent as this entry. Raises FormatError, ProofError for another kind."""
     from ledger.documents.signed_document import read_document
     from ledger.errors import ProofError

@@ -51,7 +51,7 @@ class RefuseOtherNames:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             hosts = Headers(scope=scope).getlist("host")
-            known = len(hosts) == 1 and self._names.have(hosts[0])
+            known = len(hosts) == 1 and self._names.include(hosts[0])
             if not known or not scope["path"].startswith(("/", "*")):  # a target with a host of its own is for proxies
                 await PlainTextResponse(misdirected(", ".join(hosts)), 421)(scope, receive, send)
                 return

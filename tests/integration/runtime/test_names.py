@@ -115,7 +115,7 @@ def test_no_request_has_two_hosts_or_none(addresses: dict[str, str], service: st
 @given(st.text(max_size=30))
 def test_any_text_is_a_host_or_none_and_no_text_is_one_by_chance(text: str) -> None:
     names = ServedNames(("chat.example",))
-    if names.have(text):
+    if names.include(text):
         name = text.lower().partition(":")[0].removesuffix(".")
         assert text.isascii()
         assert name in ("chat.example", "localhost") or name.endswith(".localhost") or name.strip("[0123456789.") == ""

@@ -11,12 +11,12 @@ import kolm
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
-from services.client.channel import LARGEST_BYTES, Endpoint, check_size, endpoint, plain_value, shown_to
+from services.client.channel import LARGEST_BYTES, Endpoint, call_metadata, check_size, endpoint, plain_value
 from services.client.errors import InvalidArgument, KolmError, ReceiptMismatch, Unauthenticated
 from services.client.generation.completion import Metrics
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request
-from services.client.identity import ClientTls, credentials, is_here, show
+from services.client.identity import ClientTls, credentials, is_local, set_process_token
 from services.client.ledger.log import Appended, InclusionProof, LogEntry, VerdictEntry, VerdictPage
 from tests.access import Certificates
 from tests.examples import VECTORS
@@ -90,10 +90,10 @@ def test_a_token_without_tls_is_a_warning_once_and_not_shown(
 ) -> None:
     caplog.set_level(logging.WARNING)
     for _ in range(2):
-        shown_to(Endpoint(target, None), SECRET)
+        call_metadata(Endpoint(target, None), SECRET)
     assert [record.args for record in caplog.records] == [(target,)] * warned
     assert SECRET not in caplog.text
-    shown_to(Endpoint("other.example:1", None), "")
+    call_metadata(Endpoint("other.example:1", None), "")
     assert len(caplog.records) == warned
 
 
@@ -166,7 +166,7 @@ def test_a_given_token_is_used_everywhere(folder: Path, monkeypatch: pytest.Monk
     assert shown(HERE) == "Bearer kolm_said"
     monkeypatch.setenv("KOLM_TOKEN", "")
     assert shown(HERE) == ""
-    show(None, folder / "mine")
+    set_process_token(None, folder / "mine")
     assert shown(HERE) == "Bearer kolm_rotated"
 
 
@@ -195,7 +195,7 @@ def test_an_unreadable_token_file_is_an_error(
     ],
 )
 def test_another_machine_is_not_this_one(target: str, here: bool) -> None:
-    assert is_here(target) is here
+    assert is_local(target) is here
 
 
 ROOT = Path(__file__).parents[3]

@@ -1,9 +1,10 @@
 """The `kolm` command in this process: its exit code, stdout and stderr."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from services.cli.main import app
@@ -24,6 +25,15 @@ class Ended(NamedTuple):
     def document(self) -> Any:
         """Its output with --json."""
         return json.loads(self.out)
+
+
+def command_tree(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below `group`, by default of `kolm`, with its words."""
+    for name, command in (group or get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from command_tree(command, (*words, name))
+        else:
+            yield (*words, name), command
 
 
 def kolm(*words: object, environment: Mapping[str, object] | None = None, given: str | bytes | None = None) -> Ended:

@@ -1,13 +1,14 @@
 """Servers in this process and in processes of their own."""
 
 import asyncio
+import http.client
 import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,16 @@ class Served:
                 await result
 
         asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout=60)
+
+
+def fetched(
+    address: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Status, headers and body of the answer to a GET, or to a POST of `body`, by plain HTTP."""
+    with closing(http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)) as connection:
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
 
 
 @contextmanager

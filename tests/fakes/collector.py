@@ -1,13 +1,13 @@
 """A collector of OpenTelemetry's spans, by OTLP over HTTP."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from tests.fakes.http_server import QuietHandler, handled_by
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,12 @@ def collecting(patch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """A collector to which all spans of services that start inside of the block go, once the services have stopped."""
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             collector.add(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        try:
-            yield collector
-        finally:
-            server.shutdown()
-            thread.join()
+    with handled_by(Handler) as port:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        yield collector

@@ -2,14 +2,17 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.fakes.http_server import QuietHandler, handled_by
 
 
 @dataclass
@@ -86,7 +89,7 @@ def _described(name: str, content: bytes) -> dict[str, Any]:
 def serving(hub: FakeHub) -> Iterator[FakeHub]:
     """In this block it answers on a port of its own."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             part = self.headers.get("range")
             hub.asked.append(("GET", self.path, part))
@@ -106,18 +109,28 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
                 body = body[: hub.cuts.pop(0)]
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing is logged."""
+    with handled_by(Handler) as hub.port:
+        yield hub
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+
+@contextmanager
+def serving_the_library(hub: FakeHub, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """In this block it answers huggingface_hub, which caches in `folder`/hub. No models of the machine's are found."""
+    from huggingface_hub import constants, file_download
+
+    caches = {"HF_HUB_CACHE": "hub", "XDG_CACHE_HOME": "xdg"}
+    models = {"KOLM_MODELS": "models", "OLLAMA_MODELS": "ollama", "LMSTUDIO_MODELS": "lmstudio"}
+    for variable, name in (caches | models).items():
+        patch.setenv(variable, str(folder / name))
+    for variable in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        patch.delenv(variable, raising=False)
+    patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+    patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
+    with serving(hub):
+        place = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)  # what HF_ENDPOINT sets at the start
+        patch.setattr(constants, "ENDPOINT", hub.endpoint)
+        yield hub
 
 
 def ollama_model(folder: Path, manifest: str, content: bytes, *, digest: str | None = None, **more: str) -> Path:

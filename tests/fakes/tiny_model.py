@@ -12,8 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from services.generation.target.arrays import Float32
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.rows import RowsBuilder
+from services.generation.target.target import Target
 from services.generation.target.weights import open_weights
+from tests.fakes.rows import tree_rows
 
 MODEL_TYPES = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "qwen3_5": "qwen3_5_text",
@@ -102,15 +103,14 @@ def target_of(path: Path, **options: Any) -> CpuTarget:
     return CpuTarget(read_config(path), open_weights(path), 24, "", "", **options)
 
 
-def logits_of(target: CpuTarget, widths: Sequence[int] = (len(TOKENS),)) -> Float32:
-    """Logits of TOKENS, so many in each pass."""
+def logits_of(target: Target, widths: Sequence[int] = (), tokens: Sequence[int] = TOKENS, adapter: int = -1) -> Float32:
+    """Logits of the tokens, so many in each pass, or all in one."""
     table: list[int] = []
-    target.blocks.extend(table, len(TOKENS))
+    target.blocks.extend(table, len(tokens))
     logits, start = [], 0
-    for width in widths:
-        rows = RowsBuilder()
-        rows.add_tree(table, start, TOKENS[start : start + width], range(-1, width - 1))
-        logits.append(target.forward(rows.build()).logits.copy())
+    for width in widths or [len(tokens)]:
+        rows = tree_rows(table, start, tokens[start : start + width], adapter=adapter)
+        logits.append(target.forward(rows).logits.copy())
         start += width
     target.blocks.release(table)
     return np.concatenate(logits)

@@ -22,8 +22,8 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels.machine import this_machine
 from services.generation.target.kernels.storages import GROUP, packed_as
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
+from tests.fakes.rows import tree_rows
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.exponential import exponential_by_kernel
 from tests.numerics.kernels import KernelArithmetic
@@ -40,10 +40,8 @@ def logits_digest(directory: Path) -> str:
     target = CpuTarget(read_config(directory), open_weights(directory), 8, "", "", threads=2)
     table: list[int] = []
     target.blocks.extend(table, _LENGTH)
-    rows = RowsBuilder()
     tokens = [(7 * i * i + 3 * i) % target.config.vocab_size for i in range(_LENGTH)]
-    rows.add_tree(table, 0, tokens, range(-1, _LENGTH - 1))
-    return digest(target.forward(rows.build()).logits)
+    return digest(target.forward(tree_rows(table, 0, tokens)).logits)
 
 
 def check_vectors(storages: Collection[str]) -> None:

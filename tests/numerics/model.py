@@ -16,7 +16,7 @@ from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.rope import Rotation
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.rows import RowsBuilder
+from tests.fakes.rows import tree_rows
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.reference_model import ReferenceModel
 from tests.numerics.vectors import array, tensor_of, values_of, weights
@@ -99,9 +99,8 @@ def by_kernels(
     target.blocks.extend(table, len(tokens))
     logits = []
     for start, end in ((0, 5), (5, len(tokens))):
-        rows = RowsBuilder()
-        rows.add_tree(table, start, tokens[start:end], range(-1, end - start - 1), 0 if adapted else -1)
-        logits.append(target.forward(rows.build()).logits.copy())
+        rows = tree_rows(table, start, tokens[start:end], adapter=0 if adapted else -1)
+        logits.append(target.forward(rows).logits.copy())
     return np.concatenate(logits)
 
 

@@ -24,10 +24,9 @@ from sqlalchemy import create_engine, text
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import archive
 from ledger.documents.signed_document import Document, kind_of
-from ledger.log.sequencer import Sequencer
-from ledger.sql.guard import SqlGuard
 from ledger.sql.schema import REVISION
 from ledger.sql.store import SqlEntryStore
+from tests.integration.ledger_store.writing import writing
 from tests.postgres import running_cluster, url_of
 from tests.unit.ledger.builders import (
     KEYS,
@@ -75,12 +74,10 @@ _CONTENTS = {2: 0, 3: 1, 4: 2, 5: 3, 11: 4}
 
 def fill(database: Path | str, keys: Path, guard: Path) -> bytes:
     """Append the documents; returns the newest checkpoint."""
-    with closing(SqlEntryStore.open(database, keys)) as store, closing(SqlGuard.open(guard)) as guarding:
-        sequencer = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guarding)
+    with writing(database, keys, guard) as (_, sequencer):
         for index, document in enumerate(DOCUMENTS):
             number = _CONTENTS.get(index)
             sequencer.append(signed(document), None if number is None else content(number)).result()
-        sequencer.close()
     prune(database, keys)
     return sequencer.board.latest().note
 

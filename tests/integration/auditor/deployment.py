@@ -162,7 +162,6 @@ class Deployment:
 def opened_deployment(directory: Path, others: Sequence[SigningKey] = (KEYS["operator"],)) -> Iterator[Deployment]:
     """With its ledger up; it trusts the builders' receipts and auditor, and `others`."""
     trusted = directory / "trusted"
-    trusted.mkdir(parents=True)
     for key in (KEYS["receipts"], KEYS["auditor"], *others):
         key.publish(trusted)
     settings = trust_log(LedgerSettings(data_dir=directory, origin=ORIGIN))

@@ -6,6 +6,8 @@ import pytest
 
 from kolm.registry.v1.registry_pb2_grpc import add_RegistryServiceServicer_to_server
 from ledger.keys.ed25519 import SigningKey
+from services.cli.up.local_services import LocalServices
+from services.cli.up.up_options import ListenOptions
 from services.registry.__main__ import opened_servicer
 from services.registry.servicer import SERVICE
 from services.registry.settings import RegistrySettings
@@ -31,6 +33,15 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 def kolm(deployment: Deployment, tmp_path: Path) -> Kolm:
     """Runs a command against the deployment."""
     return partial(cli.kolm, environment={"KOLM_LEDGER": deployment.address, "KOLM_DATA_DIR": tmp_path})
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[LocalServices]:
+    """The services of each start, which starts nothing."""
+    found: list[LocalServices] = []
+    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: found.append(services))
+    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
+    return found
 
 
 @pytest.fixture

@@ -155,18 +155,14 @@ def _usage() -> pb.Usage:
 
 def _resolved(request: pb.GenerateRequest) -> pb.Resolved:
     return pb.Resolved(
-        request_id=request.request_id or "request-0", method=_served(request), requested_method=_method(request),
-        base_cid=BASE, profile_cid=PROFILE, tokenizer_cid=_TOKENIZER, sampling=request.sampling,
-        prompt_token_ids=_PROMPT, prompt_salt=_SALT,
+        request_id=request.request_id or "request-0", method=_served_for(_method(request)),
+        requested_method=_method(request), base_cid=BASE, profile_cid=PROFILE, tokenizer_cid=_TOKENIZER,
+        sampling=request.sampling, prompt_token_ids=_PROMPT, prompt_salt=_SALT,
     )  # fmt: skip
 
 
 def _method(request: pb.GenerateRequest) -> str:
     return request.spec_decode.method or "auto"
-
-
-def _served(request: pb.GenerateRequest) -> str:
-    return _served_for(_method(request))
 
 
 def _served_for(requested: str) -> str:

@@ -20,9 +20,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
 from ledger.keys.note import Note, VerifierKey
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
-from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
-from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
@@ -37,6 +35,7 @@ from tests.examples import VECTORS
 from tests.fakes.tiny_head import tiny_head
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
+from tests.integration.ledger_store.writing import writing
 from tests.mutations import replace
 from tests.unit.ledger.builders import ORIGIN, content, receipt, receipt_id, signed
 from tests.unit.ledger.test_mutations import FILES
@@ -48,7 +47,6 @@ from tests.vectors.make_bundles import exported, log_of, write_folder
 def filled(deployment: Deployment, tmp_path: Path) -> Path:
     """The deployment's data directory, with receipts in its ledger."""
     key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
-    key.publish(tmp_path / "trusted")
     for number in range(12):
         deployment.ledger.append(sign_document(receipt(number), key).to_bytes(), content(number))
     return tmp_path
@@ -109,13 +107,10 @@ def test_tiles_are_those_of_the_log_and_grow_with_it(
         assert (done.code, done.document) == (0, {"before": size - 1 if added else 0, "size": size})
         assert (folder / "checkpoint").read_bytes() == deployment.ledger.checkpoint().note
         hashes = (folder / f"tile/0/000.p/{size}").read_bytes()
-        assert hashes == deployment.ledger.tile(0, 0) == b"".join(map(leaf_hash, tiled_entries(folder, size)))
+        entries = TiledTree(TileFolder(folder), size).entries(0)
+        assert hashes == deployment.ledger.tile(0, 0) == b"".join(map(leaf_hash, entries))
     (folder / "index.html").write_text("another site")
     assert kolm("ledger", "export", "--format=tiles", folder).code == 2
-
-
-def tiled_entries(folder: Path, size: int) -> list[bytes]:
-    return list(TiledTree(TileFolder(folder), size).entries(0))
 
 
 def test_an_earlier_checkpoint_holds_the_log_to_its_word(
@@ -192,11 +187,8 @@ def fill(data_dir: Path, number: int) -> None:
     """As the ledger service would: only keys that have not been replaced may sign."""
     trusted = TrustedKeys.load(data_dir / "trusted", retired=False)
     log, receipts = (SigningKey.load(data_dir / f"keys/{role}.pem", role) for role in ("log", "receipts"))
-    with (
-        closing(SqlEntryStore.open(data_dir / "ledger.sqlite3")) as store,
-        closing(SqlGuard.open(data_dir / "guard.sqlite3")) as guard,
-        closing(Sequencer(store, log, trusted, ORIGIN, guard=guard)) as sequencer,
-    ):
+    guard = data_dir / "guard.sqlite3"
+    with writing(data_dir / "ledger.sqlite3", guard=guard, key=log, trusted=trusted) as (_, sequencer):
         sequencer.append(sign_document(receipt(number), receipts).to_bytes()).result()
 
 
@@ -261,11 +253,8 @@ def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path) -> None
     assert rotate(stopped, "receipts", "--by-operator").code == 0
     log = SigningKey.load(stopped / "keys/log.pem", "log")
     careless = TrustedKeys.load(stopped / "trusted")  # a ledger that still trusts what was replaced
-    with (
-        closing(SqlEntryStore.open(stopped / "ledger.sqlite3")) as store,
-        closing(SqlGuard.open(stopped / "guard.sqlite3")) as guard,
-        closing(Sequencer(store, log, careless, ORIGIN, guard=guard)) as sequencer,
-    ):
+    guard = stopped / "guard.sqlite3"
+    with writing(stopped / "ledger.sqlite3", guard=guard, key=log, trusted=careless) as (store, sequencer):
         sequencer.append(sign_document(receipt(7), old).to_bytes()).result()
         assert len(list(entries_from(store))) == 3
     assert checked_log(stopped).code == 3

@@ -7,17 +7,15 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import constants, file_download
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from ledger.documents.manifests import DraftHeadManifest
 from services.cli.up.local_services import LocalServices
-from services.cli.up.up_options import ListenOptions
 from services.client.head_folder import manifest_of
 from services.generation.drafting.methods import load_head
 from services.generation.target.config.config import read_config
@@ -25,7 +23,7 @@ from services.generation.target.identity import base_cid
 from tests import documented
 from tests.cli import kolm
 from tests.fakes.heads import block_config, head_config, published_block, write_safeailab
-from tests.fakes.hub import FakeHub, serving
+from tests.fakes.hub import FakeHub, serving_the_library
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.auditor.deployment import Deployment
@@ -53,17 +51,8 @@ def files(base: Path, tmp_path: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def hub(tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
-    with serving(FakeHub(repo=NAME.removeprefix("hf:"))) as hub:
+    with serving_the_library(FakeHub(repo=NAME.removeprefix("hf:")), tmp_path, monkeypatch) as hub:
         hub.commit(files | {"README.md": b"# a head"})
-        place = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         yield hub
 
 
@@ -313,11 +302,8 @@ def test_files_of_a_model_without_a_size_or_a_name_are_refused(hub: FakeHub) -> 
 
 @pytest.mark.parametrize("fault", ["the connection is cut", "a head of another base", "a part is missing"])
 def test_nothing_is_started_without_the_head_that_was_named(
-    fault: str, hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path, ran: list[LocalServices]
 ) -> None:
-    ran: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: ran.append(services))
-    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
     spoil, code, _ = FAULTS[fault]
     spoil(hub, files, tmp_path)
     assert (kolm("up", "--model", str(base), "--head", NAME).code, ran) == (code, [])
@@ -372,14 +358,13 @@ def test_a_head_is_published_in_the_own_registry_with_its_origin(
     assert shown["manifest"]["annotations"].items() >= {("origin.repository", hub.repo), ("origin.revision", hub.main)}
 
 
+@pytest.mark.usefixtures("ran")
 def test_a_token_opens_a_private_head_and_offline_a_head_that_is_here_is_served(
     hub: FakeHub, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.token = "hf_right"
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     assert kolm("heads", "pull", NAME, "--model", str(base)).code == 0
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: None)
-    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.asked = []
     assert kolm("up", "--model", str(base), "--head", NAME).code == 0
@@ -413,11 +398,8 @@ def test_flags_of_published_heads_are_refused_for_a_hubs(hub: FakeHub, base: Pat
 
 @pytest.mark.parametrize("line", documented.HEADS_BY_NAME)
 def test_the_lines_of_the_page_serve_the_head(
-    line: str, hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, hub: FakeHub, base: Path, files: dict[str, bytes], tmp_path: Path, ran: list[LocalServices]
 ) -> None:
-    ran: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: ran.append(services))
-    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
     if "--head auto" in line:
         gguf = make_tiny_gguf(tmp_path / "base-Q4_K_M.gguf", storage="q8_0", hidden=64)
         write_safeailab(

@@ -11,18 +11,14 @@ import pytest
 from ledger.documents.receipt import SpecDecode
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.keys.ed25519 import SigningKey
-from ledger.log.sequencer import Sequencer
-from ledger.sql.guard import SqlGuard
-from ledger.sql.store import SqlEntryStore
 from tests import cli
 from tests.integration.auditor.deployment import Deployment
 from tests.integration.cli.conftest import Kolm
 from tests.integration.ledger_store.test_fsck import tamper
+from tests.integration.ledger_store.writing import writing
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     KEYS,
-    ORIGIN,
-    TRUSTED,
     content,
     receipt,
     receipt_id,
@@ -81,7 +77,6 @@ def test_a_receipt_by_a_key_that_is_not_trusted_here_is_exit_code_three(
 ) -> None:
     deployment.receive(0)
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
     SigningKey.generate("receipts").publish(elsewhere)
     done = kolm("receipts", "show", "0", "--trusted", elsewhere, "--json")
     assert (done.code, done.document["proof"]["signature"]) == (3, False)
@@ -148,21 +143,13 @@ def change_a_byte(database: Path, index: int) -> None:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    (tmp_path / "trusted").mkdir()
     for role in ("log", "receipts"):
         KEYS[role].publish(tmp_path / "trusted")
-    fill(tmp_path / "ledger.sqlite3", tmp_path / "guard.sqlite3")
-    return tmp_path
-
-
-def fill(target: Path | str, guard_file: Path) -> None:
-    with (
-        closing(SqlEntryStore.open(target, guard_file.parent / "content-keys/keys.sqlite3")) as store,
-        closing(SqlGuard.open(guard_file)) as guard,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
-    ):
+    files = (tmp_path / name for name in ("ledger.sqlite3", "content-keys/keys.sqlite3", "guard.sqlite3"))
+    with writing(*files) as (_, sequencer):
         for number in range(3):
             sequencer.append(signed_receipt(number), content(number)).result()
+    return tmp_path
 
 
 fsck = partial(cli.kolm, "ledger", "verify")

@@ -3,21 +3,19 @@
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants, file_download, try_to_load_from_cache
+from huggingface_hub import constants, try_to_load_from_cache
 
 from services.cli.up.local_services import LocalServices
-from services.cli.up.up_options import ListenOptions
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.identity import base_cid, base_manifest
 from services.generation.target.model_path import model_path, name_of
 from services.generation.target.naming import hub as naming_hub
 from tests import documented
 from tests.cli import kolm
-from tests.fakes.hub import FakeHub, ollama_model, serving
+from tests.fakes.hub import FakeHub, ollama_model, serving_the_library
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
@@ -26,18 +24,8 @@ FILE = "tiny-Q8_0.gguf"
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("KOLM_MODELS", str(tmp_path / "models"))
-    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
-    monkeypatch.setenv("LMSTUDIO_MODELS", str(tmp_path / "lmstudio"))
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
-    return folder
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "hub"
 
 
 @pytest.fixture
@@ -46,12 +34,9 @@ def tiny(tmp_path: Path) -> bytes:
 
 
 @pytest.fixture
-def hub(cache: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    with serving(FakeHub()) as hub:
+def hub(tmp_path: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serving_the_library(FakeHub(), tmp_path, monkeypatch) as hub:
         hub.commit({FILE: tiny, "README.md": b"# tiny"})
-        place = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)  # what HF_ENDPOINT sets at the start
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         yield hub
 
 
@@ -245,11 +230,7 @@ def test_a_folder_of_safetensors_is_fetched_whole(hub: FakeHub, tmp_path: Path) 
     assert kolm("doctor", "--model", NAME)[0] == 2
 
 
-def test_up_fetches_what_is_not_here_and_asks_for_nothing_that_is(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: ran.append(services))
+def test_up_fetches_what_is_not_here_and_asks_for_nothing_that_is(hub: FakeHub, ran: list[LocalServices]) -> None:
     free = [f"--{each}-port=0" for each in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
     assert kolm("up", f"{NAME}:Q8_0", *free)[0] == 0
     assert ran[0].model == model_path(NAME)
@@ -259,12 +240,9 @@ def test_up_fetches_what_is_not_here_and_asks_for_nothing_that_is(
     assert kolm("up", NAME, "--model", "smollm2", *free)[0] == 2
 
 
+@pytest.mark.usefixtures("ran")
 @pytest.mark.parametrize("line", documented.BY_NAME)
-def test_the_lines_of_the_page_work(
-    line: str, hub: FakeHub, tmp_path: Path, tiny: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: None)
-    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
+def test_the_lines_of_the_page_work(line: str, hub: FakeHub, tmp_path: Path, tiny: bytes) -> None:
     if "ollama:" in line:
         ollama_model(tmp_path, "registry.ollama.ai/library/mistral/latest", tiny)
     else:

@@ -4,13 +4,12 @@ import json
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scitt_cose import parse_signed_statement, verify_receipt
 from scitt_cose.statement import extract_receipts
 
-from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.promise import sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
 from ledger.encoding.text_forms import cid
@@ -30,7 +29,18 @@ from tests.integration.cli.conftest import Kolm
 from tests.mutations import replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT
 from tests.unit.client.test_answer_check import signed as signed_receipt
-from tests.unit.ledger.builders import KEYS, PROFILE, STRANGER, at, content, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.builders import (
+    KEYS,
+    PROFILE,
+    STRANGER,
+    at,
+    content,
+    promise_of,
+    receipt,
+    receipt_id,
+    signed,
+    verdict,
+)
 
 HEAD, ADAPTER, OTHER = cid(b"head"), cid(b"adapter"), cid(b"other")
 
@@ -106,7 +116,6 @@ def _fork(note: bytes, data_dir: Path) -> bytes:
 def test_without_keys_nothing_can_be_proven(filled: Kolm, tmp_path: Path) -> None:
     assert filled("receipts", "list", "--prove", "--trusted", tmp_path / "none").code == 2
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
     SigningKey.generate("log").publish(elsewhere)
     assert filled("receipts", "list", "--prove", "--trusted", elsewhere).code == 3
 
@@ -123,7 +132,7 @@ def test_erasing_takes_the_content_and_is_on_record(deployment: Deployment, kolm
     found = {"receipt_id": receipt_id(1), "receipt_index": 1, "erasure_index": 2, "proven": True}
     assert (done.code, done.document) == (0, found)
     assert [erased(deployment, 0), erased(deployment, 1)] == [False, True]
-    assert _document(deployment, 2)["reason"] == "the tenant asked for it"
+    assert json.loads(deployment.ledger.entry(2).envelope.payload)["reason"] == "the tenant asked for it"
     assert kolm("ledger", "verify").code == 0
     assert kolm("receipts", "list", "--complete").code == 0
     # By its entry, and with a key of one's own.
@@ -132,15 +141,10 @@ def test_erasing_takes_the_content_and_is_on_record(deployment: Deployment, kolm
     assert erased(deployment, 0)
 
 
-def _document(deployment: Deployment, index: int) -> Any:
-    return json.loads(deployment.ledger.entry(index).envelope.payload)
-
-
 @pytest.fixture
 def answered(deployment: Deployment, tmp_path: Path) -> Receipt:
     """A receipt as a client has it, in the ledger."""
     key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
-    key.publish(tmp_path / "trusted")
     envelope = sign_document(signed_receipt(), key).to_bytes()
     index = deployment.ledger.append(envelope, CONTENT).index
     deployment.ledger.append(sign_document(receipt(5), key).to_bytes(), content(5))
@@ -175,7 +179,6 @@ def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Rece
 
 def test_a_conversation_is_compared_with_its_messages(kolm: Kolm, deployment: Deployment, tmp_path: Path) -> None:
     key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
-    key.publish(tmp_path / "trusted")
     text = commit_text(MESSAGES_DOMAIN, CONTENT.prompt_salt, '[{"content":"hello","role":"user"}]')
     part = replace(signed_receipt().prompt, text_commitment=text, chat_template=text)
     envelope = sign_document(signed_receipt(prompt=part), key).to_bytes()
@@ -196,11 +199,8 @@ def test_a_promise_is_held_against_the_receipt_and_against_the_whole_log(
     kolm: Kolm, deployment: Deployment, answered: Receipt, tmp_path: Path
 ) -> None:
     key = SigningKey.load_or_create(tmp_path / "keys/receipts.pem", "receipts")
-    document, saved, bundle = signed_receipt(), tmp_path / "receipt.json", tmp_path / "log.tar.gz"
-    promise = Promise(
-        promised_at=at(0), due=at(60), tenant=document.tenant, request_id=document.request_id, nonce=document.nonce,
-        base_cid=document.base_cid, profile_cid=document.profile_cid, prompt=document.prompt, choices=1,
-    )  # fmt: skip
+    saved, bundle = tmp_path / "receipt.json", tmp_path / "log.tar.gz"
+    promise = promise_of(signed_receipt(), due=at(60))
     files = {name: tmp_path / f"{name}.promise" for name in ("kept", "broken", "forged")}
     files["kept"].write_bytes(sign_promise(promise, key).to_bytes())
     files["broken"].write_bytes(sign_promise(replace(promise, request_id="left out"), key).to_bytes())
@@ -279,7 +279,6 @@ def test_the_outside_library_refuses_other_keys_and_other_leaves(
 
 
 def test_kolm_verify_reads_it(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
-    SigningKey.load(tmp_path / KEY, "receipts").publish(tmp_path / "trusted")
     path = tmp_path / "r.cose"
     assert kolm("receipts", "export", "1", path, "--format", "cose").code == 0
     done = kolm("verify", path, "--json").document
@@ -303,7 +302,6 @@ def test_kolm_verify_reads_it(judged: Deployment, kolm: Kolm, tmp_path: Path) ->
 
 def test_nothing_is_signed_that_is_not_by_a_trusted_key(judged: Deployment, kolm: Kolm, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
     SigningKey.generate("receipts").publish(elsewhere)
     target = tmp_path / "cose"
     assert kolm("receipts", "export", "0", target, "--format", "cose", "--trusted", elsewhere).code == 3

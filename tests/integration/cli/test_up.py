@@ -18,7 +18,6 @@ from cryptography.x509 import verification
 
 from services.cli.up.local_services import LocalServices
 from services.cli.up.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
-from services.cli.up.up_options import ListenOptions
 from tests import documented
 from tests.cli import kolm
 from tests.e2e.command import PATIENCE, children, is_running, until
@@ -228,15 +227,6 @@ def test_a_certificate_is_valid_for_the_names_that_were_asked_for(folder: Path, 
     assert chain == [shown, authority]
     with pytest.raises(verification.VerificationError):
         policy.time(now + timedelta(days=3)).build_server_verifier(x509.DNSName(name)).verify(shown, [])
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[LocalServices]:
-    """The services of each start, which starts nothing."""
-    found: list[LocalServices] = []
-    monkeypatch.setattr("services.cli.up.up._run", lambda services, *others, as_json: found.append(services))
-    monkeypatch.setattr(ListenOptions, "check_ports", lambda *_: None)
-    return found
 
 
 def test_the_line_of_the_page_puts_the_generation_service_before_the_engine(

@@ -2,16 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from prometheus_client import CollectorRegistry
 
-from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.receipt import SpecDecode
 from ledger.encoding.text_forms import cid
 from ledger.keys.trusted_keys import TrustedKeys
@@ -19,41 +17,14 @@ from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.explorer.app import explorer_app
 from services.explorer.pages import Source
-from services.ledger.__main__ import opened_servicer
-from services.ledger.servicer import SERVICE
-from services.ledger.settings import LedgerSettings
-from services.runtime.server import Mount
-from tests.access import trust_log
+from tests.integration.ledger_service.liar import Liar, Lie, ledger_settings, lying
 from tests.mutations import replace
-from tests.serving import serving
-from tests.unit.ledger.builders import KEYS, OFF, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
+from tests.unit.ledger.builders import OFF, ORIGIN, halt, policy, receipt, receipt_id, signed, verdict
 
 HEADS = (cid(b"first head"), cid(b"second head"))
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> \u202egnitirw {{ 7 * 7 }}"
 RECEIPTS = 60
 HOSTILE_RECEIPT = RECEIPTS - 1
-
-Lie = Callable[[Any], None]
-
-
-class Liar:
-    """Answers as the real servicer does, but for the changes of single answers in `lies`."""
-
-    def __init__(self, honest: Any) -> None:
-        self._honest = honest
-        self.lies: dict[str, Lie] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._honest, name)
-        if name in ("AppendEntries", "WatchEntries", "ExportBundle"):
-            return method
-
-        async def answer(request: Any, context: Any) -> Any:
-            response = await method(request, context)
-            self.lies.get(name, lambda _: None)(response)
-            return response
-
-        return answer
 
 
 @dataclass(frozen=True)
@@ -76,20 +47,12 @@ class Site:
 
 @contextmanager
 def running_site(folder: Path) -> Iterator[Site]:
-    trusted = folder / "trusted"
-    trusted.mkdir()
-    for role in ("receipts", "auditor", "operator", "publisher"):
-        KEYS[role].publish(trusted)
-    settings = trust_log(LedgerSettings(data_dir=folder, origin=ORIGIN))
-    with opened_servicer(settings, CollectorRegistry()) as servicer:
-        liar = Liar(servicer)
-        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
-        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
-            fill(client)
-            keys = TrustedKeys.load(trusted)
-            source = Source(client, VerifiedLedger(client, keys, origin=ORIGIN), keys, ORIGIN)
-            with explored(source) as url:
-                yield Site(url, liar, client, source)
+    with lying(ledger_settings(folder)) as liar:
+        fill(liar.client)
+        keys = TrustedKeys.load(folder / "trusted")
+        source = Source(liar.client, VerifiedLedger(liar.client, keys, origin=ORIGIN), keys, ORIGIN)
+        with explored(source) as url:
+            yield Site(url, liar, liar.client, source)
 
 
 @contextmanager

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.promise import sign_promise
 from ledger.keys.ed25519 import SigningKey
 from tests.integration.explorer.browsing import DESKTOP, PHONE, browsing
 from tests.integration.explorer.site import RECEIPTS, Site, id_of
-from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, STRANGER, at, receipt
+from tests.unit.ledger.builders import KEYS, STRANGER, promise_of, receipt
 
 PAGES = (
     "/receipts",
@@ -118,12 +117,7 @@ NUMBER = 24
 
 def promised(number: int, key: SigningKey = KEYS["receipts"], **changes: Any) -> str:
     """A promise of the site's receipt of this number; those from RECEIPTS on are not in its log."""
-    kept = receipt(number, tenant="acme")
-    promise = Promise(
-        promised_at=at(0), due=at(3600), tenant="acme", request_id=kept.request_id, nonce=None,
-        base_cid=kept.base_cid, profile_cid=kept.profile_cid, prompt=kept.prompt, choices=1,
-    )  # fmt: skip
-    return sign_promise(replace(promise, **changes), key).to_bytes().decode()
+    return sign_promise(promise_of(receipt(number), **changes), key).to_bytes().decode()
 
 
 def asked(site: Site, promise: str) -> tuple[int, str]:

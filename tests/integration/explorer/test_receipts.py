@@ -1,10 +1,8 @@
 """Pages of receipts: the list, and one with its checks in the browser."""
 
-import http.client
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,11 @@ from ledger.tree.entry import Entry
 from ledger.witness.cosignature import cosign
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 from tests.integration.explorer.browsing import PHONE, browsing
-from tests.integration.explorer.site import HEADS, HOSTILE_RECEIPT, RECEIPTS, Lie, Site, explored, id_of
+from tests.integration.explorer.site import HEADS, HOSTILE_RECEIPT, RECEIPTS, Site, explored, id_of
+from tests.integration.ledger_service.liar import Lie
 from tests.integration.monitor.processes import explorer, ledger
 from tests.mutations import replace
-from tests.serving import PATIENCE, started
+from tests.serving import PATIENCE, fetched, started
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, receipt, receipt_id, signed, signed_receipt, verdict
 
 NUMBER = 24
@@ -275,21 +274,14 @@ def age(url: str) -> str:
     return line[1] if line else ""
 
 
-def get(address: str, path: str) -> tuple[int, str, str]:
-    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.headers["content-security-policy"], answer.read().decode()
-
-
 def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
-    (tmp_path / "trusted").mkdir()
     KEYS["log"].publish(tmp_path / "trusted")
     flags = ["--ledger", "127.0.0.1:1", "--trusted-keys", str(tmp_path / "trusted"), "--listen", "127.0.0.1:0"]
     with started("services.explorer", flags, tmp_path / "ready") as (process, address):
-        assert get(address, "/health")[0] == 200
-        status, policy, page = get(address, "/receipts")
-        assert (status, "The ledger does not answer" in page) == (503, True)
+        assert fetched(address, "/health")[0] == 200
+        status, headers, page = fetched(address, "/receipts")
+        assert (status, b"The ledger does not answer" in page) == (503, True)
+        policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'")
         assert "unsafe" not in policy
         process.send_signal(signal.SIGTERM)
@@ -299,16 +291,15 @@ def test_a_ledger_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
 
 def test_exact_over_no_token_is_not_shown_as_exact(tmp_path: Path) -> None:
     with ledger(tmp_path) as served, explorer(tmp_path, served) as url:
-        address = url.removeprefix("http://")
         ended = replace(receipt(0).output, tokens=0, stream_digest=StreamDigest().hexdigest(), finish_reason="error")
         index = served.client.append(
             signed(receipt(0, output=ended, spec_decode=SpecDecode("off", "off", 0, 0, 0)))
         ).index
         served.client.append(signed(verdict(index, 0, tokens_compared=0)))
         for path in ("/receipts", f"/receipts/{receipt_id(0)}", "/verdicts"):
-            status, _, page = get(address, path)
-            assert (status, "nothing to compare" in page, 'class="badge ok' in page) == (200, True, False), path
+            status, _, page = fetched(url, path)
+            assert (status, b"nothing to compare" in page, b'class="badge ok' in page) == (200, True, False), path
         index = served.client.append(signed(receipt(1))).index
         served.client.append(signed(verdict(index, 1)))
         for path in ("/receipts", f"/receipts/{receipt_id(1)}", "/verdicts"):
-            assert 'class="badge ok">exact' in get(address, path)[2], path
+            assert b'class="badge ok">exact' in fetched(url, path)[2], path

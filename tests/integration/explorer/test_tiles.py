@@ -1,14 +1,11 @@
 """Tiles of the log over HTTP, for clients of others."""
 
 import gzip
-import http.client
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -25,6 +22,7 @@ from services.client.errors import Unavailable
 from tests.append_stream import append_many
 from tests.integration.explorer.site import Site, explored, running_site
 from tests.mutations import replace
+from tests.serving import fetched
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed
 
 
@@ -34,15 +32,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield running
 
 
-def fetch(url: str, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
-    with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
-
-
 def test_the_checkpoint_is_the_newest_and_not_cached(site: Site) -> None:
-    status, headers, note = fetch(site.url, "/checkpoint")
+    status, headers, note = fetched(site.url, "/checkpoint")
     assert (status, note) == (200, site.client.checkpoint().note)
     assert (headers["content-type"], headers["cache-control"]) == ("text/plain; charset=utf-8", "no-cache")
 
@@ -50,7 +41,7 @@ def test_the_checkpoint_is_the_newest_and_not_cached(site: Site) -> None:
 def test_tiles_never_change(site: Site) -> None:
     size = site.client.checkpoint().tree_size
     for path in (f"/tile/0/000.p/{size}", "/tile/0/000.p/7", "/tile/entries/000.p/7"):
-        status, headers, data = fetch(site.url, path)
+        status, headers, data = fetched(site.url, path)
         assert (status, headers["content-type"]) == (200, "application/octet-stream")
         assert headers["cache-control"] == "public, max-age=31536000, immutable"
         if "entries" not in path:
@@ -58,8 +49,8 @@ def test_tiles_never_change(site: Site) -> None:
 
 
 def test_entries_shrink_on_their_way(site: Site) -> None:
-    plain = fetch(site.url, "/tile/entries/000.p/60")[2]
-    _, headers, data = fetch(site.url, "/tile/entries/000.p/60", **{"accept-encoding": "gzip"})
+    plain = fetched(site.url, "/tile/entries/000.p/60")[2]
+    _, headers, data = fetched(site.url, "/tile/entries/000.p/60", **{"accept-encoding": "gzip"})
     assert (headers["content-encoding"], headers["vary"]) == ("gzip", "accept-encoding")
     assert (gzip.decompress(data), len(data) < len(plain) / 2) == (plain, True)
     assert read_entry_bundle(plain) == [site.client.entry(index).entry for index in range(60)]
@@ -74,7 +65,7 @@ def test_entries_shrink_on_their_way(site: Site) -> None:
     ],
 )
 def test_what_the_log_does_not_have_is_not_there(site: Site, path: str) -> None:
-    status, headers, body = fetch(site.url, path)
+    status, headers, body = fetched(site.url, path)
     assert (status, headers["cache-control"]) == (404, "no-store")
     assert body.endswith(b"\n")
     assert b"<" not in body
@@ -106,7 +97,7 @@ def test_a_ledger_that_is_away_is_503(site: Site) -> None:
 
     with site.lying(GetTile=away, GetCheckpoint=away):
         for path in ("/checkpoint", "/tile/0/000.p/3"):
-            status, headers, _ = fetch(site.url, path)
+            status, headers, _ = fetched(site.url, path)
             assert (status, headers["cache-control"]) == (503, "no-store")
 
 

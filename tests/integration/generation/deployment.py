@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -35,8 +35,10 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.server import Mount, start_server
 from tests.access import open_access, trust_log
 from tests.fakes.engine_runs import CHEAP_ROWS
+from tests.fakes.tampered_targets import Loader, WrappedTarget
 from tests.serving import known_port
 
+Wrapped = TypeVar("Wrapped", bound=WrappedTarget)
 PATIENCE = 240.0  # seconds; only a test that fails gets there
 _PAUSE = 0.01  # seconds between two questions, because the server needs the CPU
 
@@ -106,6 +108,13 @@ class Deployment:
         self._generation.push_async_callback(server.stop, None)
         self.generation_address = server.address
         return GenerationServiceStub(await self.channel(server.address))
+
+    async def start_wrapped(self, wrapper: type[Wrapped], **changes: Any) -> tuple[GenerationServiceStub, Wrapped]:
+        """The target that computes is wrapped, and returned too."""
+        loader = Loader(wrapper)
+        stub = await self.start_generation(loader, **changes)
+        assert isinstance(loader.target, wrapper)
+        return stub, loader.target
 
     async def stop_generation(self) -> None:
         await self._generation.aclose()

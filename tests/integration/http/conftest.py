@@ -1,7 +1,10 @@
-"""A generation server with the tiny model, the HTTP front before it, and OpenAI's own client."""
+"""A generation server with the tiny model, the HTTP front before it, and OpenAI's and Anthropic's own clients."""
+
+from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
@@ -12,11 +15,14 @@ from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, drafting_pays
 from tests.integration.http.front import Front, fronting
 
+if TYPE_CHECKING:
+    import anthropic  # takes two seconds to import, and other workers collect these modules too
+
 
 @pytest.fixture(scope="module")
-def loader() -> Loader:
-    """Its target's gate is open until a test closes it."""
-    return Loader(GatedTarget)
+def loader(request: pytest.FixtureRequest) -> Loader:
+    """Its target is the module's TARGET, or has a gate that is open until a test closes it."""
+    return Loader(getattr(request.module, "TARGET", GatedTarget))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,3 +50,17 @@ async def front(deployment: Deployment) -> AsyncIterator[Front]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(front: Front) -> openai.AsyncOpenAI:
     return front.client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """It tries nothing twice."""
+    import anthropic
+
+    async with anthropic.AsyncAnthropic(
+        base_url=f"http://127.0.0.1:{front.port}",
+        api_key="any",
+        max_retries=0,
+        http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+    ) as client:
+        yield client

@@ -1,13 +1,11 @@
 """The HTTP front on a port of its own, on the event loop of the test, with OpenAI's client before it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import uvicorn
@@ -18,9 +16,6 @@ from services.client.generation.runtime import AsyncRuntime
 from services.http.app import http_app
 from services.http.settings import HttpSettings
 from services.runtime.http.serving import Connections
-
-if TYPE_CHECKING:
-    import anthropic  # takes two seconds to import, and other workers collect these modules too
 
 
 @dataclass(frozen=True)
@@ -36,20 +31,6 @@ class Front:
         writer.write(f"{head}\r\nhost: 127.0.0.1\r\n\r\n".encode() + body)
         await writer.drain()
         return reader, writer
-
-
-@asynccontextmanager
-async def claude_of(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """Anthropic's client, which tries nothing twice."""
-    import anthropic
-
-    async with anthropic.AsyncAnthropic(
-        base_url=f"http://127.0.0.1:{front.port}",
-        api_key="any",
-        max_retries=0,
-        http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
-    ) as client:
-        yield client
 
 
 class _Server(uvicorn.Server):

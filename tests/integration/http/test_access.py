@@ -23,7 +23,7 @@ from tests.access import Certificates, token_of, without_credential
 from tests.forked import Forked
 from tests.integration.cli.scripted import ScriptedGeneration, mount
 from tests.integration.http.front import fronting
-from tests.serving import serving, started
+from tests.serving import fetched, serving, started
 
 
 @asynccontextmanager
@@ -75,10 +75,6 @@ async def status(port: int, token: str | None, **headers: str) -> int:
         return answer.status_code
 
 
-def port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])
-
-
 async def refusal(address: str, token: str) -> str:
     async with AsyncRuntime.connect(address, token=token) as runtime:
         with pytest.raises(Unauthenticated) as refused:
@@ -103,7 +99,7 @@ async def test_without_principals_a_made_up_token_is_a_bad_one_and_no_address_is
 async def test_a_proxy_that_adds_no_header_is_not_the_own_machine_over_grpc_either() -> None:
     local = new_token()
     with serving(mount(ScriptedGeneration()), access=Access(local=local)) as served:
-        async with forwarded(port_of(served.address)) as proxy:
+        async with forwarded(int(served.address.rpartition(":")[2])) as proxy:
             for address in (served.address, f"127.0.0.1:{proxy}"):
                 assert await refusal(address, "") == "TOKEN_REQUIRED"
                 assert await refusal(address, "kolm_x") == "BAD_TOKEN"
@@ -170,13 +166,6 @@ async def _asked_for_a_token(generation: str) -> None:
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, SITE)
 
 
-def get(address: str, path: str) -> tuple[int, str]:
-    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
 @contextmanager
 def served(folder: Path, *more: str) -> Iterator[tuple[Forked, str]]:
     """The process and its address; killed at the end if it still runs."""
@@ -187,9 +176,9 @@ def served(folder: Path, *more: str) -> Iterator[tuple[Forked, str]]:
 
 def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> None:
     with served(tmp_path) as (process, address):
-        status, answer = get(address, "/health")
+        status, _, answer = fetched(address, "/health")
         assert (status, json.loads(answer)) == (503, {"status": "unavailable"})
-        status, answer = get(address, "/v1/models")
+        status, _, answer = fetched(address, "/v1/models")
         assert (status, set(json.loads(answer))) == (503, {"error"})
         process.send_signal(signal.SIGTERM)
         _, output = process.communicate(timeout=60)
@@ -199,9 +188,9 @@ def test_a_generation_server_that_is_away_is_said_to_be_away(tmp_path: Path) -> 
 def test_silent_connections_make_room_for_new_ones(tmp_path: Path) -> None:
     with served(tmp_path, "--max-requests", "1") as (_, address), ExitStack() as idle:
         host, _, port = address.rpartition(":")
-        assert get(address, "/metrics")[0] == 200
+        assert fetched(address, "/metrics")[0] == 200
         silent = [idle.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(12)]
-        assert get(address, "/metrics")[0] == 200
+        assert fetched(address, "/metrics")[0] == 200
         assert silent[0].recv(1) == b""
 
 

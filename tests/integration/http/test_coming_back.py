@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import openai
 import pydantic
 import pytest
-import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
 from tests.fakes.grammars import HERMES
 from tests.fakes.tampered_targets import Loader, ScriptedTarget
 from tests.fakes.tiny_model import END
 from tests.integration.generation.deployment import Deployment
-from tests.integration.http.front import Front, claude_of
 
 if TYPE_CHECKING:
     import anthropic
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT_TEMPLATE = HERMES + "{# <think></think> #}"
+TARGET = ScriptedTarget
 NAMES = ("get_time", "get_zone")
 CALLS = "\n".join(f'<tool_call>\n{{"name": "{name}", "arguments": {{"zone": "UTC"}}}}\n</tool_call>' for name in NAMES)
 OUTPUTS = {
@@ -39,17 +38,6 @@ class Zone(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
     zone: Literal["UTC", "CET"]
-
-
-@pytest.fixture(scope="module")
-def loader() -> Loader:
-    return Loader(ScriptedTarget)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with claude_of(front) as client:
-        yield client
 
 
 @pytest.fixture(params=OUTPUTS)

@@ -15,7 +15,7 @@ from services.client.generation.runtime import AsyncRuntime
 from services.http.__main__ import serving as fronted
 from services.http.settings import HttpSettings
 from tests.integration.cli.scripted import PROMISED, ScriptedGeneration, mount
-from tests.integration.http.front import Front, claude_of, fronting
+from tests.integration.http.front import Front, fronting
 from tests.serving import serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -101,7 +101,7 @@ async def test_a_front_that_stops_ends_its_calls_with_an_error_of_their_api(path
     assert refused.startswith(b"HTTP/1.1 503 ")
 
 
-async def test_both_packages_raise_it(front: Front) -> None:
+async def test_both_packages_raise_it(front: Front, claude: Any) -> None:
     import anthropic
 
     asked: Any = {"model": "scripted", "messages": TURNS}
@@ -115,9 +115,8 @@ async def test_both_packages_raise_it(front: Front) -> None:
             pass
     events = [each async for each in await front.client.responses.create(model="scripted", input="broken", stream=True)]
     assert events[-1].type == "response.failed"
-    async with claude_of(front) as claude:
-        with pytest.raises(anthropic.InternalServerError):
-            await claude.messages.create(**asked, max_tokens=9)
-        with pytest.raises(anthropic.APIStatusError):
-            async for _ in await claude.messages.create(**asked, max_tokens=9, stream=True):
-                pass
+    with pytest.raises(anthropic.InternalServerError):
+        await claude.messages.create(**asked, max_tokens=9)
+    with pytest.raises(anthropic.APIStatusError):
+        async for _ in await claude.messages.create(**asked, max_tokens=9, stream=True):
+            pass

@@ -19,6 +19,7 @@ from tests.integration.http.front import Front
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+TARGET = ScriptedTarget
 SPECIAL = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|return|>", "<|call|>")
 CHAT_TEMPLATE = """{%- for each in messages -%}
 {%- if each.role == "assistant" -%}
@@ -28,11 +29,6 @@ CHAT_TEMPLATE = """{%- for each in messages -%}
 {%- endfor -%}{%- if add_generation_prompt %}<|start|>assistant{% endif -%}"""
 THOUGHT = "<|channel|>analysis<|message|>An assistant adds: 2 + 2.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>It is 4.<|return|>"
-
-
-@pytest.fixture(scope="module")
-def loader() -> Loader:
-    return Loader(ScriptedTarget)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -12,14 +12,10 @@ from tests.integration.generation.deployment import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+TARGET = ScriptedTarget
 TEXT = "😀é\ufffd!!"
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 40, "temperature": 0}
 PROMPT = "Say: "
-
-
-@pytest.fixture(scope="module")
-def loader() -> Loader:
-    return Loader(ScriptedTarget)
 
 
 @pytest.fixture

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import openai
 import pytest
-import pytest_asyncio
 
 from tests.fakes.grammars import HERMES
-from tests.integration.http.front import Front, claude_of
 
 if TYPE_CHECKING:
     import anthropic
@@ -38,12 +35,6 @@ CALLING: dict[str, Any] = ASKED | {
     "tools": [{"name": "get_weather", "description": "Weather", "input_schema": WEATHER}],
     "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def claude(front: Front) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with claude_of(front) as client:
-        yield client
 
 
 async def test_a_message_says_what_a_chat_says(claude: anthropic.AsyncAnthropic, client: openai.AsyncOpenAI) -> None:

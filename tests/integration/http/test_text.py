@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types import Completion
 
-from tests.integration.http.front import Front, claude_of, fronting
+from tests.integration.http.front import Front, fronting
 from tests.integration.http.test_chat import ASKED as CHAT
 from tests.integration.http.test_chat import streamed
 
@@ -100,13 +100,12 @@ async def test_the_model_is_listed_and_found_by_its_name_only(client: openai.Asy
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
 
-async def test_the_model_has_anthropic_s_members(front: Front) -> None:
-    async with claude_of(front) as claude:
-        page = await claude.models.list()
-        (model,) = page.data
-        assert (model.id, model.type, model.display_name, model.created_at.year) == ("tiny", "model", "tiny", 1970)
-        assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "tiny")
-        assert await claude.models.retrieve("tiny") == model
+async def test_the_model_has_anthropic_s_members(claude: Any) -> None:
+    page = await claude.models.list()
+    (model,) = page.data
+    assert (model.id, model.type, model.display_name, model.created_at.year) == ("tiny", "model", "tiny", 1970)
+    assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "tiny")
+    assert await claude.models.retrieve("tiny") == model
 
 
 async def test_an_answer_names_the_served_model_however_it_was_asked_for(client: openai.AsyncOpenAI) -> None:

@@ -13,20 +13,16 @@ from services.ledger.settings import LedgerSettings
 from services.runtime.access import Access
 from services.runtime.credentials import write_principals
 from services.runtime.server import Mount
-from tests.access import token_of, trust_log, without_credential
+from tests.access import token_of, without_credential
+from tests.integration.ledger_service.liar import ledger_settings
 from tests.serving import Served, serving
-from tests.unit.ledger.builders import KEYS, ORIGIN
 
 Serve = Callable[[], AbstractContextManager[Served]]
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> LedgerSettings:
-    trusted = tmp_path / "trusted"
-    trusted.mkdir()
-    for role in ("receipts", "auditor", "operator", "publisher"):
-        KEYS[role].publish(trusted)
-    return trust_log(LedgerSettings(data_dir=tmp_path, origin=ORIGIN))
+    return ledger_settings(tmp_path)
 
 
 @pytest.fixture

@@ -1,16 +1,13 @@
 """A client's checks find every tampered answer of a server: real gRPC, a real log, one tampered answer each."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from kolm.ledger.v1 import documents_pb2
 from kolm.ledger.v1 import ledger_pb2 as pb
-from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.errors import FormatError, LedgerError, ProofError, SignatureError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
@@ -18,74 +15,33 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
-from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import Appended
 from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
-from services.ledger.__main__ import opened_servicer
-from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.runtime.server import Mount
+from tests.integration.ledger_service.liar import Liar, Lie, lying
 from tests.integration.ledger_service.test_appending import wire_content
 from tests.keys import seeded_key
-from tests.serving import serving
 from tests.unit.ledger.builders import ORIGIN, key_entry, receipt, receipt_id, signed, signed_receipt, verdict
-
-Lie = Callable[[Any], None]
-
-
-class Liar:
-    """Answers as the real servicer does; `lies` change the answers of single methods on their way out, `mishearings`
-    the requests on their way in, so that a true answer to another question comes back.
-    """
-
-    def __init__(self, honest: Any) -> None:
-        self._honest = honest
-        self.lies: dict[str, Lie] = {}
-        self.mishearings: dict[str, Lie] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._honest, name)
-        if name not in (
-            "ListReceipts",
-            "AppendEntry",
-            "GetCheckpoint",
-            "GetConsistencyProof",
-            "GetEntry",
-            "GetReceipt",
-        ):
-            return method
-
-        async def answer(request: Any, context: Any) -> Any:
-            self.mishearings.get(name, lambda _: None)(request)
-            response = await method(request, context)
-            self.lies.get(name, lambda _: None)(response)
-            return response
-
-        return answer
-
-
-@contextmanager
-def lying(settings: LedgerSettings) -> Iterator[tuple[Liar, LedgerClient]]:
-    with opened_servicer(settings, CollectorRegistry()) as servicer:
-        liar = Liar(servicer)
-        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
-        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
-            yield liar, client
 
 
 @pytest.fixture
-def liar_and_client(settings: LedgerSettings) -> Iterator[tuple[Liar, LedgerClient]]:
+def liar(settings: LedgerSettings) -> Iterator[Liar]:
     """Entries 0 to 3 and 5 are receipts of acme, 4 is a key, 6 a receipt of another tenant."""
-    with lying(settings) as (liar, client):
+    with lying(settings) as liar:
         others = [signed(key_entry("auditor")), signed_receipt(5), signed(receipt(6, tenant="other"))]
         for envelope in [*(signed_receipt(number) for number in range(4)), *others]:
-            client.append(envelope)
-        yield liar, client
+            liar.client.append(envelope)
+        yield liar
 
 
-def proving(client: LedgerClient, settings: LedgerSettings, path: Path | None = None) -> VerifiedLedger:
+def proving(liar: Liar, settings: LedgerSettings, path: Path | None = None) -> VerifiedLedger:
     trusted = TrustedKeys.load(settings.trusted_directory)
-    return VerifiedLedger(client, trusted, RememberedCheckpoint(path), origin=ORIGIN)
+    return VerifiedLedger(liar.client, trusted, RememberedCheckpoint(path), origin=ORIGIN)
+
+
+@pytest.fixture
+def proven(liar: Liar, settings: LedgerSettings) -> VerifiedLedger:
+    return proving(liar, settings)
 
 
 def log_key(settings: LedgerSettings) -> SigningKey:
@@ -137,32 +93,26 @@ TAMPERED = (
 
 @pytest.mark.parametrize("complete", [False, True])
 def test_a_tampered_page_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, complete: bool, subtests: pytest.Subtests
+    liar: Liar, proven: VerifiedLedger, complete: bool, subtests: pytest.Subtests
 ) -> None:
-    liar, client = liar_and_client
-    ledger = proving(client, settings)
-    assert len(list(ledger.receipts(QUERY, complete=complete))) == 5
+    assert len(list(proven.receipts(QUERY, complete=complete))) == 5
     for lie, error in TAMPERED:
         liar.lies["ListReceipts"] = lie
         with subtests.test(lie.__name__), pytest.raises(error):
-            list(ledger.receipts(QUERY, complete=complete))
+            list(proven.receipts(QUERY, complete=complete))
 
 
-def test_a_row_that_is_left_out_is_found_only_by_a_complete_listing(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
-) -> None:
-    liar, client = liar_and_client
-    ledger = proving(client, settings)
-    (honest,) = client.receipt_pages(ReceiptFilter(tenant="acme", min_index=1, max_index=5))
+def test_a_row_that_is_left_out_is_found_only_by_a_complete_listing(liar: Liar, proven: VerifiedLedger) -> None:
+    (honest,) = liar.client.receipt_pages(ReceiptFilter(tenant="acme", min_index=1, max_index=5))
 
     def omit_the_first(page: pb.ListReceiptsResponse) -> None:
         del page.receipts[0]
         page.multi_proof.hashes[:] = honest.hashes
 
     liar.lies["ListReceipts"] = omit_the_first
-    assert [row.index for row in ledger.receipts(QUERY)] == [1, 2, 3, 5]
+    assert [row.index for row in proven.receipts(QUERY)] == [1, 2, 3, 5]
     with pytest.raises(ProofError):
-        list(ledger.receipts(QUERY, complete=True))
+        list(proven.receipts(QUERY, complete=True))
 
 
 def hide_as_another_entry(page: pb.ListReceiptsResponse) -> None:
@@ -209,24 +159,22 @@ INCOMPLETE = (
 
 
 def test_a_list_that_is_not_complete_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
+    liar: Liar, settings: LedgerSettings, subtests: pytest.Subtests
 ) -> None:
-    liar, client = liar_and_client
     for lie, page_size, why in INCOMPLETE:
         liar.lies["ListReceipts"] = lie
         with subtests.test(lie.__name__), pytest.raises(ProofError, match=why):
-            list(proving(client, settings).receipts(QUERY, complete=True, page_size=page_size))
+            list(proving(liar, settings).receipts(QUERY, complete=True, page_size=page_size))
 
 
 def test_proven_rows_that_were_not_asked_for_are_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
+    liar: Liar, settings: LedgerSettings, subtests: pytest.Subtests
 ) -> None:
-    liar, client = liar_and_client
     for unheard, query in (("tenant", ReceiptFilter(tenant="other")), ("max_index", ReceiptFilter(max_index=3))):
         liar.mishearings["ListReceipts"] = lambda request, unheard=unheard: request.ClearField(unheard)
         for complete in (False, True):
             with subtests.test(unheard, complete=complete), pytest.raises(ProofError):
-                list(proving(client, settings).receipts(query, complete=complete))
+                list(proving(liar, settings).receipts(query, complete=complete))
 
 
 @pytest.mark.parametrize(
@@ -237,58 +185,50 @@ def test_proven_rows_that_were_not_asked_for_are_not_believed(
     ],
 )
 def test_a_proven_list_of_less_than_was_asked_for_is_not_complete(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, mishear: Lie, why: str
+    liar: Liar, settings: LedgerSettings, mishear: Lie, why: str
 ) -> None:
-    liar, client = liar_and_client
     liar.mishearings["ListReceipts"] = mishear
-    assert list(proving(client, settings).receipts(QUERY))
+    assert list(proving(liar, settings).receipts(QUERY))
     with pytest.raises(ProofError, match=why):
-        list(proving(client, settings).receipts(QUERY, complete=True))
+        list(proving(liar, settings).receipts(QUERY, complete=True))
 
 
 def test_a_server_that_proves_an_empty_list_of_a_log_it_made_up_is_found_out_by_what_was_seen_before(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, tmp_path: Path
+    liar: Liar, settings: LedgerSettings, tmp_path: Path
 ) -> None:
-    liar, client = liar_and_client
     seen = tmp_path / "seen"
-    head = proving(client, settings, seen).head()
+    head = proving(liar, settings, seen).head()
     fork = sign_checkpoint(Checkpoint(ORIGIN, head.size, bytes(32)), log_key(settings))
     shorter = sign_checkpoint(Checkpoint(ORIGIN, head.size - 2, bytes(32)), log_key(settings))
     longer = sign_checkpoint(Checkpoint(ORIGIN, head.size + 2, bytes(32)), log_key(settings))
     for note, why in ((fork, "it has forked"), (shorter, "does not contain"), (longer, "cannot show")):
         liar.lies["GetCheckpoint"] = lambda answer, note=note: setattr(answer, "checkpoint", note)
         with pytest.raises(ProofError, match=why):
-            proving(client, settings, seen).head()  # another process: it only knows the file
+            proving(liar, settings, seen).head()  # another process: it only knows the file
     liar.lies.clear()
-    assert proving(client, settings, seen).head() == head
+    assert proving(liar, settings, seen).head() == head
 
 
-def test_a_forged_consistency_proof_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
-) -> None:
-    liar, client = liar_and_client
-    ledger = proving(client, settings)
-    ledger.head()
-    client.append(signed_receipt(7))
+def test_a_forged_consistency_proof_is_not_believed(liar: Liar, proven: VerifiedLedger) -> None:
+    proven.head()
+    liar.client.append(signed_receipt(7))
     liar.lies["GetConsistencyProof"] = lambda answer: answer.consistency_proof.hashes.__setitem__(0, bytes(32))
     with pytest.raises(ProofError):
-        ledger.head()
+        proven.head()
     liar.lies.clear()
-    assert ledger.head().size == 8
+    assert proven.head().size == 8
 
 
 def test_a_checkpoint_of_another_log_or_key_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
+    liar: Liar, settings: LedgerSettings, proven: VerifiedLedger
 ) -> None:
-    liar, client = liar_and_client
-    ledger = proving(client, settings)
-    head = ledger.head()
+    head = proven.head()
     stranger = sign_checkpoint(head, seeded_key(b"\x09" * 32, "log"))
     elsewhere = sign_checkpoint(Checkpoint("elsewhere.example/log", head.size, head.root), log_key(settings))
     for note, error in ((stranger, SignatureError), (elsewhere, FormatError)):
         liar.lies["GetCheckpoint"] = lambda answer, note=note: setattr(answer, "checkpoint", note)
         with pytest.raises(error):
-            ledger.head()
+            proven.head()
 
 
 @pytest.mark.parametrize(
@@ -298,15 +238,11 @@ def test_a_checkpoint_of_another_log_or_key_is_not_believed(
         lambda answer: answer.inclusion_proof.hashes.__setitem__(0, bytes(32)),
     ],
 )
-def test_an_append_that_is_not_proven_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, lie: Lie
-) -> None:
-    liar, client = liar_and_client
-    ledger = proving(client, settings)
-    assert isinstance(ledger.append(signed_receipt(8)), Appended)
+def test_an_append_that_is_not_proven_is_not_believed(liar: Liar, proven: VerifiedLedger, lie: Lie) -> None:
+    assert isinstance(proven.append(signed_receipt(8)), Appended)
     liar.lies["AppendEntry"] = lie
     with pytest.raises(ProofError):
-        ledger.append(signed_receipt(9))
+        proven.append(signed_receipt(9))
 
 
 def _unproven(answer: Any) -> None:
@@ -322,27 +258,22 @@ def _asked_for(field: str, value: Any) -> Lie:
 
 
 def test_an_entry_or_a_receipt_that_is_not_proven_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
+    liar: Liar, proven: VerifiedLedger, subtests: pytest.Subtests
 ) -> None:
-    liar, client = liar_and_client
-    ledger = proving(client, settings)
-    assert Entry.from_bytes(ledger.entry(2).entry).index == ledger.receipt(receipt_id(2)).receipt.index == 2
+    assert Entry.from_bytes(proven.entry(2).entry).index == proven.receipt(receipt_id(2)).receipt.index == 2
     for lie in (_unproven, _wrongly_proven, a_checkpoint_without_signature):
         liar.lies["GetEntry"] = liar.lies["GetReceipt"] = lie
-        for ask, name in ((ledger.entry, 2), (ledger.receipt, receipt_id(2))):
+        for ask, name in ((proven.entry, 2), (proven.receipt, receipt_id(2))):
             with subtests.test(lie.__name__, name=name), pytest.raises(LedgerError):
                 ask(name)  # type: ignore[operator]
 
 
-def test_another_entry_or_receipt_than_the_one_asked_for_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings
-) -> None:
-    liar, client = liar_and_client
+def test_another_entry_or_receipt_than_the_one_asked_for_is_not_believed(liar: Liar, settings: LedgerSettings) -> None:
     liar.mishearings["GetEntry"] = _asked_for("index", 1)
     liar.mishearings["GetReceipt"] = _asked_for("receipt_id", receipt_id(1))
     for ask in (lambda ledger: ledger.entry(2), lambda ledger: ledger.receipt(receipt_id(2))):
         with pytest.raises(ProofError):
-            ask(proving(client, settings))
+            ask(proving(liar, settings))
 
 
 def _forged_content(answer: Any) -> None:
@@ -363,16 +294,14 @@ BESIDE: tuple[tuple[Lie, str], ...] = (
 
 
 def test_a_receipt_beside_which_something_else_is_said_is_not_believed(
-    liar_and_client: tuple[Liar, LedgerClient], settings: LedgerSettings, subtests: pytest.Subtests
+    liar: Liar, proven: VerifiedLedger, subtests: pytest.Subtests
 ) -> None:
-    liar, client = liar_and_client
-    client.append(signed(verdict(2, 2, "DEVIATION")))
-    ledger = proving(client, settings)
-    assert ledger.receipt(receipt_id(2)).verdicts[0].document.outcome == "DEVIATION"
+    liar.client.append(signed(verdict(2, 2, "DEVIATION")))
+    assert proven.receipt(receipt_id(2)).verdicts[0].document.outcome == "DEVIATION"
     for lie, why in BESIDE:
         liar.lies["GetReceipt"] = lie
         with subtests.test(why), pytest.raises(LedgerError, match=why):
-            ledger.receipt(receipt_id(2))
+            proven.receipt(receipt_id(2))
 
 
 def _entry_bytes(row: Any) -> bytes:

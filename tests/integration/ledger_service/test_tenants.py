@@ -16,7 +16,7 @@ from ledger.bundle.folder import BundleFolder
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.erasure import Erasure
-from ledger.documents.promise import Promise, open_answer, read_promise, sign_promise
+from ledger.documents.promise import open_answer, read_promise, sign_promise
 from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
@@ -47,6 +47,7 @@ from tests.unit.ledger.builders import (
     halt,
     of_a_later_version,
     policy,
+    promise_of,
     receipt,
     receipt_id,
     retention,
@@ -132,18 +133,7 @@ def test_another_tenant_s_receipt_is_refused_in_the_words_for_none(log: Log) -> 
 
 def promised(number: int, tenant: str, nonce: str | None = None) -> bytes:
     """The promise of `receipt(number)`, signed; with a nonce nothing keeps it."""
-    of = receipt(number, tenant=tenant)
-    promise = Promise(
-        promised_at=at(0),
-        due=at(1),
-        tenant=tenant,
-        request_id=of.request_id,
-        nonce=nonce,
-        base_cid=of.base_cid,
-        profile_cid=of.profile_cid,
-        prompt=of.prompt,
-        choices=of.sampling.choice + 1,
-    )
+    promise = promise_of(receipt(number, tenant=tenant), due=at(1), nonce=nonce)
     return sign_promise(promise, KEYS["receipts"]).to_bytes()
 
 

@@ -94,10 +94,6 @@ def in_files(folder: Path, data: bytes) -> bool:
     return any(data in path.read_bytes() for path in folder.iterdir() if path.is_file())
 
 
-def target_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Path | str:
-    return folder / "ledger.db" if kind == "sqlite" else str(request.getfixturevalue("postgres_url"))
-
-
 def copied_contents(target: Path | str) -> list[tuple[int, bytes, bytes]]:
     """A backup of the contents, as `pg_dump` or a copied file has them."""
     engine = create_engine(f"sqlite:///{target}" if isinstance(target, Path) else target)
@@ -121,7 +117,8 @@ def restore_contents(target: Path | str, rows: list[tuple[int, bytes, bytes]]) -
 def test_a_restored_backup_of_the_contents_does_not_bring_back_what_was_erased(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    target, keys = target_of(kind, request, tmp_path), tmp_path / "keys.db"
+    target = tmp_path / "ledger.db" if kind == "sqlite" else str(request.getfixturevalue("postgres_url"))
+    keys = tmp_path / "keys.db"
     with closing(SqlEntryStore.open(target, keys)) as store:
         append(store, signed_receipt(0), signed_receipt(1)).close()
     backup = copied_contents(target)

@@ -20,7 +20,6 @@ from ledger.fsck import MOST_FINDINGS, Depth, FsckReport, Inspection, fsck
 from ledger.log.admission import Admitted
 from ledger.log.content_seal import ContentKey, unseal
 from ledger.log.recovery import recover
-from ledger.log.sequencer import Sequencer
 from ledger.log.store import Row
 from ledger.sql.contents import SqlContentKeys
 from ledger.sql.guard import SqlGuard
@@ -29,6 +28,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import EMPTY_ROOT
 from tests.examples import examples
+from tests.integration.ledger_store.writing import writing
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,
@@ -54,11 +54,7 @@ TABLES = ("leaves", "receipts", "verdicts", "contents", "erasures", "tiles", "ch
 def fill(target: Path | str, guard: Path) -> None:
     """Receipts 0 to 299 with content, then a verdict, a halt and a key: two tiles of leaves, and one above."""
     documents = [verdict(7, 7, "DEVIATION"), halt(300), key_entry("log")]
-    with (
-        closing(SqlEntryStore.open(target, guard.with_name("keys.db"))) as store,
-        closing(SqlGuard.open(guard)) as watch,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=watch)) as sequencer,
-    ):
+    with writing(target, guard.with_name("keys.db"), guard) as (_, sequencer):
         futures = [sequencer.append(signed_receipt(number), content(number)) for number in range(300)]
         for future in futures:
             future.result()
@@ -149,11 +145,7 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 def test_a_running_ledger_can_be_checked(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    with (
-        closing(SqlEntryStore.open(path)) as store,
-        closing(SqlGuard.open(tmp_path / "guard.db")) as guard,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
-    ):
+    with writing(path, guard=tmp_path / "guard.db") as (_, sequencer):
         for size in range(1, 12):
             futures = [sequencer.append(signed_receipt(number)) for number in range(size * 5)]
             heads = guarded(tmp_path)
@@ -244,10 +236,7 @@ def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_pa
 def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         kept = connection.execute("SELECT * FROM contents WHERE receipt_index = 7").fetchone()
-    with (
-        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as running,
-    ):
+    with writing(path, tmp_path / "keys.db") as (_, running):
         running.append(signed(erasure(7, 7))).result()
     assert check(path, Depth.DEEP).ok
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -258,10 +247,7 @@ def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -
 
 
 def test_a_lost_or_changed_row_of_an_erasure_is_found(path: Path, tmp_path: Path) -> None:
-    with (
-        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as running,
-    ):
+    with writing(path, tmp_path / "keys.db") as (store, running):
         running.append(signed(erasure(7, 7))).result()
         running.append(signed(retention(30))).result()
         running.append(signed(expiry(304, 9, issued_before=at(100), issued_at=at(86_400 * 31)))).result()
@@ -376,10 +362,7 @@ def flips(value: Any) -> Iterator[Any]:
 @pytest.mark.slow
 def test_every_byte_that_is_changed_anywhere_is_found(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    with (
-        closing(SqlEntryStore.open(path, tmp_path / "keys.db")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as sequencer,
-    ):
+    with writing(path, tmp_path / "keys.db") as (_, sequencer):
         sequencer.append(signed_receipt(0), content(0)).result()
         sequencer.append(signed(verdict(0, 0))).result()
         sequencer.append(signed_receipt(1), content(1)).result()

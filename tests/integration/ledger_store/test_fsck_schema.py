@@ -11,25 +11,20 @@ from typer.testing import CliRunner, Result
 
 from ledger.errors import StoreError
 from ledger.fsck import Depth, fsck
-from ledger.log.sequencer import Sequencer
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
+from tests.integration.ledger_store.writing import writing
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
-from tests.unit.ledger.log.memory_store import MemoryGuard
 
 
 def fill(target: Path | str, folder: Path) -> None:
-    with (
-        closing(SqlEntryStore.open(target, folder / "content-keys/keys.sqlite3")) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as sequencer,
-    ):
+    with writing(target, folder / "content-keys/keys.sqlite3") as (_, sequencer):
         sequencer.append(signed_receipt(0), content(0)).result()
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    (tmp_path / "trusted").mkdir()
     for role in ("log", "receipts"):
         KEYS[role].publish(tmp_path / "trusted")
     fill(tmp_path / "ledger.sqlite3", tmp_path)

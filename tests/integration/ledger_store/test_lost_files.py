@@ -11,12 +11,10 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from ledger.errors import LedgerError, Stopped, StoreLocked, StoreReplaced
-from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
-from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
-from tests.unit.ledger.log.memory_store import MemoryGuard
+from tests.integration.ledger_store.writing import writing
+from tests.unit.ledger.builders import content, signed_receipt
 
 DATABASES = ("ledger.db", "guard.db", "keys.db")
 PATIENCE = 60
@@ -27,12 +25,8 @@ class Running:
 
     def __init__(self, folder: Path, stack: ExitStack, probe_seconds: float) -> None:
         self.folder = folder
-        self.store = stack.enter_context(closing(SqlEntryStore.open(folder / "ledger.db", folder / "keys.db")))
-        guard = stack.enter_context(closing(SqlGuard.open(folder / "guard.db")))
-        self.sequencer = Sequencer(
-            self.store, KEYS["log"], TRUSTED, ORIGIN, guard=guard, probe_seconds=probe_seconds
-        )  # fmt: skip
-        stack.callback(self.sequencer.close)
+        files = (folder / name for name in ("ledger.db", "keys.db", "guard.db"))
+        self.store, self.sequencer = stack.enter_context(writing(*files, probe_seconds=probe_seconds))
 
     def append(self, number: int) -> bytes:
         return self.sequencer.append(signed_receipt(number), content(number)).result().entry
@@ -133,10 +127,7 @@ def kill_lock(url: str) -> None:
 def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
     postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
-        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard(), probe_seconds=1000.0)
-        stack.callback(running.close)
+    with writing(postgres_url, probe_seconds=1000.0) as (store, running):
         for times in range(1, 3):
             kill_lock(postgres_url)
             for number in range(times + 1):
@@ -148,10 +139,7 @@ def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
 
 
 def test_a_lost_lock_is_taken_again_while_no_caller_sends_entries(postgres_url: str) -> None:
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
-        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard(), probe_seconds=0.01)
-        stack.callback(running.close)
+    with writing(postgres_url, probe_seconds=0.01) as (store, running):
         kill_lock(postgres_url)
         while not store.lock_losses:
             assert running.failure is None
@@ -160,10 +148,7 @@ def test_a_lost_lock_is_taken_again_while_no_caller_sends_entries(postgres_url: 
 
 
 def test_a_writer_whose_lock_another_has_by_now_stops_even_if_idle(postgres_url: str) -> None:
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(SqlEntryStore.open(postgres_url)))
-        running = Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard(), probe_seconds=1000.0)
-        stack.callback(running.close)
+    with writing(postgres_url, probe_seconds=1000.0) as (_, running):
         kill_lock(postgres_url)
         with closing(SqlEntryStore.open(postgres_url)):
             with pytest.raises(LedgerError):

@@ -4,7 +4,6 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from ledger.documents.audit import Verdict
-from ledger.log.sequencer import Sequencer
 from ledger.sql.schema import metadata
-from ledger.sql.store import SqlEntryStore
 from tests.documented import ROOT
+from tests.integration.ledger_store.writing import writing
 from tests.unit.ledger.builders import (
-    KEYS,
-    ORIGIN,
-    TRUSTED,
     content,
     erasure,
     foreign_receipt,
@@ -27,7 +22,6 @@ from tests.unit.ledger.builders import (
     signed,
     verdict,
 )
-from tests.unit.ledger.log.memory_store import MemoryGuard
 
 PAGE = (ROOT / "docs/auditing.md").read_text("utf-8")
 ACCEPTANCE, UNJUDGED, ERASED = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
@@ -50,9 +44,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     target = f"sqlite:///{tmp_path}/.kolm/ledger.sqlite3"
     if request.param == "postgres":
         target = str(request.getfixturevalue("postgres_url"))
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(SqlEntryStore.open(target, tmp_path / "keys.db")))
-        running = stack.enter_context(closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())))
+    with writing(target, tmp_path / "keys.db") as (_, running):
         for index, document in enumerate(LOG):
             running.append(signed(document), content(index) if index < 2 else None).result()
         yield target

@@ -11,14 +11,12 @@ from sqlalchemy.exc import DBAPIError, InternalError
 
 from ledger.audit.log_verification import verify_log
 from ledger.errors import NotWritten, StoreError
-from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
-from ledger.sql.guard import SqlGuard
 from ledger.sql.schema import REVISION
 from ledger.sql.store import SqlEntryStore
+from tests.integration.ledger_store.writing import writing
 from tests.postgres import running_cluster, url_of
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, retention, signed, signed_receipt
-from tests.unit.ledger.log.memory_store import MemoryGuard
+from tests.unit.ledger.builders import ORIGIN, TRUSTED, content, retention, signed, signed_receipt
 
 REWRITES = (
     "UPDATE leaves SET kind = kind",
@@ -29,10 +27,7 @@ REWRITES = (
 
 
 def fill(target: Path | str, keys: Path | None = None) -> None:
-    with (
-        closing(SqlEntryStore.open(target, keys)) as store,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())) as sequencer,
-    ):
+    with writing(target, keys) as (_, sequencer):
         for number in range(2):
             sequencer.append(signed_receipt(number)).result()
         sequencer.append(signed(retention(30))).result()
@@ -114,11 +109,8 @@ FILL = text(
 def test_a_full_disk_loses_nothing_and_is_over_once_there_is_room(tmp_path: Path) -> None:
     with running_cluster(within=("prlimit", f"--fsize={SEGMENT}")) as folder:
         url = url_of(folder, "postgres")
-        with (
-            closing(SqlEntryStore.open(url, tmp_path / "keys.db")) as store,
-            closing(SqlGuard.open(tmp_path / "guard.db")) as guard,
-            closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard, probe_seconds=0.01)) as sequencer,
-        ):
+        files = tmp_path / "keys.db", tmp_path / "guard.db"
+        with writing(url, *files, probe_seconds=0.01) as (store, sequencer):
             sequencer.append(signed_receipt(0), content(0)).result()
             with without_room(url):
                 with pytest.raises(NotWritten, match="File too large"):  # a few still fit between those rows

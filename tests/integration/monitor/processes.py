@@ -2,12 +2,10 @@
 
 import json
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.client.ledger.ledger import LedgerClient
 from tests.access import open_access_file, trust_log_in
+from tests.fakes.http_server import QuietHandler, handled_by
 from tests.forked import Forked
 from tests.serving import PATIENCE, started
 from tests.unit.ledger.builders import KEYS, ORIGIN
@@ -94,7 +93,7 @@ class Receiver:
 def receiver() -> Iterator[Receiver]:
     took = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if took.refusals:
@@ -105,17 +104,9 @@ def receiver() -> Iterator[Receiver]:
                 self.send_response(204)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    took.url = f"http://127.0.0.1:{server.server_address[1]}/hook?of=kolm"
-    try:
+    with handled_by(Handler) as port:
+        took.url = f"http://127.0.0.1:{port}/hook?of=kolm"
         yield took
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def until(condition: Any, process: Forked | None = None) -> None:

@@ -1,10 +1,9 @@
 """A server of tiles can send what it likes: a monitor waits and reads no more than it has to."""
 
 import gzip
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from services.cli.verify import tile_sources
 from services.cli.verify.checks import check_bundle
 from services.cli.verify.sources import TrustSources
 from services.cli.verify.tile_sources import HttpTiles
+from tests.fakes.http_server import QuietHandler, handled_by
 from tests.unit.ledger.builders import KEYS, receipt
 from tests.unit.ledger.monitor.listed_log import ListedLog
 
@@ -25,20 +25,12 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def answering(answer: Answer) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             answer(self)
 
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/log/"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with handled_by(Handler) as port:
+        yield f"http://127.0.0.1:{port}/log/"
 
 
 def body(data: bytes, status: int = 200, **headers: str) -> Answer:

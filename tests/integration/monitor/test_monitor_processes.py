@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ledger.bundle.tiles import TileFolder
-from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.promise import sign_promise
 from ledger.encoding.text_forms import timestamp
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import open_checkpoint
@@ -26,7 +26,7 @@ from tests.integration.monitor.processes import (
     receiver,
     until,
 )
-from tests.unit.ledger.builders import BASE, KEYS, PROFILE, policy, receipt, signed, verdict
+from tests.unit.ledger.builders import KEYS, policy, promise_of, receipt, signed, verdict
 
 
 def now(seconds: float = 0.0) -> str:
@@ -170,18 +170,7 @@ def test_a_late_promise_is_told_to_a_webhook_and_the_monitor_goes_on(tmp_path: P
             tmp_path, "--ledger", served.address, "--promise", str(promises), "--webhook", hook.url
         ) as process:
             for number in (0, 7):  # the first is kept already
-                made = receipt(number)
-                promise = Promise(
-                    promised_at=now(-5),
-                    due=now(1),
-                    tenant=made.tenant,
-                    request_id=made.request_id,
-                    nonce=None,
-                    base_cid=BASE,
-                    profile_cid=PROFILE,
-                    prompt=made.prompt,
-                    choices=1,
-                )
+                promise = promise_of(receipt(number), promised_at=now(-5), due=now(1))
                 envelope = sign_promise(promise, KEYS["receipts"]).to_bytes()
                 (promises / f"{number}.json").write_bytes(envelope)
             until(lambda: hook.got("PROMISE"), process)

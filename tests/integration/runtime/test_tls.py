@@ -9,7 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from services.runtime.http.http_call import get, on_own_thread, post
 from services.runtime.metrics import metrics_endpoint
 from tests.access import Certificates
 from tests.fakes.dripping_server import HEADERS, dripping
+from tests.fakes.http_server import QuietHandler
 from tests.integration.runtime.scripted import ScriptedServicer, mount
 from tests.serving import Served, serving
 
@@ -52,7 +53,7 @@ def test_both_sides_show_certificates_and_the_server_sees_the_callers_names(
     mutual: Served, certificates: Certificates
 ) -> None:
     client = certificates.client("billing.example")
-    with closing(Connection(f"https://localhost:{_port(mutual)}", tls=client)) as connection:
+    with closing(Connection(f"https://localhost:{mutual.address.rpartition(':')[2]}", tls=client)) as connection:
         (answer,) = GenerationServiceStub(connection.channel).Generate(pb.GenerateRequest(request_id="peer")).choices
         assert answer.text == "billing.example"
 
@@ -131,10 +132,6 @@ def test_metrics_are_served_by_tls_to_callers_with_a_certificate(certificates: C
             urllib.request.urlopen(url, timeout=PATIENCE, context=without_certificate)
 
 
-def _port(served: Served) -> str:
-    return served.address.rpartition(":")[2]
-
-
 def _shown(address: str, ca: Path) -> bytes:
     """The certificate that a server shows to a new connection."""
     host, _, port = address.rpartition(":")
@@ -211,7 +208,7 @@ def test_an_answer_comes_over_tls(tmp_path: Path) -> None:
     certificates, asked = Certificates(tmp_path), list[bytes]()
     pair = certificates.server()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -220,9 +217,6 @@ def test_an_answer_comes_over_tls(tmp_path: Path) -> None:
             self.send_header("content-length", "4")
             self.end_headers()
             self.wfile.write(self.headers["host"].encode()[:4])
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

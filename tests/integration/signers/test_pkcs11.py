@@ -43,7 +43,6 @@ def test_a_token_signs_ed25519(softhsm: Token, tmp_path: Path) -> None:
 
 @pytest.fixture
 def settings(softhsm: Token, tmp_path: Path) -> LedgerSettings:
-    (tmp_path / "trusted").mkdir()
     KEYS["receipts"].publish(tmp_path / "trusted")
     open_signer(softhsm.uri("log"), "log", softhsm.pin_file).publish(tmp_path / "trusted")
     return LedgerSettings(

@@ -1,10 +1,9 @@
 """A witness beside a ledger."""
 
-import http.client
 import signal
 import stat
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from tests.access import open_access_file, trust_log_in
 from tests.fakes.dripping_server import dripping
 from tests.forked import ran
 from tests.integration.monitor.processes import until
-from tests.serving import PATIENCE, started
+from tests.serving import PATIENCE, fetched, started
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed_receipt
 from tests.unit.ledger.witness.test_witness import LOG, Log
 
@@ -36,10 +35,8 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def ask(address: str, body: bytes) -> tuple[int, bytes]:
-    with closing(http.client.HTTPConnection(address)) as connection:
-        connection.request("POST", "/add-checkpoint", body)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+    status, _, answer = fetched(address, "/add-checkpoint", body)
+    return status, answer
 
 
 def test_a_witness_remembers_across_restarts(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The witness over HTTP, with its memory on disk; and the ledger service that collects from it."""
 
 import asyncio
-import contextlib
-import http.client
 import threading
 import time
 from collections.abc import Iterator
@@ -41,7 +39,7 @@ from services.runtime.server import Mount
 from services.witness.app import SqliteWitnessMemory, witness_app
 from tests.access import trust_log
 from tests.mutations import replace
-from tests.serving import serving
+from tests.serving import fetched, serving
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 from tests.unit.ledger.witness.test_witness import LOG, Log
@@ -80,11 +78,8 @@ class RunningWitness:
         return f"http://127.0.0.1:{self.port}/"
 
     def ask(self, body: bytes) -> tuple[int, str, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        with contextlib.closing(connection):
-            connection.request("POST", "/add-checkpoint", body)
-            answer = connection.getresponse()
-            return answer.status, answer.headers["content-type"], answer.read()
+        status, headers, answer = fetched(f"127.0.0.1:{self.port}", "/add-checkpoint", body)
+        return status, headers["content-type"], answer
 
 
 @pytest.fixture
@@ -111,10 +106,7 @@ def test_the_protocol_over_http(running: RunningWitness) -> None:
     assert running.ask(log.request(5, 8))[0] == 200
     assert running.memory.latest(ORIGIN).size == 8
     assert running.memory.accusations() == [Accusation(other.checkpoint(5), log.checkpoint(5))]
-    connection = http.client.HTTPConnection("127.0.0.1", running.port)
-    with contextlib.closing(connection):
-        connection.request("GET", "/vkey")
-        assert connection.getresponse().read().decode().strip() == running.vkey.to_text()
+    assert fetched(f"127.0.0.1:{running.port}", "/vkey")[2].decode().strip() == running.vkey.to_text()
 
 
 def test_concurrent_requests_never_sign_two_histories(running: RunningWitness) -> None:

@@ -151,12 +151,9 @@ def test_memory_grows_with_what_is_to_be_done_and_not_with_the_log() -> None:
     backlog = folded(drawn_log(30))
     assert sorted(backlog._receipts) == list(backlog.due())
     for index in sorted(backlog._receipts):
-        backlog.observe(_next(backlog, verdict(index, index - 1)))
+        envelope = Envelope.from_bytes(signed(verdict(index, index - 1)))
+        backlog.observe(Entry(backlog.position, envelope).to_bytes())
     assert (backlog._receipts, backlog._settled, backlog._picked) == ({}, set(), set())
-
-
-def _next(backlog: Backlog, document: Verdict) -> bytes:
-    return Entry(backlog.position, Envelope.from_bytes(signed(document))).to_bytes()
 
 
 def test_a_deviation_asks_for_a_halt_until_one_stands_after_its_receipt() -> None:

@@ -4,32 +4,20 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 from ledger.keys.ed25519 import SigningKey
 from services.cli.frame import exits
-from services.cli.main import app
-from tests.cli import CLOSED, kolm
+from tests.cli import CLOSED, command_tree, kolm
 
 NOWHERE = ("--generation", CLOSED)
 
 
-def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command but `serve`, whose services have flags of their own."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*words, name)) if name != "serve" else ()
-        else:
-            yield (*words, name)
-
-
-COMMANDS = tuple(commands(typer.main.get_command(app)))
+COMMANDS = tuple(words for words, _ in command_tree() if words[0] != "serve")
+"""Without `serve`, whose services have flags of their own."""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -131,17 +119,9 @@ def test_keys_and_a_database_that_are_not_there_are_named(tmp_path: Path) -> Non
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "command-line.md").read_text(encoding="utf-8")
 
 
-def paths_of(group: Any, path: str = "kolm") -> Iterator[str]:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from paths_of(command, f"{path} {name}")
-        else:
-            yield f"{path} {name}"
-
-
 def test_every_command_is_documented_and_every_documented_one_exists() -> None:
     documented = re.findall(r"^\| `(kolm [^`]+)` \|", PAGE, flags=re.MULTILINE)
-    assert sorted(documented) == sorted(paths_of(typer.main.get_command(app)))
+    assert sorted(documented) == sorted(" ".join(("kolm", *words)) for words, _ in command_tree())
 
 
 def test_every_exit_code_is_documented() -> None:

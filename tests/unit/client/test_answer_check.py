@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ledger.documents.content import Content
-from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.promise import sign_promise
 from ledger.documents.receipt import OutputPart, PromptPart, StructuredOutputsPart
 from ledger.documents.receipt import Receipt as Document
 from ledger.documents.signed_document import sign_document
@@ -28,7 +28,7 @@ from services.client.generation.answer_check import check_promise, check_receipt
 from services.client.generation.completion import Receipt, Resolved
 from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, halt, receipt
+from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, halt, promise_of, receipt
 
 PROMPT_SALT, OUTPUT_SALT = b"p" * 32, b"o" * 32
 CONTENT = Content(PROMPT_SALT, (1, 2, 3), OUTPUT_SALT, (7, 8))
@@ -137,12 +137,7 @@ def test_lies(lie: Callable[[], None]) -> None:
 
 
 def promise(**changes: Any) -> bytes:
-    document = signed()
-    made = Promise(
-        promised_at=at(0), due=at(60), tenant="acme", request_id="request-0", nonce="mine", base_cid=document.base_cid,
-        profile_cid=document.profile_cid, prompt=document.prompt, choices=1,
-    )  # fmt: skip
-    return sign_promise(replace(made, **changes), KEYS["receipts"]).to_bytes()
+    return sign_promise(promise_of(signed(), **changes), KEYS["receipts"]).to_bytes()
 
 
 def check_promised(data: bytes, request: Request = REQUEST) -> None:

@@ -70,14 +70,12 @@ def test_a_container_is_that_of_compose(name: str) -> None:
     assert container["image"] == defaulted(service["image"])
     assert container.get("command") == service.get("entrypoint")
     assert container.get("args") == ([defaulted(each) for each in service["command"]] if "command" in service else None)
-    assert container["resources"]["limits"]["memory"] == re.sub("[mg]$", _unit, defaulted(service["mem_limit"]))
+    assert container["resources"]["limits"]["memory"] == re.sub(
+        "[mg]$", lambda end: _UNITS[end.group()], defaulted(service["mem_limit"])
+    )
     variables = {key: defaulted(value) for key, value in service["environment"].items()} | ELSEWHERE.get(name, {})
     wanted = {key: value for key, value in variables.items() if value}  # an empty one counts as unset
     assert {one["name"]: one["value"] for one in container["env"]} == wanted
-
-
-def _unit(letter: re.Match[str]) -> str:
-    return _UNITS[letter.group()]
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -35,6 +35,7 @@ from services.runtime.setting_kind import kind_of
 from services.runtime.settings import TomlTable
 from services.runtime.usage import FOR_EVERY_PROCESS, OF_COMMANDS, SERVICES, unknown_variables
 from tests import documented
+from tests.cli import command_tree
 from tests.documented import DOCUMENTS, ROOT
 
 KOLM: Any = typer.main.get_command(app)
@@ -201,17 +202,8 @@ def test_the_example_of_a_setting_is_toml_that_it_takes(
     TypeAdapter(taken).validate_python(tomllib.loads(toml_line(name, field))[name])
 
 
-def command_tree(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command below `group`, with its words."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from command_tree(command, f"{path}{name} ")
-        else:
-            yield path + name, command
-
-
 def test_the_variables_of_the_commands_are_those_of_their_options() -> None:
-    options = (option for _, command in command_tree(typer.main.get_command(app)) for option in command.params)
+    options = (option for _, command in command_tree() for option in command.params)
     assert {option.envvar for option in options if option.envvar} - FOR_EVERY_PROCESS.keys() == OF_COMMANDS
 
 

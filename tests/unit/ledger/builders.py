@@ -16,6 +16,7 @@ from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.halt import Halt, Resume, Scope
 from ledger.documents.key_entry import KeyEntry
+from ledger.documents.promise import Promise
 from ledger.documents.receipt import OutputPart, PromptPart, Receipt, Sampling, SpecDecode
 from ledger.documents.signed_document import Document, open_document, sign_document
 from ledger.encoding.canonical import canonical
@@ -106,6 +107,16 @@ def receipt(number: int = 0, **changes: Any) -> Receipt:
         ),
     }
     return Receipt(**(fields | changes))
+
+
+def promise_of(kept: Receipt, **changes: Any) -> Promise:
+    """A promise that this receipt keeps, due in an hour."""
+    fields: dict[str, Any] = {
+        "promised_at": at(0), "due": at(3600), "tenant": kept.tenant, "request_id": kept.request_id,
+        "nonce": kept.nonce, "base_cid": kept.base_cid, "profile_cid": kept.profile_cid, "prompt": kept.prompt,
+        "choices": 1,
+    }  # fmt: skip
+    return Promise(**(fields | changes))
 
 
 def engine_profile(**changes: Any) -> EngineProfile:

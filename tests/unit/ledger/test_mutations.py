@@ -21,7 +21,6 @@ from ledger.bundle.receipt_file import ReceiptFile
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.documents.promise import (
-    Promise,
     PromiseAnswer,
     open_answer,
     open_promise,
@@ -44,7 +43,18 @@ from ledger.tree.tlog_proof import TlogProof
 from tests.mutations import mutants, replace
 from tests.unit.client.test_answer_check import CONTENT, TEXT
 from tests.unit.client.test_answer_check import signed as answered
-from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, policy, publication, receipt, receipt_id, verdict
+from tests.unit.ledger.builders import (
+    KEYS,
+    START,
+    TRUSTED,
+    at,
+    policy,
+    promise_of,
+    publication,
+    receipt,
+    receipt_id,
+    verdict,
+)
 from tests.unit.ledger.bundle.test_transcript import TALK, Reader
 from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
 from tests.vectors.make_bundles import POLICY, bundles, checkpoint, log_of, write_folder
@@ -101,11 +111,7 @@ def receipt_at(index: int) -> Receipt:
 
 
 def promise(index: int) -> bytes:
-    kept = receipt_at(index)
-    made = Promise(
-        at(0), at(600), kept.tenant, kept.request_id, kept.nonce, kept.base_cid, kept.profile_cid, kept.prompt, 1
-    )
-    return sign_promise(made, KEYS["receipts"]).to_bytes()
+    return sign_promise(promise_of(receipt_at(index), due=at(600)), KEYS["receipts"]).to_bytes()
 
 
 def promise_answer(index: int) -> bytes:

@@ -42,28 +42,25 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_no_more_is_read_than_may_be_in_work_and_more_once_it_is_answered() -> None:
-    async def story() -> None:
-        ledger = Ledger()
-        stream = EntryStream(ledger.requests(5 * MOST_ENTRIES), ledger.submit)
-        answers = stream.answers()
-        first = asyncio.ensure_future(anext(answers))
-        await settled()
-        assert (ledger.read, len(ledger.waiting)) == (MOST_ENTRIES + 1, MOST_ENTRIES)
-        for number in range(10):
-            ledger.answer(number)
-        assert (await first).results[0].appended.index == 0
-        for number in range(1, 10):
-            assert (await anext(answers)).results[0].appended.index == number
-        await settled()
-        # An answer counts as given when the next one is asked for: until then its caller may not have taken it.
-        assert len(ledger.waiting) == MOST_ENTRIES + 9
-        await answers.aclose()
-
-    asyncio.run(story())
+async def test_no_more_is_read_than_may_be_in_work_and_more_once_it_is_answered() -> None:
+    ledger = Ledger()
+    stream = EntryStream(ledger.requests(5 * MOST_ENTRIES), ledger.submit)
+    answers = stream.answers()
+    first = asyncio.ensure_future(anext(answers))
+    await settled()
+    assert (ledger.read, len(ledger.waiting)) == (MOST_ENTRIES + 1, MOST_ENTRIES)
+    for number in range(10):
+        ledger.answer(number)
+    assert (await first).results[0].appended.index == 0
+    for number in range(1, 10):
+        assert (await anext(answers)).results[0].appended.index == number
+    await settled()
+    # An answer counts as given when the next one is asked for: until then its caller may not have taken it.
+    assert len(ledger.waiting) == MOST_ENTRIES + 9
+    await answers.aclose()
 
 
-def test_requests_can_be_closed_once_a_stream_has_failed() -> None:
+async def test_requests_can_be_closed_once_a_stream_has_failed() -> None:
     async def one_and_no_more() -> AsyncGenerator[ledger_pb2.AppendEntriesRequest]:
         yield ONE
         await asyncio.get_running_loop().create_future()
@@ -73,33 +70,27 @@ def test_requests_can_be_closed_once_a_stream_has_failed() -> None:
         asyncio.get_running_loop().call_later(0.01, answer.set_exception, Unavailable("away"))
         return answer
 
-    async def story() -> None:
-        requests = one_and_no_more()
-        with pytest.raises(Unavailable):
-            async with aclosing(requests), aclosing(EntryStream(requests, fails).answers()) as answers:
-                await anext(answers)
-
-    asyncio.run(story())
+    requests = one_and_no_more()
+    with pytest.raises(Unavailable):
+        async with aclosing(requests), aclosing(EntryStream(requests, fails).answers()) as answers:
+            await anext(answers)
 
 
-def test_answers_keep_the_order_of_the_requests_whatever_comes_first() -> None:
-    async def story() -> list[int]:
-        ledger = Ledger()
-        stream = EntryStream(ledger.requests(3), ledger.submit)
-        reading = asyncio.ensure_future(_all(stream))
-        await settled()
-        for number in (2, 1, 0):
-            ledger.answer(number)
-        return await reading
-
-    assert asyncio.run(story()) == [0, 1, 2]
+async def test_answers_keep_the_order_of_the_requests_whatever_comes_first() -> None:
+    ledger = Ledger()
+    stream = EntryStream(ledger.requests(3), ledger.submit)
+    reading = asyncio.ensure_future(_all(stream))
+    await settled()
+    for number in (2, 1, 0):
+        ledger.answer(number)
+    assert await reading == [0, 1, 2]
 
 
 async def _all(stream: EntryStream) -> list[int]:
     return [answer.results[0].appended.index async for answer in stream.answers()]
 
 
-def test_a_request_that_was_taken_is_not_kept_until_the_next_one_comes() -> None:
+async def test_a_request_that_was_taken_is_not_kept_until_the_next_one_comes() -> None:
     class Request:
         entries = ONE.entries
 
@@ -115,52 +106,43 @@ def test_a_request_that_was_taken_is_not_kept_until_the_next_one_comes() -> None
         del request
         await asyncio.Event().wait()
 
-    async def story() -> None:
-        ledger = Ledger()
-        stream = EntryStream(requests(), ledger.submit)  # type: ignore[arg-type]
-        reading = asyncio.ensure_future(_all(stream))
-        await settled()
-        assert ledger.waiting
-        assert sent[0]() is None
-        reading.cancel()
-
-    asyncio.run(story())
+    ledger = Ledger()
+    stream = EntryStream(requests(), ledger.submit)  # type: ignore[arg-type]
+    reading = asyncio.ensure_future(_all(stream))
+    await settled()
+    assert ledger.waiting
+    assert sent[0]() is None
+    reading.cancel()
 
 
-def test_an_error_of_one_entry_is_its_result_and_an_error_of_the_ledger_ends_the_stream() -> None:
-    async def story() -> None:
-        ledger = Ledger()
-        answers = EntryStream(ledger.requests(3), ledger.submit).answers()
-        first = asyncio.ensure_future(anext(answers))
-        await settled()
-        ledger.waiting[0].set_result([Conflict("entry 7 holds another")])
-        ledger.waiting[1].set_result([StoreError("the disk is full")])
-        assert (await first).results[0].error.message.startswith("entry 7")
-        with pytest.raises(Unavailable):
-            await anext(answers)
-
-    asyncio.run(story())
+async def test_an_error_of_one_entry_is_its_result_and_an_error_of_the_ledger_ends_the_stream() -> None:
+    ledger = Ledger()
+    answers = EntryStream(ledger.requests(3), ledger.submit).answers()
+    first = asyncio.ensure_future(anext(answers))
+    await settled()
+    ledger.waiting[0].set_result([Conflict("entry 7 holds another")])
+    ledger.waiting[1].set_result([StoreError("the disk is full")])
+    assert (await first).results[0].error.message.startswith("entry 7")
+    with pytest.raises(Unavailable):
+        await anext(answers)
 
 
-def test_a_stopped_stream_answers_what_it_took_and_then_says_so() -> None:
-    async def story() -> None:
-        ledger = Ledger()
-        stream = EntryStream(_endless(), ledger.submit)
-        answers = stream.answers()
-        first = asyncio.ensure_future(anext(answers))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        stream.stop()
-        taken = len(ledger.waiting)
-        for number in range(taken):
-            ledger.answer(number)
-        assert (await first).results[0].appended.index == 0
-        for number in range(1, taken):
-            assert (await anext(answers)).results[0].appended.index == number
-        with pytest.raises(Unavailable):
-            await anext(answers)
-
-    asyncio.run(story())
+async def test_a_stopped_stream_answers_what_it_took_and_then_says_so() -> None:
+    ledger = Ledger()
+    stream = EntryStream(_endless(), ledger.submit)
+    answers = stream.answers()
+    first = asyncio.ensure_future(anext(answers))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    stream.stop()
+    taken = len(ledger.waiting)
+    for number in range(taken):
+        ledger.answer(number)
+    assert (await first).results[0].appended.index == 0
+    for number in range(1, taken):
+        assert (await anext(answers)).results[0].appended.index == number
+    with pytest.raises(Unavailable):
+        await anext(answers)
 
 
 async def _endless() -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
@@ -168,15 +150,12 @@ async def _endless() -> AsyncIterator[ledger_pb2.AppendEntriesRequest]:
         yield ONE
 
 
-def test_an_unforeseen_failure_is_raised_and_ends_no_stream_as_if_all_were_well() -> None:
+async def test_an_unforeseen_failure_is_raised_and_ends_no_stream_as_if_all_were_well() -> None:
     def full(_: Sequence[ledger_pb2.NewEntry]) -> asyncio.Future[list[Answer]]:
         raise ZeroDivisionError
 
-    async def story() -> None:
-        with pytest.raises(ZeroDivisionError):
-            await anext(EntryStream(Ledger().requests(1), full).answers())
-
-    asyncio.run(story())
+    with pytest.raises(ZeroDivisionError):
+        await anext(EntryStream(Ledger().requests(1), full).answers())
 
 
 async def entered(window: Window, entries: int, size: int) -> bool:
@@ -186,34 +165,25 @@ async def entered(window: Window, entries: int, size: int) -> bool:
     return waiting.done() or waiting.cancel() is False
 
 
-def test_room_is_bounded_in_entries_and_in_bytes_and_comes_back() -> None:
-    async def story() -> list[bool]:
-        window = Window(10, 1000)
-        took = [await entered(window, 6, 100), await entered(window, 5, 1), await entered(window, 4, 901)]
-        took += [await entered(window, 4, 900), await entered(window, 1, 0)]
-        window.leave(6, 100)
-        return [*took, await entered(window, 6, 100)]
-
-    assert asyncio.run(story()) == [True, False, False, True, False, True]
+async def test_room_is_bounded_in_entries_and_in_bytes_and_comes_back() -> None:
+    window = Window(10, 1000)
+    took = [await entered(window, 6, 100), await entered(window, 5, 1), await entered(window, 4, 901)]
+    took += [await entered(window, 4, 900), await entered(window, 1, 0)]
+    window.leave(6, 100)
+    assert [*took, await entered(window, 6, 100)] == [True, False, False, True, False, True]
 
 
-def test_a_request_larger_than_all_the_room_gets_in_alone() -> None:
-    async def story() -> list[bool]:
-        window = Window(10, 1000)
-        return [await entered(window, 50, 9000), await entered(window, 1, 1)]
-
-    assert asyncio.run(story()) == [True, False]
+async def test_a_request_larger_than_all_the_room_gets_in_alone() -> None:
+    window = Window(10, 1000)
+    assert [await entered(window, 50, 9000), await entered(window, 1, 1)] == [True, False]
 
 
-def test_a_waiting_caller_gets_in_when_another_leaves() -> None:
-    async def story() -> None:
-        window = Window(1, 1000)
-        await window.enter(1, 1)
-        waiting = [asyncio.ensure_future(window.enter(1, 1)) for _ in range(2)]
-        for each in waiting:
-            await asyncio.sleep(0)
-            assert not each.done()
-            window.leave(1, 1)
-            await asyncio.wait_for(each, 60)
-
-    asyncio.run(story())
+async def test_a_waiting_caller_gets_in_when_another_leaves() -> None:
+    window = Window(1, 1000)
+    await window.enter(1, 1)
+    waiting = [asyncio.ensure_future(window.enter(1, 1)) for _ in range(2)]
+    for each in waiting:
+        await asyncio.sleep(0)
+        assert not each.done()
+        window.leave(1, 1)
+        await asyncio.wait_for(each, 60)

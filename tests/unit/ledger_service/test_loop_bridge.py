@@ -11,60 +11,51 @@ from services.ledger.intake import FutureBridge
 from services.ledger.ledger_errors import to_kolm_error
 
 
-def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
+async def test_values_and_errors_arrive_and_one_round_brings_many() -> None:
     rounds = 0
 
     def delivered() -> None:
         nonlocal rounds
         rounds += 1
 
-    async def story() -> None:
-        answers = FutureBridge(delivered)
-        futures: list[Future[int]] = [Future() for _ in range(100)]
-        waiting = [answers.awaitable(future) for future in futures]
+    answers = FutureBridge(delivered)
+    futures: list[Future[int]] = [Future() for _ in range(100)]
+    waiting = [answers.awaitable(future) for future in futures]
 
-        def answer() -> None:
-            futures[0].set_exception(ValueError("no"))
-            for number, future in enumerate(futures[1:], 1):
-                future.set_result(number)
+    def answer() -> None:
+        futures[0].set_exception(ValueError("no"))
+        for number, future in enumerate(futures[1:], 1):
+            future.set_result(number)
 
-        thread = threading.Thread(target=answer)
-        thread.start()
-        thread.join()  # the event loop waits meanwhile, so that all of it is one round
-        assert await asyncio.gather(*waiting[1:]) == list(range(1, 100))
-        with pytest.raises(ValueError, match="no"):
-            await waiting[0]
-
-    asyncio.run(story())
+    thread = threading.Thread(target=answer)
+    thread.start()
+    thread.join()  # the event loop waits meanwhile, so that all of it is one round
+    assert await asyncio.gather(*waiting[1:]) == list(range(1, 100))
+    with pytest.raises(ValueError, match="no"):
+        await waiting[0]
     assert rounds == 1
 
 
-def test_a_second_round_arrives_like_the_first() -> None:
-    async def story() -> list[int]:
-        answers = FutureBridge(lambda: None)
-        came = []
-        for number in range(3):
-            future: Future[int] = Future()
-            waiting = answers.awaitable(future)
-            future.set_result(number)
-            came.append(await asyncio.wait_for(waiting, 60))
-        return came
-
-    assert asyncio.run(story()) == [0, 1, 2]
+async def test_a_second_round_arrives_like_the_first() -> None:
+    answers = FutureBridge(lambda: None)
+    came = []
+    for number in range(3):
+        future: Future[int] = Future()
+        waiting = answers.awaitable(future)
+        future.set_result(number)
+        came.append(await asyncio.wait_for(waiting, 60))
+    assert came == [0, 1, 2]
 
 
-def test_who_no_longer_waits_is_passed_over() -> None:
-    async def story() -> int:
-        answers = FutureBridge(lambda: None)
-        gone: Future[int] = Future()
-        here: Future[int] = Future()
-        answers.awaitable(gone).cancel()
-        waiting = answers.awaitable(here)
-        gone.set_result(1)
-        here.set_result(2)
-        return await asyncio.wait_for(waiting, 60)
-
-    assert asyncio.run(story()) == 2
+async def test_who_no_longer_waits_is_passed_over() -> None:
+    answers = FutureBridge(lambda: None)
+    gone: Future[int] = Future()
+    here: Future[int] = Future()
+    answers.awaitable(gone).cancel()
+    waiting = answers.awaitable(here)
+    gone.set_result(1)
+    here.set_result(2)
+    assert await asyncio.wait_for(waiting, 60) == 2
 
 
 @pytest.mark.parametrize(

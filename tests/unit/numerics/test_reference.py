@@ -19,10 +19,10 @@ from services.generation.target.config.layer_specs import layer_specs
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.files.stored_tensor import LAYOUTS
 from services.generation.target.program.matrices import side_by_side
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
 from tests.examples import examples, grid
 from tests.fakes.converted_gguf import convert
+from tests.fakes.rows import tree_rows
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf, random_rows
 from tests.fakes.tiny_head import make_tiny_adapter
@@ -185,9 +185,7 @@ def computed_by(target: CpuTarget, tokens: list[int], adapter: int = -1) -> Comp
     target.blocks.extend(table, len(tokens))
     logits, streams = [], []
     for start, end in pairwise([0, 3, len(tokens) // 3, len(tokens)]):
-        rows = RowsBuilder()
-        rows.add_tree(table, start, tokens[start:end], range(-1, end - start - 1), adapter)
-        output = target.forward(rows.build(), layers)
+        output = target.forward(tree_rows(table, start, tokens[start:end], adapter=adapter), layers)
         logits.append(output.logits.copy())
         streams.append(output.features.reshape(end - start, len(layers), -1).swapaxes(0, 1))
     target.blocks.release(table)

@@ -11,7 +11,6 @@ import torch
 from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.rows import RowsBuilder
 from services.training.head import HeadModule
 from services.training.plan import Minutes, OutputInvalid, Steps, TrainingPlan
 from services.training.run import Curve, Point
@@ -25,6 +24,7 @@ from services.training.trainer import (
     known_head,
     rate_factor,
 )
+from tests.fakes.rows import tree_rows
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_model import TOKENS, make_tiny_model, target_of
 from tests.unit.training.material import Material
@@ -49,10 +49,10 @@ def trainer_of(material: Material, precision: str = "float32") -> Trainer:
 def test_norm_and_output_matrix_of_a_base_give_its_tokens(family: str, tmp_path: Path) -> None:
     """Norms around one, and logits that are scaled."""
     base = draw_vectors(make_tiny_model(tmp_path, **FAMILIES[family]))
-    target, rows, table = target_of(base), RowsBuilder(), list[int]()
+    target, table = target_of(base), list[int]()
     target.blocks.extend(table, 60)
-    rows.add_tree(table, 0, TOKENS[:60], range(-1, 59))
-    output, ends = target.forward(rows.build(), (target.config.layers,)), Ends.read(base, target.config)
+    output = target.forward(tree_rows(table, 0, TOKENS[:60]), (target.config.layers,))
+    ends = Ends.read(base, target.config)
     hidden = torch.nn.functional.rms_norm(
         torch.from_numpy(output.features), (64,), ends.norm, target.config.norm_epsilon
     )

@@ -19,6 +19,7 @@ from services.training.plan import Steps, TrainingPlan
 from services.training.prompts import Answer
 from services.training.trainer import Trainer, export
 from services.training.unroll import Passes, Window, step_sums, unroll, window_of
+from tests.fakes.rows import chunk_rows
 from tests.unit.training.material import PROMPTS, Material
 from tests.unit.training.test_trainer import CPU
 
@@ -70,15 +71,11 @@ def _drafted(loaded, material: Material, number: int, start: int):  # type: igno
     table: list[int] = []
     drafting.blocks.extend(table, len(answer.tokens))
     features = torch.from_numpy(recording.features).view(torch.bfloat16).float().numpy()[: entry + 1]
-    rows = RowsBuilder()
-    rows.add_chunk(table, 0, list(answer.tokens[1 : entry + 2]), want_last=True)
-    out = drafting.read(rows.build(), features)
+    out = drafting.read(chunk_rows(table, 0, list(answer.tokens[1 : entry + 2])), features)
     states = out.states
     yield torch.from_numpy(states[0].copy()), torch.from_numpy(out.logits[0].copy())
     for step in range(1, min(STEPS, len(answer.output) - 1 - start)):
-        rows = RowsBuilder()
-        rows.add_chunk(table, entry + step, [answer.output[start + step]], want_last=True)
-        out = drafting.step(rows.build(), states)
+        out = drafting.step(chunk_rows(table, entry + step, [answer.output[start + step]]), states)
         states = out.states
         yield torch.from_numpy(states[0].copy()), torch.from_numpy(out.logits[0].copy())
 
@@ -160,9 +157,7 @@ def test_every_row_of_every_start_equals_the_head_that_drafts(material: Material
             computing = BlockPass(loaded, material.target, 4, 256)
             table, length = list[int](), len(answer.prompt) + start
             computing.blocks.extend(table, length + size)
-            rows = RowsBuilder()
-            rows.add_chunk(table, 0, [0] * length, False)
-            computing.store(rows.build(), features[:length])
+            computing.store(chunk_rows(table, 0, [0] * length, want_last=False), features[:length])
             rows = RowsBuilder()
             rows.add_block(table, length, [answer.output[start], *[head.config.mask_token] * (size - 1)])
             out = computing.draft(rows.build())

@@ -157,17 +157,15 @@ async def test_no_speedup_is_claimed_from_a_time_that_was_shared_with_another_re
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "replayed", lambda *_: Speedup(1.0, "replayed"))
-    loader = Loader(GatedTarget)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, GatedTarget)
-    loader.target.close()
+    stub, target = await deployment.start_wrapped(GatedTarget)
+    target.close()
     request = pb.GenerateStreamRequest(request=asking(max_tokens=400, ignore_eos=True, verify=2))
     streams = [stub.GenerateStream(request) for _ in range(2)]
     started = asyncio.gather(*(stream.read() for stream in streams))
     while not started.done():  # the engine takes requests between passes
-        loader.target.let_pass()
+        target.let_pass()
         await stub.GetLoad(pb.GetLoadRequest())
-    loader.target.open()
+    target.open()
     for stream in streams:
         while not (event := await stream.read()).HasField("finished"):
             pass
@@ -212,15 +210,13 @@ async def served(stub: GenerationServiceStub) -> list[pb.GenerateResponse]:
 
 
 async def test_six_requests_at_once_give_receipts_whose_replays_are_all_exact(deployment: Deployment) -> None:
-    loader = Loader(UnprovableTarget)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, UnprovableTarget)
-    loader.target.widths.clear()
+    stub, target = await deployment.start_wrapped(UnprovableTarget)
+    target.widths.clear()
     responses = await served(stub)
     kept = [each for response in responses for each in receipts_of(response, deployment)]
     findings = await judged(deployment, kept)
     assert [finding.outcome for finding in findings] == ["EXACT"] * 9
-    assert set(loader.target.widths) == {1}
+    assert set(target.widths) == {1}
     again = await served(stub)
     assert [response.usage.cached_prompt_tokens for response in (*responses, *again)] == [0] * 12
 
@@ -248,7 +244,8 @@ async def test_counts_are_those_that_responses_name_and_the_list_names_them_all(
     stub = await deployment.start_generation(model_name="tiny")
     registry = deployment.metrics["generation"]
     answer = await stub.Generate(asking(max_tokens=40, method="lookahead"))
-    events = [event async for event in stub.GenerateStream(_streamed(max_tokens=8, method="off"))]
+    request = pb.GenerateStreamRequest(request=asking(max_tokens=8, method="off"))
+    events = [event async for event in stub.GenerateStream(request)]
     chunks = sum(event.WhichOneof("event") == "chunk" for event in events)
     (counts,) = [choice.metrics for choice in answer.choices]
     of_model = {"model_name": "tiny"}
@@ -288,7 +285,3 @@ async def test_the_ledger_exports_what_its_writes_took(deployment: Deployment) -
     assert value(registry, "kolm_ledger_takes_entries") == 1
     assert (value(registry, "kolm_ledger_checkpoint_age_seconds") or 0.0) > 0.0
     assert exported(registry) == listed("ledger", "rpc") - WITNESSES - {"kolm_serving"}
-
-
-def _streamed(**members: object) -> pb.GenerateStreamRequest:
-    return pb.GenerateStreamRequest(request=asking(**members))

@@ -1,7 +1,7 @@
 """Connections to another engine's server are kept while they are of use, and no longer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -52,47 +52,35 @@ async def _whole(connections: Connections, body: bytes | None = None) -> bytes:
     return b"".join(data)
 
 
-def _run(server: Server, test: Callable[[Connections], object], **given: float) -> None:
-    async def run() -> None:
-        async with server.asked(**given) as connections:
-            await test(connections)  # type: ignore[misc]
-
-    asyncio.run(run())
-
-
-def test_a_connection_is_used_again() -> None:
-    async def test(connections: Connections) -> None:
+async def test_a_connection_is_used_again() -> None:
+    server = Server(_ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" + _ANSWER)
+    async with server.asked() as connections:
         assert [await _whole(connections), await _whole(connections, b"{}")] == [b"{}", b"{}"]
-
-    _run(server := Server(_ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" + _ANSWER), test)
     assert server.connections == 1
     assert server.seen[0].startswith(b"GET /prefix/path HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nX: y\r\n" in server.seen[1]
     assert server.seen[1].endswith(b"\r\nContent-Length: 2\r\n\r\n{}")
 
 
-def test_a_kept_connection_that_its_server_closes_instead_of_answering_is_replaced() -> None:
-    async def test(connections: Connections) -> None:
+async def test_a_kept_connection_that_its_server_closes_instead_of_answering_is_replaced() -> None:
+    server = Server(_ANSWER, b"", _ANSWER)
+    async with server.asked() as connections:
         assert [await _whole(connections), await _whole(connections, b"{}")] == [b"{}", b"{}"]
-
-    _run(server := Server(_ANSWER, b"", _ANSWER), test)
     assert (server.connections, len(server.seen)) == (2, 3)
 
 
 @pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother", b"x"])
-def test_an_answer_without_a_question_answers_nothing(more: bytes) -> None:
-    async def test(connections: Connections) -> None:
+async def test_an_answer_without_a_question_answers_nothing(more: bytes) -> None:
+    server = Server(_ANSWER + more, _ANSWER)
+    async with server.asked() as connections:
         assert await _whole(connections) == b"{}"
         assert await _whole(connections) == b"{}"
-
-    _run(server := Server(_ANSWER + more, _ANSWER), test)
     assert server.connections == 2
 
 
-def test_a_kept_connection_that_speaks_unasked_is_used_no_more() -> None:
+async def test_a_kept_connection_that_speaks_unasked_is_used_no_more() -> None:
     server = Server(_ANSWER, _ANSWER)
-
-    async def test(connections: Connections) -> None:
+    async with server.asked() as connections:
         assert await _whole(connections) == b"{}"
         (kept,) = connections._kept
         server.writers[0].write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nother")
@@ -100,50 +88,40 @@ def test_a_kept_connection_that_speaks_unasked_is_used_no_more() -> None:
             while kept.lost is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert await _whole(connections) == b"{}"
-
-    _run(server, test)
     assert server.connections == 2
 
 
-def test_a_connection_that_was_left_in_an_answer_is_closed() -> None:
-    async def test(connections: Connections) -> None:
+async def test_a_connection_that_was_left_in_an_answer_is_closed() -> None:
+    server = Server(_ANSWER[:-1], _ANSWER)
+    async with server.asked() as connections:
         async with connections.asked("/path", None) as answer:
             assert answer.status == 200
             assert answer.headers["content-type"] == "application/json"
         assert await _whole(connections) == b"{}"
-
-    _run(server := Server(_ANSWER[:-1], _ANSWER), test)
     assert server.connections == 2
 
 
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", b"SSH-2.0\r\n\r\n", _ANSWER[:-1]]
 )
-def test_a_server_that_breaks_off_is_silent_or_speaks_otherwise_is_broken(answer: bytes) -> None:
-    async def test(connections: Connections) -> None:
+async def test_a_server_that_breaks_off_is_silent_or_speaks_otherwise_is_broken(answer: bytes) -> None:
+    async with Server(answer).asked(silence_seconds=0.2) as connections:
         with pytest.raises(ConnectionBroken):
             await _whole(connections)
 
-    _run(Server(answer), test, silence_seconds=0.2)
+
+async def test_a_server_that_is_not_there_is_broken() -> None:
+    connections = Connections("http://127.0.0.1:1", {}, connect_seconds=5.0, silence_seconds=5.0)
+    with pytest.raises(ConnectionBroken):
+        await _whole(connections)
 
 
-def test_a_server_that_is_not_there_is_broken() -> None:
-    async def run() -> None:
-        connections = Connections("http://127.0.0.1:1", {}, connect_seconds=5.0, silence_seconds=5.0)
-        with pytest.raises(ConnectionBroken):
-            await _whole(connections)
-
-    asyncio.run(run())
-
-
-def test_a_long_answer_comes_whole_though_it_comes_faster_than_it_is_read() -> None:
+async def test_a_long_answer_comes_whole_though_it_comes_faster_than_it_is_read() -> None:
     size = 4 << 20
-
-    async def test(connections: Connections) -> None:
+    server = Server(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size))
+    async with server.asked() as connections:
         async with connections.asked("/path", None) as answer:
             await asyncio.sleep(0.05)
             pieces = list[bytes]()
             await answer.read(pieces.append)
         assert sum(map(len, pieces)) == size
-
-    _run(Server(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)), test)

@@ -39,7 +39,8 @@ def now() -> str:
 
 async def halt(deployment: Deployment, receipt: Receipt) -> tuple[Scope, int]:
     """Signs what an auditor signs after a deviation in the log's first receipt."""
-    index = (await (await deployment.ledger()).GetReceipt(_by_id(receipt))).receipt.index
+    request = ledger_pb2.GetReceiptRequest(receipt_id=receipt.receipt_id)
+    index = (await (await deployment.ledger()).GetReceipt(request)).receipt.index
     verdict = Verdict(
         receipt_id=receipt.receipt_id,
         receipt_index=index,
@@ -56,10 +57,6 @@ async def halt(deployment: Deployment, receipt: Receipt) -> tuple[Scope, int]:
 
 async def resume(deployment: Deployment, scope: Scope, halt_index: int) -> None:
     await deployment.append(Resume(scope, halt_index, "the kernel was replaced", now()), OPERATOR)
-
-
-def _by_id(receipt: Receipt) -> ledger_pb2.GetReceiptRequest:
-    return ledger_pb2.GetReceiptRequest(receipt_id=receipt.receipt_id)
 
 
 async def seen(stub: GenerationServiceStub, *methods: str) -> None:
@@ -128,11 +125,9 @@ async def test_a_halt_is_remembered_over_a_restart_without_the_ledger(deployment
 async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_the_method_here(
     deployment: Deployment,
 ) -> None:
-    loader = Loader(WidthDependentTarget)
-    stub = await deployment.start_generation(loader)
+    stub, target = await deployment.start_wrapped(WidthDependentTarget)
     assert (await stub.Generate(asking(max_tokens=40, verify=INLINE))).choices
-    assert isinstance(loader.target, WidthDependentTarget)
-    loader.target.deviating = True
+    target.deviating = True
     refused = await failure(stub.Generate(asking(max_tokens=40, verify=INLINE)))
     assert (refused.code.name, refused.reason) == ("INTERNAL", "SPEC_DECODE_DEVIATION")
     good, bad = await deployment.receipts(2)
@@ -140,7 +135,7 @@ async def test_a_deviation_found_inline_fails_the_request_receipts_it_and_halts_
     assert refused.metadata["receipt_ids"] == bad.receipt_id
     assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
     await deployment.stop_generation()
-    stub = await deployment.start_generation(loader)
+    stub, _ = await deployment.start_wrapped(WidthDependentTarget)
     assert (await failure(stub.Generate(asking()))).reason == "SPEC_DECODE_HALTED"
     scope, index = await halt(deployment, bad)
     await resume(deployment, scope, index)
@@ -151,12 +146,11 @@ async def test_a_halted_block_of_a_model_stays_halted_whichever_tokens_it_drafts
 ) -> None:
     model, sidecar = tmp_path / "tiny.gguf", tmp_path / "mtp-tiny.gguf"
     write_apart(make_mtp_model(tmp_path / "model", vocab=384), model, sidecar)
-    loader, options = Loader(WidthDependentTarget), {"model": model, "own_head_tokens": 130}
-    stub = await deployment.start_generation(loader, **options)
+    options = {"model": model, "own_head_tokens": 130}
+    stub, target = await deployment.start_wrapped(WidthDependentTarget, **options)
     for _ in range(16):  # their tokens are drafted after the restart
         await stub.Generate(asking(max_tokens=12, method="mtp"))
-    assert isinstance(loader.target, WidthDependentTarget)
-    loader.target.deviating = True
+    target.deviating = True
     refused = await failure(stub.Generate(asking(max_tokens=40, method="mtp", verify=INLINE)))
     assert refused.reason == "SPEC_DECODE_DEVIATION"
     halted = (await deployment.receipts(17))[-1].spec_decode.head_cid
@@ -208,10 +202,8 @@ async def test_a_deviation_of_a_request_that_moved_halts_every_method_that_draft
 async def test_a_stream_that_deviated_ends_with_the_error_instead_of_finished(
     deployment: Deployment, kind: type[WidthDependentTarget]
 ) -> None:
-    loader = Loader(kind)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, WidthDependentTarget)
-    loader.target.deviating = True
+    stub, target = await deployment.start_wrapped(kind)
+    target.deviating = True
     kinds: list[str | None] = []
 
     async def read() -> None:

@@ -147,7 +147,9 @@ async def test_every_head_that_may_not_be_loaded_has_an_error_of_its_own(
     await shelf.withdraw(cids["gone"])
     with sqlite3.connect(shelf.directory / "registry.sqlite3") as catalogue:
         catalogue.execute("UPDATE documents SET ledger_index = 0 WHERE key = 'lost'")
-    weights = next(path for path in (shelf.directory / "blobs").rglob("*") if path.is_file() and _holds(path, heads))
+    bent = (heads["bent"] / "model.safetensors").read_bytes()
+    blobs = (path for path in (shelf.directory / "blobs").rglob("*") if path.is_file())
+    weights = next(path for path in blobs if path.read_bytes() == bent)
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
 
     expected = {
@@ -163,10 +165,6 @@ async def test_every_head_that_may_not_be_loaded_has_an_error_of_its_own(
         failed = await failure(stub.Generate(asking(method="eagle3", eagle_head=reference)), reference)
         assert (failed.code.name, failed.reason) == ("FAILED_PRECONDITION", reason), reference
     assert (await served_by(stub))[0] == "eagle3"
-
-
-def _holds(path: Path, heads: dict[str, Path]) -> bool:
-    return path.read_bytes() == (heads["bent"] / "model.safetensors").read_bytes()
 
 
 async def test_an_unsigned_head_is_not_loaded_by_who_does_not_trust_its_publisher(

@@ -19,6 +19,10 @@ def append(text: str) -> ledger_pb2.AppendEntryRequest:
     return ledger_pb2.AppendEntryRequest(envelope=text.encode())
 
 
+def full(*_: object, **__: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
 def left_in(folder: Path) -> list[tuple[str, bytes]]:
     """The records that the next start finds."""
     return [(receipt_id, request.envelope) for receipt_id, request in Journal(folder).recover().items()]
@@ -103,10 +107,6 @@ async def test_what_the_disk_does_not_take_is_not_kept_and_the_next_one_is(
 ) -> None:
     journal = opened(folder)
     await journal.keep(WAITING, {"one": append("1")})
-
-    def full(file: int) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as failing:
         failing.setattr(module.os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
@@ -151,10 +151,6 @@ async def test_a_journal_is_used_as_it_is_where_the_disk_has_no_room_for_another
     for name in ("one", "two"):
         await journal.keep(WAITING, {name: append(name)})
     whole = (folder / "journal").read_bytes()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     for left in (whole, whole + whole[:15], whole[:3] + b"?" + whole[4:] + whole[:15], whole[:-1]):
         (folder / "journal").write_bytes(left)
         with monkeypatch.context() as failing:
@@ -192,10 +188,6 @@ async def test_what_is_settled_makes_room_on_a_disk_that_does_not_take_that_it_i
 ) -> None:
     journal = opened(folder)
     await journal.keep(WAITING, {"one": append("x" * 1000)})
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as failing:
         failing.setattr(module.os, "pwrite", full)
         journal.settle("one")

@@ -13,7 +13,7 @@ from ledger.keys.ed25519 import SigningKey
 from services.generation.engine.events import Outcome
 from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
 from services.generation.receipts.journal import open_records, read_records
-from tests.fakes.tampered_targets import BreakingTarget, GatedTarget, Loader
+from tests.fakes.tampered_targets import BreakingTarget, GatedTarget
 from tests.integration.generation.deployment import Deployment, asking, failure, until
 
 
@@ -115,40 +115,36 @@ async def test_a_key_that_becomes_trusted_frees_its_receipts_without_a_restart(
 async def test_a_client_that_vanishes_cancels_its_request_which_is_receipted_all_the_same(
     deployment: Deployment,
 ) -> None:
-    loader = Loader(GatedTarget)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, GatedTarget)
+    stub, target = await deployment.start_wrapped(GatedTarget)
     call = stub.GenerateStream(pb.GenerateStreamRequest(request=asking(max_tokens=400, ignore_eos=True, method="off")))
-    loader.target.close()
+    target.close()
     assert (await call.read()).HasField("started")
-    loader.target.let_pass()
+    target.let_pass()
     assert (await call.read()).HasField("chunk")
     call.cancel()
 
     async def receipted() -> bool:
-        loader.target.let_pass()
+        target.let_pass()
         load = await stub.GetLoad(pb.GetLoadRequest())
         return load.running == 0
 
     await until(receipted)
-    loader.target.open()
+    target.open()
     (receipt,) = await deployment.receipts(1)
     assert receipt.output.finish_reason == "cancelled"
     assert 1 <= receipt.output.tokens < 400
 
 
 async def test_a_deadline_cancels_too(deployment: Deployment) -> None:
-    loader = Loader(GatedTarget)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, GatedTarget)
-    loader.target.close()
+    stub, target = await deployment.start_wrapped(GatedTarget)
+    target.close()
     for seconds in (0.2, 2.0, 20.0):  # until one is long enough for a busy server to begin
         call = stub.Generate(asking(max_tokens=50), timeout=seconds)
         with pytest.raises(grpc.aio.AioRpcError):
             await call
-        if loader.target.stopped.is_set():
+        if target.stopped.is_set():
             break
-    loader.target.open()
+    target.open()
     assert (await call.code()).name == "DEADLINE_EXCEEDED"
     (receipt,) = await deployment.receipts(1)
     assert receipt.output.finish_reason == "cancelled"
@@ -168,10 +164,8 @@ async def test_a_client_that_stops_reading_delays_no_other_client(deployment: De
 
 
 async def test_an_engine_that_breaks_ends_its_requests_with_receipts_and_takes_no_more(deployment: Deployment) -> None:
-    loader = Loader(BreakingTarget)
-    stub = await deployment.start_generation(loader)
-    assert isinstance(loader.target, BreakingTarget)
-    loader.target.broken = True
+    stub, target = await deployment.start_wrapped(BreakingTarget)
+    target.broken = True
     response = await stub.Generate(asking(max_tokens=5, request_id="unlucky"))
     assert response.choices[0].finish_reason == pb.FINISH_REASON_ERROR
     (receipt,) = await deployment.receipts(1)
@@ -201,14 +195,12 @@ async def served_while_the_disk_goes(
     deployment: Deployment, ledger_away: bool = False, **asked: Any
 ) -> tuple[GenerationServiceStub, Any]:
     """The stream of a request whose promise the disk has taken, and whose receipts it does not take."""
-    loader = Loader(GatedTarget)
     changes = {"append_seconds": 1.0} if ledger_away else {}  # which the server waits for the ledger in vain
-    stub = await deployment.start_generation(loader, **changes)
-    assert isinstance(loader.target, GatedTarget)
+    stub, target = await deployment.start_wrapped(GatedTarget, **changes)
     request = asking(max_tokens=400, ignore_eos=True, method="off", temperature=1.0, **asked)
     call = stub.GenerateStream(pb.GenerateStreamRequest(request=request))
     assert (await call.read()).HasField("started")
-    loader.target.close()
+    target.close()
     try:
         outbox = deployment.directory / "generation" / "outbox"
         shutil.rmtree(outbox)
@@ -216,7 +208,7 @@ async def served_while_the_disk_goes(
         if ledger_away:
             await deployment.stop_ledger()
     finally:
-        loader.target.open()
+        target.open()
     return stub, call
 
 

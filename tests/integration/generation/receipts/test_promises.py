@@ -26,7 +26,7 @@ from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.promised import Promised, look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.generation.receipts.journal import Kind, Record, open_records, read_records
-from tests.fakes.tampered_targets import GatedTarget, Loader
+from tests.fakes.tampered_targets import GatedTarget
 from tests.integration.generation.deployment import Deployment, asking, failure
 from tests.integration.generation.test_process import ended, generation_process, stub_of
 
@@ -138,10 +138,7 @@ async def test_a_disk_that_takes_no_promise_serves_nothing(deployment: Deploymen
 
 
 async def test_the_promise_and_its_receipt_are_there_before_the_first_token(deployment: Deployment) -> None:
-    loader = Loader(GatedTarget)
-    await deployment.start_generation(loader)
-    target = loader.target
-    assert isinstance(target, GatedTarget)
+    _, target = await deployment.start_wrapped(GatedTarget)
     kept: list[Receipt] = []
 
     def on_promise(data: bytes | None) -> None:

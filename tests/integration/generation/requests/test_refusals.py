@@ -16,7 +16,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from services.generation.serving import opened_servicer
 from services.runtime.process import CannotStart
-from tests.fakes.tampered_targets import GatedTarget, Loader
+from tests.fakes.tampered_targets import GatedTarget
 from tests.integration.generation.deployment import PATIENCE, Deployment, asking, failure
 from tests.integration.http.front import fronting
 
@@ -105,12 +105,10 @@ async def test_every_bad_field_is_named_and_the_server_goes_on(stub: GenerationS
 
 
 async def test_a_full_queue_says_when_to_come_back_and_loses_nothing(deployment: Deployment) -> None:
-    loader = Loader(GatedTarget)
-    stub = await deployment.start_generation(loader, max_sequences=1, max_waiting=2)
-    assert isinstance(loader.target, GatedTarget)
-    loader.target.close()
+    stub, target = await deployment.start_wrapped(GatedTarget, max_sequences=1, max_waiting=2)
+    target.close()
     calls = [stub.Generate(asking(max_tokens=3)) for _ in range(8)]
-    loader.target.open()
+    target.open()
     answers = await asyncio.gather(*calls, return_exceptions=True)
     refused = [answer for answer in answers if isinstance(answer, BaseException)]
     for each in refused:
@@ -168,13 +166,13 @@ class Gated:
 
 @pytest.fixture
 async def gated(deployment: Deployment) -> AsyncIterator[Gated]:
-    loader = Loader(GatedTarget)
     quotas = ("one=requests:1", "few=tokens:100")
-    stub = await deployment.start_generation(loader, max_sequences=1, max_waiting=2, quota=quotas, model_name="tiny")
-    assert isinstance(loader.target, GatedTarget)
-    loader.target.close()
-    yield Gated(deployment, stub, loader.target)
-    loader.target.open()
+    stub, target = await deployment.start_wrapped(
+        GatedTarget, max_sequences=1, max_waiting=2, quota=quotas, model_name="tiny"
+    )
+    target.close()
+    yield Gated(deployment, stub, target)
+    target.open()
 
 
 async def test_a_tenant_with_a_full_queue_is_refused_and_does_not_hold_up_another(gated: Gated) -> None:

@@ -20,9 +20,9 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.identity import base_manifest
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import checked_weights, open_weights
 from tests.fakes.engine_runs import run
+from tests.fakes.rows import tree_rows
 from tests.numerics.arithmetic import assert_same_bits
 from tests.numerics.reference_model import ReferenceModel
 
@@ -81,9 +81,8 @@ def test_its_logits_are_those_of_the_reference(smollm2: Path) -> None:
     target = CpuTarget(config, weights, 1, "", "")
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
-    rows = RowsBuilder()
-    rows.add_tree(table, 0, tokens, range(-1, len(tokens) - 1))
-    assert_same_bits(target.forward(rows.build()).logits, ReferenceModel(config, weights).forward(tokens).logits)
+    rows = tree_rows(table, 0, tokens)
+    assert_same_bits(target.forward(rows).logits, ReferenceModel(config, weights).forward(tokens).logits)
 
 
 NEW_TOKENS, TOGETHER = 16, 12

@@ -23,10 +23,11 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget, load_target
-from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.engine_runs import run
+from tests.fakes.rows import chunk_rows
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import alone, check_unchanged, parameters, short_battery, signature
 
@@ -152,9 +153,7 @@ def test_the_cache_follows_the_accepted_path(kin_target: CpuTarget, seed: int) -
         if draft.length:
             table = list[int]()
             kin_target.blocks.extend(table, draft.length)
-            rows = RowsBuilder()
-            rows.add_chunk(table, 0, sequence.tokens[: draft.length], False)
-            kin_target.forward(rows.build())
+            kin_target.forward(chunk_rows(table, 0, sequence.tokens[: draft.length], want_last=False))
             found = cached(kin_target, draft.table, draft.length)
             np.testing.assert_array_equal(found, cached(kin_target, table, draft.length))
             kin_target.blocks.release(table)

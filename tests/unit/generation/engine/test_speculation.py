@@ -21,12 +21,12 @@ from services.generation.engine.tree import TokenTree
 from services.generation.engine.turns import Gains, Turns
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.unread import LogitRows
 from tests.examples import examples
 from tests.fakes.engine_runs import Collected, run
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids
 from tests.fakes.grammars import END_ID as END
+from tests.fakes.rows import chunk_rows
 
 
 @dataclass
@@ -101,9 +101,7 @@ def truth_of(target: CpuTarget) -> dict[str, Sequence[int]]:
 def features_of(target: CpuTarget, tokens: list[int], layers: tuple[int, ...]) -> Float32:
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
-    rows = RowsBuilder()
-    rows.add_chunk(table, 0, tokens, want_last=True)
-    features = target.forward(rows.build(), layers).features
+    features = target.forward(chunk_rows(table, 0, tokens), layers).features
     target.blocks.release(table)
     return features
 

@@ -18,11 +18,11 @@ from services.generation.target.config.config import read_config, rope_parameter
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
 from services.generation.target.probe import probe
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.generation.target.weights import check_weights, open_weights
 from tests.examples import examples, grid
 from tests.fakes.converted_gguf import convert
+from tests.fakes.rows import chunk_rows, tree_rows
 from tests.fakes.tiny_families import FAMILIES, LONGROPE, WITHOUT_GGUF, draw_vectors
 from tests.fakes.tiny_gguf import write_gguf
 from tests.fakes.tiny_head import make_tiny_adapter
@@ -79,13 +79,10 @@ def test_what_a_block_holds_is_worth_the_same_in_another_target(directory: Path,
     first, second = (target_of(directory, cache_dtype=cache_dtype) for _ in range(2))
     expected, table = logits_of(first), list[int]()
     second.blocks.extend(table, len(TOKENS))
-    others, rest = RowsBuilder(), TOKENS[BLOCK:]
-    others.add_chunk(table, 0, rest + TOKENS[: BLOCK - len(rest)], want_last=True)
-    second.forward(others.build())  # leaves other lines, and a state of theirs
+    rest = TOKENS[BLOCK:]
+    second.forward(chunk_rows(table, 0, rest + TOKENS[: BLOCK - len(rest)]))  # leaves other lines and a state of theirs
     second.fill_block(table[0], first.block_content(0))
-    rows = RowsBuilder()
-    rows.add_tree(table, BLOCK, rest, range(-1, len(rest) - 1))
-    assert_same_bits(second.forward(rows.build()).logits, expected[BLOCK:])
+    assert_same_bits(second.forward(tree_rows(table, BLOCK, rest)).logits, expected[BLOCK:])
 
 
 @pytest.mark.slow
@@ -326,13 +323,9 @@ def test_adapters_of_states_are_the_same_for_a_gguf_file(family: str, tmp_path: 
     adapter = make_tiny_adapter(tmp_path / "a", base, modules=(*modules, "out_proj"))
     config = json.loads((adapter / "adapter_config.json").read_bytes()) | {"base_model_name_or_path": None}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    found = []
-    for path in (base, convert(base, tmp_path / "m.gguf")):
-        target, rows, table = load_target(path, adapters={"a": adapter}, cache_tokens=2048), RowsBuilder(), list[int]()
-        target.blocks.extend(table, 40)
-        rows.add_tree(table, 0, TOKENS[:40], range(-1, 39), 0)
-        found.append(target.forward(rows.build()).logits.copy())
-    assert_same_bits(*found)
+    paths = base, convert(base, tmp_path / "m.gguf")
+    targets = [load_target(path, adapters={"a": adapter}, cache_tokens=2048) for path in paths]
+    assert_same_bits(*(logits_of(target, adapter=0) for target in targets))
 
 
 @pytest.mark.parametrize(
@@ -430,12 +423,8 @@ def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def logits_beside_others(target: Target, tokens: list[int]) -> np.ndarray:
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
-    rows = RowsBuilder()
-    rows.add_chunk(table, 0, tokens[:50], want_last=False)
-    target.forward(rows.build())
-    rows = RowsBuilder()
-    rows.add_tree(table, 50, tokens[50:], range(-1, len(tokens) - 51))
-    logits = target.forward(rows.build()).logits
+    target.forward(chunk_rows(table, 0, tokens[:50], want_last=False))
+    logits = target.forward(tree_rows(table, 50, tokens[50:])).logits
     target.blocks.release(table)
     return logits
 
@@ -446,13 +435,11 @@ def transformers_logits(published: Path, tokens: list[int]) -> np.ndarray:
         return model(torch.tensor([tokens])).logits[0, 50:].numpy()
 
 
-def whole_context(published: Path) -> Target:
-    return load_target(published, context_length=read_config(published).context_length)
-
-
 @pytest.mark.slow
 def test_logits_are_those_of_transformers_up_to_rounding(published: Path) -> None:
     tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
-    found, expected = logits_beside_others(whole_context(published), tokens), transformers_logits(published, tokens)
-    far = 1e-4 if read_config(published).rule else 2e-5  # norms of states' outputs amplify small differences
+    config = read_config(published)
+    found = logits_beside_others(load_target(published, context_length=config.context_length), tokens)
+    expected = transformers_logits(published, tokens)
+    far = 1e-4 if config.rule else 2e-5  # norms of states' outputs amplify small differences
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=far)

@@ -21,8 +21,9 @@ from services.generation.target.kernels.records import PASS
 from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe
 from services.generation.target.program.kernel_probe import KernelReport
 from services.generation.target.program.team import Team
-from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
+from tests.fakes.rows import tree_rows
 from tests.fakes.tampered_targets import WidthDependentTarget
 from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_model import make_tiny_model
@@ -65,9 +66,7 @@ def test_the_fingerprint_is_of_rows_computed_alone_even_if_wide_passes_differ(ta
     rng, table = random.Random(0), list[int]()
     target.blocks.extend(table, 3 * BLOCK)
     for at in range(min(2 * BLOCK + 12, target.config.context_length - 17)):
-        rows = RowsBuilder()
-        rows.add_tree(table, at, [rng.randrange(target.config.vocab_size)], [-1])
-        alone.update(target.forward(rows.build()).logits.tobytes())
+        alone.update(target.forward(tree_rows(table, at, [rng.randrange(target.config.vocab_size)])).logits.tobytes())
     target.blocks.release(table)
     assert honest.fingerprint == deviating.fingerprint == f"sha256:{alone.hexdigest()}"
 

@@ -17,8 +17,9 @@ from services.generation.target.probe import measure_profile, probe
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import PassOutput, Target
 from tests.examples import examples
+from tests.fakes.rows import chunk_rows, tree_rows
 from tests.fakes.tiny_head import make_tiny_adapters
-from tests.fakes.tiny_model import make_tiny_model
+from tests.fakes.tiny_model import TOKENS, logits_of, make_tiny_model
 
 VARIANTS = {
     "llama": {},
@@ -38,9 +39,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def one_row(target: CpuTarget, table: list[int], length: int, token: int) -> Float32:
-    rows = RowsBuilder()
-    rows.add_tree(table, length, [token], [-1])
-    return target.forward(rows.build()).logits[0]
+    return target.forward(tree_rows(table, length, [token])).logits[0]
 
 
 def test_chunks_of_two_long_sequences_have_the_bits_they_have_alone(family: CpuTarget) -> None:
@@ -51,9 +50,7 @@ def test_chunks_of_two_long_sequences_have_the_bits_they_have_alone(family: CpuT
     for table, text in zip(tables, texts, strict=True):
         family.blocks.extend(table, len(text))
         for first, last in ((0, 200), (200, 206)):
-            chunk = RowsBuilder()
-            chunk.add_tree(table, first, text[first:last], range(-1, last - first - 1))
-            logits = family.forward(chunk.build()).logits.copy()
+            logits = family.forward(tree_rows(table, first, text[first:last])).logits.copy()
         alone.append(logits)
         rows.add_tree(table, 200, text[200:], range(-1, 5))
     assert family.forward(rows.build()).logits.tobytes() == np.concatenate(alone).tobytes()
@@ -111,10 +108,9 @@ def test_the_chunks_of_a_prompt_do_not_matter(family: CpuTarget, seed: int) -> N
         at = 0
         while at < len(tokens):
             chunk = tokens[at : at + rng.choice((1, 2, 5, 17, 33, 64, 100))]
-            rows = RowsBuilder()
-            rows.add_chunk(tables[1], at, chunk, want_last=True)
+            rows = chunk_rows(tables[1], at, chunk)
             at += len(chunk)
-            assert family.forward(rows.build()).logits[0].tobytes() == alone[at - 1].tobytes()
+            assert family.forward(rows).logits[0].tobytes() == alone[at - 1].tobytes()
     finally:
         for table in tables:
             family.blocks.release(table)
@@ -127,12 +123,8 @@ def test_moved_slots_carry_the_bits_of_the_accepted_path(family: CpuTarget) -> N
     tokens, parents, path = [3, 4, 5, 6, 7, 8], [-1, 0, 0, 2, 2, 4], [0, 2, 4, 5]
     try:
         for table in tables:
-            rows = RowsBuilder()
-            rows.add_chunk(table, 0, list(range(62)), want_last=False)
-            family.forward(rows.build())
-        rows = RowsBuilder()
-        rows.add_tree(tables[0], 62, tokens, parents)
-        family.forward(rows.build())
+            family.forward(chunk_rows(table, 0, list(range(62)), want_last=False))
+        family.forward(tree_rows(tables[0], 62, tokens, parents))
         slot = lambda place: tables[0][place // 64] * 64 + place % 64  # noqa: E731
         family.move([slot(62 + node) for node in path[1:]], [slot(62 + place) for place in range(1, 4)])
         for depth, node in enumerate(path):
@@ -144,7 +136,6 @@ def test_moved_slots_carry_the_bits_of_the_accepted_path(family: CpuTarget) -> N
             family.blocks.release(table)
 
 
-TOKENS = [(7 * i * i + 3 * i) % 384 for i in range(90)]
 LAYERS = (3, 0, 2, 4)
 
 
@@ -161,9 +152,7 @@ def target(directory: Path) -> Target:
 def chunk(target: Target, tokens: list[int], at: int = 0, table: list[int] | None = None) -> Rows:
     table = [] if table is None else table
     target.blocks.extend(table, at + len(tokens))
-    rows = RowsBuilder()
-    rows.add_chunk(table, at, tokens, want_last=True)
-    return rows.build()
+    return chunk_rows(table, at, tokens)
 
 
 def test_features_are_the_hidden_states_of_transformers(target: Target, directory: Path) -> None:
@@ -199,9 +188,7 @@ def test_rows_without_a_question_leave_the_others_as_they_are(target: Target) ->
     tables: list[list[int]] = [[], [], []]
     for table in tables:
         target.blocks.extend(table, len(TOKENS) + 5)
-    before = RowsBuilder()
-    before.add_chunk(tables[0], 0, TOKENS, want_last=False)
-    target.forward(before.build())
+    target.forward(chunk_rows(tables[0], 0, TOKENS, want_last=False))
     mixed = RowsBuilder()
     mixed.add_chunk(tables[1], 0, TOKENS, want_last=True)
     mixed.add_tree(tables[0], len(TOKENS), [7, 8, 9, 10, 11], [-1, 0, 0, 1, 2])
@@ -247,18 +234,6 @@ def lone(base: Path, directories: dict[str, Path]) -> list[CpuTarget]:
     return [*alone, load_target(base, cache_tokens=20 * 64)]
 
 
-def stream(target: Target, tokens: list[int], adapter: int) -> Float32:
-    """The logits of the last token of a history computed one row at a time."""
-    table: list[int] = []
-    target.blocks.extend(table, len(tokens))
-    for position, token in enumerate(tokens):
-        rows = RowsBuilder()
-        rows.add_tree(table, position, [token], [-1], adapter)
-        logits = target.forward(rows.build()).logits[0]
-    target.blocks.release(table)
-    return logits
-
-
 @given(seed=st.integers(0, 2**32))
 @adapted_battery
 def test_trees_and_chunks_with_mixed_adapters_have_the_bits_of_lone_rows(
@@ -291,7 +266,8 @@ def test_trees_and_chunks_with_mixed_adapters_have_the_bits_of_lone_rows(
         path, at = [tokens[node]], parents[node]
         while at >= 0:
             path, at = [tokens[at], *path], parents[at]
-        alone = stream(lone[adapter], history + path, min(adapter, 0))
+        text = history + path
+        alone = logits_of(lone[adapter], [1] * len(text), text, min(adapter, 0))[-1]
         assert np.isfinite(alone).all()
         assert alone.tobytes() == together[first + node].tobytes(), (slots, adapter, node)
         first += len(tokens)

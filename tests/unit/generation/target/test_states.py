@@ -19,6 +19,7 @@ from services.generation.target.errors import TargetError
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.states import StateBook
 from services.generation.target.weights import check_weights, open_weights
+from tests.fakes.rows import chunk_rows, tree_rows
 from tests.fakes.tiny_families import FAMILIES, draw_vectors, make_tiny_multimodal
 from tests.fakes.tiny_model import TOKENS, logits_of, make_tiny_model, target_of
 from tests.numerics.arithmetic import assert_same_bits
@@ -41,52 +42,44 @@ def expected(directory: Path) -> Float32:
     return logits_of(target_of(directory))
 
 
-def chunk(table: list[int], start: int, tokens: list[int]) -> Rows:
-    rows = RowsBuilder()
-    rows.add_chunk(table, start, tokens, want_last=True)
-    return rows.build()
-
-
 def test_a_row_is_one_step_from_the_state_that_the_row_before_it_left() -> None:
     book, table = StateBook(8, 16, taps=4), [3, 5, 4]
-    (steps,) = book.plan(chunk(table, 0, TOKENS[:70]))
+    (steps,) = book.plan(chunk_rows(table, 0, TOKENS[:70]))
     assert steps.rows.tolist() == list(range(70))
     assert steps.sources[0] == 0
     for position in (70, 71):
-        (steps,) = book.plan(chunk(table, position, [0]))
+        (steps,) = book.plan(chunk_rows(table, position, [0]))
         assert steps.taps.tolist() == [[slot_of(table, p) for p in range(position - 3, position + 1)]]
 
 
 def test_a_state_is_given_up_once_a_line_of_it_is_written_to() -> None:
     book, table = StateBook(8, 16, taps=4), [3, 5, 4]
-    book.plan(chunk(table, 0, TOKENS[:66]))
+    book.plan(chunk_rows(table, 0, TOKENS[:66]))
     book.written([5 * BLOCK + 2])  # the first slot after them
-    assert len(book.plan(chunk(table, 66, [0]))[-1]) == 1
+    assert len(book.plan(chunk_rows(table, 66, [0]))[-1]) == 1
     book.written([3 * BLOCK + 9])
-    *before, steps = book.plan(chunk(table, 67, [0]))
+    *before, steps = book.plan(chunk_rows(table, 67, [0]))
     assert sum(map(len, before)) == 67
     assert len(steps) == 1
 
 
 def test_a_shared_prefix_is_folded_once() -> None:
     book = StateBook(8, 16, taps=4)
-    book.plan(chunk([3, 5], 0, TOKENS[:64]))
+    book.plan(chunk_rows([3, 5], 0, TOKENS[:64]))
     for table in ([3, 6], [3, 7], [3, 8]):
-        (steps,) = book.plan(chunk(table, 64, [0]))
+        (steps,) = book.plan(chunk_rows(table, 64, [0]))
         assert len(steps) == 1
 
 
 def test_branches_take_few_states_at_a_time_and_the_root_is_kept() -> None:
     book, parents = StateBook(8, 16, taps=3), [-1, 0, 0, 1, 1, 2, 2, 3, 5]
-    book.plan(chunk([1, 2], 0, TOKENS[:10]))
-    rows = RowsBuilder()
-    rows.add_tree([1, 2], 10, [0] * len(parents), parents)
-    (steps,) = book.plan(rows.build())
+    book.plan(chunk_rows([1, 2], 0, TOKENS[:10]))
+    (steps,) = book.plan(tree_rows([1, 2], 10, [0] * len(parents), parents))
     after = dict(zip(steps.rows.tolist(), steps.targets.tolist(), strict=True))
     assert sorted(after) == list(range(len(parents)))
     assert [number < book.kept for number in map(after.get, range(len(parents)))] == [True] + [False] * 8  # type: ignore[operator]
     assert len(set(after.values())) <= 4
-    (steps,) = book.plan(chunk([1, 2], 11, [0]))
+    (steps,) = book.plan(chunk_rows([1, 2], 11, [0]))
     assert len(steps) == 1
 
 
@@ -169,14 +162,14 @@ def test_a_history_longer_than_a_pass_folds_is_caught_up_with(
         if position > 80:
             assert target._states
             target._states.forget()
-        logits = target.forward(chunk(table, position, [token])).logits
+        logits = target.forward(chunk_rows(table, position, [token])).logits
     assert_same_bits(logits[0], expected[-1])
 
 
 def test_levels_of_a_tree_may_be_passes_of_their_own(directory: Path, expected: Float32) -> None:
     target, table = target_of(directory), list[int]()
     target.blocks.extend(table, len(TOKENS))
-    target.forward(chunk(table, 0, TOKENS[:40]))
+    target.forward(chunk_rows(table, 0, TOKENS[:40]))
     slots = [slot_of(table, at) for at in range(41, 60)]
 
     def level(*nodes: tuple[int, int, int, tuple[int, ...]]) -> Float32:

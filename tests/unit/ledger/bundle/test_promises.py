@@ -8,13 +8,13 @@ import pytest
 
 from ledger.audit.fulfilment import Fulfilment
 from ledger.bundle.report import BundleReport, Trust
-from ledger.documents.promise import Promise, read_promise, sign_promise
+from ledger.documents.promise import read_promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
 from tests.keys import seeded_key
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, TRUSTED, at, receipt
+from tests.unit.ledger.builders import KEYS, TRUSTED, at, promise_of, receipt
 from tests.unit.ledger.bundle.test_verification import GOOD, TRUST, chosen_by_a_liar, failed, judged
 from tests.vectors.make_bundles import SUCCESSOR, checkpoint, exported, log_of
 
@@ -25,12 +25,7 @@ COSIGNED = 1200
 
 def promised(number: int, due: float = 3600, key: SigningKey = KEYS["receipts"], **changes: Any) -> bytes:
     """A promise of `receipt(number)`, which is in the bundle for the numbers 0 to 3."""
-    kept = receipt(number)
-    promise = Promise(
-        promised_at=at(0), due=at(due), tenant=kept.tenant, request_id=kept.request_id, nonce=None,
-        base_cid=kept.base_cid, profile_cid=kept.profile_cid, prompt=kept.prompt, choices=1,
-    )  # fmt: skip
-    return sign_promise(replace(promise, **changes), key).to_bytes()
+    return sign_promise(promise_of(receipt(number), due=at(due), **changes), key).to_bytes()
 
 
 def holding(*promises: bytes, now: float = 7200) -> Trust:

@@ -24,13 +24,10 @@ from ledger.encoding.text_forms import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, sign
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, receipt
+from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, promise_of, receipt
 
 RECEIPT = receipt(0)
-PROMISE = Promise(
-    promised_at=at(0), due=at(3600), tenant=RECEIPT.tenant, request_id=RECEIPT.request_id, nonce=None,
-    base_cid=RECEIPT.base_cid, profile_cid=RECEIPT.profile_cid, prompt=RECEIPT.prompt, choices=1,
-)  # fmt: skip
+PROMISE = promise_of(RECEIPT)
 SIGNED = sign_promise(PROMISE, KEYS["receipts"]).to_bytes()
 
 

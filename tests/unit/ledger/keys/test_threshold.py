@@ -6,8 +6,7 @@ import pytest
 
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
-from ledger.documents.promise import Promise, open_promise, sign_promise
-from ledger.documents.receipt import Receipt
+from ledger.documents.promise import open_promise, sign_promise
 from ledger.documents.signed_document import add_signature, open_document, sign_document, sign_rotation
 from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, KeyFileError, SignatureError
@@ -18,7 +17,7 @@ from ledger.keys.trusted_keys import FILE_NAME, MOST_SIGNATURES, FixedThreshold,
 from services.runtime.trusted_directory import TrustedDirectory
 from tests.keys import seeded_key
 from tests.mutations import replace
-from tests.unit.ledger.builders import BASE, KEYS, PROFILE, TRUSTED, at, receipt, resume
+from tests.unit.ledger.builders import BASE, KEYS, PROFILE, TRUSTED, at, promise_of, receipt, resume
 
 ANNA, BERT, CARL = (seeded_key(bytes([number]) * 32, "operator") for number in (1, 2, 3))
 STRANGER = seeded_key(b"\x04" * 32, "operator")
@@ -164,20 +163,6 @@ MINE = replace(receipt(), tenant="acme", base_cid=BASE, profile_cid=PROFILE)
 
 def trusting_mine(scope: KeyScope) -> TrustedKeys:
     return replace(TRUSTED, by_role={**TRUSTED.by_role, "receipts": (KEY.public.scoped(scope),)})
-
-
-def promise_of(document: Receipt) -> Promise:
-    return Promise(
-        promised_at=at(0),
-        due=at(9),
-        tenant=document.tenant,
-        request_id=document.request_id,
-        nonce=None,
-        base_cid=document.base_cid,
-        profile_cid=document.profile_cid,
-        prompt=document.prompt,
-        choices=1,
-    )
 
 
 def test_a_key_s_file_holds_its_scope_and_is_the_same_key(tmp_path: Path) -> None:

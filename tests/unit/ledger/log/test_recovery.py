@@ -35,6 +35,13 @@ def reopen(store: object, guard: MemoryGuard | None = None) -> LogWriter:
     return recover(cast(EntryStore, store), KEYS["log"], TRUSTED, ORIGIN, guard or MemoryGuard())
 
 
+def broken_at(store: object, guard: MemoryGuard | None = None) -> int:
+    """The entry for which a log is not opened."""
+    with pytest.raises(ChainError) as caught:
+        reopen(store, guard)
+    return caught.value.index
+
+
 def filled(count: int) -> MemoryEntryStore:
     store = MemoryEntryStore()
     writer = reopen(store)
@@ -82,9 +89,7 @@ def test_entries_that_no_checkpoint_covers_are_not_signed_for_a_stranger() -> No
         writer.write([admit(data, None, trusting)])
     store = filled(3)
     store.commit(Batch((intruder._records[3],), _tiles(intruder)))
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == 3
+    assert broken_at(store) == 3
 
 
 def test_an_entry_that_is_counted_and_not_there_is_not_signed_over() -> None:
@@ -94,18 +99,14 @@ def test_an_entry_that_is_counted_and_not_there_is_not_signed_over() -> None:
 
     straight, store = filled(5), Short()
     store.commit(Batch(tuple(straight._records), _tiles(straight)))
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == 4
+    assert broken_at(store) == 4
 
 
 def test_an_entry_that_says_it_is_another_is_not_signed_over() -> None:
     store, moved = filled(3), replace(filled(5)._records[4], index=3)
     _, tiles = TileEdge().append([record.leaf for record in (*store._records, moved)])
     store.commit(Batch((moved,), tuple(tiles)))
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == 3
+    assert broken_at(store) == 3
 
 
 def _tiles(store: MemoryEntryStore) -> tuple[Tile, ...]:
@@ -115,9 +116,7 @@ def _tiles(store: MemoryEntryStore) -> tuple[Tile, ...]:
 def test_a_log_that_lost_entries_is_not_opened() -> None:
     store = filled(5)
     del store._records[3:]
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == 3
+    assert broken_at(store) == 3
 
 
 @pytest.mark.parametrize("index", [256, 270, 299])
@@ -125,9 +124,7 @@ def test_a_changed_entry_in_the_last_tile_is_named(index: int) -> None:
     store = filled(300)
     record = store._records[index]
     store._records[index] = replace(record, entry=record.entry.replace(b"receipt", b"recepit"))
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == index
+    assert broken_at(store) == index
 
 
 def test_tiles_that_are_not_those_of_the_checkpoint_are_refused() -> None:
@@ -144,9 +141,7 @@ def test_tiles_that_are_not_those_of_the_checkpoint_are_refused() -> None:
     reopen(store, guard)
     del store._tiles[1, 0]
     for each in (MemoryGuard(), guard):
-        with pytest.raises(ChainError) as caught:
-            reopen(store, each)
-        assert caught.value.index == 299
+        assert broken_at(store, each) == 299
 
 
 def test_a_checkpoint_of_another_key_or_log_is_refused() -> None:
@@ -168,18 +163,14 @@ def test_a_checkpoint_of_another_key_or_log_is_refused() -> None:
 def test_a_checkpoint_over_another_tree_is_refused() -> None:
     store = filled(3)
     store._checkpoints[3] = sign_checkpoint(Checkpoint(ORIGIN, 3, bytes(32)), KEYS["log"])
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == 2
+    assert broken_at(store) == 2
 
 
 def test_an_entry_that_does_not_chain_is_refused() -> None:
     straight, store = filled(5), filled(3)
     record = straight._records[4]
     store.commit(Batch((replace(record, index=3, content=None),), _tiles(straight)))
-    with pytest.raises(ChainError) as caught:
-        reopen(store)
-    assert caught.value.index == 3
+    assert broken_at(store) == 3
 
 
 def write(writer: LogWriter, *numbers: int) -> None:
@@ -229,9 +220,7 @@ def test_a_database_that_forked_off_before_the_guarded_head_is_refused() -> None
     fork = backup(store)
     write(reopen(store, guard), 1)
     write(reopen(fork), 2, 3)
-    with pytest.raises(ChainError) as caught:
-        reopen(fork, guard)
-    assert caught.value.index == 1
+    assert broken_at(fork, guard) == 1
 
 
 def test_a_guard_that_is_new_or_behind_is_brought_up_to_date() -> None:

@@ -21,7 +21,6 @@ from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,
-    PROFILE,
     START,
     at,
     draw,
@@ -31,6 +30,7 @@ from tests.unit.ledger.builders import (
     halt,
     of_a_later_version,
     policy,
+    promise_of,
     publication,
     receipt,
     resume,
@@ -193,18 +193,7 @@ def test_a_head_that_was_published_for_another_base_is_told(memory: MonitorMemor
 
 
 def promise(number: int, choices: int = 1) -> Promise:
-    made = receipt(number)
-    return Promise(
-        promised_at=at(0),
-        due=at(300),
-        tenant=made.tenant,
-        request_id=made.request_id,
-        nonce=made.nonce,
-        base_cid=BASE,
-        profile_cid=PROFILE,
-        prompt=made.prompt,
-        choices=choices,
-    )
+    return promise_of(receipt(number), due=at(300), choices=choices)
 
 
 def test_a_promise_is_held_against_the_log(memory: MonitorMemory) -> None:

@@ -25,6 +25,7 @@ from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.heads import block_config, block_tensors, head_config, published_block, write_kolm, write_kolm_block
+from tests.fakes.rows import chunk_rows
 from tests.fakes.tiny_model import make_tiny_model
 from tests.vectors.make_block_heads import ANCHOR, BLOCK, FOLDER, HIDDEN, VOCABULARY, make
 
@@ -328,9 +329,7 @@ def drafted(head: BlockHead, known: dict[str, Any], *, chunk: int, refused: int 
         computing.blocks.extend(each, ANCHOR + BLOCK)
     for start in range(0, ANCHOR, chunk):
         features = known["features"][start : min(start + chunk, ANCHOR)]
-        rows = RowsBuilder()
-        rows.add_chunk(table, start, [0] * len(features), False)
-        computing.store(rows.build(), features)
+        computing.store(chunk_rows(table, start, [0] * len(features), want_last=False), features)
         if refused:
             rows = RowsBuilder()
             rows.add_block(table, start + len(features), [9] * BLOCK, want_first=config.from_first)

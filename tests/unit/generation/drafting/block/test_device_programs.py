@@ -16,6 +16,7 @@ from services.generation.target.gpu.gpu_target import load_gpu_target
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from tests.fakes.heads import random_block
+from tests.fakes.rows import chunk_rows
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.arithmetic import assert_same_bits
 
@@ -45,9 +46,7 @@ def computed(head: BlockHead, target: Target, programs: DevicePrograms | None = 
     for number, table in enumerate(tables):
         passes.blocks.extend(table, (0 if number else LENGTH) + config.block_size)
     for start, end, together in ((0, 280, 1), (280, LENGTH, 1), (LENGTH, LENGTH, BESIDE)):
-        rows = RowsBuilder()
-        rows.add_chunk(tables[0], start, [0] * (end - start), False)
-        passes.store(rows.build(), features[start:end])
+        passes.store(chunk_rows(tables[0], start, [0] * (end - start), want_last=False), features[start:end])
         rows = RowsBuilder()
         for number, table in enumerate(tables[:together]):
             rows.add_block(table, 0 if number else end, tokens[number].tolist(), want_first=config.from_first)

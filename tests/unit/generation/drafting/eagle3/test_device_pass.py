@@ -10,8 +10,8 @@ from services.generation.drafting.eagle3.device_pass import DeviceHeadPass
 from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.stepping.entry_pass import Entries, HeadOutput
 from services.generation.target.gpu.gpu_target import GpuTarget, load_gpu_target
-from services.generation.target.rows import RowsBuilder
 from tests.fakes.heads import random_head
+from tests.fakes.rows import chunk_rows, tree_rows
 from tests.fakes.tiny_model import make_tiny_model
 from tests.numerics.arithmetic import assert_same_bits
 
@@ -41,16 +41,11 @@ def computed(entries: Entries, head: Head) -> list[HeadOutput]:
     table, found = list[int](), list[HeadOutput]()
     entries.blocks.extend(table, LENGTH + 8)
     for wanted in (False, True):
-        rows = RowsBuilder()
-        rows.add_chunk(table, 0, tokens[:LENGTH], wanted)
-        entries.read(rows.build(), features[:LENGTH])
-    rows = RowsBuilder()
-    rows.add_tree(table, LENGTH, tokens[LENGTH : LENGTH + 3], [-1, 0, 1])
-    out = entries.read(rows.build(), features[LENGTH:])
+        entries.read(chunk_rows(table, 0, tokens[:LENGTH], want_last=wanted), features[:LENGTH])
+    out = entries.read(tree_rows(table, LENGTH, tokens[LENGTH : LENGTH + 3], [-1, 0, 1]), features[LENGTH:])
     found.append(HeadOutput(out.states.copy(), out.logits.copy()))
-    rows = RowsBuilder()
-    rows.add_tree(table, LENGTH + 3, tokens[LENGTH + 3 :], [-1, 0, 0, 1, 1])
-    found.append(entries.step(rows.build(), np.repeat(found[0].states[-1:], 5, axis=0)))
+    rows = tree_rows(table, LENGTH + 3, tokens[LENGTH + 3 :], [-1, 0, 0, 1, 1])
+    found.append(entries.step(rows, np.repeat(found[0].states[-1:], 5, axis=0)))
     return found
 
 
@@ -66,7 +61,6 @@ def test_a_head_has_the_bits_of_the_cpu(choices: dict[str, Any], target: GpuTarg
 
 def test_a_position_past_a_context_and_a_draft_is_refused(target: GpuTarget) -> None:
     entries = DeviceHeadPass(random_head(target.config), target, 2)
-    rows = RowsBuilder()
-    rows.add_tree([0, 1, 1], 128, [1], [-1])
+    rows = tree_rows([0, 1, 1], 128, [1])
     with pytest.raises(ValueError, match="position 128"):
-        entries.step(rows.build(), np.zeros((1, target.config.hidden_size), np.float32))
+        entries.step(rows, np.zeros((1, target.config.hidden_size), np.float32))

@@ -34,10 +34,11 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import slot_of
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.drafters import budget as budget_of
 from tests.fakes.heads import eagle3, head_config
+from tests.fakes.rows import tree_rows
 from tests.fakes.table_target import TableTarget
 from tests.unit.generation.engine.test_identity import short_battery
 
@@ -100,9 +101,7 @@ def from_scratch(drafter: Eagle3Drafter, sequence: Fed, entries: int) -> KeysAnd
     """Entry i reads feature i and token i + 1: all in one pass, in a cache of their own."""
     computing, table = drafter._pass, list[int]()
     computing.blocks.extend(table, entries)
-    rows = RowsBuilder()
-    rows.add_tree(table, 0, sequence.tokens[1:], range(-1, entries - 1))
-    computing.read(rows.build(), sequence.features[:entries])
+    computing.read(tree_rows(table, 0, sequence.tokens[1:]), sequence.features[:entries])
     found = entries_at(drafter, [table[i // 64] * 64 + i % 64 for i in range(entries)])
     computing.blocks.release(table)
     return found

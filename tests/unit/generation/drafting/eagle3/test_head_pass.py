@@ -17,6 +17,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
+from tests.fakes.rows import tree_rows
 from tests.fakes.tiny_model import make_tiny_model
 
 LENGTH = 70  # entries; crosses a cache block
@@ -119,16 +120,12 @@ def computed(
     head.blocks.extend(table, len(tokens) + len(drafted))
     states, logits = [], []
     for at in range(0, len(tokens), chunk):
-        rows = RowsBuilder()
-        part = tokens[at : at + chunk]
-        rows.add_tree(table, at, part, range(-1, len(part) - 1))
-        out = head.read(rows.build(), features[at : at + chunk])
+        rows = tree_rows(table, at, tokens[at : at + chunk])
+        out = head.read(rows, features[at : at + chunk])
         states.append(out.states.copy())
         logits.append(out.logits.copy())
     for number, token in enumerate(drafted):
-        rows = RowsBuilder()
-        rows.add_tree(table, len(tokens) + number, [token], [-1])
-        out = head.step(rows.build(), states[-1][-1:])
+        out = head.step(tree_rows(table, len(tokens) + number, [token]), states[-1][-1:])
         states.append(out.states.copy())
         logits.append(out.logits.copy())
     return np.concatenate(states), np.concatenate(logits)
@@ -227,10 +224,8 @@ def test_more_rows_than_a_pass_has_room_for_are_those_read_one_after_another(
         head.blocks.extend(table, 300)
         outs = []
         for at in range(0, 300, chunk):
-            rows = RowsBuilder()
-            part = tokens[at : at + chunk]
-            rows.add_tree(table, at, part, range(-1, len(part) - 1))
-            outs.append(kept(head.read(rows.build(), features[at : at + chunk])))
+            rows = tree_rows(table, at, tokens[at : at + chunk])
+            outs.append(kept(head.read(rows, features[at : at + chunk])))
         found.append((np.concatenate([out.states for out in outs]), np.concatenate([out.logits for out in outs])))
     for whole, parts in zip(*found, strict=True):
         np.testing.assert_array_equal(whole, parts)

@@ -34,7 +34,7 @@ from services.generation.engine.tree import TokenTree
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import UnsupportedArchitecture
-from services.generation.target.rows import Rows, RowsBuilder
+from services.generation.target.rows import Rows
 from services.generation.target.weights import has_own_head
 from tests.examples import examples
 from tests.fakes.assistants import BASES, assistant, loaded, make_assistant_of, sidecar_of_assistant
@@ -42,6 +42,7 @@ from tests.fakes.converted_gguf import convert
 from tests.fakes.drafters import LyingDrafter
 from tests.fakes.engine_runs import run
 from tests.fakes.heads import InformedDrafter
+from tests.fakes.rows import chunk_rows
 from tests.fakes.tiny_model import make_tiny_model, target_of
 from tests.unit.generation.engine.test_identity import alone, check_unchanged, requests_of, short_battery
 from tests.vectors.make_assistant import ANCHORS, FOLDER, STEPS
@@ -59,9 +60,7 @@ def computed(target: CpuTarget, tokens: list[int]) -> tuple[list[int], Any]:
     table: list[int] = []
     target.blocks.extend(table, len(tokens))
     for first, end in ((0, 2), (2, len(tokens))):
-        rows = RowsBuilder()
-        rows.add_chunk(table, first, tokens[first:end], want_last=True)
-        out = target.forward(rows.build(), (target.config.layers,))
+        out = target.forward(chunk_rows(table, first, tokens[first:end]), (target.config.layers,))
     return table, out.features[-1:]
 
 

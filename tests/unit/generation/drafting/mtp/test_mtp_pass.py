@@ -10,8 +10,8 @@ from services.generation.drafting.mtp.block_weights import MtpBlock, read_block
 from services.generation.drafting.mtp.mtp_pass import MtpPass
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.rows import Rows, RowsBuilder
 from tests.fakes.mtp_models import MODELS
+from tests.fakes.rows import chunk_rows, tree_rows
 from tests.fakes.tiny_model import target_of
 from tests.vectors.make_mtp import ANCHOR, FOLDER, STEPS
 
@@ -30,19 +30,10 @@ def features_of(target: CpuTarget, tokens: list[int], pieces: int = 1) -> Float3
     target.blocks.extend(table, len(tokens))
     found, at = [], 0
     for piece in np.array_split(tokens, pieces):
-        rows = RowsBuilder()
-        rows.add_chunk(table, at, list(map(int, piece)), want_last=True)
-        found.append(target.forward(rows.build(), (target.config.layers,)).features)
+        found.append(target.forward(chunk_rows(table, at, list(map(int, piece))), (target.config.layers,)).features)
         at += len(piece)
     target.blocks.release(table)
     return np.concatenate(found)
-
-
-def entries(table: list[int], first: int, following: list[int]) -> Rows:
-    """Rows of entries from `first` on, all of them wanted."""
-    rows = RowsBuilder()
-    rows.add_tree(table, first, following, range(-1, len(following) - 1))
-    return rows.build()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -52,7 +43,7 @@ def test_states_are_those_of_speculators(name: str) -> None:
     computing = MtpPass(block_of(FOLDER / name, target), target, 8)
     table: list[int] = []
     computing.blocks.extend(table, len(tokens))
-    out = computing.read(entries(table, 0, tokens[1:]), features_of(target, tokens)[:-1])
+    out = computing.read(tree_rows(table, 0, tokens[1:]), features_of(target, tokens)[:-1])
     assert np.abs(out.states - expected["states"]).max() < 1e-4
 
 
@@ -67,12 +58,10 @@ def test_a_chain_drafts_what_speculators_drafts(name: str, drafted: range | None
     computing = MtpPass(block, target, 8)
     table: list[int] = []
     computing.blocks.extend(table, len(tokens) + STEPS)
-    first = RowsBuilder()
-    first.add_chunk(table, 0, tokens[1 : ANCHOR + 1], False)
-    computing.read(first.build(), features[:ANCHOR])
-    out = computing.read(entries(table, ANCHOR, tokens[ANCHOR + 1 :]), features[ANCHOR : ANCHOR + 1])
+    computing.read(chunk_rows(table, 0, tokens[1 : ANCHOR + 1], want_last=False), features[:ANCHOR])
+    out = computing.read(tree_rows(table, ANCHOR, tokens[ANCHOR + 1 :]), features[ANCHOR : ANCHOR + 1])
     for step, (state, draft) in enumerate(zip(expected["chain_states"], expected["drafts"].tolist(), strict=True)):
         assert np.abs(out.states[0] - state).max() < 1e-4
         found = int(block.target_ids[out.logits[0].argmax()])
         assert found == draft or draft not in block.target_ids
-        out = computing.step(entries(table, ANCHOR + 1 + step, [draft]), out.states.copy())
+        out = computing.step(tree_rows(table, ANCHOR + 1 + step, [draft]), out.states.copy())

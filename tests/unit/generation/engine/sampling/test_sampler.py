@@ -253,7 +253,7 @@ def test_the_token_is_that_of_the_reference(
     size = len(logits)
     prompt, output, ends = ([token % size for token in tokens] for tokens in (prompt, output, ends))
     biased = {token % size: bias for token, bias in biases.items()}
-    params = _with(params, tuple(biased.items()))
+    params = replace(params, logit_bias=tuple(biased.items()))
     allowed = None if allowed is None else {token % size for token in allowed}
     mask = None if allowed is None else Mask(allowed, size, tells)
     processors = LogitsProcessors(params, prompt, frozenset(ends))
@@ -273,10 +273,6 @@ def test_the_token_is_that_of_the_reference(
             sampler.sample(logits, position)
     else:
         assert sampler.sample(logits, position) == token
-
-
-def _with(params: SamplingParams, biases: tuple[tuple[int, float], ...]) -> SamplingParams:
-    return replace(params, logit_bias=biases)
 
 
 @given(logits=rows(), token=st.integers(0, 2**20), count=st.integers(0, 20))

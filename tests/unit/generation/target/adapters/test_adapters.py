@@ -28,13 +28,11 @@ from services.generation.target.cpu import load_target
 from services.generation.target.errors import AdapterInvalid, AdapterUnsupported, ModelNotFound, TargetError
 from services.generation.target.identity import base_cid
 from services.generation.target.model_settings import default_adapters_for
-from services.generation.target.rows import RowsBuilder
-from services.generation.target.target import Target
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_families import make_tiny_multimodal
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import edit_json, edit_tensors, make_tiny_adapter
-from tests.fakes.tiny_model import make_tiny_model
+from tests.fakes.tiny_model import TOKENS, logits_of, make_tiny_model
 from tests.numerics.arithmetic import assert_same_bits
 
 
@@ -242,7 +240,6 @@ def test_the_identifier_changes_with_any_byte_that_decides_and_with_no_other(bas
     assert len({before, after, adapter_cid(adapter)}) == 3
 
 
-LENGTH = 90
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "every module": ({}, {"r": 4, "lora_alpha": 8, "target_modules": EVERY}),
@@ -293,14 +290,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     members, lora = ADAPTERS[request.param]
     folder = tmp_path_factory.mktemp("adapted")
     base, adapter = make_tiny_model(folder / "base", **members), folder / "adapter"
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = adapted(AutoModelForCausalLM.from_pretrained(base), task_type="CAUSAL_LM", **lora)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "lora_" in name:
-                    parameter.normal_(std=0.1)
-    model.save_pretrained(adapter)
+    adapted(AutoModelForCausalLM.from_pretrained(base), task_type="CAUSAL_LM", **lora).save_pretrained(adapter)
     return base, adapter
 
 
@@ -330,20 +320,14 @@ def test_an_adapter_of_a_multimodal_wrapper_is_served_on_its_part_for_text(famil
     """
     plain = make_tiny_multimodal(tmp_path / family, family)
     lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"], "task_type": "CAUSAL_LM"}
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = adapted(plain, **lora, alpha_pattern={"language_model.layers.1.*q_proj": 64}).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "lora_" in name:
-                    parameter.normal_(std=0.1)
-            tokens = [(7 * i * i + 3 * i) % 384 for i in range(40)]
-            expected = model(input_ids=torch.tensor([tokens])).logits[0].numpy()
+    model = adapted(plain, **lora, alpha_pattern={"language_model.layers.1.*q_proj": 64}).eval()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([TOKENS[:40]])).logits[0].numpy()
     model.save_pretrained(tmp_path / "adapter")
     edit(tmp_path / "adapter", base_model_name_or_path=family)
     today = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert any(name.startswith(f"{OTHER}{WRAPPERS[family]}layers.") for name in today)
-    found = adapted_logits(load_target(tmp_path / family, adapters={"a": tmp_path / "adapter"}), tokens)
+    found = logits_of(load_target(tmp_path / family, adapters={"a": tmp_path / "adapter"}), (), TOKENS[:40], 0)
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
 
     def older(tensors: dict[str, torch.Tensor]) -> None:
@@ -353,7 +337,7 @@ def test_an_adapter_of_a_multimodal_wrapper_is_served_on_its_part_for_text(famil
 
     edit_weights(tmp_path / "adapter", older)
     edit(tmp_path / "adapter", alpha_pattern={"language_model.model.layers.1.*q_proj": 64})
-    again = adapted_logits(load_target(tmp_path / family, adapters={"a": tmp_path / "adapter"}), tokens)
+    again = logits_of(load_target(tmp_path / family, adapters={"a": tmp_path / "adapter"}), (), TOKENS[:40], 0)
     assert_same_bits(found, again)
 
 
@@ -365,21 +349,17 @@ def test_modules_that_are_named_in_two_ways_are_refused(base: Path, adapter: Pat
     refused(base, adapter, AdapterInvalid, "language_model.model.")
 
 
-def adapted_logits(target: Target, tokens: list[int]) -> np.ndarray:
-    table: list[int] = []
-    target.blocks.extend(table, len(tokens))
-    rows = RowsBuilder()
-    rows.add_tree(table, 0, tokens, range(-1, len(tokens) - 1), 0)
-    logits = target.forward(rows.build()).logits
-    target.blocks.release(table)
-    return logits
-
-
 def adapted(plain: PreTrainedModel, **lora: Any) -> Any:
-    """peft's model of a base with a new adapter. peft takes three CPU seconds to import, which one worker spends."""
+    """peft's model of a base with a random adapter. peft takes three CPU seconds to import, which one worker spends."""
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(plain, LoraConfig(**lora))
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(3)
+        model = get_peft_model(plain, LoraConfig(**lora))
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    return model
 
 
 def peft_model(base: Path, adapter: Path) -> Any:
@@ -391,20 +371,18 @@ def peft_model(base: Path, adapter: Path) -> Any:
 
 @pytest.mark.slow
 def test_logits_are_those_of_peft_up_to_rounding(made: tuple[Path, Path]) -> None:
-    tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     with torch.no_grad():
-        expected = peft_model(*made)(torch.tensor([tokens])).logits[0].numpy()
-    found = adapted_logits(load_target(made[0], adapters={"adapter": made[1]}), tokens)
+        expected = peft_model(*made)(torch.tensor([TOKENS])).logits[0].numpy()
+    found = logits_of(load_target(made[0], adapters={"adapter": made[1]}), adapter=0)
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_the_adapter_makes_a_difference(made: tuple[Path, Path]) -> None:
-    tokens = [(7 * i * i + 3 * i) % 384 for i in range(LENGTH)]
     target = load_target(made[0], adapters={"adapter": made[1]})
     with torch.no_grad():
-        bare = AutoModelForCausalLM.from_pretrained(made[0])(torch.tensor([tokens])).logits[0].numpy()
-    assert np.abs(adapted_logits(target, tokens) - bare).max() > 0.05
+        bare = AutoModelForCausalLM.from_pretrained(made[0])(torch.tensor([TOKENS])).logits[0].numpy()
+    assert np.abs(logits_of(target, adapter=0) - bare).max() > 0.05
 
 
 @pytest.mark.slow

@@ -102,19 +102,12 @@ def test_smollm3_3b(tmp_path: Path) -> None:
     assert config.tied_embeddings
 
 
-def test_qwen3_30b_a3b(tmp_path: Path) -> None:
-    config = published(tmp_path, "qwen3-30b-a3b")
-    experts = config.experts
+@pytest.mark.parametrize(("name", "sizes"), [("qwen3-30b-a3b", (128, 8, 768)), ("mixtral-8x7b", (8, 2, 14336))])
+def test_experts_in_all_layers(name: str, sizes: tuple[int, int, int], tmp_path: Path) -> None:
+    experts = published(tmp_path, name).experts
     assert experts is not None
     assert all(experts.layers)
-    assert (experts.count, experts.chosen, experts.size, experts.normalised) == (128, 8, 768, True)
-
-
-def test_mixtral_8x7b(tmp_path: Path) -> None:
-    config = published(tmp_path, "mixtral-8x7b")
-    experts = config.experts
-    assert experts is not None
-    assert (experts.count, experts.chosen, experts.size, experts.normalised) == (8, 2, 14336, True)
+    assert (experts.count, experts.chosen, experts.size, experts.normalised) == (*sizes, True)
 
 
 def test_gpt_oss_20b(tmp_path: Path) -> None:

@@ -20,12 +20,13 @@ from services.generation.target.gpu.gpu_target import SERVED, GpuTarget, load_gp
 from services.generation.target.gpu.kernels import Kernels, Lines
 from services.generation.target.gpu.layers import whole_lines
 from services.generation.target.probe import measure_profile
-from services.generation.target.rows import RowsBuilder
+from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.target import Target
 from services.generation.target.unread import Best
 from tests.examples import examples
 from tests.fakes.engine_runs import run
 from tests.fakes.opencl import opencl
+from tests.fakes.rows import tree_rows
 from tests.fakes.tiny_families import FAMILIES, draw_vectors
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import TOKENS, make_tiny_model
@@ -72,23 +73,19 @@ def chunks_and_trees(target: Target, layers: Sequence[int] = LAYERS) -> list[tup
     target.blocks.extend(second, 200)
     found = []
 
-    def compute(rows: RowsBuilder) -> None:
-        out = target.forward(rows.build(), layers)
+    def compute(rows: Rows) -> None:
+        out = target.forward(rows, layers)
         found.append((out.logits, out.features))
 
     for start, end in ((0, 61), (61, 70)):
         rows = RowsBuilder()
         rows.add_chunk(first, start, TOKENS[start:end], True)
         rows.add_tree(second, min(start, 1), TOKENS[:5], [-1, 0, 0, 1, 3])
-        compute(rows)
-    rows = RowsBuilder()
-    rows.add_tree(first, 70, [5, 6, 7, 8, 9, 10], [-1, 0, 0, 2, 2, 4])  # the path 0, 2, 4, 5 is accepted
-    compute(rows)
+        compute(rows.build())
+    compute(tree_rows(first, 70, [5, 6, 7, 8, 9, 10], [-1, 0, 0, 2, 2, 4]))  # the path 0, 2, 4, 5 is accepted
     slots = [first[at // 64] * 64 + at % 64 for at in range(70, 76)]
     target.move([slots[2], slots[4], slots[5]], [slots[1], slots[2], slots[3]])
-    rows = RowsBuilder()
-    rows.add_tree(first, 74, TOKENS[:40], range(-1, 39))
-    compute(rows)
+    compute(tree_rows(first, 74, TOKENS[:40]))
     target.blocks.release(first)
     target.blocks.release(second)
     return found
@@ -144,13 +141,9 @@ def test_what_drafters_ask_for_has_the_bits_of_the_cpu(gpu: GpuTarget, cpu: CpuT
 def test_a_block_that_was_read_is_worth_the_same_in_another_target(gpu: GpuTarget, whole_numbers: Path) -> None:
     other, table = load_gpu_target(whole_numbers, device="opencl", cache_tokens=2 * 64), list[int]()
     gpu.blocks.extend(table, 70)
-    rows = RowsBuilder()
-    rows.add_tree(table, 0, TOKENS[:66], range(-1, 65))
-    expected = gpu.forward(rows.build()).logits[64:].copy()
+    expected = gpu.forward(tree_rows(table, 0, TOKENS[:66])).logits[64:].copy()
     other.fill_block(1, gpu.block_content(table[0]))
-    rows = RowsBuilder()
-    rows.add_tree([1, 0], 64, TOKENS[64:66], [-1, 0])
-    assert_same_bits(other.forward(rows.build()).logits, expected)
+    assert_same_bits(other.forward(tree_rows([1, 0], 64, TOKENS[64:66], [-1, 0])).logits, expected)
     gpu.blocks.release(table)
 
 
@@ -189,9 +182,7 @@ def test_logits_are_read_where_sampling_asks_for_them(gpu: GpuTarget, monkeypatc
 
 
 def test_logits_of_an_earlier_pass_are_gone(gpu: GpuTarget) -> None:
-    rows = RowsBuilder()
-    rows.add_tree([0], 0, [1], [-1])
-    earlier, later = gpu.forward(rows.build()), gpu.forward(rows.build())
+    earlier, later = (gpu.forward(tree_rows([0], 0, [1])) for _ in range(2))
     assert len(later.logits) == 1
     with pytest.raises(ValueError, match="earlier pass"):
         _ = earlier.logits
@@ -262,12 +253,11 @@ def test_a_full_memory_is_named(gpu: GpuTarget) -> None:
 
 def test_a_device_that_is_lost_returns_nothing(whole_numbers: Path) -> None:
     target = load_gpu_target(whole_numbers, device="opencl", cache_tokens=128)
-    rows = RowsBuilder()
-    rows.add_tree([0], 0, [1], [-1])
+    rows = tree_rows([0], 0, [1])
 
     def lost(*_: object) -> None:
         raise DeviceLost("the device is gone")
 
     target.kernels.device.read = lost  # type: ignore[method-assign]
     with pytest.raises(DeviceLost):
-        target.forward(rows.build())
+        target.forward(rows)

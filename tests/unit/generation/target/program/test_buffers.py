@@ -17,10 +17,10 @@ from services.generation.target.cpu import CpuTarget
 from services.generation.target.program import buffers
 from services.generation.target.program.buffers import ReusedMemory
 from services.generation.target.program.team import Team
-from services.generation.target.rows import RowsBuilder
 from services.generation.target.weights import open_weights
 from tests.examples import grid
 from tests.fakes.engine_runs import run
+from tests.fakes.rows import chunk_rows, tree_rows
 from tests.fakes.tiny_model import make_tiny_model
 
 CONTEXT = 128
@@ -76,12 +76,9 @@ def tree_near_the_end(target: CpuTarget, nodes: int) -> str:
     """The digest of a star's logits under a prompt that leaves two places of the context."""
     length, table = CONTEXT - 2, list[int]()
     target.blocks.extend(table, length + nodes)
-    prompt = RowsBuilder()
-    prompt.add_chunk(table, 0, [(7 * i) % 384 for i in range(length)], want_last=False)
-    target.forward(prompt.build())
-    tree = RowsBuilder()
-    tree.add_tree(table, length, [(5 * i + 1) % 384 for i in range(nodes)], [-1, *[0] * (nodes - 1)])
-    logits = target.forward(tree.build()).logits
+    target.forward(chunk_rows(table, 0, [(7 * i) % 384 for i in range(length)], want_last=False))
+    tree = tree_rows(table, length, [(5 * i + 1) % 384 for i in range(nodes)], [-1, *[0] * (nodes - 1)])
+    logits = target.forward(tree).logits
     target.blocks.release(table)
     return hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()
 
@@ -116,11 +113,10 @@ def test_a_request_with_a_wide_window_stays_within_the_buffers(tmp_path: Path, g
 def test_a_row_past_the_context_is_refused_before_a_kernel_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, table = target_of(model, 1), list[int]()
     target.blocks.extend(table, CONTEXT + 1)
-    rows = RowsBuilder()
-    rows.add_chunk(table, CONTEXT, [1], True)
+    rows = chunk_rows(table, CONTEXT, [1])
     monkeypatch.setattr(Team, "run", None)
     with pytest.raises(ValueError, match=str(CONTEXT)):
-        target.forward(rows.build())
+        target.forward(rows)
 
 
 def test_memory_is_handed_out_again_when_the_array_and_all_views_of_it_have_gone() -> None:

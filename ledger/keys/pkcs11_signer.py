@@ -60,9 +60,8 @@ class Pkcs11Signer:
         self._uri = uri
         self._pin = pin
         self._lock = threading.Lock()
-        self._private: Any = None
         self.role = role
-        self.public = self._opened()
+        self._private, self.public = self._opened()
 
     @classmethod
     def open(cls, uri: str, role: str, pin: bytes | None) -> Pkcs11Signer:
@@ -87,9 +86,9 @@ class Pkcs11Signer:
         with self._lock:
             try:
                 if self._private is None:
-                    self._check_same(self._opened())
+                    self._private = self._reopened()
                 return bytes(self._private.sign(message, mechanism=Mechanism.EDDSA))
-            except pkcs11.PKCS11Error as error:
+            except (pkcs11.PKCS11Error, KeyFileError) as error:
                 self._private = None
                 raise SignerUnavailable(
                     f"the device with the {self.role} key does not sign: {_device_error(error)}"
@@ -101,7 +100,7 @@ class Pkcs11Signer:
     def __repr__(self) -> str:
         return f"Pkcs11Signer(role={self.role!r}, key_id={self.key_id!r})"
 
-    def _opened(self) -> PublicKey:
+    def _opened(self) -> tuple[Any, PublicKey]:
         """Log in and find both keys. Raises PKCS11Error, KeyFileError."""
         token = pkcs11.lib(self._uri.module).get_token(token_label=self._uri.token)
         try:
@@ -109,17 +108,19 @@ class Pkcs11Signer:
         except pkcs11.UserAlreadyLoggedIn:  # by another signer of this process: a login is valid for the whole process
             session = token.open()
         public = session.get_key(object_class=ObjectClass.PUBLIC_KEY, label=self._uri.object)
-        self._private = session.get_key(object_class=ObjectClass.PRIVATE_KEY, label=self._uri.object)
+        private = session.get_key(object_class=ObjectClass.PRIVATE_KEY, label=self._uri.object)
         point = bytes(public[Attribute.EC_POINT])
         raw = point[2:] if point[:2] == b"\x04\x20" and len(point) == 34 else point  # in DER, or as it is
         if len(raw) != 32:
             raise KeyFileError(f"the key {self._uri.object!r} of the token {self._uri.token!r} is not an Ed25519 key")
-        return PublicKey(raw)
+        return private, PublicKey(raw)
 
-    def _check_same(self, found: PublicKey) -> None:
+    def _reopened(self) -> Any:
+        """The same private key in a new session. Raises SignerUnavailable for another key, and as `_opened`."""
+        private, found = self._opened()
         if found != self.public:
-            self._private = None
             raise SignerUnavailable(f"the device holds {found.key_id} now, and held {self.key_id} before")
+        return private
 
 
 def _device_error(error: Exception) -> str:

@@ -155,6 +155,33 @@ def test_a_token_that_came_back_with_another_key_signs_nothing(softhsm: Token) -
         assert KEYS["log"].public.key_id in str(refused.value)
 
 
+def test_a_token_that_came_back_with_a_key_of_another_curve_signs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [bytes(32)]
+
+    class Device:
+        """Library, token, session and private key."""
+
+        def get_token(self, **_: object) -> "Device":
+            return self
+
+        open = get_token
+
+        def get_key(self, object_class: pkcs11.ObjectClass, **_: object) -> object:
+            return {pkcs11.Attribute.EC_POINT: points[-1]} if object_class is pkcs11.ObjectClass.PUBLIC_KEY else self
+
+        def sign(self, *_: object, **__: object) -> bytes:
+            if points[-1] == bytes(32):
+                points.append(bytes(57))
+                raise pkcs11.SessionHandleInvalid
+            return b"by another key"
+
+    monkeypatch.setattr(pkcs11, "lib", lambda _: Device())
+    signer = Pkcs11Signer(Pkcs11Uri("library", "token", "key"), "log", "246810")
+    for _ in range(3):
+        with pytest.raises(SignerUnavailable):
+            signer.sign(b"message")
+
+
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ledger.keys.pkcs11_signer", None)
     pin = tmp_path / "pin"

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -68,9 +69,17 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and its parents if missing; returns when their names are on the disk. Raises OSError."""
+    missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync_path(each.parent)
+
+
 @contextmanager
 def _drafted(path: Path, mode: int, folder_mode: int, name: Callable[[str, Path], None]) -> Iterator[BinaryIO]:
-    path.parent.mkdir(mode=folder_mode, parents=True, exist_ok=True)
+    make_folder(path.parent, folder_mode)
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 
+from ledger.durable_file import make_folder
 from ledger.errors import NotFound, StoreError, StoreLocked, StoreReplaced
 from ledger.sql.database import store_errors
 
@@ -52,7 +53,7 @@ class SqliteDatabase:
     def open(cls, path: Path) -> Self:
         """Open for writing; the file is created if missing, with mode 0600. Raises StoreLocked, StoreError."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
         except OSError as error:
             raise StoreError(f"cannot create {path.parent}: {error.strerror}") from None
         _create_private(path)

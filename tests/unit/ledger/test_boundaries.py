@@ -71,15 +71,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_data_comes_first_then_the_name_then_the_folder(tmp_path: Path, asked: list[str]) -> None:
-    write_durably(tmp_path / "a" / "file", b"one", mode=0o640)
-    assert asked == ["data", "name", "folder"]
-    assert stat.S_IMODE((tmp_path / "a" / "file").stat().st_mode) == 0o640
+    write_durably(tmp_path / "a/b/file", b"one", mode=0o640)
+    assert asked == ["folder", "folder", "data", "name", "folder"]  # two new folders in theirs
+    assert stat.S_IMODE((tmp_path / "a/b/file").stat().st_mode) == 0o640
     create_durably(tmp_path / "new", b"first")
-    assert asked[3:] == ["data", "name", "folder"]
+    assert asked[5:] == ["data", "name", "folder"]
     with pytest.raises(FileExistsError):
         create_durably(tmp_path / "new", b"second")
     assert (tmp_path / "new").read_bytes() == b"first"
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "file", "new"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "file", "new"]
 
 
 def test_what_was_written_elsewhere_is_moved_once_the_disk_has_all_of_it(tmp_path: Path, asked: list[str]) -> None:

@@ -6,10 +6,11 @@ import os
 import re
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ledger.durable_file import write_durably
+from ledger.durable_file import make_folder, write_durably
 from ledger.errors import FormatError, SignatureError, StoreError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note
@@ -31,26 +32,31 @@ class CosignatureStore:
         self._folder = folder
         self._lock = threading.Lock()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise StoreError(f"cannot create {folder}: {error.strerror}") from None
 
     def sizes(self) -> list[int]:
-        """Sizes of the trees that have a cosigned checkpoint, rising."""
-        return sorted(int(match[1]) for name in os.listdir(self._folder) if (match := _FILE.fullmatch(name)))
+        """Sizes of the trees that have a cosigned checkpoint, rising. Raises StoreError."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError as error:
+            raise StoreError(f"cannot read {self._folder}: {error.strerror}") from None
+        return sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
 
     def note(self, size: int) -> bytes | None:
         """The cosigned checkpoint over `size` entries; None without one."""
         return self._read(self._path(size))
 
     def record(self, size: int, note: Note) -> None:
-        """Keep a note, with all its known cosignatures. Raises StoreError."""
+        """Keep a note, with all its known cosignatures. Raises StoreError, FormatError for another tree."""
         with self._lock:
             kept = self.note(size)
             merged = note if kept is None else merge(Note.from_bytes(kept), note)
             self._write(self._path(size), merged.to_bytes())
             for old in self.sizes()[:-_MOST_KEPT]:
-                self._path(old).unlink(missing_ok=True)
+                with suppress(OSError):  # the next note removes it
+                    self._path(old).unlink()
 
     def _path(self, size: int) -> Path:
         return self._folder / f"{size:019d}.note"

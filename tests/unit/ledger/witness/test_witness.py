@@ -1,6 +1,7 @@
 """C2SP tlog-witness: a witness's cosignatures and refusals."""
 
 import contextlib
+import shutil
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,6 +227,9 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError):
         CosignatureStore(tmp_path / "file")
+    shutil.rmtree(tmp_path / "witnessed")
+    with pytest.raises(StoreError):
+        notes.sizes()
 
 
 def test_notes_can_be_recorded_from_many_threads(tmp_path: Path) -> None:

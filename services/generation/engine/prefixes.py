@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from itertools import islice
 
@@ -52,22 +51,14 @@ class PrefixNode:
 Before = tuple[Owner, PrefixNode | None]
 
 
-class DiskState(Enum):
-    """The use of the disk by a cursor."""
-
-    UNUSED = "blocks are not looked for on the disk"
-    LOOKING = "the next block is looked for at each border"
-    READING = "blocks are being read"
-
-
 @dataclass(slots=True)
 class PrefixCursor:
     """A place in the blocks: at the end of `node`, after the first `tokens` tokens of `sequence`.
 
     `complete`: features of all tokens so far were computed or taken over, so that later ones are kept. `needed`: a
     draft of the sequence reads them; without need, blocks without features are taken over. `unfilled`: features of the
-    tokens computed since, while they are complete. `reading`: blocks on their way from the disk while it is READING,
-    awaited until `patience` on the disk's clock.
+    tokens computed since, while they are complete. `looking`: the next block is looked for on the disk at each border.
+    `reading`: blocks on their way from the disk, awaited until `patience` on its clock.
     """
 
     sequence: Sequence
@@ -76,7 +67,7 @@ class PrefixCursor:
     node: PrefixNode | None = None
     tokens: int = 0
     unfilled: list[Float32] = field(default_factory=list)
-    disk: DiskState = DiskState.UNUSED
+    looking: bool = False
     reading: Reading | None = None
     patience: float = 0.0
     entered: int = field(default_factory=time.time_ns)
@@ -182,14 +173,6 @@ class Piece:
     features: Float32 | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The next step of a sequence: wait for a block that comes, copy a piece, or (neither) compute."""
-
-    waits: bool = False
-    piece: Piece | None = None
-
-
 class PrefixSharing:
     """Gives sequences the blocks that others have computed, by the tokens of a block and the blocks before it.
 
@@ -220,8 +203,7 @@ class PrefixSharing:
         if self._takes_part(sequence):
             assert not sequence.table
             self._cursors[sequence] = cursor = self._cursor(sequence)
-            if self._disk is not None and self._disk.allow_reading():
-                cursor.disk = DiskState.LOOKING
+            cursor.looking = self._disk is not None and self._disk.allow_reading()
 
     def _cursor(self, sequence: Sequence) -> PrefixCursor:
         """At the beginning of a sequence."""
@@ -278,13 +260,10 @@ class PrefixSharing:
         self._follow(cursor)
         if self._disk is not None and self._read(cursor, self._disk):
             return True
-        plan = self._plan(cursor, computing)
-        if plan.piece is not None:
-            self._copy(cursor, plan.piece)
-        return plan.waits
+        return self._wait_or_copy(cursor, computing)
 
-    def _plan(self, cursor: PrefixCursor, computing: list[Sequence]) -> _Plan:
-        """Decide by the known blocks, and the blocks that `computing` sequences are filling."""
+    def _wait_or_copy(self, cursor: PrefixCursor, computing: list[Sequence]) -> bool:
+        """Wait for a block that one of `computing` is filling, or copy a piece of a block; returns whether it waits."""
         piece, coming = self._known_piece(cursor), 0
         for other in self._cursors.values():
             if other is cursor or not other.can_feed(cursor):
@@ -296,8 +275,10 @@ class PrefixSharing:
             if comes:
                 coming = max(coming, count)
         if coming == BLOCK or coming >= (piece.tokens if piece else 0) + _WORTH_A_PASS:
-            return _Plan(waits=True)
-        return _Plan(piece=piece)
+            return True
+        if piece is not None:
+            self._copy(cursor, piece)
+        return False
 
     def _follow(self, cursor: PrefixCursor) -> None:
         """Share the known next blocks with a sequence at a border; its drafter reads their features."""
@@ -323,7 +304,7 @@ class PrefixSharing:
 
     def _read(self, cursor: PrefixCursor, disk: PrefixDisk) -> bool:
         """Take over the next blocks that were read from the disk; returns whether there are more to wait for."""
-        if cursor.disk is DiskState.LOOKING:
+        if cursor.looking:
             if self._is_read_for_another(cursor):
                 return True
             self._begin_reading(cursor, disk)
@@ -337,14 +318,13 @@ class PrefixSharing:
             if kept is None or not self._fill_block(cursor, kept):
                 reading.cancel()
                 # After a missing file, later blocks may be there when this block is computed.
-                is_missing = kept is None and block.done()
-                cursor.disk = DiskState.LOOKING if is_missing else DiskState.UNUSED
+                cursor.looking = kept is None and block.done()
                 break
             reading.advance()
             if disk.clock() > until and reading.next is not None:
                 return True  # other sequences wait for the pass; the rest comes after it
         else:
-            cursor.disk = DiskState.LOOKING
+            cursor.looking = True
         cursor.reading = None
         return False
 
@@ -354,7 +334,7 @@ class PrefixSharing:
         layers, entered = self._disk_layers(cursor), cursor.entered - cursor.tokens
         cursor.reading = disk.read(cursor.owner, digest, rest, layers, entered)
         if cursor.reading is not None:
-            cursor.disk = DiskState.READING
+            cursor.looking = False
             cursor.patience = disk.clock() + cursor.reading.patience
 
     def _is_read_for_another(self, cursor: PrefixCursor) -> bool:

@@ -151,32 +151,6 @@ class Finished:
     outcome: Outcome
 
 
-EMPTY_OUTCOME = Outcome(
-    token_ids=(),
-    text="",
-    finish_reason="error",
-    stop_reason=None,
-    stream_digest=StreamDigest().hexdigest(),
-    margins=(),
-    metrics=SpeculationMetrics(
-        num_drafts=0,
-        num_draft_tokens=0,
-        num_accepted_tokens=0,
-        num_accepted_tokens_per_pos=(),
-        accepted_prediction_tokens=0,
-        rejected_prediction_tokens=0,
-        passes_by_method=(),
-        target_passes=0,
-        prompt_tokens=0,
-        cached_prompt_tokens=0,
-        output_tokens=0,
-        queue_seconds=0.0,
-        prefill_seconds=0.0,
-        decode_seconds=0.0,
-    ),
-)
-"""The outcome of a sequence that was ended before its first token."""
-
 Event = Chunk | Finished
 Sink = Callable[[Event], None]
 """Called on the engine's thread or event loop; must not block and must not raise."""
@@ -237,3 +211,15 @@ class Tracker:
             decode_seconds=max(self._last_token - first, 0.0),
             gains=tuple(sorted((name.partition("/")[0], gain) for name, gain in self.gains.items())),
         )
+
+
+EMPTY_OUTCOME = Outcome(
+    token_ids=(),
+    text="",
+    finish_reason="error",
+    stop_reason=None,
+    stream_digest=StreamDigest().hexdigest(),
+    margins=(),
+    metrics=Tracker(0, 0.0, Counts()).metrics(0, 0.0),
+)
+"""The outcome of a sequence that was ended before its first token."""

@@ -108,12 +108,9 @@ class Speculation:
 
     def _fit(self, sequence: Sequence, budget: Budget, trees: dict[Sequence, TokenTree]) -> None:
         """Cut tokens that the grammar forbids, add tokens that it forces, whatever the method."""
-
-        def fit(guide: GrammarGuide) -> None:
-            guide.follow(sequence.tokens)
-            trees[sequence] = guide.fit(trees[sequence], budget.nodes + 1, budget.depth)
-
-        self._ask_guide(sequence, fit)
+        fitted = self._ask_guide(sequence, lambda guide: guide.fit(trees[sequence], budget.nodes + 1, budget.depth))
+        if fitted is not None:
+            trees[sequence] = fitted
 
     def _method_to_ask(self, sequence: Sequence) -> str | None:
         """The method to ask for a draft. None if no method has its turn, or if the grammar forces the next token and
@@ -123,23 +120,19 @@ class Speculation:
         method = drafts.turns.method
         if method is None or self._drafters[method].negligible_cost:
             return method
-
-        def forces(guide: GrammarGuide) -> bool:
-            guide.follow(sequence.tokens)
-            return guide.forces
-
-        if not self._ask_guide(sequence, forces):
+        if not self._ask_guide(sequence, lambda guide: guide.forces):
             return method
         drafts.method = method
         return None
 
     def _ask_guide(self, sequence: Sequence, ask: Callable[[GrammarGuide], T]) -> T | None:
-        """Call `ask` with the guide of the sequence's grammar. Returns None without a guide, or if the guide fails. The
-        sampler has its own matcher; if that fails, the request ends.
+        """Call `ask` with the guide of the sequence's grammar, at its last token. Returns None without a guide, or if
+        the guide fails. The sampler has its own matcher; if that fails, the request ends.
         """
         drafts = self._drafts[sequence]
         if drafts.guide is not None:
             try:
+                drafts.guide.follow(sequence.tokens)
                 return ask(drafts.guide)
             except BaseException:  # a panic in the library is not an Exception
                 log.exception("drafting without the failed grammar guide of request %s", sequence.request.request_id)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
-
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_TEXT = 256 * 1024  # characters
@@ -217,13 +215,8 @@ class EngineRequest:
 
 
 def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
-    """Check all ids in one numpy operation, since a prompt may have 100,000."""
-    try:
-        ids = np.fromiter(prompt, np.int64, len(prompt))
-        known = bool(((ids >= 0) & (ids < vocab_size)).all())
-    except OverflowError:
-        known = False
-    if not known:
+    """Raises InvalidRequest, naming the first id that is not in the vocabulary."""
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
         index, token = next((i, token) for i, token in enumerate(prompt) if not 0 <= token < vocab_size)
         message = f"is {token} at index {index}; expected a whole number from 0 to {vocab_size - 1}"
         raise InvalidRequest("token_ids", message)

@@ -41,15 +41,26 @@ _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 
 
 def grammar_text(source: StructuredOutputs) -> str:
-    """The grammar. Raises InvalidRequest naming the field and the problem."""
-    return _written(source, checked_schema(source), field_of(source))
+    """The grammar in llguidance's form. Raises InvalidRequest naming the field and the problem."""
+    schema, field = _checked_schema(source), field_of(source)
+    if schema is not None:
+        return _json_grammar(schema, field)
+    if source.kind == "regex":
+        return LLMatcher.grammar_from_regex(source.text)
+    if source.kind == "choice":
+        choices = _choices(source.text, field)
+        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
+    try:
+        return LLMatcher.grammar_from_lark(_as_lark(source.text))
+    except Exception as error:  # GbnfToLarkError, and errors of its parser
+        raise InvalidRequest(field, f"has ::= and is not valid GBNF: {plain(str(error))}") from None
 
 
 def field_of(source: StructuredOutputs) -> str:
     return f"structured_outputs.{source.kind}"
 
 
-def checked_schema(source: StructuredOutputs) -> Any:
+def _checked_schema(source: StructuredOutputs) -> Any:
     """The schema of a JSON constraint, None for others. Raises InvalidRequest if a bound is exceeded."""
     check_size(source)
     field = field_of(source)
@@ -152,21 +163,6 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
     if not isinstance(layout, dict) or layout.keys() - JSON_LAYOUT.keys():  # others, such as lenient, drop keywords
         raise InvalidRequest(field, f"at /x-guidance: expected an object of {', '.join(sorted(JSON_LAYOUT))}")
     return schema
-
-
-def _written(source: StructuredOutputs, schema: Any, field: str) -> str:
-    """The grammar in llguidance's form."""
-    if schema is not None:
-        return _json_grammar(schema, field)
-    if source.kind == "regex":
-        return LLMatcher.grammar_from_regex(source.text)
-    if source.kind == "choice":
-        choices = _choices(source.text, field)
-        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
-    try:
-        return LLMatcher.grammar_from_lark(_as_lark(source.text))
-    except Exception as error:  # GbnfToLarkError, and errors of its parser
-        raise InvalidRequest(field, f"has ::= and is not valid GBNF: {plain(str(error))}") from None
 
 
 def _as_lark(text: str) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 from urllib.parse import unquote
 
 Number = int | float | Decimal
@@ -231,7 +231,7 @@ def _changed_numbers(schema: dict[str, Any]) -> Iterator[tuple[str, Number]]:
         yield from ((f"/{keyword}{at}", each) for at, each in _numbers(schema[keyword]) if not _is_kept(each))
     for bound in _BOUNDS:
         value = schema.get(bound)
-        if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        if _is_number(value):
             exclusive = bound.startswith("exclusive") or schema.get(f"exclusive{bound.capitalize()}") is True
             if not _is_kept_bound(value, exclusive):
                 yield f"/{bound}", value
@@ -247,7 +247,7 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, Number]]:
             yield from _numbers(each, f"{path}/{_escaped(str(name))}")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[Number]:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
@@ -346,13 +346,9 @@ class _ExactGrammar:
             self._rules[name] = self._body(reference[1:], target)
         return self._named[reference]
 
-    def _rule(self, body: str) -> str:
-        name = f"r{len(self._rules)}"
-        self._rules[name] = body
-        return name
-
-    def _terminal(self, body: str) -> str:
-        name = f"T{len(self._rules)}"
+    def _rule(self, body: str, prefix: str = "r") -> str:
+        """The name of a new rule; `prefix` "T" makes it a terminal, by Lark's upper case."""
+        name = f"{prefix}{len(self._rules)}"
         self._rules[name] = body
         return name
 
@@ -364,7 +360,7 @@ class _ExactGrammar:
             raise SchemaRefused(path, "allows no value")
         plain = [_quoted(_json(each)) for each in values if not isinstance(each, dict | list)]
         joined = [_pieces(each) for each in values if isinstance(each, dict | list)]
-        return _either([self._terminal(" | ".join(plain)), *joined] if plain else joined)
+        return _either([self._rule(" | ".join(plain), "T"), *joined] if plain else joined)
 
     def _of_type(self, path: str, schema: dict[str, Any], name: str) -> str:
         part = {"type": name} | {keyword: schema[keyword] for keyword in _OF_TYPE.get(name, ()) if keyword in schema}
@@ -411,7 +407,7 @@ class _ExactGrammar:
         first = after = ""  # the rules after the brace and after a member, built from the end
         if others is not False:
             taken = " | ".join(_quoted(_json(name)) for name in names)
-            name = self._terminal(_NAME + (f" & ~({taken})" if names else ""))
+            name = self._rule(_NAME + (f" & ~({taken})" if names else ""), "T")
             member = self._rule(f'{name} ": " {self._body(f"{path}/additionalProperties", others)}')
             first, after = f'({member} (", " {member})*)?', f'(", " {member})*'
         for name in reversed(names):

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from services.generation.drafting.acceptance import Acceptance
-from services.generation.drafting.draft_tree.candidates import DraftShape, Vocabulary
+from services.generation.drafting.draft_tree.candidates import DraftShape, vocabulary_of
 from services.generation.drafting.draft_tree.draft_tree import DraftModelState, DraftTree, expand
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec
 from services.generation.drafting.prediction import Prediction
@@ -87,9 +87,7 @@ class DraftModelDrafter(Drafter):
         self._model, self.cost = model, DraftCost(StepCost(0.0, 0.0), step_cost)
         self._known = model.config.vocab_size
         ids = np.arange(min(vocab_size, self._known), dtype=np.int64)
-        columns = np.full(vocab_size, -1, np.int64)
-        columns[: len(ids)] = ids
-        self._vocabulary, self._acceptance = Vocabulary(ids, columns), Acceptance()
+        self._vocabulary, self._acceptance = vocabulary_of(ids, vocab_size), Acceptance()
         draft = self.begin(EngineRequest("", (0,), SamplingParams()))  # compiled now, not on the first request
         self._begin_tree(draft, [0, 0], ONE_NODE, 1, 1)
         expand([draft.state], np.zeros((1, len(ids)), np.float32))

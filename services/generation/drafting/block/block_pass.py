@@ -29,7 +29,7 @@ from services.generation.drafting.block.block_checkpoint import (
     BlockHead,
     block_layer,
 )
-from services.generation.drafting.draft_tree.candidates import Vocabulary, insert
+from services.generation.drafting.draft_tree.candidates import insert, vocabulary_of
 from services.generation.drafting.heads import rotation_of_head
 from services.generation.engine.numba_cache import relaxed
 from services.generation.target.arrays import Float32, Int64
@@ -306,9 +306,7 @@ class BlockPass:
         """
         config, tensors = head.config, head.tensors
         self.config, self.blocks = config, BlockPool(cache_blocks)
-        draft_ids = np.full(config.vocab_size, -1, np.int64)
-        draft_ids[head.target_ids] = np.arange(len(head.target_ids))
-        self.vocabulary = Vocabulary(head.target_ids, draft_ids)
+        self.vocabulary = vocabulary_of(head.target_ids, config.vocab_size)
         self._target = target
         self._embed = target.embed
         if config.own_embeddings:

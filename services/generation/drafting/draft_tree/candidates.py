@@ -117,6 +117,13 @@ class Vocabulary(NamedTuple):
     draft_ids: Int64
 
 
+def vocabulary_of(target_ids: Int64, vocab_size: int) -> Vocabulary:
+    """The vocabulary of a model that drafts: `target_ids` [draft vocabulary] are the target's tokens."""
+    draft_ids = np.full(vocab_size, -1, np.int64)
+    draft_ids[target_ids] = np.arange(len(target_ids))
+    return Vocabulary(target_ids, draft_ids)
+
+
 def sampling_of(request: EngineRequest, *, noise: float = 1.0) -> Samplings:
     """The sampling of a request, [1]; its position is to be filled in."""
     sampling = request.sampling

@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from services.generation.drafting.draft_tree.candidates import vocabulary_of
 from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.head_pass import CACHED, HeadParts
 from services.generation.drafting.head_drafter import ARITHMETIC
-from services.generation.drafting.stepping.entry_pass import AHEAD, HeadOutput, KeptEmbeddings, vocabulary_of
+from services.generation.drafting.stepping.entry_pass import AHEAD, HeadOutput, KeptEmbeddings
 from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK, BlockPool
 from services.generation.target.gpu.device import Buffer

@@ -7,16 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.generation.drafting.draft_tree.candidates import vocabulary_of
 from services.generation.drafting.eagle3.checkpoint import EMBEDDING, FEATURE_NORM, Head, HeadConfig, layer_spec
 from services.generation.drafting.heads import rotation_of_head
-from services.generation.drafting.stepping.entry_pass import (
-    AHEAD,
-    MOST_ROWS,
-    Embed,
-    EntryPass,
-    EntrySizes,
-    vocabulary_of,
-)
+from services.generation.drafting.stepping.entry_pass import AHEAD, MOST_ROWS, Embed, EntryPass, EntrySizes
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.rope import inverse_root, query_scales, rotations

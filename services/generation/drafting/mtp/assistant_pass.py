@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from services.generation.drafting.draft_tree.candidates import vocabulary_of
 from services.generation.drafting.mtp.assistant import JOINT, PROJECTION, Assistant, assistant_layers
 from services.generation.drafting.mtp.rounding import in_arithmetic, output_in_arithmetic
-from services.generation.drafting.stepping.entry_pass import AHEAD, MOST_ROWS, EntryPass, EntrySizes, vocabulary_of
+from services.generation.drafting.stepping.entry_pass import AHEAD, MOST_ROWS, EntryPass, EntrySizes
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.config.config import TargetConfig
 from services.generation.target.config.layer_specs import EMBEDDING, HEAD

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.generation.drafting.draft_tree.candidates import vocabulary_of
 from services.generation.drafting.mtp.block_weights import (
     EMBEDDING_NORM,
     HIDDEN_NORM,
@@ -23,7 +24,7 @@ from services.generation.drafting.mtp.block_weights import (
     layer_alike,
 )
 from services.generation.drafting.mtp.rounding import in_arithmetic, output_in_arithmetic
-from services.generation.drafting.stepping.entry_pass import AHEAD, MOST_ROWS, EntryPass, EntrySizes, vocabulary_of
+from services.generation.drafting.stepping.entry_pass import AHEAD, MOST_ROWS, EntryPass, EntrySizes
 from services.generation.target.arrays import Float32, Int64
 from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import TargetConfig

@@ -83,13 +83,6 @@ class Entries(Protocol):
         ...
 
 
-def vocabulary_of(target_ids: Int64, vocab_size: int) -> Vocabulary:
-    """The draft vocabulary of a head: `target_ids` [draft vocabulary] are the target's tokens."""
-    draft_ids = np.full(vocab_size, -1, np.int64)
-    draft_ids[target_ids] = np.arange(len(target_ids))
-    return Vocabulary(target_ids, draft_ids)
-
-
 class EntryPass:
     """Computes entries of a head over a cache of its own (`blocks`).
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Protocol, TypeVar
 
@@ -158,6 +159,7 @@ class HeadDrafter(Drafter):
         drafts of any request.
         """
         self.feature_layers = head.config.feature_layers
+        self._deepest = depth
         self.shape = DraftShape(depth=min(DEPTH, DEPTH if depth is None else depth))
         self._passes, self._features = passes, len(self.feature_layers) * head.config.target_hidden_size
         self._guesses = LookaheadShape().guesses if copies else 0
@@ -167,7 +169,9 @@ class HeadDrafter(Drafter):
     def begin(self, request: EngineRequest) -> HeadDraft:
         acceptance = self._acceptance.begin(request)
         state = DraftModelState.of(request, acceptance, self._ends, self._passes.vocabulary, noise=HEAD_NOISE)
-        shape = self._bounded(self.shape.for_request(request, self.width))
+        shape = self.shape.for_request(request, self.width)
+        if self._deepest is not None:
+            shape = replace(shape, depth=min(shape.depth, self._deepest))
         return self.draft_type(request, shape, state, self._passes.blocks, self._store)
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[TokenTree]:
@@ -214,10 +218,6 @@ class HeadDrafter(Drafter):
         except CacheFull:
             return False
         return True
-
-    def _bounded(self, shape: DraftShape) -> DraftShape:
-        """A shape within the bounds of the head."""
-        return shape
 
     def entries(self, shape: DraftShape) -> int:
         """Entries of a draft, at most."""

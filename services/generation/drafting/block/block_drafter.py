@@ -7,7 +7,6 @@ by the costs of rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -39,9 +38,6 @@ class BlockDrafter(HeadDrafter):
         programs = _on_device(head, target, blocks)
         self._pass = BlockPass(head, target, blocks, length, arithmetic=ARITHMETIC, programs=programs)
         super().__init__(head, self._pass, target, depth=head.config.drafts, copies=copies)
-
-    def _bounded(self, shape: DraftShape) -> DraftShape:
-        return replace(shape, depth=min(shape.depth, self.head.config.drafts))
 
     def entries(self, shape: DraftShape) -> int:
         return self.head.config.block_size

@@ -67,15 +67,14 @@ class DraftTree:
         """[candidates], see `nodes.NODE`."""
         return self._nodes[: self._count]
 
-    def add(self, sources: Sequence[Copies], budget: Budget, least: float | None = None, most: int = 64) -> None:
+    def add(self, sources: Sequence[Copies], budget: Budget, most: int = 64) -> None:
         """Add copies, the best sources first: at most `most` distinct branches, each as deep as its probability of
-        acceptance is at least `least` (by default the budget's breakeven).
+        acceptance is at least the budget's breakeven.
         """
-        least = budget.breakeven if least is None else least
         for copies in sources:
             self._count, apart = compiled.add_copies(
                 self._nodes, self._count, copies.tokens, copies.lengths, copies.source,
-                Bounds(most, budget.depth, least), self.economics.rates,
+                Bounds(most, budget.depth, budget.breakeven), self.economics.rates,
             )  # fmt: skip
             most -= apart
         compiled.rank_copies(self._nodes, self._count, self.economics.rates)
@@ -149,9 +148,8 @@ class DraftModelState:
     def observe(self, root: int, emitted: Sequence[int]) -> None:
         """Judge the tree by the tokens that a pass emitted under `root`, and drop it."""
         tree, self.tree = self.tree, None
-        if tree is None or tree.root != root:
-            return
-        tree.judge(emitted)
+        if tree is not None and tree.root == root:
+            tree.judge(emitted)
 
     def expand(self, logits: Float32, confidence: Float32 = NO_CONFIDENCE) -> None:
         """Add the model's tokens to the tree, see `DraftTree.expand`.

@@ -1,6 +1,7 @@
 """Draft trees: which nodes are expanded, kept and judged, on trees small enough to work out by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def asked(grown: DraftTree) -> Int64:
 
 def add(grown: DraftTree, *rows: list[int], length: int = 9, source: int = OWN, least: float = 0.0) -> None:
     padded = np.array([(row + [END] * 31)[:31] for row in rows], np.int64)
-    grown.add([Copies(source, padded, np.full(len(rows), length))], BOLD, least=least)
+    grown.add([Copies(source, padded, np.full(len(rows), length))], replace(BOLD, breakeven=least))
 
 
 def paths(drafted: TokenTree) -> set[tuple[int, ...]]:
@@ -151,10 +152,10 @@ def test_a_copy_that_the_model_finds_unlikely_is_given_up_with_all_below_it(shar
 def test_trees_keep_to_their_bounds_whatever_is_copied(
     tokens: list[int], guesses: int, depth: int, most: int, least: float
 ) -> None:
-    text, budget = OwnText(), budget_of(nodes=most, depth=depth, breakeven=0.01)
+    text, budget = OwnText(), replace(budget_of(nodes=most, depth=depth, breakeven=0.01), breakeven=least)
     text.extend(tokens)
     grown = DraftTree(tokens[-1], RequestAcceptance(), DraftShape(depth, 0, most), FREE)
-    grown.add([text.copies(2 * guesses)] * 3, budget, least=least, most=guesses)
+    grown.add([text.copies(2 * guesses)] * 3, budget, most=guesses)
     drafted = grown.token_tree()
     assert len(grown) <= 1 + MOST_COPIED
     assert len(drafted) <= 1 + most

@@ -53,11 +53,8 @@ _MEMBERS: dict[str, tuple[str, type]] = {
     "attention_bias": ("attention_bias", bool),
     "own_embeddings": ("own_embeddings", bool),
 }
-_PUBLISHED = {
-    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "intermediate_size": "intermediate_size",
-    "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "vocab_size": "vocab_size",
-    "trained_length": "max_position_embeddings",
-}  # fmt: skip
+_PUBLISHED = ("layers", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "trained_length")
+"""Sizes that published configurations have under the names of `_SIZES`."""
 _NOT_SIZES = ("architectures", "torch_dtype", "dtype")
 
 
@@ -362,12 +359,6 @@ def check_choices(
             )
 
 
-def nested_members(document: Mapping[str, Any], member: str) -> Mapping[str, Any]:
-    """An object in config.json; an empty one if it is missing or null. Raises HeadConfigInvalid for another value."""
-    found: Mapping[str, Any] = typed_or(document, member, {}, dict)
-    return found
-
-
 def layer_numbers(document: Mapping[str, Any], member: str) -> tuple[int, ...]:
     value = document.get(member)
     if not isinstance(value, list) or not value or any(type(layer) is not int for layer in value):
@@ -381,7 +372,7 @@ def published_sizes(kind: type[PretrainedConfig], members: Mapping[str, Any]) ->
     """
     try:
         parsed: Any = kind(**{name: value for name, value in members.items() if name not in _NOT_SIZES})
-        sizes = {ours: getattr(parsed, theirs) for ours, theirs in _PUBLISHED.items()}
+        sizes = {name: getattr(parsed, _SIZES[name]) for name in _PUBLISHED}
         head_dim = int(getattr(parsed, "head_dim", None) or sizes["hidden_size"] // (sizes["heads"] or 1))
         more = {"norm_epsilon": float(parsed.rms_norm_eps), "rope": dict(parsed.rope_parameters or {})}
     except Exception as error:  # transformers raises many types here, each about these members

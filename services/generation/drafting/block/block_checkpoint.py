@@ -21,7 +21,6 @@ from services.generation.drafting.heads import (
     check_choices,
     check_sizes,
     layer_numbers,
-    nested_members,
     published_sizes,
     read_document,
     read_weights,
@@ -308,7 +307,7 @@ def _read_flat(document: Mapping[str, Any], names: Any) -> BlockConfig:
     embeddings. z-lab puts some members into `dflash_config`, and its heads draft only from masks; DeepSpec's heads
     draft from the first row on.
     """
-    nested = nested_members(document, "dflash_config")
+    nested = typed_or(document, "dflash_config", {}, dict)
     check_choices(nested, _FOLLOWED, within="dflash_config", known=_READ)
     check_choices(document, _FOLLOWED)
     members = {**document, **nested}

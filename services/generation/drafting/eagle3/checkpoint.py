@@ -16,7 +16,6 @@ from services.generation.drafting.heads import (
     check_choices,
     check_sizes,
     layer_numbers,
-    nested_members,
     published_sizes,
     rotation_of_head,
     typed_or,
@@ -179,7 +178,7 @@ def read_safeailab(document: dict[str, Any], names: Set[str], base: TargetConfig
     missing = [member for member in _REQUIRED if member not in document]
     if missing:
         raise HeadConfigInvalid(f"config.json: missing {missing}")
-    nested = nested_members(document, "eagle_config")
+    nested = typed_or(document, "eagle_config", {}, dict)
     where = nested if nested.get(_IDS) else document
     after = 0 if base.architecture == GPT_OSS.name else 1
     layers = tuple(i + after for i in layer_numbers(where, _IDS)) if where.get(_IDS) else default_layers(base)

@@ -163,10 +163,7 @@ class Datastore:
 
 
 def _table(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
-    try:
-        table = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise StoreInvalid(f"{path}: {error}; build the datastore again") from error
+    table = _mapped(path)
     fits = table.dtype == dtype and len(table.shape) == len(shape)
     if not fits or any(want not in (-1, have) for want, have in zip(shape, table.shape, strict=True)):
         raise StoreInvalid(f"{path}: {table.dtype} {table.shape}, expected {np.dtype(dtype)} {shape}")

@@ -51,30 +51,32 @@ class InputLayer:
     take an hour (ADR 0083).
     """
 
-    def __init__(self, vectors: TokenVectors, weights: Float32) -> None:
-        """`weights` [vocab]: of tokens."""
-        self._vectors, self._weights = vectors, weights
+    def __init__(self, table: StoredTensor, weights: Float32) -> None:
+        """`table` [vocab, hidden]: token embeddings as stored; torch would take more memory than a build. `weights`
+        [vocab]: of tokens.
+        """
+        self._table, self._weights = table, weights
 
     @classmethod
     def of_base(cls, base: Path, weights: Float32) -> InputLayer:
         """Raises TargetError if the base's directory has no table of token embeddings that fits its configuration."""
-        vectors = TokenVectors.of_base(base)
-        if vectors.count < len(weights):
+        table = token_embeddings(base)
+        if table.shape[0] < len(weights):
             raise WeightsInvalid(
-                f"{base}: its tokenizer has {len(weights)} tokens, its weights have embeddings for {vectors.count}"
+                f"{base}: its tokenizer has {len(weights)} tokens, its weights have embeddings for {table.shape[0]}"
             )
-        return cls(vectors, weights)
+        return cls(table, weights)
 
     @property
     def dimensions(self) -> int:
-        return self._vectors.dimensions
+        return self._table.shape[1]
 
     def passages(self, tokens: NDArray[Any], table: Int64) -> Iterator[Float32]:
         """Embeddings [passages, dimensions], in parts.
 
         table [passages, 3] as in a datastore: shard, first token, tokens (one or more).
         """
-        weighted = self._vectors.rows(slice(len(self._weights)))
+        weighted = self._table.rows(slice(len(self._weights)))
         weighted *= self._weights[:, None]
         for at in range(0, len(table), _PASSAGES):
             part = table[at : at + _PASSAGES].tolist()
@@ -85,43 +87,25 @@ class InputLayer:
 
     def request(self, tokens: Int64) -> Float32:
         """The embedding [dimensions] of the end of a request."""
-        rows = self._vectors.rows(tokens) * self._weights[tokens][:, None]
+        rows = self._table.rows(tokens) * self._weights[tokens][:, None]
         embedding: Float32 = _unit(rows.sum(axis=0)[None])[0]
         return embedding
 
 
-@dataclass(frozen=True, slots=True)
-class TokenVectors:
-    """A base's stored token embeddings [vocab, hidden]: torch would take more memory than a build."""
+def token_embeddings(base: Path) -> StoredTensor:
+    """A base's token embeddings [vocab, hidden], as stored.
 
-    stored: StoredTensor
-
-    @classmethod
-    def of_base(cls, base: Path) -> TokenVectors:
-        """Raises TargetError if there is no base in this directory or file, or its table does not fit its
-        configuration.
-        """
-        config, weights = read_config(base), open_weights(base)
-        expected = config.vocab_size, config.hidden_size
-        if _NAME not in weights.names():
-            raise WeightsInvalid(f"{base}: no tensor {_NAME} in its weights")
-        if weights.shape(_NAME) != expected:
-            raise WeightsInvalid(
-                f"{base}: {_NAME} is {list(weights.shape(_NAME))}; expected {list(expected)} by its configuration"
-            )
-        return cls(weights.tensor(_NAME))
-
-    @property
-    def count(self) -> int:
-        return self.stored.shape[0]
-
-    @property
-    def dimensions(self) -> int:
-        return self.stored.shape[1]
-
-    def rows(self, which: NDArray[Any] | slice) -> Float32:
-        """[which, hidden], exact; a copy."""
-        return self.stored.rows(which)
+    Raises TargetError if there is no base in this directory or file, or the table does not fit its configuration.
+    """
+    config, weights = read_config(base), open_weights(base)
+    expected = config.vocab_size, config.hidden_size
+    if _NAME not in weights.names():
+        raise WeightsInvalid(f"{base}: no tensor {_NAME} in its weights")
+    if weights.shape(_NAME) != expected:
+        raise WeightsInvalid(
+            f"{base}: {_NAME} is {list(weights.shape(_NAME))}; expected {list(expected)} by its configuration"
+        )
+    return weights.tensor(_NAME)
 
 
 def _unit(rows: Float32) -> Float32:

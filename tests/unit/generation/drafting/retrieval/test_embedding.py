@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.generation.drafting.retrieval.datastore import Datastore
-from services.generation.drafting.retrieval.input_layer import Embedding, InputLayer, TokenVectors
+from services.generation.drafting.retrieval.input_layer import Embedding, InputLayer, token_embeddings
 from services.generation.drafting.retrieval.manifest import NAME, Blob, Manifest, StoreInvalid, StoreMismatch
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
@@ -114,8 +114,8 @@ def test_token_vectors_are_the_bits_that_torch_reads(own_model: Path, dtype: tor
         (own_model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
         tensors = load_file(own_model / "one.safetensors")
     expected = tensors[EMBEDDINGS].to(torch.float32).numpy()
-    vectors = TokenVectors.of_base(own_model)
-    assert (vectors.count, vectors.dimensions) == expected.shape
+    vectors = token_embeddings(own_model)
+    assert vectors.shape == expected.shape
     assert vectors.rows(slice(None)).tobytes() == expected.tobytes()
     assert vectors.rows(np.array([3, 0, 3])).tobytes() == expected[[3, 0, 3]].tobytes()
 
@@ -153,7 +153,7 @@ def test_a_base_without_a_fitting_table_is_refused(
 ) -> None:
     damage(own_model)
     with pytest.raises(kind, match=message):
-        TokenVectors.of_base(own_model)
+        token_embeddings(own_model)
 
 
 def test_a_passage_and_a_request_of_the_same_tokens_have_the_same_bits(model: Path) -> None:

@@ -260,8 +260,8 @@ class EngineCore:
         return [work for work in plan if work.sequence in self._running]
 
     def _prefill_rows(self, sequences: list[Sequence], rows_left: int, decoding: int) -> list[int]:
-        given = self._waiting.given
-        prompts = {s: Prompt(s.pending, s.cached, given(s.request.tenant), s.request.tenant) for s in sequences}
+        counter = self._waiting.counter_of
+        prompts = {s: Prompt(s.pending, s.cached, counter(s.request.tenant), s.request.tenant) for s in sequences}
         most = min(rows_left, self._settings.prefill_rows) if decoding else rows_left
         return self._prompt_rows.of(prompts, most=most, seconds=self._settings.prefill_seconds, decoding=decoding)
 

@@ -22,11 +22,11 @@ longer; with more, short ones do (a simulation of 16 and 64 callers with prompts
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An unfinished prompt: `left` tokens after `done` tokens; `given`: counter of its `tenant`."""
+    """An unfinished prompt: `left` tokens after `done` tokens; `counter` of its `tenant`."""
 
     left: int
     done: int
-    given: float = 0.0
+    counter: float = 0.0
     tenant: str | None = None
 
 
@@ -97,7 +97,7 @@ def _turns(prompts: Mapping[Any, Prompt], shares: Mapping[Any, _EqualShare]) -> 
     due = [(sequence, rows) for sequence, prompt in prompts.items() if (rows := shares[sequence].due(prompt.left))]
     due.sort(key=lambda turn: -shares[turn[0]].rows / shares[turn[0]].tokens)
     ages = {sequence: share.tokens - _AGE * share.rows for sequence, share in shares.items()}
-    order = sorted(prompts, key=lambda sequence: (prompts[sequence].given, ages[sequence]))
+    order = sorted(prompts, key=lambda sequence: (prompts[sequence].counter, ages[sequence]))
     return due + [(sequence, prompts[sequence].left) for sequence in order]
 
 

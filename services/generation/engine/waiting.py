@@ -86,7 +86,7 @@ class WaitingQueue:
         tenant = sequence.request.tenant
         self._leave(tenant, next(place for place in self._queues[tenant] if place[-1] is sequence))
 
-    def given(self, tenant: str | None) -> float:
+    def counter_of(self, tenant: str | None) -> float:
         """The tenant's counter."""
         return self._counters.get(tenant, self._floor)
 
@@ -104,7 +104,7 @@ class WaitingQueue:
         self._count(sequence.request.tenant, _EMITTED_WEIGHT * tokens)
 
     def _count(self, tenant: str | None, tokens: int) -> None:
-        self._counters[tenant] = self.given(tenant) + tokens
+        self._counters[tenant] = self.counter_of(tenant) + tokens
 
     def _lift(self, tenant: str | None) -> None:
         lowest = min((self._counters[each] for each in self._queues), default=self._floor)

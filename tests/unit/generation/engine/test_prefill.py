@@ -42,7 +42,7 @@ def test_prompts_behind_prefixes_for_which_there_is_no_time_left_get_no_rows() -
 
 
 def test_the_tenant_that_was_given_least_comes_first() -> None:
-    rich, poor = Prompt(20, 0, given=900.0, tenant="rich"), Prompt(500, 0, given=100.0, tenant="poor")
+    rich, poor = Prompt(20, 0, counter=900.0, tenant="rich"), Prompt(500, 0, counter=100.0, tenant="poor")
     assert rows(rich, poor) == [0, 22]
 
 

@@ -61,7 +61,7 @@ _LAYOUT = Layout(
         "own_output": ("own_output", bool),
     },
 )
-_FOLLOWED: dict[str, tuple[object, ...]] = {
+_SUPPORTED: dict[str, tuple[object, ...]] = {
     "causal": (False,),
     "is_causal": (False,),
     "attention_mode": ("gqa",),
@@ -271,7 +271,7 @@ def _read_speculators(document: Mapping[str, Any], names: Any) -> BlockConfig:
     nested = document.get("transformer_layer_config")
     if not isinstance(nested, dict):
         raise HeadConfigInvalid(f"config.json: transformer_layer_config is {nested!r:.80}; expected an object")
-    check_choices(document, _FOLLOWED)
+    check_choices(document, _SUPPORTED)
     dspark, dflash2 = (document["speculators_model_type"] == kind for kind in ("dspark", "dflash2"))
     sees_all = typed_or(document, "sliding_window_non_causal", dflash2, bool)
     return _config(
@@ -308,8 +308,8 @@ def _read_flat(document: Mapping[str, Any], names: Any) -> BlockConfig:
     draft from the first row on.
     """
     nested = typed_or(document, "dflash_config", {}, dict)
-    check_choices(nested, _FOLLOWED, within="dflash_config", known=_READ)
-    check_choices(document, _FOLLOWED)
+    check_choices(nested, _SUPPORTED, within="dflash_config", known=_READ)
+    check_choices(document, _SUPPORTED)
     members = {**document, **nested}
     deepspec = "target_layer_ids" in document
     confidence = typed_or(members, "enable_confidence_head", False, bool)

@@ -95,7 +95,7 @@ def _scored(logits: Float32, contexts: Float32, after: Float32, top: int) -> Flo
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kernels:
+class ConvolutionWeights:
     """The weights of the two convolutions round a part."""
 
     base: Float32  # [2, taps, hidden], before and after it
@@ -104,7 +104,7 @@ class Kernels:
     block: int
 
     @classmethod
-    def of(cls, config: BlockConfig, prefix: str, read: Read) -> Kernels:
+    def of(cls, config: BlockConfig, prefix: str, read: Read) -> ConvolutionWeights:
         base, projection = vector(read, f"{prefix}{BASE_KERNEL}"), matrix_of(read(f"{prefix}{KERNEL_PROJECTION}"))
         return cls(base, projection, config.tap_group, config.block_size)
 
@@ -113,7 +113,7 @@ class Kernels:
 class Convolutions:
     """`operations.Around` of attention or an MLP: its normed input is convolved, and so is its output."""
 
-    kernels: Kernels
+    kernels: ConvolutionWeights
     deltas: Float32  # lines [rows, 2 * taps * groups], which must outlive the program
 
     def before(self, operations: Operations, x: Float32) -> None:
@@ -141,7 +141,7 @@ class BlockOutput:
 
 
 class BlockPrograms(Protocol):
-    """Passes of at most 256 rows, on the CPU (`Programs`) or on the target's device (`device_programs`)."""
+    """Passes of at most 256 rows, on the CPU (`CpuPrograms`) or on the target's device (`device_programs`)."""
 
     def store(self, rows: Rows, streams: Float32) -> None:
         """Compute keys and values of context from `streams` [rows, feature layers * target hidden]."""
@@ -166,7 +166,7 @@ class BlockWeights:
     context_norm: Float32
     layers: Sequence[Layer]
     context_layers: Sequence[Layer]
-    convolutions: Sequence[tuple[Kernels, Kernels]]  # round attention and MLP of each layer; empty if there are none
+    convolutions: Sequence[tuple[ConvolutionWeights, ConvolutionWeights]]  # of each layer's attention and MLP, or none
     norm: Float32
     output: Matrix | None  # None: the target's
     markov: Matrix | None
@@ -200,8 +200,8 @@ class BlockWeights:
             ],
             convolutions=[
                 (
-                    Kernels.of(config, f"{spec.prefix}{ATTENTION_CONVOLUTION}", read),
-                    Kernels.of(config, f"{spec.prefix}{MLP_CONVOLUTION}", read),
+                    ConvolutionWeights.of(config, f"{spec.prefix}{ATTENTION_CONVOLUTION}", read),
+                    ConvolutionWeights.of(config, f"{spec.prefix}{MLP_CONVOLUTION}", read),
                 )
                 for spec in specs
                 if config.taps
@@ -218,7 +218,7 @@ def _rounded(tensor: StoredTensor) -> StoredTensor:
     return tensor.rounded("q8_0") if tensor.name.endswith(KERNEL_PROJECTION) else tensor.rounded()
 
 
-class Programs:
+class CpuPrograms:
     """Two programs: `_stores` computes keys and values of context from `_streams` [rows, feature layers * target
     hidden]; `_drafts` computes states, in `buffers.normed`, and logits from embeddings in `buffers.x`.
     """
@@ -319,7 +319,7 @@ class BlockPass:
         if programs is None:
             ahead = context_length + config.block_size
             parts = BlockWeights.of(head, arithmetic, cache_blocks, ahead)
-            programs = Programs(parts, target.threads, min(cache_blocks * BLOCK, ahead))
+            programs = CpuPrograms(parts, target.threads, min(cache_blocks * BLOCK, ahead))
         self._programs = programs
 
     def store(self, rows: Rows, features: Float32) -> None:

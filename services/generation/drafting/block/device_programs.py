@@ -25,13 +25,15 @@ class _Convolutions:
 
     kernels: Kernels
     passes: LayerPasses
-    weights: block_pass.Kernels
+    weights: block_pass.ConvolutionWeights
     projection: DeviceMatrix
     base: tuple[Buffer, Buffer]  # before and after the part
     deltas: Lines
 
     @classmethod
-    def of(cls, kernels: Kernels, passes: LayerPasses, weights: block_pass.Kernels, deltas: Lines) -> _Convolutions:
+    def of(
+        cls, kernels: Kernels, passes: LayerPasses, weights: block_pass.ConvolutionWeights, deltas: Lines
+    ) -> _Convolutions:
         before, after = map(kernels.upload, weights.base)
         return cls(kernels, passes, weights, kernels.matrix(weights.projection), (before, after), deltas)
 

@@ -49,7 +49,7 @@ ARCHITECTURES = ("LlamaForCausalLMEagle3", "LlamaForCausalLM", "LlamaEagle3Draft
 _REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _LAYER_CONFIGS: dict[str, type[LlamaConfig] | type[Qwen3Config]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_FOLLOWED: dict[str, tuple[object, ...]] = {
+_SUPPORTED: dict[str, tuple[object, ...]] = {
     "use_aux_hidden_state": (True,),  # the streams of several layers, not only the last layer's
     "use_input_layernorm_in_first_layer": (True,),
     "use_last_layernorm": (True,),
@@ -184,7 +184,7 @@ def read_safeailab(document: dict[str, Any], names: Set[str], base: TargetConfig
     layers = tuple(i + after for i in layer_numbers(where, _IDS)) if where.get(_IDS) else default_layers(base)
     config = _config(document, document, LlamaConfig, names, layers, norm_before_residual=False)
     read = {choice: (getattr(config, choice),) for choice in _CHOICES}
-    check_choices(nested, _FOLLOWED | read, within="eagle_config", known=(_IDS,))
+    check_choices(nested, _SUPPORTED | read, within="eagle_config", known=(_IDS,))
     if config.norm_output:  # the files do not record how such a head was trained
         _log.warning(
             "head: it has norm_output: SpecForge before 15 September 2026 trained such heads without, and they draft "
@@ -222,7 +222,7 @@ def _config(
     """The configuration of a published head. Tensors determine biases and embeddings: some configs are copies of a
     base's, with tensors that the head lacks. A norm before `fc` always has its tensor, but not always its member.
     """
-    check_choices(document, _FOLLOWED)
+    check_choices(document, _SUPPORTED)
     _, sizes = published_sizes(kind, layer)
     config = HeadConfig(
         **sizes,

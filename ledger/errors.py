@@ -29,6 +29,7 @@
     │   └── Inconsistent          the checkpoint does not extend the cosigned tree
     ├── Stopped           the sequencer is not running any more
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
+        ├── NotWritten    the answer to each caller of such a batch
         ├── StoreDamaged  its file or schema is damaged
         ├── OtherRevision its tables have a revision that this version of kolm does not open
         ├── StoreReplaced a file of it was deleted, replaced or cut off while it was open

@@ -29,8 +29,8 @@ class Contradiction:
 
     def __str__(self) -> str:
         return (
-            f"entry {self.index}: says the opposite of entry {self.earlier} about the receipt at entry "
-            f"{self.receipt_index}, and both are signed by {self.auditor}"
+            f"entry {self.index}: contradicts entry {self.earlier} about the receipt at entry {self.receipt_index}, "
+            f"and both are signed by {self.auditor}"
         )
 
 

@@ -188,7 +188,7 @@ class _Pieces:
             yield self.waiting[-1]
 
     def _read(self) -> Iterator[bytes]:
-        """Yield the entries of one piece. Those before a failure are a piece too: their checks may fail first."""
+        """Yield the entries of one piece. Entries before a failure are a piece too: their checks may fail first."""
         try:
             yield from islice(self._entries if self.failure is None else (), _PIECE)
         except LedgerError as error:

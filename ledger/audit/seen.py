@@ -71,7 +71,7 @@ class SeenOnDisk:
         self._retentions: list[tuple[int, Retention]] = []
         self._waiting: dict[int, SeenReceipt] = {}
         self._waiting_ids: set[bytes] = set()
-        self._newest = b""  # of those on disk
+        self._newest = b""  # the greatest id on disk
         self._asked: tuple[int, SeenReceipt | None] = (-1, None)  # rules read a receipt several times
         self._state = StateDatabase(_connected(path), "a temporary database" if path is None else f"the state {path}")
         self._verdicts = SqliteVerdicts(self._state.connection)

@@ -149,9 +149,9 @@ class BundleReport:
     entries by kind, verdicts by outcome, EXACT verdicts of `independent` replays, the number of receipts with an
     unproven numerics profile and of receipts that claim a speedup above their tokens per pass, the state of the halts,
     receipts that defied one (index, index of the halt), entries with future times, verdicts that contradict others of
-    the same auditor, the owed replays, the number of receipts whose newest verdict is UNREPLAYABLE, the age of the log
-    (None without a clock), the state of the verifier's promises, and the number of entries that a state had verified
-    before.
+    the same auditor, the owed replays, the receipts whose newest verdict is no answer (with the entry that had erased
+    the content), the age of the log (None without a clock), the state of the verifier's promises, and the number of
+    entries that a state had verified before.
     """
 
     checks: tuple[Check, ...]

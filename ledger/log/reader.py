@@ -32,7 +32,7 @@ entry always fits.
 class StoredReceipt:
     """A stored receipt: entry bytes, the content unless it is missing or erased, and the verdicts so far.
 
-    `erased_by` is the index of the erasure of its content, None while it is there.
+    `erased_by` is the index of the entry that erased its content, None if none has.
     """
 
     index: int

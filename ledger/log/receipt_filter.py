@@ -17,8 +17,8 @@ class ReceiptFilter:
     """A filter of receipts: all fields must match, and a field that is None matches every receipt.
 
     Indexes are inclusive. Times are timezone-aware and compared with the receipt's own `issued_at`: from `start_time`
-    on, and earlier than `end_time`. `outcome` is the outcome of the latest verdict on the receipt (EXACT, DEVIATION or
-    UNREPLAYABLE), `commitment` a commitment to its prompt or its output, `sha256:<hex>`.
+    on, and earlier than `end_time`. `outcome` is the outcome of the latest verdict on the receipt (one of
+    `audit.OUTCOMES`), `commitment` a commitment to its prompt or its output, `sha256:<hex>`.
     """
 
     tenant: str | None = None

@@ -196,7 +196,7 @@ _TRIGGERS = {
 
 
 def make_tables(connection: Connection, name: str) -> None:
-    """Make the tables in a database that has none of them, in the connection's transaction; check those of another one.
+    """Make the tables, in the connection's transaction, if the database has none of them; otherwise check them.
 
     `name` is the database's, for messages. Raises OtherRevision, StoreDamaged, StoreError.
     """
@@ -219,7 +219,8 @@ def revision_of(connection: Connection, name: str) -> int:
     if found is None:
         raise StoreError(f"{name} is not a ledger: it has no revision of its tables")
     if found < OLDEST:
-        raise OtherRevision(name, found, f"from before kolm 0.1.0; those from {OLDEST} on can be migrated")
+        why = f"they are from before kolm 0.1.0; tables of revision {OLDEST} and later can be migrated"
+        raise OtherRevision(name, found, why)
     return found
 
 

@@ -31,7 +31,7 @@ def found_revision(connection: Connection, version: Table, newest: int, name: st
         columns = {column["name"] for column in there.get_columns(version.name)}
         needs = connection.execute(select(version.c.kolm)).scalar() if "kolm" in columns else None
         use = f"use kolm >= {needs}" if needs else "use a newer kolm"
-        raise OtherRevision(name, found, f"this version knows those up to {newest}; {use}", needs)
+        raise OtherRevision(name, found, f"this version knows revisions up to {newest}; {use}", needs)
     return found
 
 

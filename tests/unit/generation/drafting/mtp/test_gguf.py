@@ -18,8 +18,9 @@ from services.generation.target.errors import TargetError, WeightsInvalid
 from tests.examples import examples
 from tests.fakes.converted_gguf import convert
 from tests.fakes.mtp_models import MODELS, make_mtp_model, write_apart
+from tests.fakes.rows import tree_rows
 from tests.fakes.tiny_model import target_of
-from tests.unit.generation.drafting.mtp.test_mtp_pass import entries, features_of
+from tests.unit.generation.drafting.mtp.test_mtp_pass import features_of
 
 TOKENS = [(7 * i * i + 3 * i) % 320 for i in range(40)]
 DRAFTED = [300, 4, 17, 250]
@@ -28,7 +29,7 @@ DRAFTED = [300, 4, 17, 250]
 def states_of(target: CpuTarget, block: MtpBlock) -> Float32:
     computing, table = MtpPass(block, target, 8), list[int]()
     computing.blocks.extend(table, len(TOKENS))
-    return computing.read(entries(table, 0, TOKENS[1:]), features_of(target, TOKENS)[:-1]).states
+    return computing.read(tree_rows(table, 0, TOKENS[1:]), features_of(target, TOKENS)[:-1]).states
 
 
 def read(path: Path) -> MtpBlock:

@@ -97,7 +97,7 @@ class FailedPrecondition(KolmError):
 
 
 class ResourceExhausted(KolmError):
-    """A queue is full, a quota is used up, or a message is larger than the server takes."""
+    """A queue is full, or a quota is used up."""
 
 
 class Unavailable(KolmError):
@@ -141,6 +141,9 @@ _BY_CODE: dict[grpc.StatusCode, type[KolmError]] = {
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
 }
 
+_TOO_LARGE = re.compile(r"SERVER: Received message larger than max \((\d{1,19}) vs\. (\d{1,19})\)")
+"""gRPC's refusal of a request, as RESOURCE_EXHAUSTED, which is otherwise for calls to try again later."""
+
 
 @contextmanager
 def decoded_errors() -> Iterator[None]:
@@ -161,6 +164,10 @@ def decode_error(error: grpc.RpcError) -> KolmError:
     except ValueError:  # the rich status contradicts the plain one, which counts
         status = None
     if status is None:
+        if too_large := _TOO_LARGE.search(error.details() or ""):
+            size, most = map(int, too_large.groups())
+            problem = f"the request has {size:,} bytes; expected at most {most:,}, the server's --max-message"
+            return InvalidArgument(problem, reason="MESSAGE_TOO_LARGE")
         if kind is Internal:  # kolm's servers send details: a proxy has lost its server
             kind = Unavailable
         return kind(error.details() or error.code().name.lower().replace("_", " "), reason=error.code().name)

@@ -152,7 +152,7 @@ class Part:
 def _with_another(
     server: Upstream, requests: Sequence[EngineRequest], outputs: Sequence[Prompt], places: Sequence[tuple[int, ...]]
 ) -> list[Prompt]:
-    """Outputs with the token at a place replaced by the one that the engine would take in its stead, and continued."""
+    """Outputs with the token at a place replaced by the engine's next choice there, and continued."""
     edited = {at: place[0] for at, place in enumerate(places) if place and place[0] < len(outputs[at])}
 
     def go_on(begun: Mapping[int, Prompt], changes: Callable[[int], dict[str, Any]]) -> dict[int, Prompt]:

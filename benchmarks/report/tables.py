@@ -15,7 +15,7 @@ FOLDER = "results:"
 """Stands for the results' folder in rendered links; each page has its own relative path to it."""
 
 INT8 = ("int8, int8 cache", "int8, bfloat16 cache", "int8")
-"""Names of the default arithmetic in records of `arithmetic`, the one that serves first."""
+"""Names of the default arithmetic in records of `arithmetic`, the serving one first."""
 
 _MACHINES = {
     "zen3": "Zen 3",

@@ -29,7 +29,7 @@ class Document:
 
 
 def find_files(paths: Sequence[Path], exclude: Sequence[str] = ()) -> list[Path]:
-    """All files under the paths, in order, without hidden files and those that a pattern of `exclude` names, by their
+    """All files under the paths, in order, without hidden files and files that a pattern of `exclude` matches by their
     own name or a folder's (`fnmatch`: `tests`, `*.css`).
 
     Raises DocumentsInvalid for a path that is neither file nor folder, and for a folder that may not be read.

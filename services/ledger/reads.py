@@ -57,7 +57,7 @@ def answer_promise(
 
 
 def _kept(reader: LedgerReader, head: TreeHead, promise: Promise) -> tuple[int | None, ...]:
-    """The newest receipt of each choice; receipts that share the prompt's commitment are few."""
+    """The index of the newest promised receipt of each choice; receipts that share the prompt's commitment are few."""
     found: dict[int, int] = {}
     narrow, after = ReceiptFilter(tenant=promise.tenant, commitment=promise.prompt.commitment), -1
     while rows := reader.receipts(narrow, after=after):

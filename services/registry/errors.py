@@ -17,8 +17,9 @@ KolmError
 ├── UploadTakenOver        UPLOAD_TAKEN_OVER   another upload of the same blob continues
 ├── ResourceExhausted
 │   └── DiskFull           DISK_FULL
-├── Unavailable            LEDGER_UNAVAILABLE, BLOBS_UNAVAILABLE, CATALOGUE_UNAVAILABLE
-└── DataLoss               stored bytes have another digest
+├── Unavailable            LEDGER_UNAVAILABLE, BLOBS_UNAVAILABLE, CATALOGUE_UNAVAILABLE, UPLOADS_UNAVAILABLE
+└── DataLoss               BLOB_DAMAGED        stored bytes have another digest, or end early
+                           BLOB_TOO_LARGE      more stored bytes than a reader takes
 """
 
 from __future__ import annotations

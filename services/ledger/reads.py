@@ -37,25 +37,6 @@ _MOST_RECEIPTS = 1000
 _PIECE_BYTES = 2**20
 
 
-def answer_promise(
-    reader: LedgerReader, key: Signer, envelope: bytes, caller: Principal
-) -> ledger_pb2.AnswerPromiseResponse:
-    """The promised receipts in the newest tree. Raises InvalidArgument, PermissionDenied for another tenant's
-    promise.
-    """
-    try:
-        promise = read_promise(envelope)
-    except FormatError as error:
-        raise InvalidArgument("promise", str(error)) from None
-    if not caller.sees(promise.tenant):
-        whole_log(caller, "the promise of another tenant")
-    head = reader.head()
-    entries = _kept(reader, head, promise)
-    root = digest_text(head.checkpoint.root)
-    answer = PromiseAnswer(promise_digest(envelope), head.size, root, entries, timestamp(datetime.now(UTC)))
-    return ledger_pb2.AnswerPromiseResponse(answer=sign_answer(answer, key).to_bytes(), checkpoint=head.note)
-
-
 def _kept(reader: LedgerReader, head: TreeHead, promise: Promise) -> tuple[int | None, ...]:
     """The index of the newest promised receipt of each choice; receipts that share the prompt's commitment are few."""
     found: dict[int, int] = {}
@@ -170,7 +151,22 @@ class LogReads:
         return Erasure.asked_for(receipt_id, stored.index, tenant, timestamp(datetime.now(UTC)))
 
     def promise_answer(self, envelope: bytes) -> ledger_pb2.AnswerPromiseResponse:
-        return answer_promise(self._reader, self._log_key, envelope, caller())
+        """The promised receipts in the newest tree. Raises InvalidArgument, and PermissionDenied for another tenant's
+        promise, too.
+        """
+        try:
+            promise = read_promise(envelope)
+        except FormatError as error:
+            raise InvalidArgument("promise", str(error)) from None
+        if not caller().sees(promise.tenant):
+            whole_log(caller(), "the promise of another tenant")
+        head = self._reader.head()
+        entries = _kept(self._reader, head, promise)
+        root, now = digest_text(head.checkpoint.root), timestamp(datetime.now(UTC))
+        answer = PromiseAnswer(promise_digest(envelope), head.size, root, entries, now)
+        return ledger_pb2.AnswerPromiseResponse(
+            answer=sign_answer(answer, self._log_key).to_bytes(), checkpoint=head.note
+        )
 
     def _seen(self, receipt_id: str) -> StoredReceipt:
         stored = self._reader.receipt(receipt_id)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 
-from ledger.durable_file import replaced_durably
 from services.generation.drafting.block.block_checkpoint import BlockConfig
 from services.generation.drafting.eagle3.checkpoint import Head, HeadConfig
 from services.generation.drafting.eagle3.loading import load_head
@@ -19,7 +18,7 @@ from services.generation.drafting.heads import check_base
 from services.generation.target.config.config import TargetConfig, rope_parameters
 from services.training.prompts import PromptsInvalid, TrainingError
 
-_SECONDS_PER_MINUTE = 60.0
+SECONDS_PER_MINUTE = 60.0
 Precision = Literal["bfloat16", "float32"]
 
 _WITHOUT: dict[str, Any] = dict.fromkeys((
@@ -68,7 +67,7 @@ class Minutes:
     total: float
 
     def fraction(self, steps: int, seconds: float) -> float:
-        return seconds / (self.total * _SECONDS_PER_MINUTE)
+        return seconds / (self.total * SECONDS_PER_MINUTE)
 
 
 def _of_base(base: TargetConfig) -> dict[str, Any]:
@@ -338,12 +337,6 @@ def digest_of(paths: Sequence[Path]) -> str:
     for path in paths:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return f"sha256:{digest.hexdigest()}"
-
-
-def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint. A crash at any point leaves the previous one or the new one, never a part."""
-    with replaced_durably(path, mode=0o644, folder_mode=0o755) as file:
-        torch.save(dict(state), file)
 
 
 @dataclass(frozen=True, slots=True)

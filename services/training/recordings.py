@@ -22,15 +22,13 @@ from services.generation.target.arrays import Float32
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
 from services.training.answering import Question, Recording, Streams, questions, regenerate, split
-from services.training.plan import DiskFull, Job, OutputInvalid, Reporter, WorkFolder
+from services.training.plan import SECONDS_PER_MINUTE, DiskFull, Job, OutputInvalid, Reporter, WorkFolder
 from services.training.prompts import Answer, AnswerFile, Prompt, PromptsInvalid, read_prompts
 
 ANSWERS, RECORDINGS = "answers.jsonl", "recordings.bin"
 """The files of a run's folder."""
 _BYTES = 2  # of a bfloat16
 _ROWS = 256  # of a pass; a whole answer is one pass at least
-
-_SECONDS_PER_MINUTE = 60.0
 
 
 class Recordings(Protocol):
@@ -220,7 +218,7 @@ class Collection:
     def _ask_all(self, archive: Archive, asked: list[Question]) -> bool:
         minutes = self.job.answering_minutes
         left = [question for question in asked if question.id not in archive.ids]
-        ends = time.monotonic() + minutes * _SECONDS_PER_MINUTE if minutes is not None else math.inf
+        ends = time.monotonic() + minutes * SECONDS_PER_MINUTE if minutes is not None else math.inf
         for answer, recording in regenerate(self.target, left, self.job.data.max_tokens, self.streams):
             archive.append(answer, recording)
             self.reporter.answered("to learn from", len(archive.ids), len(asked))

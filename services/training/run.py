@@ -26,7 +26,7 @@ from services.training.answering import Streams
 from services.training.block import BlockModule
 from services.training.head import HeadModule
 from services.training.kscore import Measured, NothingMeasured, measure
-from services.training.plan import DTYPES, Job, Plan, Reporter, WorkFolder
+from services.training.plan import DTYPES, SECONDS_PER_MINUTE, Job, Plan, Reporter, WorkFolder
 from services.training.recordings import Collection, Data
 from services.training.trainer import (
     Ends,
@@ -40,7 +40,6 @@ from services.training.trainer import (
     rate_factor,
 )
 
-_SECONDS_PER_MINUTE = 60.0
 _GLANCED, _GLANCED_TOKENS = 32, 64  # held-out prompts, and tokens of their answers, measured at each checkpoint
 _FEW_ANSWERS = 1000
 """The number of answers below which a warning is given: a head then fits them and drafts other texts badly."""
@@ -117,7 +116,7 @@ class _Run:
             if self.stop():
                 self._save()
                 return None
-            if time.monotonic() - self._saved_at > self.job.save_minutes * _SECONDS_PER_MINUTE:
+            if time.monotonic() - self._saved_at > self.job.save_minutes * SECONDS_PER_MINUTE:
                 self._save()
                 if self.curve.is_over(rate_factor(fraction)):
                     self.reporter.note("held-out acceptance rises no more: the run ends here")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ledger.durable_file import replaced_durably
 from services.generation.drafting.block.block_checkpoint import BlockConfig, write_block_head
 from services.generation.drafting.eagle3.checkpoint import Head, HeadConfig, write_head
 from services.generation.target.config.config import TargetConfig
@@ -30,16 +31,7 @@ from services.generation.target.files.safetensors import Part
 from services.generation.target.weights import checked_weights, output_name
 from services.training.block import BlockModule, block_sums
 from services.training.head import HeadModule, drafted_tensors, learn_rounded
-from services.training.plan import (
-    DTYPES,
-    Budget,
-    OutputInvalid,
-    Precision,
-    SettingsInvalid,
-    StepReport,
-    TrainingPlan,
-    write_checkpoint,
-)
+from services.training.plan import DTYPES, Budget, OutputInvalid, Precision, SettingsInvalid, StepReport, TrainingPlan
 from services.training.prompts import Answer
 from services.training.recordings import Recordings
 from services.training.unroll import Passes, Teacher, step_sums, window_of
@@ -355,7 +347,9 @@ class Trainer:
         return torch.stack([(lengths - step).clamp(min=0).sum() for step in range(1, self._plan.steps_unrolled + 1)])
 
     def save(self, path: Path) -> None:
-        write_checkpoint(path, self.state())
+        """Write a checkpoint. A crash at any point leaves the previous one or the new one, never a part."""
+        with replaced_durably(path, mode=0o644, folder_mode=0o755) as file:
+            torch.save(self.state(), file)
 
     def load(self, path: Path) -> None:
         self.restore(torch.load(path, map_location=self._device, weights_only=True))

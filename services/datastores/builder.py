@@ -10,7 +10,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,10 +52,6 @@ class PassageVectors:
     def __len__(self) -> int:
         return len(self.table)
 
-    @property
-    def dimensions(self) -> int:
-        return self.embedder.dimensions
-
     def blocks(self, step: int = 1) -> Iterator[Float32]:
         """[4096 or, at the end, fewer; dimensions] of every passage, or of each `step`-th."""
         table = self.table[::step]
@@ -84,7 +80,7 @@ def build_index(vectors: PassageVectors) -> faiss.Index:
     products of such vectors keep three digits, half as long.
     """
     index: faiss.Index
-    dimensions, count = vectors.dimensions, len(vectors)
+    dimensions, count = vectors.embedder.dimensions, len(vectors)
     if count <= FLAT_UP_TO:
         index = faiss.IndexScalarQuantizer(dimensions, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
     elif count <= HNSW_UP_TO:
@@ -112,9 +108,6 @@ class BuildParameters:
 
     shard_tokens: int = 4_000_000
     passage_tokens: int = 128
-
-    def to_document(self) -> dict[str, Any]:
-        return {"shard_tokens": self.shard_tokens, "passage_tokens": self.passage_tokens}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +188,7 @@ class DatastoreBuilder:
             index=Blob.of(folder, "passages.faiss"),
             weights=Blob.of(folder, "weights.npy"),
             embedding=embedding,
-            parameters=self.parameters.to_document(),
+            parameters=asdict(self.parameters),
         )
         (folder / NAME).write_bytes(manifest.to_bytes())
         return manifest

@@ -54,7 +54,7 @@ def measure(
     rng = random.Random(0)
     asked = [[rng.randrange(300, engine.target.config.vocab_size) for _ in range(_PROMPT)] for _ in range(prompts)]
     off = engine.contender("off")
-    truth = {number: _run(off, prompt, max_tokens).tokens[0] for number, prompt in enumerate(asked)}
+    truth = {number: off.run([prompt], 0.0, max_tokens).tokens[0] for number, prompt in enumerate(asked)}
     rated = RatedDrafter(_drafter(head, engine), accept)
     engine.drafters[head] = rated
     drafting = engine.contender(head, k=len(accept))
@@ -62,15 +62,10 @@ def measure(
     for _ in range(rounds):
         for number, prompt in enumerate(asked):
             rated.truth = truth[number]
-            turns.append((_run(off, prompt, max_tokens), _run(drafting, prompt, max_tokens)))
+            turns.append((off.run([prompt], 0.0, max_tokens), drafting.run([prompt], 0.0, max_tokens)))
     if any(plain.tokens != drafted.tokens for plain, drafted in turns):
         raise AssertionError("a draft changed a token")
     return _figures(head, shape if file is None else file.name, accept, turns, rated)
-
-
-def _run(contender: Any, prompt: Sequence[int], max_tokens: int) -> Run:
-    run: Run = contender.run([prompt], 0.0, max_tokens)
-    return run
 
 
 def _figures(

@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -161,14 +160,13 @@ def _accounted(location: LedgerLocation, kills: int, answers: list[tuple[str, in
     findings = [str(each) for each in _checked(location, keys)]
     if without_content:
         findings.append(f"{without_content} receipts have no content")
-    counted = Counter({name: len(indexes) for name, indexes in places.items()})
     return Account(
         kills=kills,
         answers=len(answers),
         acknowledged=len(acknowledged),
         logged=len(places),
         lost=sum(name not in places for name in acknowledged),
-        doubled=sum(count > 1 for count in counted.values()),
+        doubled=sum(len(indexes) > 1 for indexes in places.values()),
         moved=moved,
         problem=report.problem,
         findings=tuple(findings),

@@ -13,7 +13,7 @@ from rich.progress import track
 
 from benchmarks.engines import Contender, KolmEngine
 from benchmarks.specbench.conversation import ConversationRun, run_all, summarise
-from benchmarks.specbench.questions import OWN, Question, first, lengthened, load_questions, own_pages
+from benchmarks.specbench.questions import OWN, Question, lengthened, load_questions, own_pages
 from benchmarks.storages import in_storage
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.core import EngineSettings
@@ -109,7 +109,7 @@ def _run_case(
 ) -> dict[str, list[Mapping[str, ConversationRun]]]:
     """The runs of each contender, by kind, group by group."""
     engine.settings = EngineSettings(max_sequences=case.batch, max_waiting=_ALL)
-    asked = first(known, case.questions)
+    asked = {kind: questions[: case.questions] for kind, questions in known.items()}
     if case.context is not None:
         pages, tokenizer, length = own_pages(), engine.tokenizer, case.context
         asked = {

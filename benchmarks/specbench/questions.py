@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,6 @@ def load_questions(path: Path) -> dict[str, list[Question]]:
     if not any(found.values()):
         raise QuestionsInvalid(f"{path}: has no questions; expected one JSON object a line")
     return {kind: questions for kind, questions in found.items() if questions}
-
-
-def first(questions: Mapping[str, Sequence[Question]], count: int) -> dict[str, list[Question]]:
-    """The first `count` of each kind."""
-    return {kind: list(each[:count]) for kind, each in questions.items()}
 
 
 def _question(line: str, place: str) -> Question:

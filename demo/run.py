@@ -20,10 +20,12 @@ from types import FrameType
 from rich.console import Console
 
 from demo.main_job.scenes import Stage
-from demo.main_job.script import Demo, needed
+from demo.main_job.script import Demo
 from services.cli.up.local_services import LocalServices
 from services.cli.up.supervisor import NotReady, ServiceDied, Supervisor
 from services.client.errors import KolmError
+from services.generation.target.errors import ModelNotFound
+from services.generation.target.model_path import model_path
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _HEAD = _REPOSITORY / "demo" / "smollm2" / "head"
@@ -36,9 +38,10 @@ def main() -> int:
     """The process's exit code: 0 if everything was identical, exact and whole, else 3."""
     options = _options()
     console = Console(highlight=False)
-    missing = needed(options.model)
-    if missing is not None:
-        print(missing, file=sys.stderr)
+    try:
+        model_path(options.model)
+    except ModelNotFound as error:
+        print(f"--model: {error}, which `make venv` installs", file=sys.stderr)
         return _USAGE
     started = time.monotonic()
     with _data_dir(options.data_dir) as data_dir:

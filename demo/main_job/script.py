@@ -27,7 +27,6 @@ from services.client.generation.completion import ModelInfo
 from services.client.generation.request import SamplingParams
 from services.client.generation.runtime import Runtime
 from services.client.ledger.ledger import LedgerClient
-from services.generation.target.errors import ModelNotFound
 from services.generation.target.kernels.compilation import kernels_are_compiled
 from services.generation.target.model_path import model_path
 from services.generation.target.without_torch import hide_torch
@@ -170,15 +169,6 @@ class Demo:
         proof = prove(details, self._services.data_dir / "trusted")
         print_view(explained(details, proof), self._stage.console)
         self._stage.remark(f"all of it, while services run: kolm receipts show {details.receipt.receipt_id}")
-
-
-def needed(model: Path) -> str | None:
-    """Advice if there is no model, else None."""
-    try:
-        model_path(model)
-    except ModelNotFound as error:
-        return f"--model: {error}, which `make venv` installs"
-    return None
 
 
 def _loading() -> str:

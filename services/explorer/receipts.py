@@ -13,18 +13,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ledger.documents.audit import OUTCOMES, Verdict
-from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import open_document
 from ledger.encoding.canonical import parse
-from ledger.encoding.text_forms import digest_text, parse_digest, parse_timestamp
+from ledger.encoding.text_forms import digest_text, parse_digest
 from ledger.errors import FormatError, ProofError
 from ledger.keys.envelope import Envelope
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.ledger.ledger import Newest, newest_receipts
-from services.client.ledger.log import ReceiptEntry, VerdictEntry
+from services.client.ledger.log import VerdictEntry
 from services.explorer.pages import Pages, ShownField, Source, shown_fields
 
-CHOICES: dict[str, tuple[str, ...]] = {"outcome": OUTCOMES}
 _LARGEST_INDEX = 2**53 - 1
 """Canonical JSON counts no further (RFC 8785, appendix D)."""
 
@@ -108,15 +106,6 @@ _READERS: Mapping[str, Callable[[str], object]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A listed receipt, its signed document, and when that was issued."""
-
-    listed: ReceiptEntry
-    receipt: Receipt
-    issued_at: datetime
-
-
 def receipt_list(pages: Pages, request: Request) -> Response:
     """GET /receipts: the newest first; each row is proven to be in the log before it is shown."""
     search, proving = read_search(request.query_params), pages.source.proving
@@ -130,8 +119,8 @@ def receipt_list(pages: Pages, request: Request) -> Response:
         status=400 if search.problems else 200,
         here="receipts",
         search=search,
-        choices=CHOICES,
-        rows=[Row(each, each.document, parse_timestamp(each.document.issued_at)) for each in found.receipts],
+        outcomes=OUTCOMES,
+        rows=found.receipts,
         found=found,
         size=size,
     )

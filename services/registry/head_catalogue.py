@@ -85,8 +85,7 @@ _TABLES_LOCK = 7306001
 _NAMES_LOCK = 7306003
 """The first key of the locks of `_lock_name`."""
 
-_ABOUT_HEAD = exists().where(documents.c.head_cid == heads.c.head_cid)
-_ON_RECORD = _ABOUT_HEAD.where(documents.c.ledger_index.is_not(None))
+_ON_RECORD = exists().where(documents.c.head_cid == heads.c.head_cid, documents.c.ledger_index.is_not(None))
 _IS_PUBLISHED = _ON_RECORD.where(documents.c.kind == PUBLICATION)
 _IS_WITHDRAWN = _ON_RECORD.where(documents.c.kind == WITHDRAWAL)
 _BUSY_SECONDS = 30.0

@@ -56,7 +56,7 @@ class CosignatureCollector:
         self._policy = policy
         self._notes = notes
         self._post = post
-        self._show = ask
+        self._ask_seen = ask
         self._interval = interval
         self._witnesses = [witness for witness in policy.witnesses if witness.url is not None]
         self._known: dict[str, int] = {}  # the cosigned size by each witness's statement
@@ -145,7 +145,7 @@ class CosignatureCollector:
         """
         origin = self._reader.head().checkpoint.origin
         try:
-            shown = await asyncio.wrap_future(on_own_thread(partial(self._show, str(witness.url), origin)))
+            shown = await asyncio.wrap_future(on_own_thread(partial(self._ask_seen, str(witness.url), origin)))
             return await asyncio.to_thread(self._judged, claim, origin, shown)
         except (LedgerError, OSError) as error:
             return FormatError("answer", f"{claim}; it shows no checkpoint that the log has signed: {error}")

@@ -105,15 +105,9 @@ def check_not_withdrawn(head_cid: str, entries: Iterable[bytes]) -> None:
     A signature by an untrusted key counts too: the log took it, and not loading a head is always safe.
     """
     for data in entries:
-        withdrawal = withdrawal_in(data)
-        if withdrawal is not None and withdrawal.manifest_cid == head_cid:
-            raise DraftHeadWithdrawn(f"{head_cid} was withdrawn at {withdrawal.issued_at}: {withdrawal.reason}")
-
-
-def withdrawal_in(entry: bytes) -> DraftHeadWithdrawal | None:
-    """The withdrawal in an entry; None if it holds another document. Raises FormatError."""
-    document = read_document(Entry.from_bytes(entry).envelope)
-    return document if isinstance(document, DraftHeadWithdrawal) else None
+        document = read_document(Entry.from_bytes(data).envelope)
+        if isinstance(document, DraftHeadWithdrawal) and document.manifest_cid == head_cid:
+            raise DraftHeadWithdrawn(f"{head_cid} was withdrawn at {document.issued_at}: {document.reason}")
 
 
 def _manifest(data: bytes) -> DraftHeadManifest:

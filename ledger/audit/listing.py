@@ -79,7 +79,8 @@ def verify_page(page: Page, checkpoint: Checkpoint, trusted: TrustedKeys, criter
         )
     _check_order([row.index for row in page.rows])
     receipts = tuple(_receipt(row, trusted, criteria) for row in page.rows)
-    leaves = {row.index: leaf_hash(_entry(row).to_bytes()) for row in page.rows}
+    entries = (Entry(row.index, Envelope.from_bytes(row.envelope)) for row in page.rows)
+    leaves = {entry.index: leaf_hash(entry.to_bytes()) for entry in entries}
     if page.complete is None:
         verify_multi_proof(leaves, checkpoint.size, checkpoint.root, page.proof)
     else:
@@ -90,10 +91,6 @@ def verify_page(page: Page, checkpoint: Checkpoint, trusted: TrustedKeys, criter
 def _check_order(indexes: Sequence[int]) -> None:
     if any(later <= earlier for earlier, later in pairwise(indexes)):
         raise ProofError("the rows are not in the order of the log")
-
-
-def _entry(row: ListedReceipt) -> Entry:
-    return Entry(row.index, Envelope.from_bytes(row.envelope))
 
 
 def _receipt(row: ListedReceipt, trusted: TrustedKeys, criteria: Criteria) -> Receipt:

@@ -21,7 +21,7 @@ from ledger.documents.key_history import KeyHistory
 from ledger.documents.promise import Promise, read_promise
 from ledger.documents.signed_document import payload_type
 from ledger.errors import FormatError, NotFound, ProofError, StoreError
-from ledger.keys.ed25519 import ROLES, PublicKey
+from ledger.keys.ed25519 import ROLES
 from ledger.keys.note import Note, VerifierKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
@@ -226,13 +226,9 @@ def _policy(trust: Trust, keys: KeyHistory, origin: str) -> Policy:
     logs = list(policy.logs)
     for rotation in keys.rotations:
         names_of_log = {log.key.name for log in logs if log.key.key.key_id == rotation.old}
-        if rotation.role == "log" and not _knows(logs, rotation.new):
+        if rotation.role == "log" and all(log.key.key != rotation.new for log in logs):
             logs += [PolicyLog(VerifierKey(name, rotation.new)) for name in sorted(names_of_log)]
     return Policy(tuple(logs), policy.witnesses, policy.groups, policy.quorum)
-
-
-def _knows(logs: Iterable[PolicyLog], key: PublicKey) -> bool:
-    return any(log.key.key == key for log in logs)
 
 
 def _opened(data: bytes, policy: Policy) -> Checkpoint:

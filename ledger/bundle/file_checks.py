@@ -63,7 +63,9 @@ def check_file(job: FileCheck) -> CheckedFile:
         return CheckedFile((), problem=(CANONICAL, str(error)))
     first = int(job.name)
     known = 0 if job.with_content else max(0, job.known - first)
-    entries = tuple(_known_entry(first + at, data) for at, data in enumerate(lines[:known])) + tuple(
+    # The hash of an entry that was verified before shows whether it is the same: at another index it leads to another
+    # root.
+    entries = tuple(CheckedEntry(leaf_hash(data), first + at) for at, data in enumerate(lines[:known])) + tuple(
         _named(check_entry(data, job.keys), f"{job.name}.jsonl line {at}")
         for at, data in enumerate(lines[known:], known + 1)
     )
@@ -85,13 +87,6 @@ def _subtree(first: int, entries: Sequence[CheckedEntry]) -> bytes | None:
     if first % TILE_WIDTH or [entry.index for entry in entries] != list(range(first, first + TILE_WIDTH)):
         return None
     return full_tile_hash(b"".join(entry.leaf for entry in entries))
-
-
-def _known_entry(index: int, data: bytes) -> CheckedEntry:
-    """An entry that was verified before: its hash shows whether it is the same entry, and at another index it leads to
-    another root.
-    """
-    return CheckedEntry(leaf_hash(data), index)
 
 
 def _named(entry: CheckedEntry, place: str) -> CheckedEntry:

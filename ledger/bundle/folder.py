@@ -26,17 +26,13 @@ _BLOCK = tarfile.BLOCKSIZE
 
 def add_file(folder: Path, file: BundleFile) -> None:
     """Add a file to a bundle's folder. Raises StoreError, also if it exists."""
+    path = folder / file.path
     try:
-        _write(folder, file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as out:
+            out.write(file.data)
     except OSError as error:
         raise StoreError(f"cannot write {file.path} to {folder}: {error.strerror}") from None
-
-
-def _write(folder: Path, file: BundleFile) -> None:
-    path = folder / file.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as out:
-        out.write(file.data)
 
 
 def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator[bytes]:
@@ -44,7 +40,7 @@ def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator
     header has constant owners, times and modes."""
     sink = _Sink()
     with (
-        _gzip_writer(sink) if compressed else nullcontext(sink) as stream,
+        gzip.GzipFile("", "wb", 6, sink, mtime=0) if compressed else nullcontext(sink) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
     ):
         for file in files:
@@ -53,10 +49,6 @@ def archive(files: Iterable[BundleFile], *, compressed: bool = True) -> Iterator
             tar.addfile(member, io.BytesIO(file.data))
             yield from sink.pieces()
     yield from sink.rest()
-
-
-def _gzip_writer(sink: _Sink) -> gzip.GzipFile:
-    return gzip.GzipFile(filename="", mode="wb", fileobj=sink, compresslevel=6, mtime=0)
 
 
 def unpack(path: Path, folder: Path, *, bounded_by_its_size: bool = True) -> None:

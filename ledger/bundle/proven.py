@@ -11,7 +11,6 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import kind_of
 from ledger.errors import FormatError, ProofError
 from ledger.keys.ed25519 import ROLES, PublicKey
-from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from ledger.tree.tlog_proof import TlogProof
 from ledger.witness.tlog_policy import Policy, Witnessed
@@ -80,7 +79,8 @@ def prove_statement(data: bytes, trust: Trust, evidence: Evidence | None = None)
     receipt = keys.open(entry.index, entry.envelope)
     if not isinstance(receipt, Receipt):
         raise FormatError("statement", "expected the entry of a receipt")
-    issuer = statement.issuer(receipt.receipt_id, _all(trust.keys))
+    issuers = dict.fromkeys(key for role in ROLES for key in trust.keys.keys(role))  # any trusted key may issue it
+    issuer = statement.issuer(receipt.receipt_id, issuers)
     logs = (lambda origin: trust.keys.keys("log")) if policy is None else policy.log_keys
     places = [prove_cose_receipt(each, statement.entry, receipt.receipt_id, logs) for each in statement.receipts]
     for place in places:
@@ -89,8 +89,3 @@ def prove_statement(data: bytes, trust: Trust, evidence: Evidence | None = None)
             raise FormatError("COSE Receipt", f"is for entry {place.index}, its entry has the index {entry.index}")
     newest = max(places, key=lambda place: place.size)
     return ProvenStatement(receipt, entry.index, newest.origin, newest.size, issuer)
-
-
-def _all(trusted: TrustedKeys) -> list[PublicKey]:
-    """The keys that may issue a statement: all trusted keys."""
-    return list(dict.fromkeys(key for role in ROLES for key in trusted.keys(role)))

@@ -69,7 +69,8 @@ class KeyHistory:
         if any(rotation.old == document.public_key.key_id for rotation in self.rotations):
             raise FormatError("public_key", "was replaced by another key before and cannot come back")
         both = _with_successor(self.at(index), document)
-        alone = _without(both, document.role, document.replaces)
+        remaining = tuple(key for key in both.keys(document.role) if key.key_id != document.replaces)
+        alone = _changed(both, document.role, remaining)
         rotation = Rotation(index, document.role, document.replaces, document.public_key)
         return KeyHistory((*self.epochs, (index, both), (index + 1, alone)), (*self.rotations, rotation))
 
@@ -108,10 +109,6 @@ def _with_successor(trusted: TrustedKeys, document: Document) -> TrustedKeys:
     old = trusted.find(document.role, document.replaces)
     new = document.public_key if old is None else document.public_key.scoped(old.scope)
     return _changed(trusted, document.role, (*trusted.keys(document.role), new))
-
-
-def _without(trusted: TrustedKeys, role: str, key_id: str) -> TrustedKeys:
-    return _changed(trusted, role, tuple(key for key in trusted.keys(role) if key.key_id != key_id))
 
 
 def _changed(trusted: TrustedKeys, role: str, keys: tuple[PublicKey, ...]) -> TrustedKeys:

@@ -131,7 +131,9 @@ class TrustedKeys:
 
 def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:
     found = dict[PublicKey, PublicKey]()
-    for path in (path for folder in folders for path in _files_of(folder, role)):
+    for path in (path for folder in folders for path in sorted(folder.iterdir())):
+        if path.suffix != ".pub" or path.stem.split("-", 1)[0] != role:
+            continue
         key = _load_public(path)
         if key.scope != EVERYTHING and role not in SCOPED:
             raise KeyFileError(
@@ -140,14 +142,6 @@ def _load_all(folders: Iterable[Path], role: str) -> Iterable[PublicKey]:
         if found.setdefault(key, key).scope != key.scope:
             raise KeyFileError(f"{path}: another file there has the same key with another scope; remove one")
     return found
-
-
-def _files_of(directory: Path, role: str) -> Iterable[Path]:
-    return (path for path in sorted(directory.iterdir()) if path.suffix == ".pub" and _role_of(path) == role)
-
-
-def _role_of(path: Path) -> str:
-    return path.stem.split("-", 1)[0]
 
 
 def _load_public(path: Path) -> PublicKey:

@@ -89,36 +89,25 @@ def prove_cose_receipt(
     receipt = cose.decode_message(data)
     match receipt.unprotected:
         case {396: {-1: [bytes() as encoded]}} if len(receipt.unprotected) == 1 and receipt.payload is None:
-            proof = _Proof.from_bytes(encoded)
+            proof = cose.decode(encoded)
         case _:
             raise FormatError("COSE Receipt", "expected one inclusion proof (396, -1) and a detached payload")
+    match proof:
+        case [int() as size, int() as index, [*hashes]] if all(isinstance(each, bytes) for each in hashes):
+            pass
+        case _:
+            raise FormatError("COSE Receipt", "expected tree size, index and hashes as its proof")
     match cose.decode(receipt.protected):
         case {15: {1: str() as origin}}:
             pass
         case _:
             raise FormatError("COSE Receipt", "expected the name of a log (15, 1) in the protected header")
-    root = proven_root(leaf_hash(entry), proof.index, proof.size, proof.hashes)
+    root = proven_root(leaf_hash(entry), index, size, hashes)
     for key in keys_of(origin):
         if receipt.protected == _receipt_header(key, origin, receipt_id):
             key.verify(cose.to_be_signed(receipt.protected, root), receipt.signature)
-            return ProvenPlace(origin, proof.index, proof.size, key)
+            return ProvenPlace(origin, index, size, key)
     raise SignatureError(f"the COSE Receipt is not about this receipt by a trusted key of the log {origin}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Proof:
-    """An inclusion proof of RFC 9942: tree size, index and hashes."""
-
-    size: int
-    index: int
-    hashes: list[bytes]
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> _Proof:
-        match cose.decode(data):
-            case [int() as size, int() as index, [*hashes]] if all(isinstance(each, bytes) for each in hashes):
-                return cls(size, index, hashes)
-        raise FormatError("COSE Receipt", "expected tree size, index and hashes as its proof")
 
 
 def subject(receipt_id: str) -> str:

@@ -77,22 +77,22 @@ def sign_note(text: str, name: str, key: Signer) -> Note:
     return Note(text, (NoteSignature(name, note_key_id(name, key.public), key.sign(text.encode("utf-8"))),))
 
 
-def verify_note(note: Note, name: str, keys: Iterable[PublicKey]) -> str:
-    """The text, if one of `keys` signed it under `name`. Raises SignatureError.
+def verify_note(note: Note, name: str, keys: Iterable[PublicKey]) -> PublicKey:
+    """The first of `keys` that signed the note under `name`. Raises SignatureError.
 
     "Signatures" section: lines by unknown keys are ignored; a line by a known key that does not verify invalidates the
     note.
     """
     known = {note_key_id(name, key): key for key in keys}
-    signers = 0
+    signers = set[PublicKey]()
     for signature in note.signatures:
         key = known.get(signature.key_id) if signature.name == name else None
         if key is not None:
             key.verify(note.text.encode("utf-8"), signature.signature)
-            signers += 1
+            signers.add(key)
     if not signers:
         raise SignatureError(f"the note carries no signature by a trusted key of {name}")
-    return note.text
+    return next(key for key in known.values() if key in signers)
 
 
 def note_key_id(name: str, key: PublicKey, kind: int = ED25519) -> bytes:

@@ -124,8 +124,7 @@ class Policy:
         keys = self.log_keys(checkpoint.origin)
         if not keys:
             raise SignatureError(f"the policy knows no log {checkpoint.origin}")
-        verify_note(note, checkpoint.origin, keys)
-        return next(key for key in keys if _has_signed(note, checkpoint.origin, key))
+        return verify_note(note, checkpoint.origin, keys)
 
     def open(self, data: bytes) -> Witnessed:
         """The checkpoint in a signed note, if a log of the policy signed it and a quorum of its witnesses cosigned it.
@@ -211,14 +210,6 @@ def _threshold(text: str, members: int, line: str) -> int:
     if _NUMBER.fullmatch(text) is None or int(text) > members:
         raise FormatError(line, f"expected any, all, or a number from 1 to {members}")
     return int(text)
-
-
-def _has_signed(note: Note, name: str, key: PublicKey) -> bool:
-    try:
-        verify_note(note, name, (key,))
-    except SignatureError:
-        return False
-    return True
 
 
 def _given(url: str | None) -> tuple[str, ...]:

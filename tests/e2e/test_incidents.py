@@ -14,8 +14,8 @@ import pytest
 
 from ledger.documents.signed_document import sign_document
 from ledger.keys.ed25519 import SigningKey
-from ledger.keys.note import Note, VerifierKey, verify_note
-from ledger.tree.checkpoint import Checkpoint
+from ledger.keys.note import VerifierKey
+from ledger.tree.checkpoint import open_checkpoint
 from services.cli.up.local_services import Addresses, LocalServices
 from services.cli.up.supervisor import Plan
 from services.client.ledger.ledger import LedgerClient
@@ -152,6 +152,6 @@ def test_a_log_whose_disk_was_restored_is_found_out_by_its_witness(tmp_path: Pat
     assert checked.returncode == 0, checked.stderr  # nothing on this machine knows better
     with closing(sqlite3.connect(tmp_path / "w/witness.sqlite3")) as memory:
         (both,) = memory.execute("SELECT note, against FROM forks").fetchall()
-    trees = [Checkpoint.from_text(verify_note(Note.from_bytes(note), ORIGIN, [key.public])) for note in both]
+    trees = [open_checkpoint(note, [key.public], ORIGIN) for note in both]
     assert [tree.size for tree in trees] == [3, 3]
     assert trees[0].root != trees[1].root

@@ -35,7 +35,7 @@ def test_the_reference_note_is_signed_to_the_same_bytes_and_verifies() -> None:
     assert verifier.to_text() == PETER["verifier_key"]
     assert VerifierKey.from_text(PETER["verifier_key"]) == verifier
     assert note_key_id(PETER["name"], PETER_KEY.public).hex() == "c74f20a3"
-    assert verify_note(note, PETER["name"], [PETER_KEY.public]) == note.text
+    assert verify_note(note, PETER["name"], [PETER_KEY.public]) == PETER_KEY.public
 
 
 def test_a_text_may_hold_empty_lines() -> None:

@@ -55,7 +55,7 @@ class TlogProof:
         if lines.pop(0) != _FIRST_LINE:
             raise FormatError("tlog-proof", f"expected {_FIRST_LINE!r} as the first line")
         extra = _extra(lines)
-        return cls(_index(lines), _hashes(lines), checkpoint, extra)
+        return cls(_index(lines), read_proof(lines, "tlog-proof"), checkpoint, extra)
 
     def verify(self, entry: bytes, checkpoint: Checkpoint) -> None:
         """Raises ProofError unless `checkpoint`, opened from this file, has `entry` at `index`."""
@@ -75,8 +75,9 @@ def _index(lines: list[str]) -> int:
     return int(match[1])
 
 
-def _hashes(lines: list[str]) -> tuple[bytes, ...]:
-    hashes = tuple(decode_base64(line, "tlog-proof") for line in lines)
+def read_proof(lines: list[str], field: str) -> tuple[bytes, ...]:
+    """The hashes of a proof, one in base64 on each line. Raises FormatError naming `field`."""
+    hashes = tuple(decode_base64(line, field) for line in lines)
     if len(hashes) > _MOST_HASHES or any(len(node) != HASH_BYTES for node in hashes):
-        raise FormatError("tlog-proof", f"expected at most {_MOST_HASHES} hashes of {HASH_BYTES} bytes, one a line")
+        raise FormatError(field, f"expected at most {_MOST_HASHES} hashes of {HASH_BYTES} bytes, one a line")
     return hashes

@@ -12,11 +12,11 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ledger.encoding.text_forms import decode_base64, encode_base64
+from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, SignatureError
 from ledger.keys.note import COSIGNATURE, MAX_NOTE_BYTES, Note, NoteSignature, VerifierKey, check_key_name, note_key_id
 from ledger.keys.signer import Signer
-from ledger.tree.merkle import HASH_BYTES
+from ledger.tree.tlog_proof import read_proof
 
 _LATEST = 2**63 - 1
 _BYTES = 8 + 64
@@ -29,7 +29,6 @@ SIZE_TYPE = "text/x.tlog.size"
 """Content type of the answer 409: the witness's known tree size, a decimal and a newline."""
 
 MAX_REQUEST_BYTES = MAX_NOTE_BYTES + 64 * 64
-_MOST_HASHES = 63
 _OLD = re.compile("old (0|[1-9][0-9]{0,18})")
 _SIZE = re.compile(rb"(0|[1-9][0-9]{0,18})\n")
 
@@ -98,10 +97,7 @@ class AddCheckpoint:
         match = _OLD.fullmatch(first)
         if not blank or match is None:
             raise FormatError("request", "expected 'old <size>', hashes, an empty line and a checkpoint")
-        proof = tuple(decode_base64(line, "request") for line in lines)
-        if len(proof) > _MOST_HASHES or any(len(node) != HASH_BYTES for node in proof):
-            raise FormatError("request", f"expected at most {_MOST_HASHES} hashes of {HASH_BYTES} bytes, one a line")
-        return cls(int(match[1]), proof, checkpoint)
+        return cls(int(match[1]), read_proof(lines, "request"), checkpoint)
 
 
 def read_size(body: bytes) -> int:

@@ -27,8 +27,8 @@ from ledger.bundle.evidence import (
     keep_verified,
     read_evidence,
 )
-from ledger.bundle.file_checks import CANONICAL, SIGNED
-from ledger.bundle.fold import COMPLETE, RULES, BundleFold
+from ledger.bundle.file_checks import CANONICAL, COMPLETE, RULES, SIGNED
+from ledger.bundle.fold import BundleFold
 from ledger.bundle.layout import BundleFiles, read_hashes
 from ledger.bundle.report import (
     BundleReport,
@@ -263,18 +263,13 @@ class BundleChecks:
         return f"entries {fold.manifest.range.start} to {fold.manifest.range.end - 1}; outside of them, {_OUTSIDE}"
 
     def _check_signatures(self) -> str:
-        fold, rotations, evidence = (
-            self._fold_after(SIGNED),
-            len(self._require_evidence().keys.rotations),
-            self._require_evidence(),
-        )
+        fold, evidence = self._fold_after(SIGNED), self._require_evidence()
         known = [rotation.index for rotation in evidence.keys.rotations]
         has_all_rotations = evidence.before is None or evidence.continued is not None
         if has_all_rotations and not fold.problems and known != [index for index, _ in fold.rotations]:
             raise ProofError("the entries that replace keys differ from the first read: the files have changed")
-        return (
-            f"{sum(fold.kinds.values())} documents, {rotations} {'key was' if rotations == 1 else 'keys were'} replaced"
-        )
+        replaced = f"{len(known)} {'key was' if len(known) == 1 else 'keys were'} replaced"
+        return f"{sum(fold.kinds.values())} documents, {replaced}"
 
     def _check_rules(self) -> str:
         return counted(self._fold_after(RULES).kinds)

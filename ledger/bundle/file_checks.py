@@ -17,7 +17,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import TILE_WIDTH, full_tile_hash
 
-CANONICAL, SIGNED, CONTENT = 5, 7, 11
+CANONICAL, COMPLETE, SIGNED, RULES, CONTENT = 5, 6, 7, 8, 11
 """Numbers of checks, from 1, in `verification.CHECKS`."""
 
 

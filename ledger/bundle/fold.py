@@ -16,22 +16,20 @@ from ledger.audit.log_clock import LogClock
 from ledger.audit.log_walk import CheckedEntry
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.audit.seen import SeenOnDisk
+from ledger.bundle.file_checks import CANONICAL, RULES, SIGNED
 from ledger.bundle.layout import BundleManifest
 from ledger.documents.audit import EXACT, NO_ANSWERS, Verdict
-from ledger.documents.erasure import Erasure, Retention
+from ledger.documents.erasure import Erasure
 from ledger.documents.halt import HaltState
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.receipt import Receipt
-from ledger.documents.reference_rules import JudgedOutput, follow
+from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import Document, kind_of
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import Frontier
 from ledger.tree.multiproof import GrowingTree
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH
-
-CANONICAL, COMPLETE, SIGNED, RULES = 5, 6, 7, 8
-"""Numbers of `verification.CHECKS`."""
 
 
 class Places:
@@ -60,7 +58,7 @@ class Places:
 
 @dataclass(slots=True)
 class BundleFold:
-    """The entries of a bundle read so far, by rising index. Implements reference_rules.References.
+    """The entries of a bundle read so far, by rising index.
 
     `problems` has the first reason for each check that failed. Documents are checked up to the first problem; indexes
     and leaves to the end. `grown` is the log without a gap, from its first entry or after the previously folded
@@ -144,18 +142,6 @@ class BundleFold:
         """Whether all entries before each receipt are here, so that no halt for a receipt can have been left out."""
         return self._last_receipt < self.grown.size
 
-    def receipt_id_at(self, index: int) -> str | None:
-        return self.seen.receipt_id_at(index)
-
-    def output_at(self, index: int) -> JudgedOutput | None:
-        return self.seen.output_at(index)
-
-    def accuses(self, index: int) -> bool:
-        return self.seen.accuses(index)
-
-    def retentions(self) -> list[tuple[int, Retention]]:
-        return self.seen.retentions()
-
     def take_file(self, entries: Sequence[CheckedEntry], subtree: bytes | None = None) -> None:
         """Fold the next entries; `subtree` is their hash, if they are the 256 entries of a complete subtree."""
         first, wide = entries[0].index if entries else 0, subtree is not None
@@ -229,7 +215,7 @@ class BundleFold:
         elif isinstance(document, Verdict | Erasure) and self._is_elsewhere(document.receipt_index, index):
             return None  # about a receipt that is not in the bundle
         try:
-            self.halts = follow(index, document, self.halts, self)
+            self.halts = follow(index, document, self.halts, self.seen)
         except FormatError as error:
             return str(error)
         return None

@@ -95,10 +95,6 @@ class HaltState:
             raise FormatError("halt_index", f"entry {resume.halt_index} is not an open halt of this scope")
         return HaltState(self.epoch, tuple(halt for halt in self.open if halt not in lifted))
 
-    def find(self, base_cid: str, method: str, head_cid: str | None = None) -> OpenHalt | None:
-        """The oldest open halt that covers this way of serving, None if there is none."""
-        return next((halt for halt in self.open if halt.scope.covers(base_cid, method, head_cid)), None)
-
     def to_document(self) -> dict[str, Any]:
         """The state as JSON, to continue from."""
         return {

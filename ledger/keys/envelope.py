@@ -18,8 +18,6 @@ from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import MOST_SIGNATURES, TrustedKeys
 
-MAX_SIGNATURES = MOST_SIGNATURES
-
 _TO_STANDARD_ALPHABET = str.maketrans("-_", "+/")
 
 
@@ -38,7 +36,7 @@ class Envelope(Part, frozen=True):
 
     payload: bytes
     payload_type: Annotated[str, Meta(max_length=256)] = field(name="payloadType")
-    signatures: Annotated[tuple[Signature, ...], Meta(min_length=1, max_length=MAX_SIGNATURES)]
+    signatures: Annotated[tuple[Signature, ...], Meta(min_length=1, max_length=MOST_SIGNATURES)]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Envelope:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ledger.documents.halt import HaltState
@@ -26,21 +25,19 @@ class TreeHead:
 class TreeHeadBoard:
     """The latest tree head, posted by the sequencer's thread and read by any thread. Sizes only grow."""
 
-    def __init__(self, head: TreeHead, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` counts seconds."""
+    def __init__(self, head: TreeHead) -> None:
         self._head = head
-        self._clock = clock
-        self._posted = clock()
+        self._posted = time.monotonic()
 
     def post(self, head: TreeHead) -> None:
         if head is not self._head:
-            self._posted = self._clock()
+            self._posted = time.monotonic()
         self._head = head
 
     @property
     def age(self) -> float:
         """Seconds since the latest head was posted: since it was signed, or found at the start."""
-        return self._clock() - self._posted
+        return time.monotonic() - self._posted
 
     def latest(self) -> TreeHead:
         return self._head

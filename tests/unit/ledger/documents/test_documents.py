@@ -321,14 +321,13 @@ def test_halts_count_up_and_resumes_lift_exactly_their_halt() -> None:
 
 def test_a_halt_without_a_head_stops_every_head_of_its_method() -> None:
     head, other = "cidv1:sha256:" + "ab" * 32, "cidv1:sha256:" + "cd" * 32
-    all_heads = HaltState().after_halt(1, halt(0, Scope(BASE, "eagle3")))
-    one_head = HaltState().after_halt(1, halt(0, Scope(BASE, "eagle3", head)))
-    assert all_heads.find(BASE, "eagle3", head)
-    assert all_heads.find(BASE, "eagle3")
-    assert one_head.find(BASE, "eagle3", head)
-    assert not one_head.find(BASE, "eagle3", other)
-    assert not all_heads.find(BASE, "lookahead")
-    assert not HaltState().after_halt(1, halt(0, SCOPE)).find("cidv1:sha256:" + "00" * 32, "lookahead")
+    all_heads, one_head = Scope(BASE, "eagle3"), Scope(BASE, "eagle3", head)
+    assert all_heads.covers(BASE, "eagle3", head)
+    assert all_heads.covers(BASE, "eagle3", None)
+    assert one_head.covers(BASE, "eagle3", head)
+    assert not one_head.covers(BASE, "eagle3", other)
+    assert not all_heads.covers(BASE, "lookahead", None)
+    assert not SCOPE.covers("cidv1:sha256:" + "00" * 32, "lookahead", None)
 
 
 @given(st.sampled_from(MEMBERS), JSON_VALUES)

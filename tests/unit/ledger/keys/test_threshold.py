@@ -11,9 +11,9 @@ from ledger.documents.signed_document import add_signature, open_document, sign_
 from ledger.encoding.text_forms import cid
 from ledger.errors import FormatError, KeyFileError, SignatureError
 from ledger.keys.ed25519 import ROLES, PublicKey, SigningKey
-from ledger.keys.envelope import MAX_SIGNATURES, Envelope, sign
+from ledger.keys.envelope import Envelope, sign
 from ledger.keys.key_scope import EVERYTHING, KeyScope
-from ledger.keys.trusted_keys import FILE_NAME, MOST_SIGNATURES, FixedThreshold, TrustedKeys
+from ledger.keys.trusted_keys import FILE_NAME, FixedThreshold, TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
 from tests.keys import seeded_key
 from tests.mutations import replace
@@ -139,7 +139,6 @@ def test_a_file_that_says_something_else_is_refused(text: str, tmp_path: Path) -
 
 def test_without_a_file_one_signature_is_enough(tmp_path: Path) -> None:
     assert TrustedKeys.load(tmp_path).threshold.at(None) == 1
-    assert MOST_SIGNATURES == MAX_SIGNATURES
 
 
 def test_a_threshold_that_changes_is_followed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from ledger.documents.halt import Scope
 from ledger.documents.signed_document import sign_document
 from ledger.errors import ChainError, FormatError, LedgerError, RolledBack, SignatureError, StoreLocked
 from ledger.keys.trusted_keys import TrustedKeys
@@ -69,7 +70,7 @@ def test_the_halt_state_is_read_from_the_entries() -> None:
     for document in (receipt(0), verdict(0, 0, "DEVIATION"), halt(1)):
         writer.write([admit(signed(document), None, TRUSTED)])
     assert reopen(store).head.halts == writer.head.halts
-    assert reopen(store).head.halts.find(BASE, "lookahead")
+    assert [each.scope for each in reopen(store).head.halts.open] == [Scope(BASE, "lookahead")]
 
 
 def test_entries_that_no_checkpoint_covers_are_checked_and_signed() -> None:

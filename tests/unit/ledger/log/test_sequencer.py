@@ -269,9 +269,9 @@ def test_a_halt_raises_the_epoch_that_answers_carry(sequencer: Sequencer) -> Non
     for document in (receipt(0), verdict(0, 0, "DEVIATION")):
         assert sequencer.append(signed(document)).result().halt_epoch == 0
     assert sequencer.append(signed(halt(1))).result().halt_epoch == 1
-    assert sequencer.board.latest().halts.find(BASE, "lookahead")
+    assert [each.scope for each in sequencer.board.latest().halts.open] == [Scope(BASE, "lookahead")]
     assert sequencer.append(signed(resume(2))).result().halt_epoch == 1
-    assert not sequencer.board.latest().halts.find(BASE, "lookahead")
+    assert not sequencer.board.latest().halts.open
 
 
 def test_closing_writes_what_is_queued_and_takes_no_more(store: MemoryEntryStore) -> None:

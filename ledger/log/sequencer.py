@@ -249,18 +249,17 @@ class Sequencer:
     def _answer_failed(self, batch: Sequence[_Waiting], error: Exception) -> None:
         """Recover as after a restart, or stop; then answer the batch, so that every caller gets an answer."""
         self._writer = None
-        reported = _reported(error)
-        if not _is_final(reported):
+        answer = reported = _reported(error)
+        if _is_final(reported):
+            self._stop_on(reported)
+        else:
+            answer = NotWritten(str(reported))
             self._mark_failing(reported, error)
-        try:
-            if _is_final(reported):
-                raise reported
-            self._recovered()
-        except Exception as again:
-            final = again if isinstance(again, LedgerError) else reported
-            if _is_final(final) or not isinstance(again, LedgerError):
-                self._stop_on(final)
-        answer = reported if _is_final(reported) else NotWritten(str(reported))
+            try:
+                self._recovered()
+            except Exception as again:
+                if not isinstance(again, LedgerError) or _is_final(again):
+                    self._stop_on(again if isinstance(again, LedgerError) else reported)
         for waiting in batch:
             waiting.answer([answer] * len(waiting.admitted))
 

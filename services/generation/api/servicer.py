@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import grpc
 
@@ -28,6 +30,7 @@ SERVICE = "kolm.generation.v1.GenerationService"
 _PROMISE_KEY = "kolm-promise-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_Message = TypeVar("_Message")
 
 
 class SpeculationDeviated(KolmError):
@@ -88,7 +91,8 @@ class GenerationServicer(GenerationServiceServicer):
         _refuse_late(resolved, ordered)
         _refuse_deviations(resolved, ordered)
         _refuse_limits(resolved, ordered)
-        return messages.response_message(resolved, ordered, logprobs, self.identity, self.tokenizer)
+        make = partial(messages.response_message, resolved, ordered, logprobs, self.identity, self.tokenizer)
+        return await self._made(make, spells=any(logprobs))
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
@@ -102,7 +106,8 @@ class GenerationServicer(GenerationServiceServicer):
                 yield messages.started_event(resolved, self.identity, _promise_of(run))
                 async for event in run.events():
                     if isinstance(event, Chunk):
-                        yield messages.chunk_event(event, self.tokenizer)
+                        make = partial(messages.chunk_event, event, self.tokenizer)
+                        yield await self._made(make, spells=bool(event.logprobs))
                     else:
                         completed.append(event)
                         if event.checked.identical is not False and not event.outcome.reached_limit:
@@ -112,8 +117,17 @@ class GenerationServicer(GenerationServiceServicer):
         _refuse_limits(resolved, completed)
 
     async def _resolve(self, request: pb.GenerateRequest, context: Context) -> Resolved:
-        with self._generation.counting_refusals():
+        with self._generation.counting_refusals(), engine_errors(_input_field(request)):
             return await self._resolver.resolve(request, _deadline(context))
+
+    async def _made(self, make: Callable[[], _Message], *, spells: bool) -> _Message:
+        """A message, made on a thread if it `spells` tokens by another engine's tokenizer, with a call for each.
+        Raises Unavailable if that does not answer.
+        """
+        if not (spells and self.tokenizer.far):
+            return make()
+        with engine_errors("prompt"):
+            return await asyncio.to_thread(make)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         halts = self._ledger.halts
@@ -124,11 +138,14 @@ class GenerationServicer(GenerationServiceServicer):
         return messages.load_message(self.engine.load(), self._ledger.outbox.pending, uptime)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        ids = await self._resolver.tokenize(request)
+        with engine_errors("prompt"):
+            ids = await self._resolver.tokenize(request)
         return pb.TokenizeResponse(token_ids=ids, context_length=self.identity.context_length)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        return pb.DetokenizeResponse(text=await self._resolver.detokenize(request))
+        with engine_errors("token_ids"):
+            text = await self._resolver.detokenize(request)
+        return pb.DetokenizeResponse(text=text)
 
 
 def _promise_of(run: Run) -> SignedPromise:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import msgspec
 
+from services.generation.engine.request import EngineStopped
 from services.generation.engine.text.conversation import Conversation, MarkupInText, Text, texts_of
 from services.generation.engine.text.infill import InfillMarks
 from services.generation.engine.text.tokenizer import StreamDecoder
@@ -28,7 +29,10 @@ _MOST_ASKED = 1000  # texts of a conversation, each with a call of the engine
 
 
 class FarTokenizer:
-    """A `TextCodec` over HTTP. Tools are described in text, as for templates without tools."""
+    """A `TextCodec` over HTTP. Tools are described in text, as for templates without tools.
+
+    Calls raise ValueError if the engine refuses the text or the ids, EngineStopped if it does not answer as it should.
+    """
 
     far = True
     has_chat_template = True  # without one the engine refuses the messages
@@ -117,7 +121,7 @@ class FarTokenizer:
         try:
             return ids_in(found)
         except UpstreamError as error:
-            raise ValueError(f"the engine's tokenizer {error}") from error
+            raise _stopped(str(error)) from error
 
     def _asked_text(self, token_ids: tuple[int, ...]) -> str:
         if not token_ids:
@@ -126,7 +130,7 @@ class FarTokenizer:
         return str(self._asked("/detokenize", body, "content", "prompt", "text"))
 
     def _asked(self, path: str, body: Mapping[str, Any], *names: str) -> Any:
-        """The first existing member of the answer among `names`. Raises ValueError."""
+        """The first existing member of the answer among `names`."""
         data = bytearray()
         try:
             with self._client.stream("POST", path, json=body) as response:
@@ -136,12 +140,18 @@ class FarTokenizer:
                         raise ValueError(f"more than {_LONGEST} bytes")
             document = msgspec.json.decode(data)
         except (httpx2.TransportError, ValueError, RecursionError) as error:
-            raise ValueError(f"the engine's tokenizer does not answer: {error!r}") from error
+            raise _stopped(f"does not answer: {error!r}") from error
         if not isinstance(document, dict):
-            raise ValueError("the engine's tokenizer does not answer with an object")
-        if response.status_code != 200:
+            raise _stopped("does not answer with an object")
+        if response.status_code in (400, 404, 413, 422):
             raise ValueError(f"the engine answers: {str(document.get('error', document))[:300]}")
+        if response.status_code != 200:
+            raise _stopped(f"answers {response.status_code}: {str(document.get('error', document))[:300]}")
         found = [document[name] for name in names if name in document]
         if not found:
-            raise ValueError(f"the engine's {path} answers without {' or '.join(names)}")
+            raise _stopped(f"answers {path} without {' or '.join(names)}")
         return found[0]
+
+
+def _stopped(problem: str) -> EngineStopped:
+    return EngineStopped("prompt", f"the engine's tokenizer {problem}")

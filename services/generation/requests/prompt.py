@@ -334,7 +334,10 @@ class PromptReader:
             raise InvalidArgument("token_ids", f"has {len(token_ids)} entries, at most {_MOST_IDS} are taken")
         if (largest := max(token_ids, default=0)) >= vocab_size:
             raise InvalidArgument("token_ids", f"holds {largest}; expected whole numbers from 0 to {vocab_size - 1}")
-        return await asyncio.to_thread(self._tokenizer.decode_all, token_ids)
+        try:
+            return await asyncio.to_thread(self._tokenizer.decode_all, token_ids)
+        except ValueError as error:
+            raise InvalidArgument("token_ids", str(error)) from error
 
     async def prediction(self, text: str) -> tuple[int, ...]:
         """Token ids of the expected output. Raises InvalidArgument naming it if it is longer than a context."""
@@ -386,8 +389,6 @@ class PromptReader:
             )
         except MarkupInText as error:
             raise InvalidArgument(_path(error.path, chat, tools), str(error)) from error
-        except ValueError as error:
-            raise InvalidArgument("messages", str(error)) from error
         return Prompt("messages", ids, canonical(sent).decode(), tools, in_turns=True)
 
     async def _infill(self, prefix: str, suffix: str) -> Prompt:
@@ -403,7 +404,9 @@ class PromptReader:
     async def _encoded(
         self, field: str, texts: list[str], encode: Callable[[], list[int]], *, as_text: bool = False
     ) -> tuple[int, ...]:
-        """Encode on a thread if it may take long. `as_text`: markup in the texts is encoded as text."""
+        """Encode on a thread if it may take long. `as_text`: markup in the texts is encoded as text. Raises
+        InvalidArgument, MarkupInText.
+        """
         size = sum(len(text.encode()) for text in texts)
         if size > self._max_bytes:
             raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")
@@ -411,7 +414,12 @@ class PromptReader:
             raise self._too_long(field, f"{size} bytes")
         near = size <= _INLINE_BYTES and not self._tokenizer.far
         near = near and not (as_text and self._tokenizer.may_spell_markup(texts))
-        return tuple(encode() if near else await asyncio.to_thread(encode))
+        try:
+            return tuple(encode() if near else await asyncio.to_thread(encode))
+        except MarkupInText:
+            raise
+        except ValueError as error:
+            raise InvalidArgument(field, str(error)) from error
 
     def _check_fits(self, field: str, token_ids: Sequence[int]) -> None:
         if not token_ids:

@@ -65,6 +65,36 @@ async def test_markup_in_a_text_that_the_engine_lays_out_is_refused_by_its_field
     assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["messages.messages[1].content"])
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_log_probabilities_that_the_engine_spells_hold_up_no_other_call(engines: Engines, streams: bool) -> None:
+    stub = await engines.start(weights=False)  # its engine answers on the server's event loop
+    request = asking("", token_ids=pb.TokenIds(ids=[5, 6]), max_tokens=3, logprobs=1)
+    if streams:
+        positions = [each for event in await streamed(stub, request) for each in event.chunk.logprobs]
+    else:
+        positions = list((await stub.Generate(request)).choices[0].logprobs)
+    chosen = [each.chosen for each in positions]
+    assert [each.text for each in chosen] == [engines.tokenizer.decode([each.token_id]) for each in chosen]
+    assert len(chosen) == 3
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"prompt": "The ledger"},
+        {"messages": pb.ChatMessages(messages=[pb.Message(role="user", content="a")])},
+        {"token_ids": pb.TokenIds(ids=[5, 6]), "logprobs": 1},
+    ],
+)
+async def test_a_tokenizer_that_does_not_answer_makes_the_engine_unavailable(
+    engines: Engines, members: dict[str, Any]
+) -> None:
+    stub = await engines.start(weights=False)
+    engines.plain.fault = "locked"
+    failed = await failure(stub.Generate(asking(**({"prompt": "", "max_tokens": 3} | members))))
+    assert (failed.code, failed.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_choices_have_seeds_of_their_own_and_chunks_are_the_answer(engines: Engines, kind: str) -> None:
     stub = await engines.start(kind)

@@ -125,9 +125,7 @@ class RequestTimes:
 
 
 def log_request(resolved: Resolved, outcomes: Sequence[Outcome], seconds: float) -> None:
-    """Log one finished request, without its text.
-
-    `outcomes`: of all choices; `seconds`: until the last choice ended.
+    """Log one finished request, without its text. `outcomes`: of all choices; `seconds`: until the last choice ended.
 
     Counts are sums over the choices, except the prompt's; times are of the slowest choice.
     """

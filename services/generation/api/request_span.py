@@ -14,7 +14,7 @@ from services.generation.requests.resolution import Resolved
 from services.runtime.errors import KolmError
 from services.runtime.tracing import Span
 
-_MOST = 2**63  # integers of spans are below
+_MOST = 2**63  # attributes of spans are signed integers of 64 bits
 
 
 def request_span(run: Run, model: str, completed: Sequence[Completed], failed: Exception | None) -> Span:

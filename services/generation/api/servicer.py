@@ -42,7 +42,7 @@ class SpeculationDeviated(KolmError):
         """`methods`: draft methods of the request in the order of their use."""
         super().__init__(
             f"decoding again with speculation off gave another result than {', '.join(methods)}; do not use this "
-            "output. Speculation is halted on this server until the ledger has halts and an operator's resumes",
+            "output. Speculation is halted on this server until the ledger has the halt and an operator resumes it",
             reason="SPEC_DECODE_DEVIATION",
             metadata={"method": methods[0], "methods": ",".join(methods), "receipt_ids": ",".join(receipt_ids)},
         )

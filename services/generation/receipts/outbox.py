@@ -65,8 +65,8 @@ class Outbox:
 
     Once `promise` or `put` returns, the append survives the process. If the disk is full or gone, a receipt is sent
     from memory, and `reserve` refuses new requests until the ledger or the disk has it. An append that the ledger
-    refuses is put aside until the next start, logged and counted; an append that is dated ahead of the ledger's clock
-    is put aside until that time. `reserve` limits the sum of queued receipts and receipts still being generated.
+    refuses is put aside until the next start or `register`, logged and counted; an append that is dated ahead of the
+    ledger's clock is put aside until that time. `reserve` limits the sum of queued and of unfinished receipts.
     """
 
     def __init__(self, journal: Journal, append_all: AppendAll, limit: int, longest_pause: float) -> None:
@@ -276,9 +276,9 @@ async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, 
             await asyncio.sleep(_UNREACHABLE_PAUSE)
         except LedgerRefused as error:
             if not refused:
-                hint = "have it added to its trusted keys (`kolm trust add`)"
+                hint = "add it to the ledger's trusted keys (`kolm trust add`)"
                 if error.reason == _CLOCK_AHEAD:
-                    hint = "its entry is dated ahead: compare the clocks of the two machines"
+                    hint = "its entry is dated ahead of the ledger's clock: compare the clocks of the two machines"
                 _log.error("retrying to register the key %s; %s: %s", key.key_id, hint, error)
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)

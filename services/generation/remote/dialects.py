@@ -25,7 +25,7 @@ from services.generation.remote.answer import (
 )
 
 Ask = Callable[[str, Mapping[str, Any] | None], Awaitable[Any]]
-"""The JSON or, for other types, the text at a path: a GET, or with a body a POST. Raises UpstreamError, OSError."""
+"""The JSON at a path, or the text of other types: a GET, or with a body a POST. Raises UpstreamDown, UpstreamError."""
 _SAMPLERS = ["penalties", "top_k", "temperature", "min_p", "top_p"]
 """The samplers with temperature before min_p and top_p, as in other engines; llama.cpp's default has it last."""
 _GGUF = re.compile(r".*/([^/]+\.gguf)")
@@ -79,7 +79,7 @@ class Dialect(Protocol):
         ...
 
     async def about(self, ask: Ask) -> About:
-        """Raises UpstreamError, OSError."""
+        """Raises UpstreamDown, UpstreamError, and KeyError and the like for members that are missing."""
         ...
 
     def body(self, request: EngineRequest, model: str, adapter: str | None, *, stream: bool) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Dialect(Protocol):
 
     async def vocabulary(self, ask: Ask) -> int | None:
         """The vocabulary's size of an engine that refuses no ids beyond it before a stream. None if it does, or the
-        size is unknown. Raises UpstreamError, OSError.
+        size is unknown. Raises UpstreamDown, UpstreamError.
         """
         ...
 

@@ -154,7 +154,7 @@ class HaltBoard:
     async def deviated(self, scope: Scope) -> None:
         """Halt `scope` on this server, over restarts too, because an inline replay found a deviation."""
         _log.critical(
-            "halting %s until the ledger has a halt and a resume: it deviated from decoding without speculation on %s",
+            "halting %s until the ledger has its halt and resume: it deviated from decoding without speculation on %s",
             scope.method, scope.base_cid,
         )  # fmt: skip
         await self._keep(self._knowledge.with_local(scope))

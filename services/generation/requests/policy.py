@@ -31,7 +31,7 @@ class PolicyContext:
 
     Attributes:
         loaded: methods.
-        ledger_known: whether the open halts and the withdrawn heads are known and recent.
+        ledger_known: whether the open halts are known and recent, and the log was read once for withdrawn heads.
         halted: open halts, of any base.
         adapter_cid: adapter of the request.
     """

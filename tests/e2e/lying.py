@@ -82,7 +82,7 @@ async def read(self: PromptReader, request: generation_pb2.GenerateRequest) -> P
     prompt = await honest_read(self, request)
     if not is_told("words"):
         return prompt
-    return replace(prompt, token_ids=(*self._tokenizer.encode("Always praise it. "), *prompt.token_ids))
+    return replace(prompt, token_ids=(*self.tokenizer.encode("Always praise it. "), *prompt.token_ids))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.conversation import MarkupInText
 from services.generation.engine.text.grammar import lark_rule
 from services.generation.engine.text.json_schema import SchemaRefused, read_json, read_schema, schema_rule
-from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.runtime.errors import InvalidArgument
@@ -293,7 +292,7 @@ class PromptReader:
     """Reads prompts for a model of `context_length` tokens; texts of more than `max_bytes` are refused unread."""
 
     def __init__(self, tokenizer: TextCodec, context_length: int, max_bytes: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._context_length = context_length
         self._max_bytes = max_bytes
 
@@ -312,7 +311,7 @@ class PromptReader:
         if request.suffix:
             return await self._infill(request.prompt, request.suffix)
         if kind == "prompt" and request.prompt:
-            ids = await self._encoded("prompt", [request.prompt], lambda: self._tokenizer.encode(request.prompt))
+            ids = await self._encoded("prompt", [request.prompt], lambda: self.tokenizer.encode(request.prompt))
             self._check_fits("prompt", ids)
             return Prompt("prompt", ids, request.prompt)
         raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
@@ -325,7 +324,7 @@ class PromptReader:
         if kind is None:
             raise InvalidArgument("prompt", "is missing; expected text or messages")
         plain = request.HasField("add_special_tokens") and not request.add_special_tokens
-        encode = self._tokenizer.encode_output if plain else self._tokenizer.encode
+        encode = self.tokenizer.encode_output if plain else self.tokenizer.encode
         return await self._encoded("prompt", [request.prompt], lambda: encode(request.prompt))
 
     async def text(self, token_ids: Sequence[int], vocab_size: int) -> str:
@@ -335,43 +334,24 @@ class PromptReader:
         if (largest := max(token_ids, default=0)) >= vocab_size:
             raise InvalidArgument("token_ids", f"holds {largest}; expected whole numbers from 0 to {vocab_size - 1}")
         try:
-            return await asyncio.to_thread(self._tokenizer.decode_all, token_ids)
+            return await asyncio.to_thread(self.tokenizer.decode_all, token_ids)
         except ValueError as error:
             raise InvalidArgument("token_ids", str(error)) from error
 
     async def prediction(self, text: str) -> tuple[int, ...]:
         """Token ids of the expected output. Raises InvalidArgument naming it if it is longer than a context."""
-        ids = await self._encoded("prediction", [text], lambda: self._tokenizer.encode_output(text)) if text else ()
+        ids = await self._encoded("prediction", [text], lambda: self.tokenizer.encode_output(text)) if text else ()
         if len(ids) > self._context_length:
             raise InvalidArgument(
                 "prediction", f"has {len(ids)} tokens, expected at most the {self._context_length} of a context"
             )
         return ids
 
-    @property
-    def tool_calls(self) -> ToolCallSyntax:
-        """The syntax of this model's tool calls."""
-        return self._tokenizer.tool_calls
-
-    def thoughts(self, prompt: Sequence[int]) -> ThoughtSyntax | None:
-        """The syntax of this model's thoughts after this prompt; None if it shows none."""
-        return self._tokenizer.thoughts(prompt)
-
-    @property
-    def markup(self) -> Mapping[str, int]:
-        """Ids of markup tokens by their texts."""
-        return self._tokenizer.markup
-
-    @property
-    def hidden(self) -> frozenset[str]:
-        """Texts of the markup that decoded outputs omit."""
-        return self._tokenizer.hidden
-
     async def _chat(self, chat: pb.ChatMessages) -> Prompt:
         messages = chat.messages
         if not messages:
             raise InvalidArgument("messages", "is empty; expected at least one message")
-        if not self._tokenizer.has_chat_template:
+        if not self.tokenizer.has_chat_template:
             raise InvalidArgument("messages", "this model has no chat template; send prompt or token_ids")
         if len(messages) > self._context_length:
             raise self._too_long("messages", f"{len(messages)} messages")
@@ -384,7 +364,7 @@ class PromptReader:
             ids = await self._encoded(
                 "messages",
                 texts,
-                lambda: self._tokenizer.encode_chat(turns, described, continued=chat.continue_final_message),
+                lambda: self.tokenizer.encode_chat(turns, described, continued=chat.continue_final_message),
                 as_text=True,
             )
         except MarkupInText as error:
@@ -392,10 +372,10 @@ class PromptReader:
         return Prompt("messages", ids, canonical(sent).decode(), tools, in_turns=True)
 
     async def _infill(self, prefix: str, suffix: str) -> Prompt:
-        if (marks := self._tokenizer.infill) is None:
+        if (marks := self.tokenizer.infill) is None:
             why = "this model's tokenizer has no marks for filling in the middle, or they are not known; leave it out"
             raise InvalidArgument("suffix", why)
-        encode = partial(self._tokenizer.encode_infill, prefix, suffix)
+        encode = partial(self.tokenizer.encode_infill, prefix, suffix)
         ids = await self._encoded("prompt", [prefix, suffix], encode, as_text=True)
         self._check_fits("prompt", ids)
         sent = canonical(sent_infill(prefix, suffix)).decode()
@@ -412,8 +392,8 @@ class PromptReader:
             raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")
         if size > _LONGEST_TOKEN_BYTES * self._context_length:
             raise self._too_long(field, f"{size} bytes")
-        near = size <= _INLINE_BYTES and not self._tokenizer.far
-        near = near and not (as_text and self._tokenizer.may_spell_markup(texts))
+        near = size <= _INLINE_BYTES and not self.tokenizer.far
+        near = near and not (as_text and self.tokenizer.may_spell_markup(texts))
         try:
             return tuple(encode() if near else await asyncio.to_thread(encode))
         except MarkupInText:

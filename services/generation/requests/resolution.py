@@ -28,6 +28,7 @@ from services.generation.engine.request import (
 )
 from services.generation.engine.text.grammar_compiler import GrammarBudget, Grammars
 from services.generation.engine.text.thoughts import ThoughtSyntax
+from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.parameters import SpeculationRequest, read_choices, read_sampling, read_speculation
@@ -221,10 +222,10 @@ class Resolver:
         if not sampling.ignore_eos:
             stops = dict.fromkeys((*sampling.stop_token_ids, *prompt.ends))
             sampling = replace(sampling, stop_token_ids=tuple(stops))
-        tools, asked = prompt.tools, sampling.structured_outputs
+        tools, asked, codec = prompt.tools, sampling.structured_outputs, self._prompts.tokenizer
         grammars = TenantGrammars(self._grammars, request.tenant or DEFAULT_TENANT, self._budget)
         if tools is not None and (tools.held or asked is not None):
-            sampling = replace(sampling, structured_outputs=await calls_held(tools, asked, self._prompts, grammars))
+            sampling = replace(sampling, structured_outputs=await calls_held(tools, asked, codec, grammars))
         inline = self._rules.verify_inline if speculation.verify_inline is None else speculation.verify_inline
         each = 1 + (speculation.method != "off") + inline  # a choice, its drafts, its comparison
         grammar = await grammars.compiled(sampling.structured_outputs, choices * each)
@@ -252,8 +253,8 @@ class Resolver:
             priority=request.priority,
             deadline=deadline,
             grammar=grammar,
-            tool_calls=None if prompt.tools is None else self._prompts.tool_calls.without(self._prompts.hidden),
-            thoughts=self._prompts.thoughts(prompt.token_ids) if prompt.field == "messages" else None,
+            tool_calls=None if prompt.tools is None else codec.tool_calls.without(codec.hidden),
+            thoughts=codec.thoughts(prompt.token_ids) if prompt.field == "messages" else None,
         )
 
     async def tokenize(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
@@ -327,7 +328,7 @@ class TenantGrammars:
 
 
 async def calls_held(
-    tools: Tools, text: StructuredOutputs | None, prompts: PromptReader, grammars: TenantGrammars
+    tools: Tools, text: StructuredOutputs | None, codec: TextCodec, grammars: TenantGrammars
 ) -> StructuredOutputs:
     """The constraint of an output that calls these tools, or is text that keeps to `text`.
 
@@ -340,7 +341,7 @@ async def calls_held(
         except InvalidArgument as error:
             raise InvalidArgument(path, _cause(error)) from error
     try:
-        written = tools.grammar(prompts.tool_calls, prompts.markup, prompts.hidden, text)
+        written = tools.grammar(codec.tool_calls, codec.markup, codec.hidden, text)
     except ValueError as error:  # a number that a grammar cannot express, unchecked before if another engine compiles
         raise InvalidArgument("messages.tools", str(error)) from error
     source = StructuredOutputs("grammar", written)

@@ -21,12 +21,13 @@ from services.generation.engine.request import (
     StructuredOutputs,
     grammar_engine,
 )
+from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
 from services.generation.remote.answer import Answer
 from services.generation.remote.dialects import DIALECTS
 from services.generation.remote_preparation import PassedOn
 from services.generation.requests.parameters import read_sampling, receipt_sampling, sampling_message
-from services.generation.requests.prompt import PromptReader, Tools, chat_turns, read_tools
+from services.generation.requests.prompt import Tools, chat_turns, read_tools
 from services.generation.requests.resolution import TenantGrammars, calls_held, engine_errors, refusal
 from services.runtime.errors import FailedPrecondition, InvalidArgument, Unavailable
 from tests.fakes.grammars import CONSTRAINTS, compiler, encoded
@@ -170,10 +171,10 @@ def test_required_calls_leave_no_text_and_free_ones_any() -> None:
 
 
 async def test_calls_that_another_engine_has_no_grammar_for_are_refused_as_tools() -> None:
-    prompts = cast(PromptReader, SimpleNamespace(tool_calls=PLAIN, markup={}, hidden=()))
+    codec = cast(TextCodec, SimpleNamespace(tool_calls=PLAIN, markup={}, hidden=()))
     grammars = TenantGrammars(PassedOn(DIALECTS["llama-server"]), "acme", None)
     with pytest.raises(InvalidArgument) as caught:
-        await calls_held(tools(required=True), None, prompts, grammars)
+        await calls_held(tools(required=True), None, codec, grammars)
     assert caught.value.field == "messages.tools"
 
 

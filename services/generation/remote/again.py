@@ -32,33 +32,30 @@ class PlainEngine:
         """The engine's description of itself."""
         return self._asked(lambda upstream: upstream.about())
 
-    def again(self, request: EngineRequest, adapter: str | None = None) -> Outcome:
-        """The outcome without speculation, text and counts left empty. `adapter`: the engine's name of the adapter.
-        `request.reuse`: whether the engine may reuse cached prefixes, as when it served the answer.
+    def again(self, request: EngineRequest) -> Outcome:
+        """The outcome without speculation, text and counts left empty. `request.reuse`: whether the engine may reuse
+        cached prefixes, as when it served the answer.
         """
-        return _outcome(self._asked(lambda upstream: self._sent(upstream, request, adapter)), request)
+        return _outcome(self._asked(lambda upstream: self._sent(upstream, request)), request)
 
-    def together(self, request: EngineRequest, copies: int, adapter: str | None = None) -> tuple[Outcome, ...]:
+    def together(self, request: EngineRequest, copies: int) -> tuple[Outcome, ...]:
         """The outcomes of `copies` of the request, computed beside each other."""
 
         async def ask(upstream: Upstream) -> tuple[Outcome, ...]:
-            asked = (self._sent(upstream, request, adapter) for _ in range(copies))
+            asked = (self._sent(upstream, request) for _ in range(copies))
             return tuple(_outcome(answer, request) for answer in await asyncio.gather(*asked))
 
         return self._asked(ask)
 
-    def logprobs(self, request: EngineRequest, adapter: str | None = None) -> tuple[TokenLogprobs, ...]:
+    def logprobs(self, request: EngineRequest) -> tuple[TokenLogprobs, ...]:
         """The log-probabilities at each position of `again`, request.sampling.logprobs of them."""
-        return tuple(self._asked(lambda upstream: self._sent(upstream, request, adapter)).logprobs)
+        return tuple(self._asked(lambda upstream: self._sent(upstream, request)).logprobs)
 
-    def close(self) -> None:
-        """Does nothing: no connection is open between calls."""
-
-    async def _sent(self, upstream: Upstream, request: EngineRequest, adapter: str | None) -> Answer:
+    async def _sent(self, upstream: Upstream, request: EngineRequest) -> Answer:
         request = replace(request, method="off", next_methods=(), k=None)
         checked(self._dialect, request)
         answer, model = Answer(), (await upstream.about()).model
-        body = self._dialect.body(request, model, adapter, stream=False)
+        body = self._dialect.body(request, model, None, stream=False)
         await upstream.answer(body, numbers_of(request), lambda event: read_event(self._dialect, event, answer))
         return answer
 

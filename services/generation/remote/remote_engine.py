@@ -65,6 +65,10 @@ class _Sequence:
         if not self.taken.done():
             self.taken.set_result(None)
 
+    def refuse(self, error: EngineError) -> None:
+        if not self.taken.done():
+            self.taken.set_exception(error)
+
     def arrived(self, now: float) -> None:
         """Release received tokens and text, unless counted ids are missing. Raises UpstreamError."""
         answer = self.answer
@@ -72,9 +76,8 @@ class _Sequence:
             raise UpstreamError("read other token ids than those it was sent as the prompt")
         if len(answer.ids) > self.request.sampling.max_tokens:
             raise UpstreamError(f"gave {len(answer.ids)} tokens where max_tokens is {self.request.sampling.max_tokens}")
-        if (
-            unknown := next((each for each in answer.ids[self.released :] if each >= self.vocabulary), None)
-        ) is not None:
+        unknown = next((each for each in answer.ids[self.released :] if each >= self.vocabulary), None)
+        if unknown is not None:
             raise UpstreamError(f"gave token id {unknown}, and the vocabulary has {self.vocabulary}")
         if answer.counted not in (None, len(answer.ids)):
             return
@@ -143,16 +146,8 @@ class RemoteEngine:
         self._adapters, self._most, self._confirmed, self._clock = adapters, most, confirmed, clock
         self._vocabulary, self._ends, self._reuse = vocabulary, ends, reuse
         self._open: dict[_Sequence, asyncio.Task[None]] = {}
-        self._totals = Counts()
+        self.alive, self.totals = True, Counts()
         self.broke_off: Callable[[str], None] = lambda method: None  # called if an upstream is down or broke off
-
-    @property
-    def alive(self) -> bool:
-        return True
-
-    @property
-    def totals(self) -> Counts:
-        return self._totals
 
     def load(self) -> Load:
         """Sequences of this server only; the engine's own metrics report its cache."""
@@ -218,26 +213,26 @@ class RemoteEngine:
     async def _run(self, sequence: _Sequence) -> None:
         """Run to a Finished event or, before the engine has accepted it, to its refusal, whatever happens."""
         error: str | None = None
+        left = sequence.request.deadline - self._clock()
         try:
-            async with asyncio.timeout(None if math.isinf(sequence.request.deadline) else self._left(sequence)):
+            async with asyncio.timeout(None if math.isinf(left) else max(0.0, left)):
                 await self._answered(sequence)
             reason = sequence.answer.finish or "error"
         except (asyncio.CancelledError, TimeoutError):
             reason = "cancelled"
         except EngineError as refusal:
-            sequence.taken.set_exception(refusal) if not sequence.taken.done() else None
+            sequence.refuse(refusal)
             reason, error = "error", str(refusal)
         except UpstreamDown as down:
             _log.warning("request %s: %s", sequence.request.request_id, down)
             reason, error = "error", "the engine cannot be reached; the log of this server has the cause"
             kind = EngineStopped if sequence.request.method == "off" else SpeculationAway
-            sequence.taken.set_exception(kind("request_id", error)) if not sequence.taken.done() else None
+            sequence.refuse(kind("request_id", error))
         except Exception as wrong:  # neither a bug nor a malformed answer may leave a caller waiting
             if not isinstance(wrong, UpstreamError):
                 _log.exception("reading an answer failed")
             reason, error = "error", f"{self._dialect.name}: {self._without_address(wrong)}"
-            stopped = EngineStopped("request_id", f"the engine's answer cannot be used: {error}")
-            sequence.taken.set_exception(stopped) if not sequence.taken.done() else None
+            sequence.refuse(EngineStopped("request_id", f"the engine's answer cannot be used: {error}"))
         sequence.accept()
         del self._open[sequence]
         request = sequence.request
@@ -252,9 +247,6 @@ class RemoteEngine:
 
     def _body(self, request: EngineRequest, *, stream: bool) -> dict[str, Any]:
         return self._dialect.body(request, self.model, self._adapters.get(request.adapter or ""), stream=stream)
-
-    def _left(self, sequence: _Sequence) -> float:
-        return max(0.0, sequence.request.deadline - self._clock())
 
     async def _answered(self, sequence: _Sequence) -> None:
         """Send, and send again while nothing was received. Raises EngineError, UpstreamDown, UpstreamError."""
@@ -355,12 +347,12 @@ class RemoteEngine:
         if drafted is not None and not 0 <= drafted.accepted <= drafted.proposed:
             drafted = None  # impossible counts
         passes = max(1, drafted.passes) if drafted else 0
-        self._totals.passes += passes if drafted else len(ids)
+        method, ran = _method(sequence.request), passes if drafted else len(ids)
+        self.totals.passes += ran
+        self.totals.by_method[method] = self.totals.by_method.get(method, 0) + ran
         if drafted is not None:
-            self._totals.draft_tokens += drafted.proposed
-            self._totals.accepted_elsewhere += drafted.accepted
-        method = _method(sequence.request)
-        self._totals.by_method[method] = self._totals.by_method.get(method, 0) + (passes if drafted else len(ids))
+            self.totals.draft_tokens += drafted.proposed
+            self.totals.accepted_elsewhere += drafted.accepted
         return Outcome(
             token_ids=ids,
             text=answer.text[: sequence.released_text],

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from services.generation.engine.sequence import TokenDecoder
 from services.generation.remote.answer import UpstreamError
 
 _LATE = 64  # tokens of one step, after which an engine may find a stop string
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _HELD = 8  # signs of tokens before an incomplete character, with which vLLM omits them; 4 in Qwen's vocabulary
-
-
-class Decoder(Protocol):
-    """Decodes token by token: `feed` returns completed text, `flush` the rest."""
-
-    def feed(self, token: int) -> str: ...
-
-    def flush(self) -> str: ...
 
 
 class Spelling:
@@ -27,7 +19,7 @@ class Spelling:
     compared without them, and their places at the end.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
         self._spelled: list[str] = []  # by token
         self._text = ""

@@ -69,14 +69,15 @@ class Upstream:
     async def about(self) -> About:
         """The upstream's description of itself. Raises UpstreamDown, UpstreamError."""
         try:
-            found = await self._dialect.about(self._ask)
+            found = await self._dialect.about(self.ask)
             return _sound(replace(found, version=_SIGN.sub("-", found.version)[:_LONGEST_VERSION]))
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise UpstreamError(
                 f"{self.url} does not describe itself as {self._dialect.name} does: {error!r}"
             ) from error
 
-    async def _ask(self, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def ask(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        """See `Ask`. Raises UpstreamDown, UpstreamError."""
         sent = None if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(_ABOUT_SECONDS), self._connections.asked(path, sent) as answer:
@@ -96,8 +97,6 @@ class Upstream:
             return msgspec.json.decode(data)
         except (ValueError, RecursionError) as error:
             raise UpstreamError(f"{self.url}{path} answers with {text[:80]!r}; expected JSON") from error
-
-    ask = _ask
 
     async def answer(
         self,

@@ -84,15 +84,13 @@ class Announcement:
         folder: HeldFolder,
         terms: Terms | None,
         draw_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """If `terms` is None, nothing is announced and the log's policy stays in force. `clock` returns seconds."""
+        """If `terms` is None, nothing is announced and the log's policy stays in force."""
         self._backlog = backlog
         self._appender = appender
         self._folder = folder
         self._terms = terms
         self._draw_seconds = draw_seconds
-        self._clock = clock
         self._oldest: int | None = None
         self._since = 0.0
         self._started = False
@@ -132,7 +130,7 @@ class Announcement:
         Receipts that wait when an auditor starts may have waited long: a draw about them is due immediately. The times
         in receipts are not used.
         """
-        waiting, now = self._backlog.undrawn(), self._clock()
+        waiting, now = self._backlog.undrawn(), time.monotonic()
         oldest = waiting[0].index if waiting else None
         if oldest != self._oldest:
             self._oldest, self._since = oldest, now if self._started else -math.inf

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ledger.documents.audit import Verdict
 from ledger.documents.halt import Scope, scopes_of
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
@@ -273,12 +272,10 @@ class Auditor:
         for verdict_index, verdict in self._backlog.deviations():
             if not self._share.has(verdict.receipt_index):
                 continue
-            receipt = _receipt_in(Envelope.from_bytes(self._receipt_envelope(verdict)))
+            envelope = self._ledger.receipt(verdict.receipt_id).receipt.envelope
+            receipt = _receipt_in(Envelope.from_bytes(envelope))
             self._halt(receipt, verdict.receipt_index, verdict_index, verdict.reason or "")
             self._backlog.answered(verdict_index)
-
-    def _receipt_envelope(self, verdict: Verdict) -> bytes:
-        return self._ledger.receipt(verdict.receipt_id).receipt.envelope
 
     def _halt(self, receipt: Receipt, receipt_index: int, verdict_index: int, difference: str) -> int | None:
         """Append a halt for every method that drafted; returns the index of the first, None if nothing was left to

@@ -90,7 +90,7 @@ class Backlog:
             "deviations": [[index, verdict.to_document()] for index, verdict in self._deviations.items()],
             "halts": [[index, scope.to_document()] for index, scope in self._halts],
             "profiles": [[self._summed[name], each.to_document()] for name, each in self.profiles.items()],
-            "drifts": {cid: drift.to_document() for cid, drift in self.drifts.items()},
+            "drifts": {name: drift.to_document() for name, drift in self.drifts.items()},
         }
 
     @classmethod

@@ -278,7 +278,8 @@ class Judge:
     def _compared(self, receipt: Receipt, content: Content, way: str) -> Finding:
         replayed = self._replayer.replay(receipt, content, way)
         if replayed.profile_cid != receipt.profile_cid:
-            raise OutOfReach(_another_profile(receipt.profile_cid, replayed.profile_cid))
+            named, used = receipt.profile_cid, replayed.profile_cid
+            raise OutOfReach(f"the receipt names numerics profile {named}, the replay was on {used}")
         if _reached_limit(receipt, replayed):
             return NotCompared(UNREPLAYABLE, "the grammar of its structured_outputs reached a limit in the replay")
         found = compare(receipt, content.output_token_ids, replayed, way)
@@ -296,10 +297,6 @@ def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
 def _nothing(receipt: Receipt) -> Replayed:
     """The replay of an output without tokens, which needs no engine."""
     return Replayed((), receipt.output.finish_reason, StreamDigest().hexdigest(), receipt.profile_cid, 0.0, ())
-
-
-def _another_profile(named: str, replayed: str) -> str:
-    return f"the receipt names numerics profile {named}, the replay was on {replayed}"
 
 
 class JudgeForeign(Protocol):

@@ -31,7 +31,7 @@ from services.auditor.appender import Announcement, Appender, Terms
 from services.auditor.audit_error import AuditError, EngineFailed, FolderError, Interrupted, OutOfReach
 from services.auditor.auditor import Auditor, Examined, origin_of
 from services.auditor.backlog import Backlog
-from services.auditor.examination import ContentReader, EnginePlan, Examiner, Replayed
+from services.auditor.examination import EnginePlan, Examiner, Replayed
 from services.auditor.foreign_judge import ForeignJudge
 from services.auditor.held_folder import HeldFolder
 from services.client.errors import (
@@ -99,7 +99,10 @@ def connected(
         appender = Appender(ledger, key, lambda: datetime.now(UTC))
         backlog = kept_backlog(folder, ledger, trust, spot_checks)
         foreign = _foreign(settings, backlog, engine)
-        examiner = Examiner(trust, _content_reader(ledger), engine, settings.decode_share, foreign=foreign)
+        examiner = Examiner(
+            trust, lambda receipt_id: ledger.receipt(receipt_id, include_content=True).content, engine,
+            settings.decode_share, foreign=foreign,
+        )  # fmt: skip
         terms = _terms(settings) if announces else None
         announcement = Announcement(backlog, appender, folder, terms, settings.draw_seconds)
         yield Auditor(ledger, backlog, examiner, appender, folder, announcement, settings.auditor_share)
@@ -188,13 +191,6 @@ def _own_engine(engine: EnginePlan, stop: threading.Event, step: Callable[[str],
     except ModuleNotFoundError as error:
         raise EngineFailed(f"the auditor's engine needs {error.name}, of the extra generation") from error
     return OwnEngine.load(engine, stop)
-
-
-def _content_reader(ledger: LedgerClient) -> ContentReader:
-    def read(receipt_id: str) -> Content | None:
-        return ledger.receipt(receipt_id, include_content=True).content
-
-    return read
 
 
 class AuditorMetrics:

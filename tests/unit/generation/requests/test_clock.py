@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from services.generation.requests.clock import LedgerClock
+from services.generation.requests.halts import LedgerClock
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,11 +45,7 @@ from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
 from services.generation.target.kept_results import code_version
 from services.generation.target.model_path import default_head_for, default_store_for
-from services.generation.target.probe import (
-    KeptProbes,
-    NumericsProfile,
-    measure_profile,
-)
+from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.target import LoadTarget, Target
 from services.generation.target.timing import IdleTiming, KeptTimings, Timing, time_passes
@@ -161,14 +157,11 @@ def identity_of(model: Model, name: str) -> Identity:
     )
 
 
-def engine_of(
-    model: Model, settings: EngineSettings, clock: Callable[[], float] = time.perf_counter,
-    disk: PrefixDisk | None = None,
-) -> EngineCore:  # fmt: skip
+def engine_of(model: Model, settings: EngineSettings, disk: PrefixDisk | None = None) -> EngineCore:
     """An engine over the model. Its bounds are `settings` if the profile is proven."""
     bounds = settings if model.profile.passed else _one_row_a_pass(settings)
     drafters, stream = model.drafters, model.tokenizer.stream
-    return EngineCore(model.target, drafters, stream, model.cost, bounds, clock, disk=disk)
+    return EngineCore(model.target, drafters, stream, model.cost, bounds, time.perf_counter, disk=disk)
 
 
 def prefix_disk(model: Model, folder: PrefixFolder) -> PrefixDisk:

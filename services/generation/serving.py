@@ -121,7 +121,11 @@ async def opened_servicer(
 
     After the `async with` every receipt is on disk and, if the ledger answers, in the ledger.
     """
-    with _own_folder(settings) as folder, _prefix_folder(settings) as prefixes, sent_spans("generation") as send:
+    with (
+        _taken(settings.state_dir, settings.replicas, "--state-dir") as folder,
+        _prefix_folder(settings) as prefixes,
+        sent_spans("generation") as send,
+    ):
         key = _receipts_key(settings)
         own = settings.engine == "kolm"
         served = await (_own(settings, load, prefixes) if own else _foreign(settings, folder, key))
@@ -147,13 +151,6 @@ def _send_span(send: SendSpan, model: str, run: Run, completed: Sequence[Complet
 
 
 @contextmanager
-def _own_folder(settings: GenerationSettings) -> Iterator[Path]:
-    """The locked folder of this server's receipts. Raises CannotStart."""
-    with _taken(settings.state_dir, settings.replicas, "--state-dir") as folder:
-        yield folder
-
-
-@contextmanager
 def _prefix_folder(settings: GenerationSettings) -> Iterator[PrefixFolder | None]:
     """The locked folder of this server's prefixes, or None without one. Raises CannotStart."""
     if settings.prefix_cache_dir is None:
@@ -170,6 +167,7 @@ def _prefix_folder(settings: GenerationSettings) -> Iterator[PrefixFolder | None
 
 @contextmanager
 def _taken(folder: Path, replicas: int, flag: str) -> Iterator[Path]:
+    """This server's folder in `folder`, locked. Raises CannotStart, which names the `flag`."""
     with ExitStack() as stack:
         try:
             own = stack.enter_context(state_folder(folder, replicas, flag))

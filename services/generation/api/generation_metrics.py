@@ -23,12 +23,9 @@ _log = logging.getLogger(__name__)
 class GenerationMetrics:
     """Metrics of one server with one model. Requests are observed on the event loop."""
 
-    def __init__(
-        self, registry: CollectorRegistry, identity: Identity, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """`clock` counts seconds."""
+    def __init__(self, registry: CollectorRegistry, identity: Identity) -> None:
         metrics = Metrics(registry)
-        self._metrics, self._model, self._clock = metrics, identity.name, clock
+        self._metrics, self._model = metrics, identity.name
         self.first = metrics.histogram("vllm:time_to_first_token_seconds").labels(self._model)
         self.next = metrics.histogram("vllm:inter_token_latency_seconds").labels(self._model)
         self._whole = metrics.histogram("vllm:e2e_request_latency_seconds").labels(self._model)
@@ -85,7 +82,7 @@ class GenerationMetrics:
 
     def arrived(self) -> RequestTimes:
         """Timers of a request that has just arrived."""
-        return RequestTimes(self, self._clock)
+        return RequestTimes(self)
 
     def refused(self, reason: str) -> None:
         """Count a refused request by its reason: `quota_tokens`, `queue_full` and the like."""
@@ -107,15 +104,14 @@ class GenerationMetrics:
 class RequestTimes:
     """The sequences of one request, each with the time at which it last released tokens."""
 
-    def __init__(self, metrics: GenerationMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: GenerationMetrics) -> None:
         self._metrics = metrics
-        self._clock = clock
-        self._arrived = clock()
+        self._arrived = time.perf_counter()
         self._last: dict[int, float] = {}  # by choice
 
     def observe(self, event: Chunk | Finished) -> None:
         """Observe an event of one of the sequences."""
-        now = self._clock()
+        now = time.perf_counter()
         if isinstance(event, Finished):
             self._metrics.ended(event, now - self._arrived)
         elif event.token_ids:

@@ -35,15 +35,14 @@ def response_message(
 ) -> pb.GenerateResponse:
     """`completed` by choice, with each choice's logprobs."""
     outcomes = [each.outcome for each in completed]
+    speedup = completed[0].checked.speedup if len(completed) == 1 else None
     return pb.GenerateResponse(
         choices=[
             _choice(each, positions, resolved.decision, codec)
             for each, positions in zip(completed, logprobs, strict=True)
         ],
         usage=_usage(resolved, outcomes),
-        metrics=_metrics(
-            [o.metrics for o in outcomes], resolved.decision, _only([e.checked.speedup for e in completed])
-        ),
+        metrics=_metrics([each.metrics for each in outcomes], resolved.decision, speedup),
         resolved=resolved_message(resolved, identity),
     )
 
@@ -216,10 +215,6 @@ def _metrics(
         fallback_reason=decision.fallback_reason,
         passes_by_method=sum((Counter(dict(part.passes_by_method)) for part in parts), Counter()),
     )
-
-
-def _only(speedups: Sequence[Speedup | None]) -> Speedup | None:
-    return speedups[0] if len(speedups) == 1 else None
 
 
 def _logprobs(positions: Iterable[TokenLogprobs], codec: TextCodec) -> list[sampling_pb2.PositionLogprobs]:

@@ -15,7 +15,6 @@ from ledger.documents.signed_document import open_document, read_document
 from ledger.errors import (
     DraftHeadDamaged,
     DraftHeadOfAnotherBase,
-    DraftHeadRefused,
     DraftHeadUnlogged,
     DraftHeadUnsigned,
     DraftHeadWithdrawn,
@@ -52,8 +51,6 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (HeadForAnotherBase, "HEAD_BASE_MISMATCH"),
     (DraftHeadDamaged, "HEAD_DAMAGED"),
     (DataLoss, "HEAD_DAMAGED"),
-    (HeadError, "HEAD_INVALID"),
-    (HeadFolderInvalid, "HEAD_INVALID"),
     (NotInRegistry, "HEAD_NOT_FOUND"),
     (Unavailable, "REGISTRY_UNAVAILABLE"),
     (DeadlineExceeded, "REGISTRY_UNAVAILABLE"),
@@ -247,7 +244,7 @@ def load_heads(sources: HeadSources, base_cid: str, config: TargetConfig) -> Loa
                 else _from_registry(sources, reference, base_cid)
             )
             loaded.setdefault(served.cid, _read(served, config))
-        except (DraftHeadRefused, HeadError, HeadFolderInvalid, KolmError, LedgerError, OSError) as error:
+        except (HeadError, HeadFolderInvalid, KolmError, LedgerError, OSError) as error:
             refused += _refusal(reference, error)
     for head in loaded.values():
         _log.info("drafting with head %s: %s", head.served.name or head.served.folder, head.served.cid)

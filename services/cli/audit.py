@@ -153,7 +153,7 @@ def run_pass(settings: AuditorSettings, own: EnginePlan | None, sample: float, *
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Receipts that were examined, receipts that the process `other` was waited for, and the rest."""
+    """Receipts that were examined, receipts that the process `other` had to replay first, and the rest."""
 
     examined: list[Examined]
     other: str

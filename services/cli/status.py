@@ -109,7 +109,7 @@ class Stack:
     def broken(self) -> tuple[str, ...]:
         """Promises that do not hold now, each in a few words."""
         ledger, auditor = self.of("ledger"), self.of("auditor")
-        accusers = list(ledger.by("kolm_ledger_witness_silent", "witness").values()).count(2)
+        accusers = list(ledger.by("kolm_ledger_witness_silent", "witness").values()).count(2)  # 2: it reports a fork
         counts = (
             (auditor.total("kolm_auditor_verdicts_total", outcome="DEVIATION"), "deviations found"),
             (ledger.total("kolm_ledger_open_halts"), "halts open"),

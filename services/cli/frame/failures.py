@@ -48,7 +48,7 @@ _SERVICES = tuple(
     f"services.{name}"
     for name in ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness", "training", "datastores")
 )
-"""Modules that commands do not need to call services."""
+"""Modules of the services themselves, which the extra `all` installs; `cli` has the clients."""
 
 FALLBACKS = {
     "no_head": "no draft head is loaded for this model. kolm heads train makes one, for kolm up --head; a smaller "

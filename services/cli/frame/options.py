@@ -39,7 +39,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # where to call what li
 def found_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
     """Callback of options that take a model: its directory or file, also if a package was named.
 
-    If the default's package is not installed, and none was named, the only imported model.
+    If no model was named and the default's package is not installed, it is the only imported model, if there is one.
     """
     if named is None:
         return None

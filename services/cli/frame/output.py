@@ -97,8 +97,8 @@ def bars(*columns: ProgressColumn, quiet: bool = False) -> Progress:
 
 @contextmanager
 def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line with the current step and its duration; yields a function that takes the next step. What a model's loading
-    logs are steps, too. If stderr is no terminal, a step is a line of its own, but for those of the first seconds.
+    """A line with the current step and its duration; yields a function that takes the next step. Log lines of a model
+    that loads are steps too. If stderr is no terminal, a step is a line of its own, at most one every five seconds.
     """
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 

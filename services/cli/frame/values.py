@@ -35,7 +35,7 @@ def expect_name(option: str, name: str) -> str:
 
 
 def expect_address(option: str, text: str | None) -> None:
-    """HOST:PORT, alone or after https://. Other schemes of gRPC's are left to gRPC."""
+    """Check HOST:PORT, alone or after https://; None passes. Names with other schemes are left to gRPC."""
     place = "" if text is None else text.removeprefix("https://")
     if text is None or _SCHEME.match(place):
         return
@@ -74,7 +74,7 @@ def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Numb
 
 
 def expect_files(flag: str, paths: Iterable[Path], expected: str) -> None:
-    """Each is a file."""
+    """Check that each path is a file."""
     if missing := [str(path) for path in paths if not path.is_file()]:
         raise UsageError(f"{flag}: {', '.join(missing)}: no such file; expected {expected}")
 
@@ -97,7 +97,7 @@ def read_text(flag: str, path: Path) -> str:
 
 
 def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
-    """A folder of this kind."""
+    """Check that `path` is a folder of this kind."""
     try:
         kind.check(path)
     except ValueError as error:
@@ -117,7 +117,7 @@ def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
 
 
 def expect_writable(flag: str, folder: Path) -> None:
-    """A folder, made if missing, in which files can be made."""
+    """Make the folder if it is missing, and check that files can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

@@ -196,8 +196,9 @@ class _Stopped(BaseException):
 
 
 def follow(work: Watching, seconds: float | None, shown: Callable[[Poll], bool]) -> bool:
-    """Poll every `seconds` until `shown` returns True, or once without seconds. SIGTERM ends it, except while it shows
-    a poll; the state allows for that. Returns whether the last poll was complete.
+    """Poll every `seconds` until `shown` returns True, or once if `seconds` is None. SIGTERM ends it, also in the
+    middle of a poll, which the next start repeats; a poll that is being shown is shown first. Returns whether the last
+    poll was complete.
     """
     came, showing = False, False
 

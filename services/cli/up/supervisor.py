@@ -246,7 +246,7 @@ def die_with_parent(parent: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    gc.disable()  # until it serves: what is imported and loaded stays
+    gc.disable()  # until it serves: imported modules and loaded weights are never garbage
     module = sys.argv[2]
     sys.argv = sys.argv[2:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

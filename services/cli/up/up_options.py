@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Port = Annotated[int, Option(min=0, max=65535, help="0 takes a free one.", show_default=True)]
 
 _PAGE_PORT, _HTTP_PORT = 50056, 50057
-_KNOWN = "auto"  # as a head: the known public head of the model
+_KNOWN = "auto"  # value of --head: the known public head of the model
 
 
 _SHARED = ("model", "adapter", "context_length", "cache_dtype", "arithmetic")

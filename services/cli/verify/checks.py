@@ -180,7 +180,7 @@ def check_receipt_file(
     if file.proof is None:
         raise VerificationFailed(
             "the file opens the receipt, but holds no proof that the log took it",
-            "fetch one: kolm ledger export --proof",
+            "`kolm receipts export RECEIPT FILE` writes a receipt file with its proof",
         )
     place = check_proof(file.proof, sources, history)
     return CheckedReceipt(document, place, _kept_promises(document, sources), texts)

@@ -170,7 +170,7 @@ def test_it_is_saved_and_verified_offline(
 def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Receipt, tmp_path: Path) -> None:
     assert receipt_saving.save(tmp_path / "receipt.json", answered, "a prompt", CLOSED)
     unproven = kolm("verify", tmp_path / "receipt.json")
-    assert (unproven.code, "kolm ledger export" in unproven.err) == (3, True)
+    assert (unproven.code, "kolm receipts export" in unproven.err) == (3, True)
     assert kolm("generate", "hello", "--save", tmp_path / "receipt.json").code == 2
     assert kolm("generate", "hello", "--n=2", "--save", tmp_path / "other.json").code == 2
     (tmp_path / "bundle").mkdir()

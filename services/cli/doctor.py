@@ -95,7 +95,7 @@ def diagnose(model: Path, threads: int | None) -> dict[str, Any]:
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()}",
             "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            "cores": cpus(),
             "threads": threads,
             "memory": _memory(),
         },

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,17 +124,19 @@ def _loaded(plan: EnginePlan, *, any_storage: bool) -> OwnEngine:
     from services.generation.target.without_torch import hide_torch
 
     hide_torch()
+    from services.auditor.audit_error import EngineFailed
     from services.auditor.own_engine import OwnEngine
 
-    with _expected():
+    try:
         return OwnEngine.load(plan, threading.Event(), any_storage=any_storage)
+    except EngineFailed as error:
+        raise Failed(str(error), "name the receipt's base with --model") from error
 
 
 def _judged(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, decode: bool) -> Finding:
     from services.auditor.examination import Judge
 
-    with _expected():
-        finding = Judge(engine, float(decode)).judge(receipt, read.content)
+    finding = Judge(engine, float(decode)).judge(receipt, read.content)
     return finding if engine.base_cid == receipt.base_cid else _by_other_files(finding, receipt, engine.base_cid)
 
 
@@ -153,16 +154,6 @@ def _referred(engine: OwnEngine, receipt: Receipt, read: ReceiptFile, *, any_sto
     )
     (finding,) = judge.judge(receipt, read.content)
     return finding.noting(f"the weights are {engine.base_cid}") if any_storage else finding
-
-
-@contextmanager
-def _expected() -> Iterator[None]:
-    from services.auditor.audit_error import AuditError
-
-    try:
-        yield
-    except AuditError as error:
-        raise Failed(str(error), "name the receipt's base with --model") from error
 
 
 def _by_other_files(finding: Finding, receipt: Receipt, own: str) -> Finding:

@@ -351,13 +351,13 @@ def _command_row(name: str, below: Any, lacking: Collection[str]) -> Row:
 
 def _usage(command: Any, context: Any) -> str:
     arguments = [param for param in command.get_params(context) if param.param_type_name == "argument"]
-    words = [each if (each := _argument(param)) and param.required else f"[{each}]" for param in arguments]
+    words = [_argument(param) if param.required else f"[{_argument(param)}]" for param in arguments]
     words += ["COMMAND"] if hasattr(command, "commands") else []
     return " ".join([context.command_path, "[OPTIONS]", *words])
 
 
 def _argument(param: Any) -> str:
-    return f"{param.metavar or param.name.upper()}{'...' if param.nargs == -1 else ''}"
+    return f"{param.metavar}{'...' if param.nargs == -1 else ''}"
 
 
 def _flag_names(param: Any) -> str:

@@ -61,9 +61,9 @@ def print_json(document: Any) -> None:
 
 def show(view: View) -> None:
     """Print a view to stdout. Lines are not wrapped."""
-    from services.cli.frame.rendering import print_view
+    from services.cli.frame.rendering import ShownConsole, print_view
 
-    print_view(view, stdout_console())
+    print_view(view, ShownConsole(highlight=False))  # a new one for each call: sys.stdout may be redirected
 
 
 def remark(*lines: View) -> None:
@@ -71,13 +71,6 @@ def remark(*lines: View) -> None:
     from services.cli.frame.rendering import print_view
 
     print_view(list(lines), stderr_console())
-
-
-def stdout_console() -> Console:
-    """A new one for each call, so that it follows a redirected sys.stdout."""
-    from services.cli.frame.rendering import ShownConsole
-
-    return ShownConsole(highlight=False)
 
 
 def stderr_console() -> Console:

@@ -138,7 +138,10 @@ class Supervisor:
     def launch(self, plan: Plan) -> None:
         """Start a service without waiting for it."""
         plan.ready_file.unlink(missing_ok=True)
-        self._spawn(plan)
+        child = _Child(plan, self._process(plan), deque(maxlen=_LAST_LINES), time.monotonic())
+        self._children.append(child)
+        child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
+        child.watcher.start()
 
     def address(self, plan: Plan, timeout: float) -> str:
         """The address of a launched service, once it serves. Raises ServiceDied, NotReady, StopRequested."""
@@ -167,7 +170,7 @@ class Supervisor:
         """End all services, the last started first; one that takes longer than `grace` seconds is killed."""
         self._stopping = True
         for child in reversed(self._children):
-            _ask_to_stop(child.process)
+            child.process.terminate()
             try:
                 child.process.wait(grace)
             except subprocess.TimeoutExpired:
@@ -181,7 +184,7 @@ class Supervisor:
     def _look(self, timeout: float | None) -> None:
         """Wait up to `timeout` seconds for an event, from a watcher or a signal handler, and raise it."""
         try:
-            event = self._events.get(timeout=timeout) if timeout != 0.0 else self._events.get_nowait()
+            event = self._events.get(timeout=timeout)
         except queue.Empty:
             return
         if isinstance(event, int):
@@ -193,12 +196,6 @@ class Supervisor:
             for child in self._children:
                 child.process.kill()
         self._events.put(number)
-
-    def _spawn(self, plan: Plan) -> None:
-        child = _Child(plan, self._process(plan), deque(maxlen=_LAST_LINES), time.monotonic())
-        self._children.append(child)
-        child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
-        child.watcher.start()
 
     def _process(self, plan: Plan) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -228,11 +225,6 @@ class Supervisor:
 def service_command(plan: Plan) -> tuple[str, ...]:
     """Module and arguments of a process that is the service and ends with this process."""
     return ("services.cli.up.supervisor", str(os.getpid()), plan.module, *plan.flags)
-
-
-def _ask_to_stop(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
 
 
 def die_with_parent(parent: int) -> None:

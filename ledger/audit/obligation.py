@@ -64,7 +64,7 @@ class Completeness:
     independent: int = 0
 
     @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether the promise has been kept so far. A verdict that is not yet due breaks nothing."""
         return not (self.late or self.overdue or self.void_draws)
 

@@ -171,7 +171,7 @@ def fold_entries(
     fold.clock.now_is(known)
     if evidence.continued is not None:
         with _damage_of_state():
-            fold.go_on(evidence.continued.fold)
+            fold.restore(evidence.continued.fold)
     contents, problem, content_problem = 0, None, None
     for checked in check_files(check_file, _jobs(evidence)):
         contents += checked.contents

@@ -114,7 +114,7 @@ class BundleFold:
             "signers": sorted(self._signers),
         }
 
-    def go_on(self, document: Mapping[str, Any]) -> None:
+    def restore(self, document: Mapping[str, Any]) -> None:
         """Restore the output of `to_document`, which the verifier has kept, before the first entry."""
         frontier = Frontier.from_document(document["frontier"])
         self.before, self.grown = frontier.size, GrowingTree(frontier)

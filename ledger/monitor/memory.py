@@ -45,10 +45,10 @@ class MonitorMemory(SeenEntries, Protocol):
         """The evidence of a kind, the oldest first."""
         ...
 
-    def told(self) -> set[str]:
+    def reported(self) -> set[str]:
         """The keys of the reported findings."""
         ...
 
-    def tell(self, keys: Iterable[str]) -> None:
+    def keep_reported(self, keys: Iterable[str]) -> None:
         """Replace the keys of the reported findings."""
         ...

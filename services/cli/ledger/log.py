@@ -113,7 +113,7 @@ def verify(
     done = book.completeness(now)
     owed = {"obligations": obligations_document(book.all(), done)}
     answer(json, report_document(report) | owed, _audited_view)
-    kept = report.ok and done.kept and not report.contradictions
+    kept = report.ok and done.is_kept and not report.contradictions
     raise typer.Exit(exits.OK if kept else exits.VERIFICATION_FAILED)
 
 

@@ -172,7 +172,7 @@ class Watching:
         except (Unreachable, NotFound) as error:
             away = error if isinstance(error, Unreachable) else exits.NotFound(str(error))
         findings = tuple(self.monitor.findings(promised, now))
-        told = self.memory.told()
+        told = self.memory.reported()
         new = tuple(each for each in findings if each.key not in told)
         undelivered = self._send(new, now, told & {each.key for each in findings})
         return Poll(self.monitor.size, findings, new, away, undelivered)
@@ -187,7 +187,7 @@ class Watching:
             if problem is not None:
                 break
             told.add(finding.key)
-        self.memory.tell(sorted(told))
+        self.memory.keep_reported(sorted(told))
         return problem
 
 

@@ -149,11 +149,11 @@ class SqliteMonitorMemory:
             rows = self._state.connection.execute(query, (kind,)).fetchall()
         return [Evidence(older, newer, root, _hashes(proof)) for older, newer, root, proof in rows]
 
-    def told(self) -> set[str]:
+    def reported(self) -> set[str]:
         with self._state.errors():
             return {key for (key,) in self._state.connection.execute("SELECT key FROM told")}
 
-    def tell(self, keys: Iterable[str]) -> None:
+    def keep_reported(self, keys: Iterable[str]) -> None:
         with self.batch():
             self._state.write("DELETE FROM told")
             for key in keys:

@@ -210,7 +210,7 @@ def test_a_draw_decides_and_what_it_names_gets_its_verdicts(deployment: Deployme
         done = fold_obligations([entry.entry for entry in entries], TrustedKeys.load(deployment.trusted))
     assert [one.index for one in done.judged()] == sampled
     assert (len(done.owed()), len(done.undrawn())) == (0, 0)
-    assert done.completeness().kept
+    assert done.completeness().is_kept
     reasons = [verdict.document.reason or "" for verdict in deployment.ledger.verdicts()]
     assert all("drawn at rate 0.5 by entry 17" in reason for reason in reasons)
     assert kinds(deployment).count("draw") == 1

@@ -190,7 +190,7 @@ def test_a_verdict_settles_before_the_draw_and_after_it() -> None:
     assert log.owed() == []
     assert sum(done.outcomes.values()) == len(sampled)
     assert done.unreplayable == sum(index % 2 for index in sampled if index != 1) > 0
-    assert done.kept
+    assert done.is_kept
     assert [one.index for one in log.fold().judged() if one.verdict_index == 31] == [
         index for index in sampled if index == 1
     ]
@@ -199,12 +199,12 @@ def test_a_verdict_settles_before_the_draw_and_after_it() -> None:
 def test_no_verdict_in_time_is_overdue_and_one_that_came_too_late_stays_late() -> None:
     log = log_with(1.0, 2, within_seconds=60)
     in_time = log.fold().completeness(START + timedelta(seconds=60))
-    assert (in_time.kept, in_time.owed) == (True, 2)
+    assert (in_time.is_kept, in_time.owed) == (True, 2)
     assert [one.index for one in log.fold().completeness(START + timedelta(seconds=62)).overdue] == [1, 2]
     log.append(verdict(1, 0))  # at second 100
     log.append(verdict(2, 1, replayed_at=at(30)))
     done = log.fold().completeness()
-    assert ([one.index for one in done.late], done.overdue, done.kept) == ([1], (), False)
+    assert ([one.index for one in done.late], done.overdue, done.is_kept) == ([1], (), False)
     assert "too late" in (done.problem or "")
 
 
@@ -217,13 +217,13 @@ def test_a_receipt_from_a_spool_is_counted_from_the_auditor_s_last_word_before_i
 
 def test_receipts_without_a_draw_in_time_are_overdue() -> None:
     log = log_with(0.5, 2, within_seconds=60)
-    assert log.fold().completeness(START + timedelta(seconds=30)).kept
+    assert log.fold().completeness(START + timedelta(seconds=30)).is_kept
     assert [one.index for one in log.fold().completeness(START + timedelta(seconds=90)).overdue] == [1, 2]
 
 
 def test_the_log_s_own_clock_judges_if_no_time_is_given() -> None:
     log = log_with(1.0, 1, within_seconds=60)
-    assert log.fold().completeness().kept
+    assert log.fold().completeness().is_kept
     log.append(receipt(90))
     assert [one.index for one in log.fold().completeness().overdue] == [1]
 

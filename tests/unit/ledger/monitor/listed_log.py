@@ -142,10 +142,10 @@ class ListedMemory:
     def accusations(self, kind: str) -> list[Evidence]:
         return [evidence for each, evidence in self.evidence if each == kind]
 
-    def told(self) -> set[str]:
+    def reported(self) -> set[str]:
         return set(self.keys)
 
-    def tell(self, keys: Iterable[str]) -> None:
+    def keep_reported(self, keys: Iterable[str]) -> None:
         self.keys = set(keys)
 
 

@@ -316,7 +316,10 @@ class BundleChecks:
     def _check_draft_heads(self) -> str:
         """A draft head that was never published is reported, and is no failure: an operator may load a private head."""
         evidence, fold = self._require_evidence(), self._fold_after(_ENTRY_CHECKS)
-        bases = {publication.manifest_cid: publication.base_cid for publication in fold.seen.publications}
+        bases: dict[str, str] = {}
+        for each in fold.seen.publications:
+            if (base := bases.setdefault(each.manifest_cid, each.base_cid)) != each.base_cid:
+                raise ProofError(f"the head {each.manifest_cid} was published for {base} and for {each.base_cid}")
         manifests = [path for path in evidence.paths if path.startswith("heads/")]
         for path in manifests:
             check_draft_head(path, self._bundle.read(path), bases)

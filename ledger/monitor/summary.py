@@ -112,7 +112,7 @@ class Summary:
             case Resume():
                 self._resume(document, open_before)
             case DraftHeadPublication():
-                self.heads_published[document.manifest_cid] = document.base_cid
+                self.heads_published.setdefault(document.manifest_cid, document.base_cid)
             case Receipt() if document.spec_decode.head_cid is not None:
                 self.heads_used.setdefault((document.spec_decode.head_cid, document.base_cid), entry.index)
             case KeyEntry() if document.replaces is not None:

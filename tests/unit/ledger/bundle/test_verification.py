@@ -51,6 +51,7 @@ from tests.unit.ledger.builders import (
     expiry,
     foreign_receipt,
     of_a_later_version,
+    publication,
     receipt,
     resume,
     retention,
@@ -58,6 +59,7 @@ from tests.unit.ledger.builders import (
 )
 from tests.vectors.make_bundles import (
     DOCUMENTS,
+    MANIFEST,
     POLICY,
     SUCCESSOR,
     WITH_HEAD,
@@ -222,6 +224,14 @@ def test_a_receipt_of_a_head_on_another_base_is_found_whichever_receipt_is_first
         for index, base in bases.items()
     }
     report = judged(exported(log_of({**served, 13: verdict(7, 2)})), tmp_path / "bundle")
+    assert (report.checks[7].passed, report.checks[11].passed) == (True, False), report.problem
+
+
+def test_a_head_that_was_published_for_two_bases_is_found(tmp_path: Path) -> None:
+    other = cid(b"another base")
+    served = sign_document(receipt(3, halt_epoch=1, spec_decode=WITH_HEAD, base_cid=other), SUCCESSOR)
+    log = log_of({11: publication(MANIFEST.cid, base_cid=other), 12: served, 13: verdict(7, 2)})
+    report = judged(exported(log, draft_heads={}), tmp_path / "bundle")
     assert (report.checks[7].passed, report.checks[11].passed) == (True, False), report.problem
 
 

@@ -183,13 +183,13 @@ def test_unreplayable_is_counted_against_a_limit(memory: MonitorMemory) -> None:
 def test_a_head_that_was_published_for_another_base_is_told(memory: MonitorMemory) -> None:
     block = replace(receipt(1).spec_decode, method="eagle3", head_cid=cid(b"head"))
     log = owed(0)
-    log.append(publication(), receipt(1, spec_decode=block))
+    log.append(publication(), receipt(1, spec_decode=block), publication(name="again"))
     assert told(log, memory) == []
-    log.append(receipt(2, spec_decode=block, base_cid=OTHER))
-    assert told(log, memory) == told(log, memory) == [kinds.HEAD]
+    log.append(publication(base_cid=OTHER), receipt(2, spec_decode=block, base_cid=OTHER))
+    assert told(log, memory) == told(log, memory, since=3) == [kinds.HEAD]
     log.append(receipt(3, spec_decode=block, base_cid=cid(b"a third base")))
     assert told(log, memory) == 2 * [kinds.HEAD]
-    assert told(log, memory, since=4) == [kinds.HEAD]
+    assert told(log, memory, since=6) == [kinds.HEAD]
 
 
 def promise(number: int, choices: int = 1) -> Promise:

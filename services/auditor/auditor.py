@@ -75,7 +75,7 @@ class Auditor:
         examiner: Examiner,
         appender: Appender,
         folder: HeldFolder,
-        promise: Announcement,
+        announcement: Announcement,
         share: Share = Share(),  # noqa: B008 - a frozen value
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -84,9 +84,9 @@ class Auditor:
         self._examiner = examiner
         self._appender = appender
         self._folder = folder
-        self._promise = promise
+        self._announcement = announcement
         self._share = share
-        self._named: set[int] = set()
+        self._reported_given_up: set[int] = set()
         self._later: set[int] = set()  # receipts whose engine is away: for the next pass
         self._left: dict[int, Left] = {}
         self._logged: set[str] = set()  # reasons for leaving receipts, each logged once
@@ -128,7 +128,7 @@ class Auditor:
         """Read the log, and append the terms if they are new. Raises KolmError, AuditError."""
         self._catch_up()
         if self._folder.try_hold() and self._share.draws:
-            self._promise.announce()
+            self._announcement.announce()
 
     def run_pass(self) -> Iterator[Examined]:
         """Examine every due receipt except those that are `left` or given up; yields each once its verdict is logged.
@@ -138,7 +138,7 @@ class Auditor:
         self._catch_up()
         if self._folder.try_hold():
             self._send_kept()
-            if self._share.draws and self._promise.announce() | self._promise.draw(self._catch_up):
+            if self._share.draws and self._announcement.announce() | self._announcement.draw(self._catch_up):
                 self._catch_up()
             self._answer_deviations()
         away: EngineAway | None = None
@@ -163,9 +163,9 @@ class Auditor:
                 continue
             if index not in given_up:
                 return self._backlog.receipt(index)
-            if index not in self._named:
+            if index not in self._reported_given_up:
                 _log.error("giving up entry %d: every attempt to replay it failed", index)
-                self._named.add(index)
+                self._reported_given_up.add(index)
         return None
 
     def _examine(self, due: Due) -> Iterator[Examined]:

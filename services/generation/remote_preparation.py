@@ -33,7 +33,7 @@ from services.generation.preparation import trusted_keys
 from services.generation.remote.answer import UpstreamError
 from services.generation.remote.dialects import DIALECTS, About, Dialect, checked
 from services.generation.remote.remote_engine import RemoteEngine
-from services.generation.remote.tokenizer import FarTokenizer
+from services.generation.remote.tokenizer import RemoteTokenizer
 from services.generation.remote.upstream import Upstream, UpstreamDown
 from services.generation.requests.policy import AWAY
 from services.generation.requests.resolution import Identity
@@ -92,10 +92,10 @@ class ForeignEngine:
     def __init__(self, settings: GenerationSettings, folder: Path, key: Signer) -> None:
         self._settings, self._folder, self._key = settings, folder, key
         self._dialect = DIALECTS[settings.engine]
-        self._shown = shown = None if settings.engine_key_file is None else key_in(settings.engine_key_file)
+        self._api_key = None if settings.engine_key_file is None else key_in(settings.engine_key_file)
         urls = {"off": settings.plain_url or "", ENGINE: settings.url}
         self._upstreams = {
-            method: Upstream(self._dialect, url, shown, settings.engine_silence_seconds)
+            method: Upstream(self._dialect, url, self._api_key, settings.engine_silence_seconds)
             for method, url in urls.items()
             if url is not None
         }
@@ -124,7 +124,7 @@ class ForeignEngine:
         """Close all connections."""
         for upstream in self._upstreams.values():
             await upstream.close()
-        if isinstance(tokenizer := getattr(self, "tokenizer", None), FarTokenizer):
+        if isinstance(tokenizer := getattr(self, "tokenizer", None), RemoteTokenizer):
             tokenizer.close()
 
     async def _prepare(self) -> None:
@@ -191,11 +191,11 @@ class ForeignEngine:
         """`known` is the vocabulary's size without weights. Raises TargetError for weights that cannot be read."""
         weights, named = self._settings.weights, {"model": plain.model}
         if weights is None:
-            far = FarTokenizer(self._dialect.name, self._settings.plain_url or "", plain.model, self._shown)
-            self.tokenizer, context = far, far.chat_template_digest
+            remote = RemoteTokenizer(self._dialect.name, self._settings.plain_url or "", plain.model, self._api_key)
+            self.tokenizer, context = remote, remote.chat_template_digest
         else:
-            self.tokenizer = near = Tokenizer(weights)
-            context, known = near.chat_template_digest, max(near.fast.get_vocab().values()) + 1
+            self.tokenizer = own = Tokenizer(weights)
+            context, known = own.chat_template_digest, max(own.fast.get_vocab().values()) + 1
             with suppress(TargetError):  # an architecture that only the other engine supports
                 self._ends = frozenset(read_config(weights).eos_token_ids)
         adapters = [AdapterIdentity(name, adapter_cid(path)) for name, path in self._settings.adapters.items()]

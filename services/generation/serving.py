@@ -122,7 +122,7 @@ async def opened_servicer(
     After the `async with` every receipt is on disk and, if the ledger answers, in the ledger.
     """
     with (
-        _taken(settings.state_dir, settings.replicas, "--state-dir") as folder,
+        _locked(settings.state_dir, settings.replicas, "--state-dir") as folder,
         _prefix_folder(settings) as prefixes,
         sent_spans("generation") as send,
     ):
@@ -156,7 +156,7 @@ def _prefix_folder(settings: GenerationSettings) -> Iterator[PrefixFolder | None
     if settings.prefix_cache_dir is None:
         yield None
         return
-    with _taken(settings.prefix_cache_dir, settings.replicas, "--prefix-cache-dir") as folder:
+    with _locked(settings.prefix_cache_dir, settings.replicas, "--prefix-cache-dir") as folder:
         try:
             prefixes = PrefixFolder(folder, settings.prefix_cache_bytes)
         except OSError as error:
@@ -166,7 +166,7 @@ def _prefix_folder(settings: GenerationSettings) -> Iterator[PrefixFolder | None
 
 
 @contextmanager
-def _taken(folder: Path, replicas: int, flag: str) -> Iterator[Path]:
+def _locked(folder: Path, replicas: int, flag: str) -> Iterator[Path]:
     """This server's folder in `folder`, locked. Raises CannotStart, which names the `flag`."""
     with ExitStack() as stack:
         try:

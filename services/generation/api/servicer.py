@@ -124,7 +124,7 @@ class GenerationServicer(GenerationServiceServicer):
         """A message, made on a thread if it `spells` tokens by another engine's tokenizer, with a call for each.
         Raises Unavailable if that does not answer.
         """
-        if not (spells and self.tokenizer.far):
+        if not (spells and self.tokenizer.is_remote):
             return make()
         with engine_errors("prompt"):
             return await asyncio.to_thread(make)

@@ -34,10 +34,10 @@ class Spelling:
         self._ahead, self._behind = self._ahead + "".join(pieces), self._behind + text
         self._unclear = self._unclear or _UNKNOWN in self._ahead or _UNKNOWN in self._behind
         if self._unclear:
-            self._ahead, self._behind = clear(self._ahead), clear(self._behind)
+            self._ahead, self._behind = without_unknown(self._ahead), without_unknown(self._behind)
         common = min(len(self._ahead), len(self._behind))
         if self._ahead[:common] != self._behind[:common]:
-            raise _parted(self._ahead[:common], self._behind[:common])
+            raise _mismatch(self._ahead[:common], self._behind[:common])
         self._ahead, self._behind = self._ahead[common:], self._behind[common:]
 
     def end(self, stop: str | None, *, by_token: bool) -> str:
@@ -46,7 +46,8 @@ class Spelling:
 
         Raises UpstreamError.
         """
-        if stop is not None and clear("".join(self._spelled[:-_LATE])).startswith(clear(self._text + stop)):
+        early = without_unknown("".join(self._spelled[:-_LATE]))
+        if stop is not None and early.startswith(without_unknown(self._text + stop)):
             raise UpstreamError(f"went on for more than {_LATE} tokens after the stop string {stop!r}")
         pieces = self._spelled[:-1] if by_token else self._spelled
         return missing("".join(pieces) + self._decoder.flush(), self._text, stop)
@@ -55,10 +56,10 @@ class Spelling:
 def missing(spelled: str, text: str, stop: str | None) -> str:
     """See `Spelling.end`. Raises UpstreamError if the text is not that of the ids."""
     rest = _after(spelled, text + (stop or ""))
-    held = rest is not None and len(clear(rest)) <= _HELD * rest.endswith(_UNKNOWN)
+    held = rest is not None and len(without_unknown(rest)) <= _HELD * rest.endswith(_UNKNOWN)
     if rest is not None and (stop is not None or held):
         return rest if stop is None and spelled.startswith(text) else ""
-    raise _parted(spelled, text + (stop or ""))
+    raise _mismatch(spelled, text + (stop or ""))
 
 
 def _after(spelled: str, text: str) -> str | None:
@@ -83,12 +84,12 @@ def _after(spelled: str, text: str) -> str | None:
     return spelled[at:]
 
 
-def clear(text: str) -> str:
+def without_unknown(text: str) -> str:
     """The text without U+FFFD, which stands for bytes of no character or of an incomplete one."""
     return text.replace(_UNKNOWN, "")
 
 
-def _parted(spelled: str, text: str) -> UpstreamError:
+def _mismatch(spelled: str, text: str) -> UpstreamError:
     pairs = enumerate(zip(spelled, text, strict=False))
     place = next((at for at, (one, other) in pairs if one != other), min(len(spelled), len(text)))
     return UpstreamError(

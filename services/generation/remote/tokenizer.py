@@ -28,13 +28,13 @@ _MARK = re.compile(
 _MOST_ASKED = 1000  # texts of a conversation, each with a call of the engine
 
 
-class FarTokenizer:
+class RemoteTokenizer:
     """A `TextCodec` over HTTP. Tools are described in text, as for templates without tools.
 
     Calls raise ValueError if the engine refuses the text or the ids, EngineStopped if it does not answer as it should.
     """
 
-    far = True
+    is_remote = True
     has_chat_template = True  # without one the engine refuses the messages
     chat_template_digest: str | None = None
     tool_calls: ToolCallSyntax = PLAIN

@@ -392,7 +392,7 @@ class PromptReader:
             raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")
         if size > _LONGEST_TOKEN_BYTES * self._context_length:
             raise self._too_long(field, f"{size} bytes")
-        near = size <= _INLINE_BYTES and not self.tokenizer.far
+        near = size <= _INLINE_BYTES and not self.tokenizer.is_remote
         near = near and not (as_text and self.tokenizer.may_spell_markup(texts))
         try:
             return tuple(encode() if near else await asyncio.to_thread(encode))

@@ -45,7 +45,7 @@ class TextCodec(Protocol):
     """
 
     @property
-    def far(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether a call leaves this process."""
         ...
 
@@ -124,7 +124,7 @@ class Tokenizer:
         except Exception as error:  # errors of many kinds, each about these files
             raise ConfigInvalid(f"{path}: the tokenizer does not load: {error}") from error
 
-    far = False
+    is_remote = False
 
     @property
     def fast(self) -> FastTokenizer:

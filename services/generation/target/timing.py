@@ -32,7 +32,7 @@ _AGAIN, _WARM = 8, 0.3
 """Passes over one row before each round, and a time limit for them in seconds: after a pass over many rows, or a pause,
 passes are slower or faster than in steady decoding for a while, by what is in the caches and by the memory's speed.
 """
-_STEADY, _SETTLING = 0.03, 3.0  # a change of time that is none, and a limit in seconds until there is none
+_STEADY, _SETTLING = 0.03, 3.0  # change of time that counts as none, and a limit in seconds for reaching it
 _CHANGED, _DISTURBED = 1.1, 1.5
 """Ratios of passes over one row in two rounds from which on the memory's speed has changed, as it does on machines that
 share their memory, and from which on another program used it. Multiples of one row differ little by the first.

@@ -189,7 +189,7 @@ class StoredTensor:
 def _finite(blocks: Bytes, layout: BlockLayout) -> bool:
     if layout.storage == "float32":
         return bool(np.isfinite(blocks.view("<f4")).all())
-    if layout.storage == "mxfp4":  # an exponent of 255 is not a number, and six times those below it may be infinite
+    if layout.storage == "mxfp4":  # 255 is not a number; with 253 or 254, six times the scale may be infinite
         return bool((blocks[:, 0] <= _LARGEST_EXPONENT).all())
     if layout.halves:
         blocks = np.ascontiguousarray(blocks[:, layout.halves_at : layout.halves_at + layout.halves])

@@ -226,7 +226,7 @@ STORAGES = {
             ),
             middle=32, groups=8, parts=2,
         ),
-        # an exponent of 255 is not a number, and six times those below it may be infinite
+        # 255 is not a number; with 253 or 254, six times the scale may be infinite
         Storage("mxfp4", 4, ScaledBlock(lambda group: [_byte(0, 0xFD, 0xFE)], _nibbles(1)), quantised=False),
     )
 }  # fmt: skip

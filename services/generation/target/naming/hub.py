@@ -111,7 +111,7 @@ def look_up(name: HubName, memory: int | None = None) -> HubModel:
         raise ModelNotFound(f"{name}: the repository has no GGUF files; leave out {name.wanted}")
     _check_parts(name, wanted)
     if chosen and (beside := sidecar_of(chosen, sizes)):  # its block drafts without a flag
-        wanted += [part for part in files_of(beside) if part in sizes]  # of a missing part the server has a word
+        wanted += [part for part in files_of(beside) if part in sizes]  # the server reports a missing part
     return found.model(name, wanted, chosen)
 
 

@@ -30,7 +30,7 @@ _PAGE = 1 << 21
 _CHUNK = 16 * _PAGE  # a mapping for small pieces: a page for each would be mostly empty
 _BORDER = 4096  # the alignment of pieces in bytes
 _KEPT, _SPARE = 1 << 22, 4
-"""Floats whose memory is kept in any case, and times the wanted ones of which it may be."""
+"""Floats up to which memory is always reused, and the largest ratio of larger memory to the wanted size."""
 
 
 class _Chunk:
@@ -93,8 +93,8 @@ class _Lease:
 
 
 class ReusedMemory:
-    """Allocates arrays whose memory is reused once they, and all views of them, are deleted, but not much of it for
-    little. Used by one thread.
+    """Allocates arrays whose memory is reused once they, and all views of them, are deleted, unless it is far too
+    large. Used by one thread.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from services.generation.target.progress import Progress
 _MOST_CACHE = 64 << 20  # bytes of a layer's keys in the probed history
 _ROWS = 40  # of attention, together
 _SAMPLED = (*range(1, 34), 47, 64, 100, 128, 255, 256)
-"""Numbers of rows for teams but that of all threads: a member computes its panels alike in all teams."""
+"""Numbers of rows that smaller teams compute (the largest computes all): members compute panels alike in all teams."""
 
 
 @dataclass(frozen=True, slots=True)

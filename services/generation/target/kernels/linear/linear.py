@@ -7,7 +7,7 @@ bits do not depend on the number of rows or on the member that computes it.
 Weights are widened in registers and used for up to 12 rows. More rows are multiplied with each panel in chunks, while
 its weights are in a cache. A chunk leaves registers for two vectors of columns, so that an x is loaded once for both:
 Intel's Ice Lake multiplies two vectors of 64 bytes a cycle and loads about one. Machines with few registers would widen
-too often: they widen a block of 64 columns into the first-level cache and multiply it with all rows in tiles.
+too often: they widen a block of 32 columns into the first-level cache and multiply it with all rows in tiles.
 """
 
 from __future__ import annotations

@@ -131,10 +131,10 @@ class Code:
             place.align = 64
             return self.b.inttoptr(self.b.ptrtoint(place, I64), POINTER)
 
-    def variable(self, kind: Any, initial: Value) -> Value:
+    def variable(self, initial: Value) -> Value:
         """A variable that LLVM keeps in a register."""
         with self.b.goto_entry_block():
-            place = self.b.alloca(kind)
+            place = self.b.alloca(initial.type)
         self.b.store(initial, place)
         return place
 

@@ -54,8 +54,7 @@ def build(module: ir.Module, machine: Machine, cached: Lines) -> None:
         out = c.at(c.at(record.mixed, c.mul(row, record.mixed_stride)), column)
 
         def convolved(at: Value, lanes: int) -> None:
-            kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
-            total = c.variable(kind, c.vector(F32, 0.0, lanes))
+            total = c.variable(c.vector(F32, 0.0, lanes))
             with c.loop(record.taps, hidden) as tap:
                 weight = c.load(c.at(record.weight, c.add(c.mul(c.mul(tap, record.padded), 4), column)), at, F32, lanes)
                 place = c.at(record.values, c.load(places, c.mul(tap, 8), I64))

@@ -119,7 +119,7 @@ def _convolved(
     c, record, passed = kernel.code, kernel.record, kernel.passed
     places = c.stack_alloc(8 * MOST_TAPS)
     taps = c.at(passed.step_taps, c.mul(c.mul(step, record.taps), 4))
-    hidden = c.variable(I64, c.i(0))  # taps before the first position
+    hidden = c.variable(c.i(0))  # taps before the first position
     with c.loop(record.taps) as tap:
         slot = c.index(taps, tap)
         c.store(c.mul(c.add(c.mul(slot, record.padded), column), cached.size), places, c.mul(tap, 8))
@@ -127,8 +127,7 @@ def _convolved(
     seen = c.get(hidden)
 
     def each(at: Value, lanes: int) -> None:
-        kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
-        total = c.variable(kind, c.load(c.at(record.bias, c.mul(column, 4)), at, F32, lanes))
+        total = c.variable(c.load(c.at(record.bias, c.mul(column, 4)), at, F32, lanes))
         with c.loop(record.taps, seen) as tap:
             weight = c.load(c.at(record.weight, c.mul(c.add(c.mul(tap, channels), column), 4)), at, F32, lanes)
             place = c.at(record.values, c.load(places, c.mul(tap, 8), I64))
@@ -147,7 +146,7 @@ def _fold(module: ir.Module, machine: Machine) -> None:
     """
     kernel = Kernel(module, machine, "fold")
     c, record, passed = kernel.code, kernel.record, kernel.passed
-    b, kind = c.b, ir.VectorType(F32, STATE_LANES)
+    b = c.b
     panels = c.div(record.value_dim, STATE_LANES)
     first, last = kernel.share(c.mul(record.value_heads, panels))
     keys = c.mul(record.key_heads, record.key_dim)
@@ -175,16 +174,16 @@ def _fold(module: ir.Module, machine: Machine) -> None:
         def scalar(vector: Value, i: Value, part: int) -> Value:
             return c.repeated(c.load(vector, c.mul(c.add(i, part), 4), F32), STATE_LANES)
 
-        changed = c.variable(kind, value)
+        changed = c.variable(value)
         with c.when(c.compare(record.delta, "!=", 0)):
-            known = [c.variable(kind, c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
+            known = [c.variable(c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
             with c.loop(record.key_dim, step=PARTS) as i:
                 for part, total in enumerate(known):
                     s = c.load(before, c.mul(c.add(i, part), _BYTES), F32, STATE_LANES)
                     c.put(c.fma(s, scalar(key, i, part), c.get(total)), total)
             c.put(b.fsub(value, b.fmul(decay, _together(c, known))), changed)
         change = b.fmul(c.get(changed), strength)
-        found = [c.variable(kind, c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
+        found = [c.variable(c.vector(F32, 0.0, STATE_LANES)) for _ in range(PARTS)]
         with c.loop(record.key_dim, step=PARTS) as i:
             for part, total in enumerate(found):
                 place = c.mul(c.add(i, part), _BYTES)
@@ -194,7 +193,7 @@ def _fold(module: ir.Module, machine: Machine) -> None:
                 c.put(c.fma(s, scalar(query, i, part), c.get(total)), total)
         row = c.index(passed.step_rows, step)
         with c.when(c.compare(row, ">=", 0)):
-            out = c.variable(kind, _together(c, found))
+            out = c.variable(_together(c, found))
             with c.when(c.compare(record.delta, "==", 0)):
                 skip = c.load(record.skips, c.mul(head, 4), F32)
                 c.put(c.fma(c.repeated(skip, STATE_LANES), value, c.get(out)), out)

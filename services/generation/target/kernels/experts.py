@@ -43,13 +43,12 @@ def _route(module: ir.Module, machine: Machine) -> None:
 def _choose(kernel: Kernel, logits: Value, pair: Value) -> None:
     """Compute picks and shares of one row, whose first pair is `pair`."""
     c, record = kernel.code, kernel.record
-    b, zero = c.b, c.real(0.0)
+    b = c.b
     with c.when(c.compare(record.scored, "!=", 0)), c.loop(record.experts) as expert:
         c.store(sigmoid(c, c.load(logits, c.mul(expert, 4), F32)), logits, c.mul(expert, 4))
-    last, last_logit = c.variable(I64, c.i(-1)), c.variable(F32, c.real(float("inf")))
+    last, last_logit = c.variable(c.i(-1)), c.variable(c.real(float("inf")))
     with c.loop(record.chosen) as rank:
-        best, best_logit = c.variable(I64, c.i(0)), c.variable(F32, zero)
-        c.put(c.i(-1), best)
+        best, best_logit = c.variable(c.i(-1)), c.variable(c.real(0.0))
         with c.loop(record.experts) as expert:
             at = c.mul(expert, 4)
             logit = b.fadd(c.load(logits, at, F32), c.load(record.bias, at, F32))
@@ -87,8 +86,7 @@ def _sigmoids(kernel: Kernel, logits: Value, pair: Value) -> None:
 def _scores(kernel: Kernel, scores: Value, pair: Value) -> None:
     """Compute shares of a row: its scores, normalised (with SCORED_EPSILON) or not."""
     c, record = kernel.code, kernel.record
-    total = c.variable(F32, c.real(0.0))
-    c.put(c.real(0.0), total)
+    total = c.variable(c.real(0.0))
 
     def score(number: Value) -> Value:
         return c.load(scores, c.mul(c.word(record.picks, number), 4), F32)
@@ -106,10 +104,9 @@ def _scores(kernel: Kernel, scores: Value, pair: Value) -> None:
 def _parts(kernel: Kernel, logits: Value, pair: Value) -> None:
     """Compute shares of a row by softmax over the chosen experts or over all."""
     c, record = kernel.code, kernel.record
-    b, zero = c.b, c.real(0.0)
+    b = c.b
     top = c.load(logits, c.mul(c.word(record.picks, pair), 4), F32)
-    total = c.variable(F32, zero)
-    c.put(zero, total)
+    total = c.variable(c.real(0.0))
 
     def weight(expert: Value) -> Value:
         return exponential(c, b.fsub(c.load(logits, c.mul(expert, 4), F32), top))
@@ -202,9 +199,7 @@ def _mix(module: ir.Module, machine: Machine) -> None:
 
 
 def _sum(c: Code, record: Any, pair: Value, at: Value, lanes: int) -> Value:
-    kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
-    total, zero = c.variable(kind, c.vector(F32, 0.0, lanes)), c.vector(F32, 0.0, lanes)
-    c.put(zero, total)
+    total = c.variable(c.vector(F32, 0.0, lanes))
     with c.loop(record.chosen) as rank:
         number = c.add(pair, rank)
         line = c.at(record.y, c.mul(c.word(record.places, number), record.y_stride))

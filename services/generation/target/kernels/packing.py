@@ -24,7 +24,7 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     rows, panels, blocks, count, found = c.arguments
     parts, size = storage.block.numbers(storage), storage.header + storage.groups * storage.group
     block = (max(place for part in parts for place in part.bits) + 1) // 8  # bytes, all of which are read
-    infinite = c.variable(ir.VectorType(I1, _COLUMNS), c.vector(I1, 0, _COLUMNS))
+    infinite = c.variable(c.vector(I1, 0, _COLUMNS))
     with c.loop(c.mul(count, blocks)) as number, c.loop(PANEL, step=_COLUMNS) as first:
         panel, at = c.div(number, blocks), c.mul(c.rem(number, blocks), block)
         table = c.at(rows, c.mul(c.add(c.mul(panel, PANEL), first), 8))

@@ -190,8 +190,7 @@ def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
 
 def sum_of_squares(c: Code, row: Value, size: Value) -> Value:
     """The sum of squares of [size]: square i is added to lane i % LANES by fma, then lanes are folded."""
-    b, kind = c.b, ir.VectorType(F32, LANES)
-    sums = c.variable(kind, c.vector(F32, 0.0, LANES))
+    sums = c.variable(c.vector(F32, 0.0, LANES))
     whole = c.sub(size, c.rem(size, LANES))
     with c.loop(whole, step=LANES) as i:
         x = c.load(row, c.mul(i, 4), F32, LANES)
@@ -203,7 +202,7 @@ def sum_of_squares(c: Code, row: Value, size: Value) -> Value:
             x, lane = c.load(row, c.mul(i, 4), F32), c.mul(c.rem(i, LANES), 4)
             c.store(c.fma(x, x, c.load(rest, lane, F32)), rest, lane)
         c.put(c.load(rest, 0, F32, LANES), sums)
-    return c.folded(c.get(sums), b.fadd)
+    return c.folded(c.get(sums), c.b.fadd)
 
 
 def _norm(module: ir.Module, machine: Machine) -> None:
@@ -213,7 +212,7 @@ def _norm(module: ir.Module, machine: Machine) -> None:
     b = c.b
     first, last = kernel.share(kernel.rows())
     with c.loop(last, first) as row:
-        source = c.variable(I64, row)
+        source = c.variable(row)
         with c.when(c.compare(record.index, "!=", 0)):
             c.put(c.index(kernel.passed.wanted_rows, row), source)
         x = c.at(record.x, c.mul(c.get(source), record.x_stride))
@@ -329,8 +328,7 @@ def _convolve_block(module: ir.Module, machine: Machine) -> None:
             column = c.mul(c.mul(group, record.group), 4)
 
             def convolved(at: Value, lanes: int) -> None:
-                kind = ir.VectorType(F32, lanes) if lanes > 1 else F32
-                total = c.variable(kind, c.vector(F32, 0.0, lanes))
+                total = c.variable(c.vector(F32, 0.0, lanes))
                 with c.loop(seen) as tap:
                     weight = c.load(
                         c.at(record.weight, c.mul(c.mul(tap, record.size), 4)), c.add(column, at), F32, lanes
@@ -380,12 +378,12 @@ def _product(module: ir.Module, machine: Machine) -> object:
     """product(x, matrix, terms, outputs, out): out = x M as in Linear; matrix [terms][outputs padded]."""
     c = Code(module, machine, "product", (POINTER, POINTER, I64, I64, POINTER))
     x, matrix, terms, outputs, out = c.arguments
-    b, kind, zero = c.b, ir.VectorType(F32, LANES), c.vector(F32, 0.0, LANES)
+    b, zero = c.b, c.vector(F32, 0.0, LANES)
     stride = c.mul(c.ceil_div(outputs, LANES), _BYTES)
     with c.loop(outputs, step=LANES) as n:
-        total = c.variable(kind, zero)
+        total = c.variable(zero)
         with c.loop(terms, step=128) as start:
-            part = c.variable(kind, zero)
+            part = c.variable(zero)
             with c.loop(c.smaller(terms, c.add(start, 128)), start) as k:
                 w = c.load(c.at(matrix, c.mul(k, stride)), c.mul(n, 4), F32, LANES)
                 factor = c.repeated(c.load(x, c.mul(k, 4), F32), LANES)

@@ -61,7 +61,7 @@ def _member(module: ir.Module, machine: Machine, run: Any) -> None:
     c = Code(module, machine, "member", (POINTER, I64), exported=True)
     b, (pool, number) = c.b, c.arguments
     programs = _word(c, pool, "programs")
-    seen = c.variable(I64, c.i(0))
+    seen = c.variable(c.i(0))
     again = c.function.append_basic_block("again")
     b.branch(again)
     b.position_at_end(again)

@@ -246,7 +246,7 @@ class _Span:
 
     def __init__(self, c: Code, record: Any, passed: Any, tile: _Tile) -> None:
         most = c.i(1 << 62)
-        low, high, latest, whole, until = (c.variable(I64, v) for v in (most, c.i(0), c.i(0), c.i(0), most))
+        low, high, latest, whole, until = (c.variable(v) for v in (most, c.i(0), c.i(0), c.i(0), most))
         sequence = c.index(passed.sequences, tile.start)
         with c.loop(tile.end, tile.start) as row:
             first, length = seen(c, record, passed, row)

@@ -163,7 +163,7 @@ class _Block:
         A key's score does not depend on its neighbours, so whole blocks of the cache are scored, one after another.
         """
         c = self.c
-        scored = c.variable(I64, c.i(-1))
+        scored = c.variable(c.i(-1))
         with c.loop(self.high) as j:
             slot = self.path.slot(c.add(self.start, j))
             number, offset = c.div(slot, BLOCK), c.rem(slot, BLOCK)

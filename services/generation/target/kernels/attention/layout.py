@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.generation.target.blocks import BLOCK
-from services.generation.target.kernels.code import I64, Code, Value
+from services.generation.target.kernels.code import Code, Value
 from services.generation.target.kernels.records import Kernel
 
 LANES = 16
@@ -80,7 +80,7 @@ class Path:
 
     def slot(self, position: Value) -> Value:
         c = self._code
-        slot = c.variable(I64, c.i(0))
+        slot = c.variable(c.i(0))
 
         def in_table() -> None:
             number = c.index(self.table, c.div(position, BLOCK))

@@ -143,7 +143,7 @@ def _add_products(c: Code, sums: list[list[Value]], factor: _Part, term: _Part) 
 def _sums(c: Code, heads: int, vectors: int) -> list[list[Value]]:
     """Variables for vectors of sums of each head, +0."""
     zero = c.vector(F32, 0.0, c.machine.lanes)
-    return [[c.variable(zero.type, zero) for _ in range(vectors)] for _ in range(heads)]
+    return [[c.variable(zero) for _ in range(vectors)] for _ in range(heads)]
 
 
 def _scores(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> Any:

@@ -71,7 +71,7 @@ class Rounded:
     def store_query(self, kernel: Kernel, head_buffer: Value, to: Value, scale: Value) -> None:
         c, dim = kernel.code, kernel.record.dim
         elementwise(c, dim, head_buffer, [head_buffer], partial(scaled, c, factor=scale))
-        sums = c.variable(ir.VectorType(I32, LANES), c.vector(I32, 0, LANES))
+        sums = c.variable(c.vector(I32, 0, LANES))
 
         def keep(i: Value, whole: Value) -> None:
             c.store(c.b.trunc(whole, ir.VectorType(I8, LANES)), to, i)
@@ -172,7 +172,7 @@ def _rounded(c: Code, head: Value, dim: Value, keep: Callable[[Value, Value], No
     b, kind, whole = c.b, ir.VectorType(I32, LANES), _whole(c, dim)
     with c.loop(whole, dim) as i:
         c.store(c.real(0.0), head, c.mul(i, 4))
-    most = c.variable(kind, c.vector(I32, 0, LANES))
+    most = c.variable(c.vector(I32, 0, LANES))
     with c.loop(whole, step=LANES) as i:
         bits = b.and_(c.load(head, c.mul(i, 4), I32, LANES), c.vector(I32, 0x7FFFFFFF, LANES))
         c.put(c.intrinsic("llvm.umax", kind, bits, c.get(most)), most)
@@ -218,9 +218,7 @@ def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], tota
 
 def _totals(c: Code, starts: Sequence[Value], vectors: int) -> list[list[Value]]:
     """Variables [lanes] of int32, `vectors` for each start."""
-    lanes = c.machine.lanes
-    kind = ir.VectorType(I32, lanes) if lanes > 1 else I32
-    return [[c.variable(kind, c.repeated(start, lanes)) for _ in range(vectors)] for start in starts]
+    return [[c.variable(c.repeated(start, c.machine.lanes)) for _ in range(vectors)] for start in starts]
 
 
 def _as_float(c: Code, total: Value) -> Value:

@@ -136,7 +136,6 @@ def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) 
     """Some columns of `together` panels, for all inputs."""
     c, record, storage, rows = parts.code, parts.record, parts.storage, parts.rows
     lanes = c.machine.lanes
-    vector = ir.VectorType(F32, lanes) if lanes > 1 else F32
     size = panel_bytes(c, record, storage)
     place = c.at(record.weights, c.mul(panel, size))
     panels = [c.at(place, c.mul(size, s)) for s in range(together)]
@@ -145,7 +144,7 @@ def _direct_panels(parts: _Direct, panel: Value, together: int, columns: range) 
     zero = c.vector(F32, 0.0, lanes)
     outs = parts.outs(panel)
     with c.loop(blocks) as block:
-        sums = [[c.variable(vector, zero) for _ in pieces] for _ in range(rows)]
+        sums = [[c.variable(zero) for _ in pieces] for _ in range(rows)]
         places = [block_place(c, storage, p, block) for p in panels]
         xs = parts.x_rows(block)
         left = c.smaller(c.sub(record.groups, c.mul(block, PER_BLOCK)), PER_BLOCK)
@@ -240,13 +239,13 @@ def _tile(module: ir.Module, machine: Machine, rows: int) -> Any:
     c = Code(module, machine, f"tile_{rows}", (POINTER, I64, POINTER, POINTER, I64, I64, POINTER))
     weights, count, x, y, y_stride, first, bias = c.arguments
     b, lanes = c.b, machine.lanes
-    vector, zero = (ir.VectorType(F32, lanes) if lanes > 1 else F32), c.vector(F32, 0.0, lanes)
+    zero = c.vector(F32, 0.0, lanes)
     width = _tile_vectors(machine, rows) * lanes
     is_first, is_last = c.compare(first, "!=", 0), b.icmp_unsigned("!=", b.ptrtoint(bias, I64), c.i(0))
     with c.loop(PANEL // width) as part:
         left = c.mul(part, 4 * width)
         columns = range(0, width, lanes)
-        sums = [[c.variable(vector, zero) for _ in columns] for _ in range(rows)]
+        sums = [[c.variable(zero) for _ in columns] for _ in range(rows)]
         unroll = 4
         with c.loop(c.div(count, unroll)) as turn:
             line = c.at(c.at(weights, left), c.mul(turn, 4 * PANEL * unroll))

@@ -194,7 +194,7 @@ def _tile(module: ir.Module, machine: Machine, storage: Storage, rows: int) -> A
     with c.loop(last, first) as panel:
         place = c.at(record.weights, c.mul(panel, size))
         zero = c.vector(F32, 0.0, lanes)
-        sums = [[c.variable(zero.type, zero) for _ in columns] for _ in range(rows)]
+        sums = [[c.variable(zero) for _ in columns] for _ in range(rows)]
 
         def group(header: Value, start: Value, number: Value) -> None:
             near = c.at(x, c.mul(number, x_stride))
@@ -260,7 +260,7 @@ def _block_tile(module: ir.Module, machine: Machine, storage: Storage, rows: int
     lanes, outs = machine.lanes, [c.at(y, c.mul(y_stride, r)) for r in range(rows)]
     columns = range(0, PANEL, lanes)
     before = [[c.load(out, 4 * column, F32, lanes) for column in columns] for out in outs]
-    sums = [[c.variable(value.type, value) for value in each] for each in before]
+    sums = [[c.variable(value) for value in each] for each in before]
     with c.loop(groups) as number:
         near, place = c.at(x, c.mul(number, x_stride)), c.at(weights, c.mul(number, unpacked_bytes(storage)))
         _add_group(c, storage, lambda column: UnpackedGroup(c, storage, place, column, lanes), near, sums)

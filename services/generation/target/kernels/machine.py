@@ -45,6 +45,11 @@ class Machine:
         """The features that kernels may use, as LLVM's string."""
         return ",".join([f"+{feature}" for feature in self.needs] + ["-prefer-256-bit"] * (self.lanes == 16))
 
+    def vectors(self, rows: int, columns: int) -> int:
+        """Adjacent vectors of at most `columns` columns whose sums fit the registers, for each of the rows."""
+        fits = (12 if self.registers == 16 else 24) // rows
+        return min(columns // self.lanes, 1 << max(fits.bit_length() - 1, 0))
+
 
 MACHINES = {
     machine.name: machine

@@ -113,12 +113,6 @@ class Numbers:
         )
 
 
-def _together(machine: Machine, heads: int) -> int:
-    """Adjacent vectors of columns whose sums fit the registers, for each of the heads."""
-    fits = (12 if machine.registers == 16 else 24) // heads
-    return min(BLOCK // machine.lanes, 1 << (fits.bit_length() - 1))
-
-
 def _add_products(c: Code, sums: list[list[Value]], factor: _Part, term: _Part) -> None:
     """sums[h][v] += factor(h) * term(v), by fma. Factors are loaded into registers first if they fit, else terms."""
     heads, vectors = len(sums), len(sums[0])
@@ -155,7 +149,7 @@ def _scores(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> A
     c = Code(module, machine, f"scores_{heads}", (POINTER, POINTER, I64, I64, POINTER, POINTER))
     keys, queries, stride, dim, out, ahead = c.arguments
     rows = [c.at(queries, c.mul(stride, h)) for h in range(heads)]
-    together, lanes = _together(machine, heads), machine.lanes
+    together, lanes = machine.vectors(heads, BLOCK), machine.lanes
     with c.loop(BLOCK, step=lanes * together) as first:
         sums = _sums(c, heads, together)
         with c.loop(dim) as i:
@@ -201,7 +195,7 @@ def _mix(module: ir.Module, machine: Machine, form: Numbers, heads: int) -> Any:
             for v, total in enumerate(each):
                 c.store(c.get(total), place, 4 * lanes * v)
 
-    in_columns(c, padded, _together(machine, heads), columns)
+    in_columns(c, padded, machine.vectors(heads, BLOCK), columns)
     return c.done()
 
 

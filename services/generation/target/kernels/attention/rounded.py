@@ -198,8 +198,7 @@ def _fetches(machine: Machine, heads: int) -> bool:
 
 def _together(machine: Machine, heads: int) -> int:
     """Adjacent vectors of columns whose sums fit the registers, for each of the heads."""
-    fits = (12 if machine.registers == 16 else 24) // heads // (1 if machine.products in _FOURS else 2)
-    return min(BLOCK // machine.lanes, 1 << max(fits.bit_length() - 1, 0))
+    return machine.vectors(heads * (1 if machine.products in _FOURS else 2), BLOCK)
 
 
 def _add_group(c: Code, table: Value, stride: Value, rows: Sequence[Value], totals: Sequence[Sequence[Value]]) -> None:

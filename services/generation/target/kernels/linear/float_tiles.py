@@ -225,12 +225,6 @@ def widen_function(module: ir.Module, machine: Machine, storage: Storage) -> Any
     return module.globals.get("widen") or _widen(module, machine, storage)
 
 
-def _tile_vectors(machine: Machine, rows: int) -> int:
-    """Vectors of columns in a tile: as many as sums fit the registers, since each sum waits for its last fma."""
-    sums = 12 if machine.registers == 16 else 24
-    return min(PANEL // machine.lanes, 1 << ((sums // rows).bit_length() - 1))
-
-
 def _tile(module: ir.Module, machine: Machine, rows: int) -> Any:
     """tile(weights, count, x, y, y_stride, is_first, bias): add one block to y of `rows` rows of a panel.
 
@@ -240,7 +234,7 @@ def _tile(module: ir.Module, machine: Machine, rows: int) -> Any:
     weights, count, x, y, y_stride, first, bias = c.arguments
     b, lanes = c.b, machine.lanes
     zero = c.vector(F32, 0.0, lanes)
-    width = _tile_vectors(machine, rows) * lanes
+    width = machine.vectors(rows, PANEL) * lanes  # each sum waits for its last fma
     is_first, is_last = c.compare(first, "!=", 0), b.icmp_unsigned("!=", b.ptrtoint(bias, I64), c.i(0))
     with c.loop(PANEL // width) as part:
         left = c.mul(part, 4 * width)

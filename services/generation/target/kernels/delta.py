@@ -17,7 +17,7 @@ from services.generation.target.kernels.records import Kernel
 from services.generation.target.kernels.row_operations import (
     elementwise,
     exponential,
-    inverse_rms,
+    normalise,
     scaled,
     sigmoid,
     silu,
@@ -225,22 +225,13 @@ def _normed_gate(module: ir.Module, machine: Machine) -> None:
         def gated() -> None:
             elementwise(c, record.dim, mixed, (mixed, gate), lambda x, gate: c.b.fmul(x, silu(c, gate)))
 
-        def normed(weight: Value) -> None:
-            inverse = inverse_rms(c, mixed, record.dim, record.epsilon)
-
-            def scaled(at: Value, lanes: int) -> None:
-                y = c.b.fmul(c.load(mixed, at, F32, lanes), c.repeated(inverse, lanes))
-                c.store(c.b.fmul(y, c.load(weight, at, F32, lanes)), mixed, at)
-
-            vectors(c, record.dim, scaled)
-
         def norm_first() -> None:
-            normed(record.weight)
+            normalise(c, mixed, mixed, record.weight, record.dim, record.epsilon)
             gated()
 
         def gate_first() -> None:
             gated()
-            normed(c.at(record.weight, c.mul(column, 4)))
+            normalise(c, mixed, mixed, c.at(record.weight, c.mul(column, 4)), record.dim, record.epsilon)
 
         c.either(c.compare(record.delta, "!=", 0), norm_first, gate_first)
     c.done()

@@ -188,6 +188,12 @@ def inverse_rms(c: Code, row: Value, size: Value, epsilon: Value) -> Value:
     return c.b.fdiv(c.real(1.0), c.sqrt(c.b.fadd(mean, epsilon)))
 
 
+def normalise(c: Code, x: Value, out: Value, weight: Value, size: Value, epsilon: Value) -> None:
+    """out = (x * inverse rms) * weight, of [size] each (Zhang and Sennrich 2019); `out` may be `x`."""
+    inverse = inverse_rms(c, x, size, epsilon)
+    elementwise(c, size, out, (x, weight), lambda value, by: c.b.fmul(scaled(c, value, inverse), by))
+
+
 def sum_of_squares(c: Code, row: Value, size: Value) -> Value:
     """The sum of squares of [size]: square i is added to lane i % LANES by fma, then lanes are folded."""
     sums = c.variable(c.vector(F32, 0.0, LANES))
@@ -209,7 +215,6 @@ def _norm(module: ir.Module, machine: Machine) -> None:
     """out[r] = (x[r] * inverse rms) * weight (Zhang and Sennrich 2019); with `index`, x of the r-th wanted row."""
     kernel = Kernel(module, machine, "norm")
     c, record = kernel.code, kernel.record
-    b = c.b
     first, last = kernel.share(kernel.rows())
     with c.loop(last, first) as row:
         source = c.variable(row)
@@ -217,13 +222,7 @@ def _norm(module: ir.Module, machine: Machine) -> None:
             c.put(c.index(kernel.passed.wanted_rows, row), source)
         x = c.at(record.x, c.mul(c.get(source), record.x_stride))
         out = c.at(record.out, c.mul(row, record.out_stride))
-        inverse = inverse_rms(c, x, record.size, record.epsilon)
-
-        def scaled(at: Value, lanes: int) -> None:
-            y = b.fmul(c.load(x, at, F32, lanes), c.repeated(inverse, lanes))
-            c.store(b.fmul(y, c.load(record.weight, at, F32, lanes)), out, at)
-
-        vectors(c, record.size, scaled)
+        normalise(c, x, out, record.weight, record.size, record.epsilon)
     c.done()
 
 

@@ -9,7 +9,7 @@ from services.generation.target.kernels.attention.form import Form, Place
 from services.generation.target.kernels.code import F32, I32, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import Kernel
-from services.generation.target.kernels.row_operations import inverse_rms, vectors
+from services.generation.target.kernels.row_operations import normalise, vectors
 from services.generation.target.sizes import MOST_HEAD_DIM
 
 
@@ -61,21 +61,14 @@ def build(module: ir.Module, machine: Machine, form: Form) -> None:
 def _normalise(kernel: Kernel, source: Value, head_buffer: Value, weight: Value) -> None:
     """head_buffer = the head at `source`, normalised if it has a norm."""
     c, record = kernel.code, kernel.record
-    b = c.b
 
     def normalised() -> None:
-        inverse = inverse_rms(c, source, record.dim, record.epsilon)
-
-        def scaled(at: Value, lanes: int) -> None:
-            y = b.fmul(c.load(source, at, F32, lanes), c.repeated(inverse, lanes))
-            c.store(b.fmul(y, c.load(weight, at, F32, lanes)), head_buffer, at)
-
-        vectors(c, record.dim, scaled)
+        normalise(c, source, head_buffer, weight, record.dim, record.epsilon)
 
     def copied() -> None:
         vectors(c, record.dim, lambda at, lanes: c.store(c.load(source, at, F32, lanes), head_buffer, at))
 
-    c.either(b.icmp_unsigned("!=", weight, ir.Constant(POINTER, None)), normalised, copied)
+    c.either(c.b.icmp_unsigned("!=", weight, ir.Constant(POINTER, None)), normalised, copied)
 
 
 def _turn(kernel: Kernel, head_buffer: Value, position: Value) -> None:

@@ -117,6 +117,12 @@ class Kernel:
         first = c.div(c.mul(units, self.member), self.members)
         return first, c.div(c.mul(units, c.add(self.member, 1)), self.members)
 
+    def panels(self) -> tuple[Value, Value]:
+        """This member's panels of a linear layer, and of operations on its output, which need no barrier after it."""
+        unit = self.record.unit
+        first, last = self.share(self.code.div(self.record.panels, unit))
+        return self.code.mul(first, unit), self.code.mul(last, unit)
+
     def scratch(self) -> Value:
         """The scratch of this member."""
         return self.code.at(self.record.scratch, self.code.mul(self.member, self.record.scratch_size))

@@ -226,18 +226,11 @@ def _norm(module: ir.Module, machine: Machine) -> None:
     c.done()
 
 
-def _own_panels(kernel: Kernel) -> tuple[Value, Value]:
-    """This member's panels in the linear layer before this operation, so that no barrier is needed between them."""
-    c, record = kernel.code, kernel.record
-    first, last = kernel.share(c.div(record.panels, record.unit))
-    return c.mul(first, record.unit), c.mul(last, record.unit)
-
-
 def _add(module: ir.Module, machine: Machine) -> None:
     """x += y in the columns of this member's panels."""
     kernel = Kernel(module, machine, "add")
     c, record = kernel.code, kernel.record
-    first, last = _own_panels(kernel)
+    first, last = kernel.panels()
     low = c.mul(first, PANEL)
     size = c.sub(c.smaller(c.mul(last, PANEL), record.size), low)
     with c.loop(kernel.passed.rows) as row:
@@ -259,7 +252,7 @@ def _activate(module: ir.Module, machine: Machine, name: str, function: _Gated) 
     """out = function(gate, up); panels of gate and of up alternate (Shazeer 2020). `times` lines of each row."""
     kernel = Kernel(module, machine, "activate", name)
     c, record = kernel.code, kernel.record
-    first, last = _own_panels(kernel)
+    first, last = kernel.panels()
     with c.loop(c.mul(kernel.passed.rows, record.times)) as row:
         source = c.at(record.gate_up, c.mul(row, record.gate_up_stride))
         to = c.at(record.out, c.mul(row, record.out_stride))
@@ -275,7 +268,7 @@ def _cap(module: ir.Module, machine: Machine) -> None:
     """y = cap * tanh(y / cap) in this member's panels."""
     kernel = Kernel(module, machine, "cap")
     c, record = kernel.code, kernel.record
-    first, last = _own_panels(kernel)
+    first, last = kernel.panels()
     with c.loop(kernel.rows()) as row:
         y = c.at(record.y, c.mul(row, record.y_stride))
         with c.loop(c.mul(last, 4 * PANEL), c.mul(first, 4 * PANEL), _BYTES) as at:

@@ -166,8 +166,7 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     many = _many(module, machine, storage, most)
     kernel = Kernel(module, machine, "linear")
     c, record = kernel.code, kernel.record
-    first, last = kernel.share(c.div(record.panels, record.unit))
-    first, last = c.mul(first, record.unit), c.mul(last, record.unit)
+    first, last = kernel.panels()
     rows, x = kernel.rows(), kernel.scratch()
     together = c.mul(c.larger(c.div(c.div(c.i(_X_BYTES), c.mul(record.groups, ROUNDED)), most), 1), most)
     with c.loop(rows, step=together) as begin:

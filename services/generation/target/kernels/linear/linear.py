@@ -60,8 +60,7 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     many = _chunked(module, machine, few) if _is_wide(machine) else tiled(module, machine, storage)
     kernel = Kernel(module, machine, "linear")
     c, record = kernel.code, kernel.record
-    first, last = kernel.share(c.div(record.panels, record.unit))
-    first, last = c.mul(first, record.unit), c.mul(last, record.unit)
+    first, last = kernel.panels()
     rows, scratch = kernel.rows(), kernel.scratch()
     nowhere = c.at(scratch, c.sub(record.scratch_size, _NOWHERE))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -233,7 +233,7 @@ class Code:
             with otherwise:
                 no()
 
-    def choose(self, value: Value, cases: dict[int, Callable[[], None]]) -> None:
+    def choose(self, value: Value, cases: Mapping[int, Callable[[], object]]) -> None:
         """Execute the case of a value, or nothing for other values."""
         end = self.function.append_basic_block("chosen")
         switch = self.b.switch(value, end)
@@ -280,12 +280,3 @@ def _undefined(kind: Any, lanes: int) -> Value:
 @cache
 def _all_first(lanes: int) -> Value:
     return ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-
-
-def calling(c: Code, function: Any, *arguments: Value) -> Callable[[], None]:
-    """A case of `Code.choose` that calls a function."""
-
-    def case() -> None:
-        c.call(function, *arguments)
-
-    return case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -10,7 +11,7 @@ from llvmlite import ir
 from services.generation.target.blocks import BLOCK
 from services.generation.target.kernels.attention.form import Form, Place, Products
 from services.generation.target.kernels.attention.layout import LANES, LINE, Layout, Path, seen
-from services.generation.target.kernels.code import F32, I32, I64, POINTER, Code, Value, calling
+from services.generation.target.kernels.code import F32, I32, I64, POINTER, Code, Value
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, PASS, Words
 from services.generation.target.kernels.row_operations import capped, decay
@@ -187,5 +188,5 @@ class _Block:
         c, most = self.c, max(functions)
         with c.loop(self.heads, step=most) as head:
             values = arguments(head)
-            cases = {n: calling(c, function, *values) for n, function in functions.items()}
+            cases = {n: partial(c.call, function, *values) for n, function in functions.items()}
             c.choose(c.smaller(c.sub(self.heads, head), most), cases)

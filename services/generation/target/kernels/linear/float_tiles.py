@@ -5,11 +5,12 @@ machines with many registers; `tiled` widens them into the cache, for many rows 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
-from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value, calling
+from services.generation.target.kernels.code import F32, I64, POINTER, Code, Value
 from services.generation.target.kernels.linear.widening import STEP, WIDENINGS, block_place
 from services.generation.target.kernels.machine import Machine
 from services.generation.target.kernels.records import FIELDS, Words
@@ -307,5 +308,5 @@ def tiled(module: ir.Module, machine: Machine, storage: Storage) -> Any:
                         c.at(c.at(y, offset), c.mul(row, record.y_stride)), record.y_stride, is_first, bias,
                     )  # fmt: skip
                     here = c.smaller(c.sub(rows, row), height)
-                    c.choose(here, {r: calling(c, tiles[r], *arguments) for r in tiles})
+                    c.choose(here, {r: partial(c.call, tile, *arguments) for r, tile in tiles.items()})
     return c.done()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
-from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Changing, Code, Value, calling
+from services.generation.target.kernels.code import F32, I8, I32, I64, POINTER, Changing, Code, Value
 from services.generation.target.kernels.linear.byte_products import IntegerProducts
 from services.generation.target.kernels.linear.float_tiles import panel_bytes
 from services.generation.target.kernels.linear.widening import QuantisedGroup, byte_order
@@ -174,7 +175,7 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
         round_rows(c, record, storage, c.at(record.x, c.mul(begin, record.x_stride)), some, x)
         y = c.at(record.y, c.mul(begin, record.y_stride))
         few = (c.arguments[0], x, c.mul(some, ROUNDED), y, first, last)
-        c.choose(some, {n: calling(c, tile, *few) for n, tile in tiles.items()})
+        c.choose(some, {n: partial(c.call, tile, *few) for n, tile in tiles.items()})
         with c.when(c.compare(some, ">", most)):
             c.call(many, c.arguments[0], x, some, y, first, last)
     c.done()
@@ -244,7 +245,7 @@ def _many(module: ir.Module, machine: Machine, storage: Storage, most: int) -> A
                 row, end = (c.div(c.mul(rows, c.add(number, more)), count) for more in (0, 1))
                 out = c.at(place, c.mul(row, record.y_stride))
                 arguments = (c.at(near, c.mul(row, ROUNDED)), stride, out, record.y_stride, weights, groups)
-                c.choose(c.sub(end, row), {n: calling(c, tile, *arguments) for n, tile in tiles.items()})
+                c.choose(c.sub(end, row), {n: partial(c.call, tile, *arguments) for n, tile in tiles.items()})
         with c.loop(rows) as row:
             out = c.at(place, c.mul(row, record.y_stride))
             for column in range(0, PANEL, lanes):

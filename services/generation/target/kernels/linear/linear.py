@@ -13,11 +13,12 @@ too often: they widen a block of 32 columns into the first-level cache and multi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
-from services.generation.target.kernels.code import F32, I64, Value, calling
+from services.generation.target.kernels.code import F32, I64, Value
 from services.generation.target.kernels.linear.float_tiles import (
     LINE,
     PER_BLOCK,
@@ -115,7 +116,7 @@ def _chunked(module: ir.Module, machine: Machine, few: dict[int, Any]) -> Any:
             end, count = c.smaller(c.add(panel, 2), part.last), c.smaller(c.sub(some, row), size)
 
             def computed(stride: int) -> Any:
-                return calling(c, few[stride], c.arguments[0], *place(row), nowhere, count, panel, end)
+                return partial(c.call, few[stride], c.arguments[0], *place(row), nowhere, count, panel, end)
 
             cases(count, computed)
     return c.done()

@@ -66,7 +66,7 @@ def scores(module: ir.Module, machine: Machine, heads: int, whole: Callable[[Cod
         end, line, to = c.at(queries, c.add(c.mul(stride, h), size)), c.mul(h, LINE), c.at(out, c.mul(h, LINE))
         for at in range(0, LINE, _BYTES):
             both = c.b.fmul(_repeated(c, end, 0, F32), c.load(scales, at, F32, _COLUMNS))
-            c.store(c.b.fmul(both, _sums(c, c.at(found, line), at, end, 4)), to, at)
+            c.store(c.b.fmul(both, _sums(c, c.at(found, line), at, end)), to, at)
     return c.done()
 
 
@@ -88,7 +88,7 @@ def mix(module: ir.Module, machine: Machine, heads: int, scale: int) -> Any:
             end, line = c.at(weights, c.add(c.mul(h, LINE), scale)), c.at(found, c.mul(h, LINE))
             to = c.at(out, c.add(c.mul(stride, h), c.mul(i, 4)))
             with c.loop(c.mul(some, 4), step=_BYTES) as at:
-                c.store(c.b.fmul(_repeated(c, end, 0, F32), _sums(c, line, at, end, 4)), to, at)
+                c.store(c.b.fmul(_repeated(c, end, 0, F32), _sums(c, line, at, end)), to, at)
     return c.done()
 
 
@@ -117,9 +117,9 @@ def _multiply(c: Code, left: _Lines, right: _Lines, depth: Value, out: _Lines) -
     _do(c, "tilestored64", _SUMS, out.place, out.stride)
 
 
-def _sums(c: Code, found: Value, at: Value | int, end: Value, start: int) -> Value:
-    """16 sums as float32, with the initial sum."""
-    whole = c.b.add(c.load(found, at, I32, _COLUMNS), _repeated(c, end, start, I32))
+def _sums(c: Code, found: Value, at: Value | int, end: Value) -> Value:
+    """16 sums as float32, with the initial sum, which is 4 bytes after `end`."""
+    whole = c.b.add(c.load(found, at, I32, _COLUMNS), _repeated(c, end, 4, I32))
     return c.b.sitofp(whole, ir.VectorType(F32, _COLUMNS))
 
 

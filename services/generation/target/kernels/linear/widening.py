@@ -47,6 +47,14 @@ class _Group:
 
     def _read_scales(self, header: Value) -> None: ...
 
+    def _scale_and_least(self, header: Value) -> tuple[Value, Value | None]:
+        """The group's scale, and the number that is added to its scaled integers, if the storage has one."""
+        b, group = self.c.b, self.group
+        if self.storage.header:
+            scale = b.fmul(self._halves(header, 0), self._bytes(group, 0))
+            return scale, b.fneg(b.fmul(self._halves(header, _HALVES), self._bytes(group, PANEL)))
+        return self._halves(group, 0), None if self.storage.middle else self._halves(group, _HALVES)
+
     def _halves(self, pointer: Value, at: int) -> Value:
         return self.c.b.fpext(self.c.load(pointer, at + 2 * self.column, F16, self.lanes, 2), self.kind)
 
@@ -73,13 +81,9 @@ class QuantisedGroup(_Group):
             d = self._halves(header, 0)
             parts = range(self.storage.parts)
             self.scales = [b.fmul(d, self._bytes(group, part * PANEL, signed=True)) for part in parts]
-        elif self.storage.header:
-            self.scales = [b.fmul(self._halves(header, 0), self._bytes(group, 0))]
-            self.least = b.fneg(b.fmul(self._halves(header, _HALVES), self._bytes(group, PANEL)))
         else:
-            self.scales = [self._halves(group, 0)]
-            if not self.storage.middle:
-                self.least = self._halves(group, _HALVES)
+            scale, self.least = self._scale_and_least(header)
+            self.scales = [scale]
         self.words = self._words(self.c.at(group, self.storage.scales))
 
     def word(self, number: int) -> Value:
@@ -204,8 +208,7 @@ class _Raised(Widening):
 
 class _FourBits1(Widening):
     def _read_scales(self, header: Value) -> None:
-        self.d = self._halves(self.group, 0)
-        self.m = self._halves(self.group, _HALVES)
+        self.d, self.m = self._scale_and_least(header)
         self.scaled = [self._times(self.d, 2.0**-place) for place in _places(4)]
 
     def at(self, k: int) -> Value:
@@ -215,13 +218,14 @@ class _FourBits1(Widening):
 
 
 class _Joined(Widening):
-    """Values of four bits, and upper bits in further words: one fma of the value, d and m. Here of q4_k and q5_k."""
+    """Values of four bits, and upper bits in further words: one fma of the value, d and m, which rounds the sum alone.
+
+    Of q5_0, without a minimum, fma(q, d, -16 d) is d * (q - 16): at most 16 significant bits, and so exact.
+    """
 
     def _read_scales(self, header: Value) -> None:
-        b, group = self.c.b, self.group
-        self.header = self._halves(header, 0)
-        self.d = b.fmul(self.header, self._bytes(group, 0))
-        self.m = b.fneg(b.fmul(self._halves(header, _HALVES), self._bytes(group, PANEL)))
+        self.d, least = self._scale_and_least(header)
+        self.m = self._times(self.d, -float(self.storage.middle)) if least is None else least
 
     def at(self, k: int) -> Value:
         c, b, bits = self.c, self.c.b, self.storage.upper
@@ -237,22 +241,6 @@ class _Joined(Widening):
             upper = b.and_(b.lshr(self.high, self._int(upper_place(bits, k))), self._int((1 << bits) - 1))
             value = b.or_(value, b.shl(upper, self._int(4)))
         return c.fma(b.sitofp(value, self.kind), self.d, self.m)
-
-
-class _FiveBits0(_Joined):
-    """fma(q, d, -16 d) is d * (q - 16), which has at most 16 significant bits and so is exact."""
-
-    def _read_scales(self, header: Value) -> None:
-        self.d = self._halves(self.group, 0)
-        self.m = self._times(self.d, -float(self.storage.middle))
-
-
-class _FiveBits1(_Joined):
-    """fma(q, d, m) rounds the sum alone, once."""
-
-    def _read_scales(self, header: Value) -> None:
-        self.d = self._halves(self.group, 0)
-        self.m = self._halves(self.group, _HALVES)
 
 
 class _SixBitsK(_Joined):
@@ -299,7 +287,7 @@ class _Mxfp4(Widening):
 
 WIDENINGS: dict[str, type[Widening]] = {
     "float32": _Float32, "float16": _Float16, "bfloat16": _Bfloat16, "q8_0": _Raised, "q4_0": _Raised,
-    "q4_1": _FourBits1, "q5_0": _FiveBits0, "q5_1": _FiveBits1, "q4_k": _Joined, "q5_k": _Joined, "q6_k": _SixBitsK,
+    "q4_1": _FourBits1, "q5_0": _Joined, "q5_1": _Joined, "q4_k": _Joined, "q5_k": _Joined, "q6_k": _SixBitsK,
     "mxfp4": _Mxfp4,
 }  # fmt: skip
 """Classes by the name of a storage."""

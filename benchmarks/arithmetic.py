@@ -119,24 +119,20 @@ def _agreement(targets: Mapping[str, Target], tokenizer: Tokenizer) -> dict[str,
 
 
 def _greedy(target: Target, prompt: list[int]) -> list[int]:
-    table: list[int] = []
-    target.blocks.extend(table, len(prompt) + _TOKENS)
     text, some = [], prompt
-    for done in range(_TOKENS):
-        start = 0 if not done else len(prompt) + done - 1
-        text.append(int(_forward(target, table, start, some)[-1].argmax()))
-        some = text[-1:]
-    target.blocks.release(table)
+    with target.blocks.lent(len(prompt) + _TOKENS) as table:
+        for done in range(_TOKENS):
+            start = 0 if not done else len(prompt) + done - 1
+            text.append(int(_forward(target, table, start, some)[-1].argmax()))
+            some = text[-1:]
     return text
 
 
 def _logits(target: Target, tokens: list[int]) -> Iterator[Float32]:
     """Yield the logits [rows, vocabulary] of each pass over a text: a view that is valid until the next pass."""
-    table: list[int] = []
-    target.blocks.extend(table, len(tokens))
-    for start in range(0, len(tokens), max(ROWS)):
-        yield _forward(target, table, start, tokens[start : start + max(ROWS)])
-    target.blocks.release(table)
+    with target.blocks.lent(len(tokens)) as table:
+        for start in range(0, len(tokens), max(ROWS)):
+            yield _forward(target, table, start, tokens[start : start + max(ROWS)])
 
 
 def _forward(target: Target, table: list[int], start: int, tokens: list[int]) -> Float32:

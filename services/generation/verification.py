@@ -158,9 +158,8 @@ class Verifier:
         if request.adapter is not None and request.adapter not in adapters:
             raise InvalidRequest("adapter", f"{request.adapter} is not loaded")
         adapter = -1 if request.adapter is None else adapters[request.adapter]
-        tokens, first, table = (*request.prompt, *record.output[:-1]), len(request.prompt) - 1, list[int]()
-        target.blocks.extend(table, len(tokens))
-        try:
+        tokens, first = (*request.prompt, *record.output[:-1]), len(request.prompt) - 1
+        with target.blocks.lent(len(tokens)) as table:
             for start, end in _spans(first, len(tokens), self._settings.max_rows):
                 rows, part = RowsBuilder(), tokens[start:end]
                 if start < first:
@@ -170,8 +169,6 @@ class Verifier:
                 yield from target.forward(rows.build()).logits
                 if self._stopping():
                     raise Stopped
-        finally:
-            target.blocks.release(table)
 
     def _core(self, drafters: Mapping[str, RecordDrafter]) -> EngineCore:
         return EngineCore(self.target, drafters, self._new_decoder, _CHEAP_ROWS, self._settings, time.perf_counter)

@@ -105,12 +105,10 @@ def target_of(path: Path, **options: Any) -> CpuTarget:
 
 def logits_of(target: Target, widths: Sequence[int] = (), tokens: Sequence[int] = TOKENS, adapter: int = -1) -> Float32:
     """Logits of the tokens, so many in each pass, or all in one."""
-    table: list[int] = []
-    target.blocks.extend(table, len(tokens))
     logits, start = [], 0
-    for width in widths or [len(tokens)]:
-        rows = tree_rows(table, start, tokens[start : start + width], adapter=adapter)
-        logits.append(target.forward(rows).logits.copy())
-        start += width
-    target.blocks.release(table)
+    with target.blocks.lent(len(tokens)) as table:
+        for width in widths or [len(tokens)]:
+            rows = tree_rows(table, start, tokens[start : start + width], adapter=adapter)
+            logits.append(target.forward(rows).logits.copy())
+            start += width
     return np.concatenate(logits)

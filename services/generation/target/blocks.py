@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from services.generation.target.errors import CacheFull
 
@@ -95,6 +96,16 @@ class BlockPool:
             else:
                 self._free.append(block)
         table.clear()
+
+    @contextmanager
+    def lent(self, tokens: int) -> Iterator[list[int]]:
+        """A table with room for `tokens` tokens, released at the end of the block. Raises as `extend` does."""
+        table: list[int] = []
+        self.extend(table, tokens)
+        try:
+            yield table
+        finally:
+            self.release(table)
 
 
 def blocks_for(tokens: int) -> int:

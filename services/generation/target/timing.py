@@ -168,9 +168,7 @@ def time_passes(
     """
     counts, again = (_ROUGH_ROWS, _ROUGH_AGAIN) if rough else (_ROWS, _AGAIN)
     length = min(_LENGTH, target.config.context_length - counts[-1])
-    table: list[int] = []
-    target.blocks.extend(table, length + counts[-1])
-    try:
+    with target.blocks.lent(length + counts[-1]) as table:
         passes = {count: _chain(table, length, count) for count in counts}
         single, one, busy = passes.pop(counts[0]), list[float](), list[float]()
         multiples: dict[int, list[float]] = {count: [] for count in passes}
@@ -188,19 +186,13 @@ def time_passes(
         alone = median(one)
         samples = ((count, median(each) * alone) for count, each in multiples.items())
         return PassTimes(((counts[0], alone), *samples), tuple(one), median(busy))
-    finally:
-        target.blocks.release(table)
 
 
 def time_row(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of a pass over one row, once they no longer drift."""
-    table: list[int] = []
     length = min(_LENGTH, target.config.context_length - 1)
-    target.blocks.extend(table, length + 1)
-    try:
+    with target.blocks.lent(length + 1) as table:
         return _settle(target, _chain(table, length, 1), clock)
-    finally:
-        target.blocks.release(table)
 
 
 def time_keys(target: Target, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -234,14 +226,10 @@ def time_seen(target: Target, clock: Callable[[], float] = time.perf_counter) ->
     long = min(_LONG, target.config.context_length, target.blocks.free * BLOCK) - _SEQUENCES
     if long < 2 * _LENGTH:
         return 0.0
-    table: list[int] = []
-    target.blocks.extend(table, long + _SEQUENCES)
-    try:
+    with target.blocks.lent(long + _SEQUENCES) as table:
         _touch(target, table)
         passes = {(rows, length): _chain(table, length, rows) for rows in (1, _SEQUENCES) for length in (_LENGTH, long)}
         best = {key: min(seconds) for key, seconds in _seconds(target, passes, clock).items()}
-    finally:
-        target.blocks.release(table)
     more = {rows: best[rows, long] - best[rows, _LENGTH] for rows in (1, _SEQUENCES)}
     return max(0.0, (more[_SEQUENCES] - more[1]) / ((_SEQUENCES - 1) * (long - _LENGTH)))
 

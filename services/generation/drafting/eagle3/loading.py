@@ -85,10 +85,9 @@ def _agreement(
 
 def _continued(target: Target, prompt: Sequence[int], layers: Sequence[int]) -> tuple[list[int], Float32]:
     """The prompt and its greedy continuation, and the streams [tokens - 1, layers, hidden] without the last token's."""
-    tokens, table = list(prompt), list[int]()
+    tokens = list(prompt)
     length = min(len(tokens) + _CONTINUED, target.config.context_length)
-    target.blocks.extend(table, length)
-    try:
+    with target.blocks.lent(length) as table:
         rows = RowsBuilder()
         rows.add_chunk(table, 0, tokens, want_last=True)
         out = target.forward(rows.build(), layers)
@@ -99,8 +98,6 @@ def _continued(target: Target, prompt: Sequence[int], layers: Sequence[int]) -> 
             rows.add_tree(table, len(tokens) - 1, tokens[-1:], [-1])
             out = target.forward(rows.build(), layers)
             streams.append(out.features)
-    finally:
-        target.blocks.release(table)
     wide = np.concatenate(streams)[: len(tokens) - 1]
     return tokens, wide.reshape(len(wide), len(layers), target.config.hidden_size)
 

@@ -50,6 +50,8 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 """Options that repeat others, or change nothing in models for text without scaling."""
 _ENDS = ("eos", "eot", "eom")
+_STATE = ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
+"""Sizes of states: key heads, value heads, elements of a key and of all values, and taps of the convolutions."""
 _CONTROL, _USER_DEFINED = 3, 4
 """Token types of special tokens, and of special tokens that are visible in output."""
 _SIGMOID = 2  # expert_gating_func
@@ -291,10 +293,7 @@ def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
     folding = metadata.per_layer(key, layers, least=0) if key in metadata else [(n + 1) % every for n in range(layers)]
     if all(folding):
         raise metadata.refused(key if key in metadata else interval, f"one of {layers} layers that attends")
-    key_heads, value_heads, key_dim, inner, taps = (
-        metadata.whole(f"{name}.ssm.{size}", least=1)
-        for size in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
-    )
+    key_heads, value_heads, key_dim, inner, taps = (metadata.whole(f"{name}.ssm.{each}", least=1) for each in _STATE)
     if inner % value_heads:
         raise metadata.refused(f"{name}.ssm.inner_size", f"a multiple of the {value_heads} of ssm.time_step_rank")
     return {
@@ -309,10 +308,7 @@ def _states(metadata: GgufMetadata, name: str, layers: int) -> dict[str, Any]:
 
 def _mamba(metadata: GgufMetadata, name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Granite 4. As in llama.cpp, heads are rotated only if rope.scaling.finetuned is true or missing."""
-    groups, heads, state, inner, taps = (
-        metadata.whole(f"{name}.ssm.{size}", least=1)
-        for size in ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
-    )
+    groups, heads, state, inner, taps = (metadata.whole(f"{name}.ssm.{each}", least=1) for each in _STATE)
     if inner % heads or inner % sizes["hidden_size"]:
         raise metadata.refused(f"{name}.ssm.inner_size", f"a multiple of {heads} heads and of the embeddings' size")
     size = metadata.same_for_all(f"{name}.feed_forward_length", sizes["num_hidden_layers"])

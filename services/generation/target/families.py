@@ -16,6 +16,7 @@ _SANDWICH = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """Norms of the outputs of attention and MLP: transformers' names by GGUF's."""
+_MLP = ("gate", "up", "down")
 
 
 def _experts(
@@ -185,12 +186,8 @@ LLAMA4 = Family(
     chunks=True,
     tempered=True,
     gguf_modules={
-        "ffn_gate": "feed_forward.gate_proj",
-        "ffn_up": "feed_forward.up_proj",
-        "ffn_down": "feed_forward.down_proj",
-        "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
-        "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
-        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+        **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in _MLP},
+        **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in _MLP},
     },
 )
 
@@ -348,9 +345,7 @@ QWEN3_5_MOE = replace(
     gguf_modules={
         **QWEN3_5.gguf_modules,
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in _MLP},
     },
 )
 

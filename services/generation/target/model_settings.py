@@ -29,10 +29,6 @@ def _model(named: Path) -> Path:
         raise ValueError(str(error)) from error
 
 
-def _store(folder: Path) -> Path:
-    return STORE_FOLDER.check(folder)
-
-
 def _named(kind: FolderKind) -> AfterValidator:
     """A check of the folder in NAME=FOLDER."""
 
@@ -51,7 +47,7 @@ def _head(setting: str) -> str:
 
 MODEL = AfterValidator(_model)
 """A model's directory, file or name; the setting becomes the path."""
-STORE = AfterValidator(_store)
+STORE = AfterValidator(STORE_FOLDER.check)
 """A datastore's folder."""
 NAMED_STORE = _named(STORE_FOLDER)
 """TENANT=FOLDER."""

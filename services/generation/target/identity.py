@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ def base_manifest(path: Path, digests: FileDigests | None = None) -> BaseManifes
     digests = digests or FileDigests()
     if is_gguf(path):
         config = model_config(path)
-        described = NamedFile(_CONFIG[0], len(config), f"sha256:{sha256(config).hexdigest()}")
+        described = NamedFile(_CONFIG[0], len(config), f"sha256:{hashlib.sha256(config).hexdigest()}")
         return BaseManifest(
             config=(described,), tokenizer_cid=tokenizer_cid(path), weights=tuple(_gguf_files(path, digests))
         )

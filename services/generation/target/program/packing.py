@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,11 +11,11 @@ import numpy as np
 from services.generation.target.arrays import Bytes, Int64
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
 from services.generation.target.kernels import compilation
+from services.generation.target.kernels.machine import cpus
 from services.generation.target.kernels.storages import GROUP, PANEL, Storage, packed_as, padded
 from services.generation.target.program.buffers import on_huge_pages
 
 _PART_BYTES = 1 << 19  # of panels that are packed at a time, which stay in a core's cache
-_CPUS = len(os.sched_getaffinity(0))
 _IQ4_NL = np.array((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8)
 
 
@@ -95,7 +94,7 @@ class Packing:
         if len(ends) == 1:
             work(0, count)
             return
-        with ThreadPoolExecutor(_CPUS) as pool:
+        with ThreadPoolExecutor(cpus()) as pool:
             list(pool.map(work, firsts, ends))
 
 

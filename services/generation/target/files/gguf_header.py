@@ -116,22 +116,13 @@ class GgufMetadata(Mapping[str, Value]):
         return float(str(np.float32(value)))
 
     def truth(self, key: str, default: bool | None = None) -> bool:
-        value = self._given(key, default)
-        if not isinstance(value, bool):
-            raise self.refused(key, "true or false")
-        return value
+        return self._of(bool, key, default, "true or false")
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._given(key, default)
-        if not isinstance(value, str):
-            raise self.refused(key, "text")
-        return value
+        return self._of(str, key, default, "text")
 
     def texts(self, key: str) -> list[str]:
-        value = self._given(key, None)
-        if not isinstance(value, list):
-            raise self.refused(key, "a list of texts")
-        return value
+        return self._of(list, key, None, "a list of texts")
 
     def per_layer(self, key: str, layers: int, default: int | None = None, *, least: int = 1) -> list[int]:
         """A field with one number for all layers, or a number for each."""
@@ -152,9 +143,12 @@ class GgufMetadata(Mapping[str, Value]):
         return found.pop()
 
     def numbers(self, key: str) -> NDArray[np.generic]:
-        value = self._given(key, None)
-        if not isinstance(value, np.ndarray):
-            raise self.refused(key, "a list of numbers")
+        return self._of(np.ndarray, key, None, "a list of numbers")
+
+    def _of(self, kind: type[_T], key: str, default: Value | None, expected: str) -> _T:
+        value = self._given(key, default)
+        if not isinstance(value, kind):
+            raise self.refused(key, expected)
         return value
 
     def _given(self, key: str, default: Value | None) -> Value:

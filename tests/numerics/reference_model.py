@@ -188,7 +188,7 @@ class ReferenceModel:
         added = self._modules(number, spec, spec.output, mixed)
         x = x + self._after(spec, spec.after_attention, added)
         normed = self._norm(f"{spec.prefix}{spec.mlp_norm}.weight", x) if spec.mlp_norm else x
-        if spec.experts and spec.experts.parallel:
+        if spec.experts and spec.experts.config.parallel:
             added = self._parallel(number, spec, spec.experts, x, normed)
             x = x + self._after(spec, spec.after_mlp, added)
         else:
@@ -208,7 +208,7 @@ class ReferenceModel:
 
     def _parallel(self, number: int, spec: LayerSpec, experts: ExpertsSpec, x: Float32, normed: Float32) -> Float32:
         """Outputs of MLP and experts, each normalised: [tokens, hidden size]."""
-        names = experts.parallel
+        names = experts.config.parallel
         assert names
         root = np.float32(inverse_root(self._config.hidden_size))
         routing = rms_norm(x, self._weight(f"{spec.prefix}{names.router_norm}.weight") * root, self._epsilon)
@@ -236,11 +236,12 @@ class ReferenceModel:
         experts' shares.
         """
         logits = self._modules(number, spec, (experts.router,), x if routing is None else routing)
-        bias = self._choice_bias(spec, experts) if experts.scored else None
-        chosen = [routed(row, experts.chosen, experts.normalised, experts.sigmoid, bias) for row in logits]
+        config = experts.config
+        bias = self._choice_bias(spec, experts) if config.scored else None
+        chosen = [routed(row, config.chosen, config.normalised, config.sigmoid, bias) for row in logits]
         picks, shares = np.array([ranked for ranked, _ in chosen]), np.stack([shares for _, shares in chosen])
-        shares = shares * (np.float32(experts.scale) if scales is None else scales[picks])
-        before, after = (shares, np.ones_like(shares)) if experts.sigmoid else (np.ones_like(shares), shares)
+        shares = shares * (np.float32(config.scale) if scales is None else scales[picks])
+        before, after = (shares, np.ones_like(shares)) if config.sigmoid else (np.ones_like(shares), shares)
         outputs = np.empty((*picks.shape, self._config.hidden_size), np.float32)
         for expert in np.unique(picks):
             at = np.nonzero(picks == expert)
@@ -249,8 +250,8 @@ class ReferenceModel:
         return np.stack([mixed(*row) for row in zip(outputs, after, strict=True)])
 
     def _choice_bias(self, spec: LayerSpec, experts: ExpertsSpec) -> Float32:
-        if experts.choice_bias:
-            return self._weight(f"{spec.prefix}{experts.choice_bias}.weight")
+        if experts.config.choice_bias:
+            return self._weight(f"{spec.prefix}{experts.config.choice_bias}.weight")
         return np.zeros(len(experts.down), np.float32)
 
     def _after(self, spec: LayerSpec, norm: str, added: Float32) -> Float32:

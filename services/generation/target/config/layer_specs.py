@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from services.generation.target.config.rope import NO_ROTATION, inverse_root
 from services.generation.target.families import BY_NAME
-from services.generation.target.family import CONVOLUTION, Clamp, Experts, ParallelNames, StateRule, Temperature
+from services.generation.target.family import CONVOLUTION, Clamp, Experts, StateRule, Temperature
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # imports transformers
@@ -53,17 +53,11 @@ class ModuleSpec:
 class ExpertsSpec:
     """Experts in place of a layer's MLP or in addition to it: a router, and the modules of every expert."""
 
+    config: Experts
     router: ModuleSpec
     gate_up: tuple[tuple[ModuleSpec, ...], ...]
     down: tuple[tuple[ModuleSpec, ...], ...]
-    chosen: int  # experts per row
-    normalised: bool
-    sigmoid: bool
-    parallel: ParallelNames | None
-    scored: bool = False
-    choice_bias: str = ""  # a vector [experts], or none
-    scale: float = 1.0
-    shared_gate: ModuleSpec | None = None  # the MLP's output is multiplied by its sigmoid
+    shared_gate: ModuleSpec | None  # the MLP's output is multiplied by its sigmoid
 
     @property
     def groups(self) -> tuple[tuple[ModuleSpec, ...], ...]:
@@ -162,10 +156,10 @@ class LayerSpec:
             vectors |= rule.vectors
         if self.scalar:
             vectors[self.scalar] = 1
-        if self.experts and self.experts.choice_bias:
-            vectors[self.experts.choice_bias] = len(self.experts.down)
-        if self.experts and self.experts.parallel:
-            vectors[self.experts.parallel.scales] = len(self.experts.down)
+        if self.experts and self.experts.config.choice_bias:
+            vectors[self.experts.config.choice_bias] = self.experts.config.count
+        if self.experts and self.experts.config.parallel:
+            vectors[self.experts.config.parallel.scales] = self.experts.config.count
         for module in self.modules:
             shapes[f"{module.name}.weight"] = (module.outputs, module.inputs)
             if module.bias:
@@ -177,8 +171,8 @@ class LayerSpec:
     def norms(self) -> tuple[str, ...]:
         """Norms of the stream, by name without the layer's prefix."""
         found = [self.attention_norm, self.after_attention, self.mlp_norm, self.after_mlp]
-        if self.experts and self.experts.parallel:
-            parallel = self.experts.parallel
+        if self.experts and self.experts.config.parallel:
+            parallel = self.experts.config.parallel
             found += [parallel.router_norm, parallel.norm, parallel.after, parallel.after_mlp]
         return tuple(filter(None, (*found, self.inputs.norm if self.inputs else "")))
 
@@ -340,18 +334,12 @@ def _experts(experts: Experts, hidden: int) -> ExpertsSpec:
         return ModuleSpec(name.format(number), outputs, inputs, experts.bias)
 
     return ExpertsSpec(
+        config=experts,
         router=ModuleSpec(names.router, experts.count, hidden, experts.bias),
         gate_up=tuple(
             (module(names.gate, n, size, hidden), module(names.up, n, size, hidden)) for n in range(experts.count)
         ),
         down=tuple((module(names.down, n, hidden, size),) for n in range(experts.count)),
-        chosen=experts.chosen,
-        normalised=experts.normalised,
-        sigmoid=experts.sigmoid,
-        parallel=experts.parallel,
-        scored=experts.scored,
-        choice_bias=experts.choice_bias,
-        scale=experts.scale,
         shared_gate=ModuleSpec(experts.shared_gate, 1, hidden, False) if experts.shared_gate else None,
     )
 

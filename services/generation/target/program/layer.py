@@ -70,7 +70,7 @@ class ExpertLayer:
     def matrices(self) -> list[Matrix]:
         """The matrices that a pass over one row reads."""
         gate = [self.shared_gate] if self.shared_gate else []
-        return [self.router, *gate, *self.gate_up[: self.spec.chosen], *self.down[: self.spec.chosen]]
+        return [self.router, *gate, *self.gate_up[: self.spec.config.chosen], *self.down[: self.spec.config.chosen]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +185,8 @@ def _mlp(spec: LayerSpec, read: Read, pack: Pack) -> Mlp:
 
 
 def _experts(spec: ExpertsSpec, prefix: str, read: Read, pack: Pack) -> ExpertLayer:
-    names, parallel, scales = spec.parallel, None, np.full(len(spec.down), spec.scale, np.float32)
+    config, parallel = spec.config, None
+    names, scales = config.parallel, np.full(config.count, config.scale, np.float32)
     if names:
         router, norm, after, after_mlp = (
             vector(read, f"{prefix}{name}.weight")
@@ -196,7 +197,7 @@ def _experts(spec: ExpertsSpec, prefix: str, read: Read, pack: Pack) -> ExpertLa
     return ExpertLayer(
         spec=spec,
         scales=scales,
-        bias=vector(read, f"{prefix}{spec.choice_bias}.weight") if spec.choice_bias else np.zeros_like(scales),
+        bias=vector(read, f"{prefix}{config.choice_bias}.weight") if config.choice_bias else np.zeros_like(scales),
         parallel=parallel,
         router=side_by_side((spec.router,), prefix, read, pack)[0],
         shared_gate=side_by_side((spec.shared_gate,), prefix, read, pack)[0] if spec.shared_gate else None,

@@ -237,13 +237,13 @@ class Operations:
 
     def _experts(self, layer: ExpertLayer, of: LayerSpec, x: Float32, out: Float32, *, routed: bool = False) -> None:
         """out = the outputs of each row's experts for x. `routed`: the router's logits are computed already."""
-        buffers, spec = self._buffers.experts, layer.spec
+        buffers, spec = self._buffers.experts, layer.spec.config
         assert buffers is not None
         if not routed:
             self.linear(layer.router, x, buffers.logits)
         chosen = {"chosen": spec.chosen, "places": buffers.places}
         self._add(
-            "route", {**chosen, "logits": buffers.logits, "experts": len(spec.down),
+            "route", {**chosen, "logits": buffers.logits, "experts": spec.count,
             "normalised": int(spec.normalised), "sigmoid": int(spec.sigmoid), "scored": int(spec.scored),
             "bias": layer.bias, "factors": layer.scales, "picks": buffers.picks, "shares": buffers.shares,
             "starts": buffers.starts, "next": buffers.next},
@@ -253,7 +253,7 @@ class Operations:
         self._each(layer.gate_up, buffers, buffers.x, buffers.gate_up, unit=2, barrier=False)
         self._activate(of, layer.gate_up[0], buffers.gate_up, buffers.inner, times=spec.chosen)
         self._each(layer.down, buffers, buffers.inner, buffers.y, unit=1, barrier=True)
-        self._add("mix", {**chosen, "y": buffers.y, "out": out, "shares": after, "size": spec.down[0][0].outputs})
+        self._add("mix", {**chosen, "y": buffers.y, "out": out, "shares": after, "size": self._sizes.hidden_size})
 
     def _each(
         self, matrices: Sequence[Matrix], buffers: ExpertBuffers, x: Float32, y: Float32, *, unit: int, barrier: bool

@@ -15,14 +15,7 @@ from pathlib import Path
 
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.files.part_names import PartName
-from services.generation.target.naming.hub_names import (
-    SHORT,
-    HubName,
-    choose,
-    files_of,
-    is_model_file,
-    quantisation,
-)
+from services.generation.target.naming.hub_names import SHORT, HubName, choose, files_of, is_model_file, quantisation
 
 _OLLAMA = ("~/.ollama/models", "/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models")
 _LM_STUDIO = ("~/.lmstudio/models", "~/.cache/lm-studio/models")

@@ -127,7 +127,7 @@ class Widening(_Group):
         raise NotImplementedError
 
     @property
-    def tables(self) -> bool:
+    def has_tables(self) -> bool:
         """Whether the machine looks up 16 floats in a register."""
         return self.c.machine.registers == 32 and self.lanes == 16
 
@@ -200,7 +200,7 @@ class _Raised(Widening):
 
     def at(self, k: int) -> Value:
         b, bits = self.c.b, self.storage.bits
-        if bits == 4 and self.tables:
+        if bits == 4 and self.has_tables:
             return b.fmul(self._looked_up(k, range(-8, 8)), self.d)
         power = self._int((127 + 23 - _places(bits)[k % 2]) << 23)
         return self.c.fma(b.bitcast(b.or_(self._cut(k, bits), power), self.kind), self.d, self.less[k % 2])
@@ -212,7 +212,7 @@ class _FourBits1(Widening):
         self.scaled = [self._times(self.d, 2.0**-place) for place in _places(4)]
 
     def at(self, k: int) -> Value:
-        if self.tables:
+        if self.has_tables:
             return self.c.fma(self._looked_up(k, range(16)), self.d, self.m)
         return self.c.fma(self.c.b.sitofp(self._cut(k, 4), self.kind), self.scaled[k % 2], self.m)
 
@@ -265,7 +265,7 @@ class _Mxfp4(Widening):
         self.d = b.bitcast(b.select(is_zero, self._int(1 << 22), b.shl(e, self._int(23))), self.kind)
 
     def at(self, k: int) -> Value:
-        return self.c.b.fmul(self._looked_up(k, _MXFP4) if self.tables else self._four_bit_float(k), self.d)
+        return self.c.b.fmul(self._looked_up(k, _MXFP4) if self.has_tables else self._four_bit_float(k), self.d)
 
     def _four_bit_float(self, k: int) -> Value:
         """The k-th value: a sign, two bits of exponent, one of mantissa.

@@ -272,7 +272,7 @@ def states() -> Iterator[Case]:
         (MAMBA, (2, 2), (16, 16), 5, False, "bfloat16"),
     ):
         rule = StateRule(module, (True,), *heads, *sizes, taps, biased, tiled=heads == (2, 4))
-        lines = drawn(random, 7, sum(rule.lines.values()))
+        lines = drawn(random, 7, sum(rule.projections.values()))
         lines[0, :4], lines[1, :4], lines[2, 4:6], lines[3, -1] = -0.0, 1e-30, [1e4, -1e4], 90.0
         bias = drawn(random, rule.convolved) * np.float32(biased)
         yield {

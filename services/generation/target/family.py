@@ -121,7 +121,7 @@ class StateRule:
         return f"{self.module}.conv1d"
 
     @property
-    def lines(self) -> dict[str, int]:
+    def projections(self) -> dict[str, int]:
         """Output sizes of the linear layers by their names."""
         if self.delta:
             sizes, heads = {"qkv": self.convolved, "z": self.values}, self.value_heads

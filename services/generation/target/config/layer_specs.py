@@ -238,7 +238,7 @@ def _target_layer(config: TargetConfig, number: int) -> LayerSpec:
 def _with_state(spec: LayerSpec, config: TargetConfig, number: int) -> LayerSpec:
     rule, hidden = config.rule, config.hidden_size
     if rule and rule.layers[number]:
-        qkv = tuple(ModuleSpec(name, size, hidden, False) for name, size in rule.lines.items())
+        qkv = tuple(ModuleSpec(name, size, hidden, False) for name, size in rule.projections.items())
         output = (ModuleSpec(f"{rule.module}.out_proj", hidden, rule.values, False),)
         return replace(spec, qkv=qkv, head_norms=(), output=output, rule=rule)
     if not config.gated:

@@ -44,7 +44,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of writing to stdout, a file or a terminal; an error in a named file has that name."""
 
 
-_SERVICES = tuple(
+_SERVICE_MODULES = tuple(
     f"services.{name}"
     for name in ("generation", "ledger", "auditor", "registry", "explorer", "http", "witness", "training", "datastores")
 )
@@ -151,7 +151,7 @@ def _not_installed(error: ImportError) -> CommandError | None:
     if package in EXTRAS and isinstance(error, ModuleNotFoundError):
         return exits.UsageError(f"this needs {package}, which is not installed", exits.brought_by(EXTRAS[package]))
     if package in ("services", "ledger") and find_spec("services.ledger") is None:
-        extra = "all" if module.startswith(_SERVICES) else "cli"
+        extra = "all" if module.startswith(_SERVICE_MODULES) else "cli"
         return exits.UsageError(f"this needs {module}, which kolm-verify leaves out", exits.brought_by(extra))
     return None
 

@@ -109,7 +109,7 @@ def monitor(
     report = PollReport(place, as_json=json, once=once, goes_on=webhook is not None and not once)
     with (
         closing(SqliteMonitorMemory(state or paths.data_dir / "monitor.sqlite3")) as memory,
-        opened_log(ledger, tiles, witnessed=allowed.witnessed) as files,
+        followed_log(ledger, tiles, witnessed=allowed.witnessed) as files,
     ):
         told = None if webhook is None else Webhook(webhook, place)
         work = Watching(files, memory, Monitor(memory, trust.keys, allowed), tuple(promise or ()), told)
@@ -285,7 +285,7 @@ class LogFiles:
 
 
 @contextmanager
-def opened_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[LogFiles]:
+def followed_log(ledger: str, tiles: str | None, *, witnessed: bool) -> Iterator[LogFiles]:
     """The log at `tiles` (a URL or a folder), or else of a ledger service, with checkpoints that enough witnesses have
     cosigned if `witnessed`. Raises UsageError.
     """

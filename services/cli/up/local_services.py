@@ -20,7 +20,7 @@ from services.generation.state_folder import LOADING
 from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
-    from services.cli.up.up_options import EngineOptions
+    from services.cli.up.up_options import OtherEngineOptions
     from services.runtime.credentials import Role
 
 
@@ -73,7 +73,7 @@ class LocalServices:
     http_port: int | None = None
     shared_settings: Settings = field(default_factory=dict)
     metrics_port: int | None = None
-    engine: EngineOptions | None = None
+    engine: OtherEngineOptions | None = None
 
     def check_model(self) -> None:
         """Check headers of the model's files, before anything is made. Raises UsageError if it cannot be served."""

@@ -24,12 +24,12 @@ from services.cli.frame.values import expect_writable
 from services.cli.up import data_folder
 from services.cli.up.supervisor import NotReady, ServiceDied, Settings, StopRequested, Supervisor
 from services.cli.up.up_options import (
-    ENGINE,
     LISTEN,
+    OTHER_ENGINE,
     SERVED,
     Configuration,
-    EngineOptions,
     ListenOptions,
+    OtherEngineOptions,
     ServedOptions,
 )
 
@@ -96,7 +96,7 @@ SERVICES = ServiceOptions()
 def up(
     data_dir: options.DataDir = options.DATA_DIR,
     served: ServedOptions = SERVED,
-    other: EngineOptions = ENGINE,
+    other: OtherEngineOptions = OTHER_ENGINE,
     listen: ListenOptions = LISTEN,
     audit_rate: Annotated[
         float, Option(min=0.0, max=1.0, help="Share of the receipts that the auditor replays.")

@@ -296,7 +296,7 @@ SERVED = ServedOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
+class OtherEngineOptions:
     """Another engine that computes in place of kolm's own."""
 
     engine: Annotated[
@@ -341,7 +341,7 @@ class EngineOptions:
         bool, Option("--halt-inconsistent", help="Halt speculation if an output is INCONSISTENT with --weights too.")
     ] = False
 
-    def checked(self) -> EngineOptions | None:
+    def checked(self) -> OtherEngineOptions | None:
         """These options, None if no engine is named. Raises UsageError if one of them is missing."""
         given = [name for name in self.__slots__ if getattr(self, name)]
         if self.engine is None and given:
@@ -361,7 +361,7 @@ class EngineOptions:
         return {name: getattr(self, name) for name in names}
 
 
-ENGINE = EngineOptions()
+OTHER_ENGINE = OtherEngineOptions()
 
 
 @dataclass(frozen=True, slots=True)

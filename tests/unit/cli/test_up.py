@@ -9,7 +9,7 @@ import pytest
 from services.auditor.settings import AuditorSettings
 from services.cli.up.local_services import Addresses, LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
-from services.cli.up.up_options import EngineOptions, ListenOptions, ServedOptions
+from services.cli.up.up_options import ListenOptions, OtherEngineOptions, ServedOptions
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
 from services.generation.state_folder import LOADING
@@ -249,7 +249,7 @@ def test_before_another_engine_the_front_is_within_the_generation_service(tmp_pa
                 place.write_text("127.0.0.1:50057\n")
             return super().address(plan, seconds)
 
-    engine = EngineOptions("vllm", "http://127.0.0.1:8000")
+    engine = OtherEngineOptions("vllm", "http://127.0.0.1:8000")
     supervisor = Starting()
     services = LocalServices(tmp_path, None, explorer_port=50056, http_port=50057, engine=engine)
     addresses = bring_up(services, cast(Supervisor, supervisor))

@@ -26,6 +26,9 @@ from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+_TOO_LARGE = re.compile(r"SERVER: Received message larger than max \((\d{1,19}) vs\. (\d{1,19})\)")
+"""gRPC's refusal of a request, as RESOURCE_EXHAUSTED, which is otherwise for calls to try again later."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -140,9 +143,6 @@ _BY_CODE: dict[grpc.StatusCode, type[KolmError]] = {
     grpc.StatusCode.DATA_LOSS: DataLoss,
     grpc.StatusCode.UNIMPLEMENTED: Unimplemented,
 }
-
-_TOO_LARGE = re.compile(r"SERVER: Received message larger than max \((\d{1,19}) vs\. (\d{1,19})\)")
-"""gRPC's refusal of a request, as RESOURCE_EXHAUSTED, which is otherwise for calls to try again later."""
 
 
 @contextmanager

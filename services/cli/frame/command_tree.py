@@ -266,6 +266,8 @@ class _Quick:
         several, kind = param.multiple or param.nargs == -1, param.type_descriptor
         if value is None:
             return () if several else None
+        if kind.annotation is str and any("\ud800" <= each <= "\udfff" for each in value):  # bytes of an argument
+            raise exits.UsageError(f"{param.opts[0]}: is {value!a}; expected UTF-8")
         if kind.parameter_info.parser is None:
             found = _list(value, kind) if several else _value(value, kind.annotation, kind.parameter_info)
             if found is not None:

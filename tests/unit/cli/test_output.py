@@ -117,6 +117,7 @@ WRONG = [
     (("chat", "--save", "none/x.tar"), "--save"),
     (("receipts", "list", "--since", "yesterday"), "--since"),
     (("receipts", "list", "--first", "-1"), "--first"),
+    (("receipts", "list", "--tenant", "caf\udce9"), "--tenant"),
     (("receipts", "export", "2", "none/x"), "PATH"),
     (("receipts", "export", "2", "latin1.txt"), "PATH"),
     (("receipts", "promised", "a.gguf", "--answer", "none/x"), "--answer"),

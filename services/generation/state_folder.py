@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ledger.durable_file import make_folder
+
 LOADING = "KOLM_LOADING"
 """Environment variable: the folder whose lock servers share while they load, and an auditor waits for."""
 _LOOK_SECONDS = 0.2
@@ -30,7 +32,7 @@ def state_folder(folder: Path, replicas: int, flag: str = "--state-dir") -> Iter
     Raises StateTaken, which names the `flag`, OSError.
     """
     for candidate in (folder,) if replicas == 1 else (folder / str(number) for number in range(replicas)):
-        candidate.mkdir(parents=True, exist_ok=True)
+        make_folder(candidate)
         descriptor = os.open(candidate / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document
-from ledger.durable_file import keep_durably
+from ledger.durable_file import keep_durably, make_folder
 from ledger.errors import GuardMissing, LedgerError, LogOfAnotherKey, RolledBack
 from ledger.keys.note import VerifierKey
 from ledger.keys.signer import Signer, open_signer
@@ -66,7 +66,7 @@ def opened_servicer(
     """
     try:
         key = open_signer(settings.log_key, "log", settings.key_passphrase_file, create=True)
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(settings.data_dir)
         settings.trusted_directory.mkdir(parents=True, exist_ok=True)
         key.publish(settings.public_directory)
         for file in (settings.vkey_file, settings.public_directory / "log.vkey"):

@@ -44,6 +44,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
+from ledger.durable_file import make_folder
 from services.runtime.errors import InvalidArgument, Unavailable
 from services.runtime.process import Outage
 
@@ -187,7 +188,7 @@ def _open_database(url: URL) -> Engine:
     """
     if url.get_backend_name() == "sqlite":
         if url.database:
-            Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(Path(url.database).parent, 0o700)
         engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
         event.listen(engine, "connect", _prepare)
         event.listen(engine, "begin", _begin)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ledger.durable_file import make_folder
 from ledger.errors import (
     Forked,
     FormatError,
@@ -127,7 +128,7 @@ class SqliteWitnessMemory:
         """Open the file, created with its folder if missing. Raises StoreError."""
         self._path = path
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(path.parent, 0o700)
         except OSError as error:
             raise StoreError(f"cannot create {path.parent}: {error.strerror}") from None
         with self._connection() as connection:

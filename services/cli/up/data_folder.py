@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ledger.durable_file import make_folder
 from ledger.encoding.text_forms import timestamp
 from services.cli.frame.exits import UsageError
 
@@ -32,7 +33,7 @@ def held(folder: Path) -> Iterator[None]:
     """A block in which no other process brings services up on the folder, which is made if it is missing. The lock ends
     with the process, however that ends. Raises UsageError if services run on the folder, OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     expect_unused(folder)
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

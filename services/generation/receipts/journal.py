@@ -38,7 +38,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.durable_file import remove_drafts, sync_path, write_durably
+from ledger.durable_file import make_folder, remove_drafts, sync_path, write_durably
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError if the folder cannot be made."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, 0o700)
         self._path = folder / JOURNAL
         self._waiting: list[tuple[list[Record], asyncio.Future[None] | None]] = []
         self._writer: asyncio.Task[None] | None = None
@@ -194,7 +194,7 @@ class Journal:
             os.close(self._file)
             self._file = None
         if self._file is None:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._path.parent, 0o700)
             if self._path.exists():  # not the file that this process has written
                 self._path.rename(self._aside())
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

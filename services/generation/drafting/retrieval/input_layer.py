@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from ledger.encoding.text_forms import parse_cid
 from ledger.errors import FormatError
+from services.generation.target.architectures import architecture_of
 from services.generation.target.arrays import Float32, Int64
-from services.generation.target.config.config import read_config
+from services.generation.target.config.config_document import family_of, read_document
 from services.generation.target.errors import WeightsInvalid
+from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.gguf_header import gguf_sizes
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.generation.target.weights import open_weights
 
@@ -97,15 +100,23 @@ def token_embeddings(base: Path) -> StoredTensor:
 
     Raises TargetError if there is no base in this directory or file, or the table does not fit its configuration.
     """
-    config, weights = read_config(base), open_weights(base)
-    expected = config.vocab_size, config.hidden_size
+    sizes, weights = _sizes(base), open_weights(base)
     if _NAME not in weights.names():
         raise WeightsInvalid(f"{base}: no tensor {_NAME} in its weights")
-    if weights.shape(_NAME) != expected:
-        raise WeightsInvalid(
-            f"{base}: {_NAME} is {list(weights.shape(_NAME))}; expected {list(expected)} by its configuration"
-        )
+    shape = weights.shape(_NAME)
+    expected = [sizes.get(name, size) for name, size in zip(("vocab_size", "hidden_size"), shape, strict=True)]
+    if list(shape) != expected:
+        raise WeightsInvalid(f"{base}: {_NAME} is {list(shape)}; expected {expected} by its configuration")
     return weights.tensor(_NAME)
+
+
+def _sizes(base: Path) -> Mapping[str, Any]:
+    """Sizes by their names in config.json, which may leave out defaults; read without transformers."""
+    if is_gguf(base):
+        return gguf_sizes(GgufFile.open(base).metadata)
+    document = read_document(base)
+    is_nested = family_of(document).multimodal == architecture_of(document)
+    return document["text_config"] if is_nested else document
 
 
 def _unit(rows: Float32) -> Float32:

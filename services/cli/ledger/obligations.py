@@ -17,7 +17,8 @@ def obligations_document(listed: Sequence[Obligation], done: Completeness) -> di
     terms = ("rate", "within_seconds", "issued_at")
     counts = members(done, "outcomes", "independent", "owed", "undrawn", "unreplayable", "unpromised", "void_draws")
     return (
-        members(done, "kept", "problem", "as_of")
+        {"kept": done.is_kept}
+        | members(done, "problem", "as_of")
         | counts
         | {
             "late": [one.index for one in done.late],

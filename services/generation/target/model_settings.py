@@ -20,6 +20,8 @@ from services.generation.target.model_path import (
 
 PACKED_BYTES = 20 << 30
 """The default size limit of packed weights on disk (`program/packed_files.py`)."""
+STORE = AfterValidator(STORE_FOLDER.check)
+"""A datastore's folder."""
 
 
 def _model(named: Path) -> Path:
@@ -47,8 +49,6 @@ def _head(setting: str) -> str:
 
 MODEL = AfterValidator(_model)
 """A model's directory, file or name; the setting becomes the path."""
-STORE = AfterValidator(STORE_FOLDER.check)
-"""A datastore's folder."""
 NAMED_STORE = _named(STORE_FOLDER)
 """TENANT=FOLDER."""
 NAMED_ADAPTER = _named(ADAPTER_FOLDER)

@@ -348,7 +348,7 @@ def test_flags_and_commands_reach_the_server(address: str, scripted: ScriptedGen
         ("/method", 2),
         ("/save x.tar.gz", 2),
         ("wrong", 2),
-        ("/save ~nobody-here/x", 2),
+        ("/save ~no-such-user/x", 2),
         ("broken", 1),
         (b"caf\xe9", 2),
     ],
@@ -411,7 +411,7 @@ def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: 
         person.process.send_signal(signal.SIGINT)
         assert scripted.cancelled.wait(60)
         assert "interrupted after 1 tokens" in person.read_until("on its way")
-        for name in ("~nobody-here/x", "x" * 300):
+        for name in ("~no-such-user/x", "x" * 300):
             person.read_until("> ")
             person.type(f"/save {name}\n")
             person.read_until("kolm: ")

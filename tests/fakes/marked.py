@@ -118,7 +118,7 @@ def opening_of(family: Family) -> tuple[int, ...]:
 
 def _bytes() -> FastTokenizer:
     grown = [("t", "o"), ("o", "l"), ("to", "ol"), ("<", "|"), ("|", ">"), ("c", "a"), ("l", "l"), ("ca", "ll")]
-    tokens = [*pre_tokenizers.ByteLevel.alphabet(), *("".join(pair) for pair in grown)]
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in grown)]
     fast = FastTokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, grown))
     fast.normalizer = normalizers.NFC()
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -68,7 +68,7 @@ def pieces(*, composed: bool = False) -> FastTokenizer:
 
 def words() -> FastTokenizer:
     """A vocabulary of whole words that holds the markup's own, as BPE with `ignore_merges` has it."""
-    letters = [*pre_tokenizers.ByteLevel.alphabet(), "<think>", "<|end|>"]
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "<think>", "<|end|>"]
     fast = FastTokenizer(models.BPE({token: index for index, token in enumerate(letters)}, [], ignore_merges=True))
     fast.decoder = decoders.ByteLevel()
     fast.pre_tokenizer = pre_tokenizers.Sequence(

@@ -96,6 +96,10 @@ class OwnEngine:
             stop_reason=outcome.stop_reason,
         )
 
+    def release_memory(self) -> None:
+        """Release what the next replay can allocate again."""
+        self._verifier.release_memory()
+
     @property
     def ends(self) -> Collection[int]:
         """The ids with which the model ends outputs."""

@@ -151,6 +151,11 @@ class LoadedWhenAsked:
         self.on_load()
         return _own_engine(self.plan, self.stop, self.step)
 
+    def release_memory(self) -> None:
+        """Release what the next replay can allocate again, if the engine is loaded."""
+        if "_engine" in self.__dict__:
+            self._engine.release_memory()
+
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
         return self._engine.replay(receipt, content, way)
 
@@ -281,10 +286,11 @@ def follow(
     poll_seconds: float,
     on_examined: Callable[[Examined], None],
     on_read: Callable[[Backlog], None] = lambda _: None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> None:
     """Audit until `stop` is set. Waits while the ledger, an engine or the folder is unavailable, and after refusals
     that a person ends (`_WAITED_FOR`); raises every other error. `on_read` gets the open work after each reading of the
-    log.
+    log; `on_wait` is called before each wait.
     """
     cause: object = None  # of the wait, as it was logged
     while not stop.is_set():
@@ -309,6 +315,7 @@ def follow(
             if stop.is_set():  # the connection of a call was closed
                 return
             raise
+        on_wait()
         stop.wait(poll_seconds)
 
 
@@ -364,7 +371,7 @@ def _start(
         if settings.rate > 0.0:  # else there may be nothing to replay, and the first replay loads it
             engine.load()
         loop.call_soon_threadsafe(loaded.set)
-        follow(auditor, stop, _POLL_SECONDS, reported(metrics, send), metrics.read)
+        follow(auditor, stop, _POLL_SECONDS, reported(metrics, send), metrics.read, engine.release_memory)
 
     async def serving() -> None:
         await loaded.wait()

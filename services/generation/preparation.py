@@ -103,6 +103,7 @@ def load_model(
     cost = _pass_cost(timing or Timing(time_passes(target, rough=True).samples))
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
     model = Model(target, tokenizer, profile, cost, grammars, timing)
+    target.release_memory()
     return_freed_memory()
     _log.info(
         "loaded %s in %.1f s: a pass takes %.2f ms, a pass of four rows %.2f ms",

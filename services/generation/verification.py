@@ -122,8 +122,13 @@ class Verifier:
             tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids, seconds=REPLAY_SECONDS
         )
         profile = measure_profile(target, KeptProbes())
+        target.release_memory()
         return_freed_memory()
         return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars)
+
+    def release_memory(self) -> None:
+        """Release what the next replay can allocate again."""
+        self.target.release_memory()
 
     def prefill(self, record: Record) -> Outcome:
         """The outcome along the record, in passes of many rows. It ends with the first token that differs from the

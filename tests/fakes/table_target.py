@@ -94,6 +94,9 @@ class TableTarget:
     def move(self, sources: list[int], targets: list[int]) -> None:
         pass
 
+    def release_memory(self) -> None:
+        pass
+
     def block_content(self, block: int) -> bytes:
         return b""
 

@@ -44,6 +44,9 @@ class WrappedTarget:
     def move(self, sources: list[int], targets: list[int]) -> None:
         self._target.move(sources, targets)
 
+    def release_memory(self) -> None:
+        self._target.release_memory()
+
     def block_content(self, block: int) -> bytes:
         return self._target.block_content(block)
 

@@ -373,6 +373,10 @@ class EngineCore:
             self._cancel(sequence)
         self.retire()
 
+    def release_memory(self) -> None:
+        """Release what the next requests can allocate again; for an idle engine."""
+        self._target.release_memory()
+
     def retire(self) -> None:
         """Remove ended sequences, free their cache, send their last events."""
         for sequence in [s for s in self._running if s.finished]:

@@ -51,8 +51,9 @@ class EngineThread:
         idle_work: IdleWork | None = None,
         idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
-        """`between_passes` is called on the engine's thread after each pass, when sinks have got their events;
-        `idle_work` after so many seconds without requests, twice as many after each time that it was not done.
+        """`between_passes` is called on the engine's thread after each pass, when sinks have got their events. After
+        `idle_seconds` without requests `idle_work` is called, again after twice as many if it was not done, and unused
+        memory is released.
         """
         self._core, self._between_passes = core, between_passes
         self._idle_work, self._idle_seconds = idle_work, idle_seconds
@@ -123,15 +124,18 @@ class EngineThread:
 
     def _next_mail(self) -> _Submission | str | None:
         """The next mail. Raises queue.Empty if there is none, and something to compute."""
-        while self._core.idle and self._idle_work is not None:
-            try:
+        while self._core.idle:
+            with suppress(queue.Empty):
                 return self._mail.get(timeout=self._idle_seconds)
-            except queue.Empty:
+            if self._idle_work is not None:
                 if self._idle_work(lambda: not self._mail.empty()):
                     self._idle_work = None
                 elif self._mail.empty():
                     self._idle_seconds *= 2
-        return self._mail.get(block=self._core.idle)
+            self._core.release_memory()
+            if self._idle_work is None:
+                return self._mail.get()
+        return self._mail.get(block=False)
 
     def _take(self, submission: _Submission) -> None:
         try:

@@ -71,6 +71,16 @@ class BlockPool:
         self._forget.pop(block)()
         return block
 
+    def unused(self) -> list[range]:
+        """Runs of used blocks that are free now, without kept content."""
+        runs: list[range] = []
+        for block in sorted(self._free):
+            if runs and runs[-1].stop == block:
+                runs[-1] = range(runs[-1].start, block + 1)
+            else:
+                runs.append(range(block, block + 1))
+        return runs
+
     def keep(self, block: int, forget: Callable[[], None]) -> None:
         """Keep the content of a block in a table as long as there is room; `forget` is called on its eviction."""
         self._forget[block] = forget

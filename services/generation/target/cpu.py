@@ -191,6 +191,12 @@ class CpuTarget:
                 *(place.ctypes.data for place in places), len(sources),
             )  # fmt: skip
 
+    def release_memory(self) -> None:
+        """See `Target`."""
+        self._logits.release()
+        for run in self.blocks.unused():
+            self._parts.cache.discard(run)
+
     def block_content(self, block: int) -> bytes:
         return b"".join(part.tobytes() for part in self._parts.cache.block(block))
 

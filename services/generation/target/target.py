@@ -90,6 +90,12 @@ class Target(Protocol):
         """Copy cache slots, in the order given: the accepted path of a tree becomes the sequence."""
         ...
 
+    def release_memory(self) -> None:
+        """Return the memory of outputs and of free cache blocks without kept content to the system. For an idle target:
+        its next passes have to allocate memory again.
+        """
+        ...
+
     def block_content(self, block: int) -> bytes:
         """The bytes of a block in the cache, equally many for every block."""
         ...

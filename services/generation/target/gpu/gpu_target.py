@@ -260,6 +260,9 @@ class GpuTarget:
         for layer in self._layers:
             layer.cache.move(places, len(sources))
 
+    def release_memory(self) -> None:
+        """Nothing: the device's memory is allocated once."""
+
     def block_content(self, block: int) -> bytes:
         return b"".join(part.tobytes() for layer in self._layers for part in layer.cache.block(block))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from services.generation.target.states import MOST_PASSING, MOST_STEPS
 _PAGE = 1 << 21
 _CHUNK = 16 * _PAGE  # a mapping for small pieces: a page for each would be mostly empty
 _BORDER = 4096  # the alignment of pieces in bytes
+_SMALL = 1 << 20  # floats up to which memory is allocated as the allocator likes
 _KEPT, _SPARE = 1 << 22, 4
 """Floats up to which memory is always reused, and the largest ratio of larger memory to the wanted size."""
 
@@ -51,6 +53,17 @@ class _Chunk:
 
 
 _chunk = _Chunk()
+
+
+def _discard(memory: NDArray[Any]) -> None:
+    """Return the whole pages of a contiguous part of a mapping on small pages to the system, if it is Linux: there they
+    are zeros when they are used again.
+    """
+    first, size = padded(memory.ctypes.data, mmap.PAGESIZE), mmap.PAGESIZE
+    pages = (memory.ctypes.data + memory.nbytes - first) // size
+    if sys.platform == "linux" and pages > 0:
+        madvise = ctypes.CDLL(None).madvise
+        madvise(ctypes.c_void_p(first), ctypes.c_size_t(pages * size), mmap.MADV_DONTNEED)
 
 
 def return_freed_memory() -> None:
@@ -81,6 +94,11 @@ def _mapped(count: int, advice: str = "MADV_HUGEPAGE") -> Bytes:
     return array[start : start + count]
 
 
+def _whole_mapping(count: int) -> Float32:
+    """`count` floats, unmapped when deleted: glibc's allocator would keep them for later allocations."""
+    return _mapped(4 * count).view(np.float32)
+
+
 class _Lease:
     """The owner of an array's memory, which is freed for reuse when the array and all its views are deleted."""
 
@@ -105,8 +123,12 @@ class ReusedMemory:
         memory = self._free.pop() if self._free else np.empty(0, np.float32)
         wanted = rows * size
         if memory.size < wanted or memory.size > max(_KEPT, _SPARE * wanted):
-            memory = np.empty(wanted, np.float32)
+            memory = _whole_mapping(wanted) if wanted > _SMALL else np.empty(wanted, np.float32)
         return np.asarray(_Lease(memory, rows, size, self._free))
+
+    def release(self) -> None:
+        """Free the memory of deleted arrays."""
+        self._free.clear()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,6 +202,13 @@ class Cache:
             scales=[self.scales[number] for number in numbers],
             states=states,
         )
+
+    def discard(self, blocks: range) -> None:
+        """Return the memory of blocks to the system. Their content is lost."""
+        for group in self.groups:
+            for array in (group.keys, group.values):
+                for layer in array:
+                    _discard(layer[blocks.start : blocks.stop])
 
     def block(self, number: int) -> list[NDArray[Any]]:
         """Views of a block's keys and values: for each group, [layers, kv_heads, ...]."""

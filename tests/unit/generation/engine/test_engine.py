@@ -109,6 +109,17 @@ def test_a_cancelled_request_ends_and_its_place_is_free(
     assert core.load().running == 0
 
 
+def test_an_idle_engine_releases_memory(core: EngineCore, target: GatedTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(target, "release_memory", released.set)
+    engine, events = EngineThread(core, idle_seconds=0.0), queue.Queue[Event]()
+    engine.start()
+    assert released.wait(SOON)
+    submit(engine, request(), events.put)
+    assert last(events).outcome.token_ids == (0,) * 5
+    engine.stop()
+
+
 def test_an_idle_engine_works_until_that_is_done(target: GatedTarget) -> None:
     tries, done = list[bool](), threading.Event()
 

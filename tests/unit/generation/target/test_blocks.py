@@ -62,6 +62,15 @@ def test_what_is_freed_is_handed_out_again_before_new_memory_is_touched_the_last
     assert (freed, pool.touched) == ([0, 1, 2], 3)
 
 
+def test_blocks_without_a_table_or_kept_content_are_unused() -> None:
+    pool = BlockPool(100)
+    table, held = table_of(pool, 6), table_of(pool, 2)
+    pool.keep(table[3], lambda: None)
+    pool.release(table)
+    assert pool.unused() == [range(3), range(4, 6)]
+    assert held == [6, 7]
+
+
 def test_nothing_fails_while_anything_is_free() -> None:
     pool, forgotten = BlockPool(10), list[int]()
     table = table_of(pool, 6)

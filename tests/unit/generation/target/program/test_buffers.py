@@ -1,6 +1,7 @@
 """Buffers of passes: what fits them, and memory that is taken again."""
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.target.arrays import Bytes
+from services.generation.target.arrays import Bytes, Float32
+from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import read_config
-from services.generation.target.cpu import CpuTarget
+from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.program import buffers
 from services.generation.target.program.buffers import ReusedMemory
 from services.generation.target.program.team import Team
@@ -151,3 +153,24 @@ def test_arrays_that_are_in_use_share_nothing() -> None:
     assert all((array == number).all() for number, array in enumerate(held))
     assert [array.shape for array in held] == [(rows, 32) for rows in (1, 5, 3, 256, 0, 2)]
     assert all(array.flags.c_contiguous and array.flags.writeable for array in held)
+
+
+def test_released_memory_is_that_of_unused_blocks_only(model: Path) -> None:
+    target = load_target(model, cache_tokens=40 * BLOCK)
+
+    def logits() -> Float32:
+        with target.blocks.lent(CONTEXT) as table:
+            return target.forward(chunk_rows(table, 0, range(CONTEXT))).logits.copy()
+
+    def used_bytes(block: int) -> int:
+        return np.count_nonzero(np.frombuffer(target.block_content(block), np.uint8))
+
+    with target.blocks.lent(CONTEXT), target.blocks.lent(BLOCK) as held:
+        target.forward(chunk_rows(held, 0, range(BLOCK)))
+        expected, content = logits(), target.block_content(held[0])
+        unused = [block for run in target.blocks.unused() for block in run]
+        before = sum(map(used_bytes, unused))
+        target.release_memory()
+        assert target.block_content(held[0]) == content
+        assert sum(map(used_bytes, unused)) < before or sys.platform != "linux"
+    assert np.array_equal(logits(), expected)

@@ -11,6 +11,7 @@ import hashlib
 from typing import Annotated, Any
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ledger.documents.receipt import PromptPart, Receipt
 from ledger.encoding.canonical import canonical
@@ -62,7 +63,9 @@ def kept_digest(receipt: Receipt) -> bytes:
 
 
 def _terms(of: Promise | Receipt) -> tuple[Any, ...]:
-    return of.tenant, of.request_id, of.nonce, of.base_cid, of.profile_cid, of.prompt.to_document()
+    """The members that promise and receipt have in common. Cached tokens are not known before the answer."""
+    prompt = replace(of.prompt, cached_tokens=None)
+    return of.tenant, of.request_id, of.nonce, of.base_cid, of.profile_cid, prompt.to_document()
 
 
 def _digest(of: Promise | Receipt, choice: int) -> bytes:

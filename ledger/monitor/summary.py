@@ -30,7 +30,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import Frontier
 
-_VERSION = 6
+_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)

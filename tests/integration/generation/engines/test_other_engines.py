@@ -12,6 +12,8 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
+from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.promise import open_answer
 from ledger.encoding.stream_digest import token_digest
 from services.generation import remote_preparation
 from services.generation.remote import upstream
@@ -38,8 +40,13 @@ async def test_an_answer_of_another_engine_has_its_receipt_in_the_ledger(
 ) -> None:
     stub = await engines.start(kind, weights=weights)
     engines.fast.cached = 1
-    answer = await stub.Generate(asking(max_tokens=9, seed=7, temperature=1.0))
+    call = stub.Generate(asking(max_tokens=9, seed=7, temperature=1.0))
+    promise = dict(await call.initial_metadata())["kolm-promise-bin"]
+    answer = await call
     (receipt,) = await engines.deployment.receipts(1)
+    asked = ledger_pb2.AnswerPromiseRequest(promise=promise)
+    kept = await (await engines.deployment.ledger()).AnswerPromise(asked)
+    assert not open_answer(kept.answer, promise, engines.deployment.trust()).missing
     expected = engines.fast.tokens(engines.tokenizer.encode("The ledger keeps"), 7, 9)
     assert list(answer.choices[0].token_ids) == expected
     assert answer.choices[0].text == engines.tokenizer.decode(expected)

@@ -12,6 +12,7 @@ from ledger.documents.promise import (
     PAYLOAD_TYPE,
     Promise,
     PromiseAnswer,
+    kept_digest,
     open_answer,
     open_promise,
     promise_digest,
@@ -24,7 +25,7 @@ from ledger.encoding.text_forms import digest
 from ledger.errors import FormatError, LedgerError, SignatureError
 from ledger.keys.envelope import Envelope, sign
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, promise_of, receipt
+from tests.unit.ledger.builders import KEYS, STRANGER, TRUSTED, at, foreign_receipt, promise_of, receipt
 
 RECEIPT = receipt(0)
 PROMISE = promise_of(RECEIPT)
@@ -120,6 +121,14 @@ def test_untrusted_bytes_raise_the_ledgers_own_errors_only(data: bytes) -> None:
 def test_another_receipt_does_not_keep_it(other: dict[str, Any]) -> None:
     assert PROMISE.covers(RECEIPT)
     assert not PROMISE.covers(replace(RECEIPT, **other))
+
+
+@pytest.mark.parametrize("cached", [0, 2])
+def test_a_receipt_that_names_cached_tokens_keeps_the_promise_made_before(cached: int) -> None:
+    promised = foreign_receipt(0)
+    promise, served = promise_of(promised), replace(promised, prompt=replace(promised.prompt, cached_tokens=cached))
+    assert promise.covers(served)
+    assert promise.digests() == (kept_digest(served),)
 
 
 ANSWER = PromiseAnswer(promise_digest(SIGNED), 9, digest(b"root"), (3,), at(9000))

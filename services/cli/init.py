@@ -43,6 +43,7 @@ _CALLS = {
     "explorer": ("ledger",),
     "http": ("generation",),
 }
+_SERVED = (*PORTS, "witness")
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 _CLOCKS_DIFFER = timedelta(minutes=5)
@@ -72,7 +73,7 @@ def init(
 ) -> None:
     """Write a development authority, a certificate for each service and for you, and settings with mutual TLS."""
     made = InitialFolder(folder)
-    (made.renew if renew else made.create)(host or [], datetime.now(UTC), days)
+    (made.renew if renew else made.create)([_checked_host(each) for each in host or ()], datetime.now(UTC), days)
     document = {"folder": str(folder), "settings": str(made.settings), "environment": str(made.environment)}
     written = (
         f"wrote {folder}\n\n"
@@ -202,9 +203,28 @@ def _principals(now: datetime) -> list[Credential]:
     ]
 
 
+def _checked_host(host: str) -> str:
+    """A name in lower case, or an address. Raises UsageError for others, and for the caller's certificate's name."""
+    from services.runtime.listening import host_name
+
+    wildcard = "*." if host.startswith("*.") else ""
+    try:
+        name = str(ipaddress.ip_address(host))
+    except ValueError:
+        try:
+            name = wildcard + host_name(host.removeprefix("*."))
+        except ValueError as error:
+            raise UsageError(f"--host: {error}") from None
+    if name == CALLER:
+        raise UsageError(f"--host: {CALLER} is the name of your own certificate", "call the machine by another name")
+    return name
+
+
 def _issue_all(folder: InitialFolder, authority: Authority, hosts: Sequence[str], now: datetime, days: int) -> None:
-    for service in (*PORTS, "witness"):
-        names = (*_HERE, *(hosts or folder.hosts(service)))
+    """Names of certificates are principals, so no certificate gets the name of another service or of the caller."""
+    for service in _SERVED:
+        others = {*_SERVED, CALLER} - {service}
+        names = (*_HERE, *(each for each in hosts or folder.hosts(service) if each not in others))
         _write_pair(folder, service, authority.issue(service, names, now, days))
     _write_pair(folder, CALLER, authority.issue(CALLER, (), now, days))
 

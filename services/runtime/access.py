@@ -42,7 +42,7 @@ current_principal: ContextVar[Principal] = ContextVar("current_principal", defau
 """Set by the interceptor. Threads of `asyncio.to_thread` have it, threads of `run_in_executor` do not."""
 
 AUTHORIZATION_KEY = "authorization"
-_CERTIFICATE_NAMES = ("x509_subject_alternative_name", "x509_common_name")
+_CERTIFICATE_NAMES = ("x509_common_name", "x509_subject_alternative_name")
 _HOW = "send `authorization: Bearer kolm_…` (KOLM_TOKEN, KOLM_TOKEN_FILE); `kolm tokens create` makes a token"
 
 _NO_PROOF = "anybody"
@@ -201,8 +201,19 @@ class Access:
             if principal is None:
                 raise Unauthenticated("this token is unknown here, revoked or expired", reason="BAD_TOKEN")
             return principal
-        proofs = (*map(_of_certificate, _certificate_names(call)), _NO_PROOF)
-        return next(filter(None, map(self._valid, proofs)), ANONYMOUS)
+        return self._of_names(call.auth_context()) or self._valid(_NO_PROOF) or ANONYMOUS
+
+    def _of_names(self, shown: Mapping[str, Iterable[bytes]]) -> Principal | None:
+        """The principal of the client's certificate, which TLS has verified. Raises Unauthenticated for several."""
+        for key in _CERTIFICATE_NAMES:
+            proofs = [_of_certificate(name.decode("utf-8", "replace")) for name in shown.get(key, ())]
+            principals = {principal for proof in proofs if (principal := self._valid(proof)) is not None}
+            if len(principals) > 1:
+                problem = "the alternative names of this certificate are several principals here; expected one"
+                raise Unauthenticated(problem, reason="BAD_CERTIFICATE")
+            if principals:
+                return principals.pop()
+        return None
 
     def _valid(self, proof: str) -> Principal | None:
         if self._file is None:
@@ -258,12 +269,6 @@ def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     if scheme.lower() != "bearer" or not token.startswith(TOKEN_PREFIX):
         raise Unauthenticated(f"expected one {AUTHORIZATION_KEY}: Bearer {TOKEN_PREFIX}…", reason="BAD_TOKEN")
     return token
-
-
-def _certificate_names(call: Call) -> Sequence[str]:
-    """Names in the client's certificate, which TLS has verified; the alternative names first."""
-    shown = call.auth_context()
-    return [name.decode("utf-8", "replace") for key in _CERTIFICATE_NAMES for name in shown.get(key, ())]
 
 
 def _of_certificate(name: str) -> str:

@@ -91,8 +91,8 @@ def token_digest(token: str) -> str:
 class Credential(BaseModel):
     """One line of the file of principals. Exactly one of `token_sha256`, `certificate` and `anybody` is set.
 
-    `certificate` is a subject alternative name or the common name of a client's certificate. `anybody` is for all
-    callers without a token or a certificate.
+    `certificate` is the common name of a client's certificate, which counts first, or a subject alternative name.
+    `anybody` is for all callers without a token or a certificate.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -9,15 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.x509 import verification
 
-from services.cli.up.local_services import LocalServices
+from services.cli.up.local_services import SERVICE_ROLES, LocalServices
 from services.cli.up.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
+from services.runtime.access import Access
 from tests import documented
 from tests.cli import kolm
 from tests.e2e.command import PATIENCE, children, is_running, until
@@ -215,6 +218,29 @@ def test_a_renewal_keeps_the_names_unless_it_is_given_others(folder: Path, tmp_p
     (tmp_path / "renewed/tls/http.pem").write_text("damaged")
     damaged = kolm("init", tmp_path / "renewed", "--renew")
     assert (damaged.code, "http.pem" in damaged.err) == (2, True)
+
+
+def test_names_of_other_services_and_of_the_caller_give_no_rights(folder: Path, tmp_path: Path) -> None:
+    named = [
+        f"--host={each}" for each in ("ledger", "generation", "auditor", "registry", "explorer", "http", "witness")
+    ]
+    assert kolm("init", tmp_path / "named", *named).code == 0
+    access = Access(tmp_path / "named/principals.json")
+    for service, shown in names(tmp_path / "named").items():
+        certificate = {"x509_subject_alternative_name": [str(each.value).encode() for each in shown]}
+        call = SimpleNamespace(
+            invocation_metadata=tuple, auth_context=partial(dict, certificate), peer=lambda: "elsewhere:1"
+        )
+        assert access.caller_of(call) == (service if service in SERVICE_ROLES and service != "http" else "elsewhere")
+    for flags in ((), ("--renew",)):
+        refused = kolm("init", folder if flags else tmp_path / "client", "--host=client", *flags)
+        assert (refused.code, "--host" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("host", ["münchen.example", "", "ledger.example:50052", "https://ledger.example", "a b"])
+def test_a_host_that_no_certificate_can_name_is_refused(tmp_path: Path, host: str) -> None:
+    refused = kolm("init", tmp_path / "refused", f"--host={host}")
+    assert (refused.code, "--host" in refused.err, (tmp_path / "refused").exists()) == (2, True, False)
 
 
 @pytest.mark.parametrize("name", ["ledger.example", "localhost", "generation"])

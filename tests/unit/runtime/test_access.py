@@ -169,12 +169,19 @@ def test_with_principals_callers_without_a_token_have_the_roles_of_anybody(file:
 
 
 def test_a_certificate_s_names_are_principals(file: Path) -> None:
-    named = Credential(name="generation", tenant=None, roles=("append",), certificate="generation", created_at=CREATED)
-    write_principals(file, [named, without_credential("generate")])
+    generation, auditor = (
+        Credential(name=name, tenant=None, roles=("append",), certificate=name, created_at=CREATED)
+        for name in ("generation", "auditor")
+    )
+    write_principals(file, [generation, auditor, without_credential("generate")])
     access = Access(file)
     append = "/kolm.ledger.v1.LedgerService/AppendEntry"
     for shown in ({"x509_common_name": [b"generation"]}, {"x509_subject_alternative_name": [b"a", b"generation"]}):
         assert access.admitted(append, Call(certificate=shown)).name == "generation"
+    several = {"x509_subject_alternative_name": [b"http", b"generation", b"auditor"]}
+    with pytest.raises(Unauthenticated, check=lambda error: error.reason == "BAD_CERTIFICATE"):
+        access.admitted(append, Call(certificate={"x509_common_name": [b"http"], **several}))
+    assert access.admitted(append, Call(certificate={"x509_common_name": [b"auditor"], **several})).name == "auditor"
     for shown in ({"x509_common_name": [b"other"]}, {"x509_common_name": [b"\xff"]}, {"peer": [b"generation"]}):
         with pytest.raises(Unauthenticated):
             access.admitted(append, Call(certificate=shown))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -170,12 +171,12 @@ class InitialFolder:
         yield f"[{service}]"
         yield f'listen = "127.0.0.1:{PORTS[service]}"'
         if service not in _BROWSED:
-            yield f"{state} = {json.dumps(str(root / service))}"
+            yield f"{state} = {_toml(root / service)}"
         if service in ("generation", "auditor"):
             yield 'model = "smollm2"'
-        yield f"trusted_keys = {json.dumps(str(root / 'trusted'))}"
+        yield f"trusted_keys = {_toml(root / 'trusted')}"
         if service in ("generation", "ledger", "registry"):
-            yield f"principals = {json.dumps(str(root / self.principals.name))}"
+            yield f"principals = {_toml(root / self.principals.name)}"
         yield from (f'{called} = "https://localhost:{PORTS[called]}"' for called in _CALLS.get(service, ()))
         for name, path in (
             ("tls_cert", self.certificate(service)),
@@ -183,11 +184,11 @@ class InitialFolder:
             *(() if service in _BROWSED else (("tls_client_ca", self.authority),)),
             *((("tls_ca", self.authority),) if service in _CALLS else ()),
         ):
-            yield f"{name} = {json.dumps(str(path.resolve()))}"
+            yield f"{name} = {_toml(path.resolve())}"
 
     def _environment(self) -> str:
         files = (("CA", self.authority), ("CERT", self.certificate(CALLER)), ("KEY", self.key(CALLER)))
-        return "".join(f"export KOLM_TLS_{name}={json.dumps(str(path.resolve()))}\n" for name, path in files)
+        return "".join(f"export KOLM_TLS_{name}={shlex.quote(str(path.resolve()))}\n" for name, path in files)
 
 
 def _principals(now: datetime) -> list[Credential]:
@@ -201,6 +202,10 @@ def _principals(now: datetime) -> list[Credential]:
     return [
         Credential(name=name, tenant=None, roles=each, certificate=name, created_at=now) for name, each in roles.items()
     ]
+
+
+def _toml(path: Path) -> str:
+    return json.dumps(str(path), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _checked_host(host: str) -> str:

@@ -197,7 +197,7 @@ def test_a_ledger_with_tls(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Non
     shell.run(init)
     for export in Path("deployment/client.env").read_text().splitlines():
         name, _, value = export.removeprefix("export ").partition("=")
-        monkeypatch.setenv(name, json.loads(value))
+        monkeypatch.setenv(name, *shlex.split(value))
     with shell.serving(serve):
         Path("deployment/public").symlink_to("ledger/public")
         for line in lines:

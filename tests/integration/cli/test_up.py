@@ -1,12 +1,14 @@
 """`kolm up`, before another engine too, and the supervisor of its services."""
 
 import os
+import shlex
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -241,6 +243,16 @@ def test_names_of_other_services_and_of_the_caller_give_no_rights(folder: Path, 
 def test_a_host_that_no_certificate_can_name_is_refused(tmp_path: Path, host: str) -> None:
     refused = kolm("init", tmp_path / "refused", f"--host={host}")
     assert (refused.code, "--host" in refused.err, (tmp_path / "refused").exists()) == (2, True, False)
+
+
+@pytest.mark.parametrize("name", ["José", "a$HOME `id` $(id) b", "it's", "x😀", 'a"\\b', "del\x7f"])
+def test_settings_and_environment_name_the_files_of_any_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    assert kolm("init", folder).code == 0
+    settings = tomllib.loads((folder / "kolm.toml").read_text())
+    assert settings["ledger"]["tls_cert"] == str(folder / "tls/ledger.pem")
+    script = f'. {shlex.quote(str(folder / "client.env"))}; printf %s "$KOLM_TLS_CA"'
+    assert subprocess.check_output(["sh", "-c", script]).decode() == str(folder / "tls/ca.pem")
 
 
 @pytest.mark.parametrize("name", ["ledger.example", "localhost", "generation"])

@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -187,8 +188,10 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     server = Server(tmp_path)
     now = itertools.count()
     server.disk.clock = lambda: 100.0 * next(now)
-    server.disk._reader.submit(time.sleep, 0.5)
+    held = threading.Event()
+    server.disk._reader.submit(held.wait, 60.0)
     assert server.ask(asked("r", PROMPT)) == 0
+    held.set()
     server.stop()
 
 
@@ -279,8 +282,10 @@ def test_only_the_owner_reads_and_nothing_else_in_the_folder_is_touched(tmp_path
 def test_more_than_the_disk_takes_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_disk, "_MOST_WAITING", 2 * CONTENT - 1)
     server = Server(tmp_path)
-    server.disk._writer.submit(time.sleep, 0.2)
+    held = threading.Event()
+    server.disk._writer.submit(held.wait, 60.0)
     server.ask(asked("r", PROMPT))
+    held.set()
     server.stop()
     assert server.folder.counts == {"written": 2, "dropped": 3}
     assert served(tmp_path, asked("r", PROMPT)) == 2 * BLOCK

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from services.generation.target import model_path as paths
 from services.generation.target.config.config import read_config, usual_cache
@@ -128,21 +127,6 @@ def test_a_profile_of_int8_is_another_one_and_passes_its_probe(tmp_path: Path) -
     path = make_tiny_gguf(tmp_path / "tiny.gguf", storage="q4_1")
     profile = measure_profile(load_target(path, arithmetic="int8"))
     assert (profile.document["arithmetic"], profile.passed) == ("kolm-arithmetic/1+int8", True)
-
-
-def test_sharded_weights_load_like_whole_ones(model: Path, tmp_path: Path) -> None:
-    whole = load_target(model, cache_tokens=64)
-    tensors = load_file(model / "model.safetensors")
-    names = sorted(tensors)
-    shards = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
-    for shard, members in shards.items():
-        save_file({name: tensors[name] for name in members}, model / shard)
-    weight_map = {name: shard for shard, members in shards.items() for name in members}
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (model / "model.safetensors").unlink()
-    sharded = load_target(model, cache_tokens=64)
-    assert sharded.base_cid != whole.base_cid
-    assert sharded.config == whole.config
 
 
 def test_the_base_identifier_changes_with_any_byte_of_the_model(model: Path) -> None:

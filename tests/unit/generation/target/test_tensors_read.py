@@ -192,11 +192,11 @@ def test_a_tensor_that_would_not_be_read_is_refused_by_name(case: str, tmp_path:
         checked_weights(tmp_path, read_config(tmp_path))
 
 
-def sharded(model: Path, *, shards: tuple[str, str] = ("model-00001-of-00002", "model-00002-of-00002")) -> Path:
+def sharded(model: Path) -> Path:
     """The same model in two files."""
     tensors = load_file(model / FILE)
     names = sorted(tensors)
-    parts = {f"{shard}.safetensors": names[at::2] for at, shard in enumerate(shards)}
+    parts = {ONE: names[0::2], TWO: names[1::2]}
     for shard, members in parts.items():
         save_file({name: tensors[name] for name in members}, model / shard)
     weight_map = {name: shard for shard, members in parts.items() for name in members}
@@ -208,6 +208,14 @@ def sharded(model: Path, *, shards: tuple[str, str] = ("model-00001-of-00002", "
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
     return make_tiny_model(tmp_path / "model", layers=1)
+
+
+def test_sharded_weights_load_like_whole_ones(whole: Path) -> None:
+    config, name, logits = read_config(whole), base_cid(whole), logits_of(target_of(whole))
+    sharded(whole)
+    assert read_config(whole) == config
+    assert base_cid(whole) != name
+    assert_same_bits(logits_of(target_of(whole)), logits)
 
 
 def weight_map(model: Path) -> dict[str, str]:

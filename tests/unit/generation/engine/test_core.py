@@ -288,7 +288,7 @@ def test_an_invalid_request_is_refused_by_field_and_nothing_starts(field: str) -
 
 def test_a_request_past_the_context_says_how_much_would_fit() -> None:
     core = EngineCore(counting(context=128), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match=r"^max_tokens: .* 28$"):
         core.add(request(prompt=(0,) * 100, max_tokens=29), Collected().sink)
 
 

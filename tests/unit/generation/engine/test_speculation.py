@@ -99,11 +99,8 @@ def truth_of(target: CpuTarget) -> dict[str, Sequence[int]]:
 
 
 def features_of(target: CpuTarget, tokens: list[int], layers: tuple[int, ...]) -> Float32:
-    table: list[int] = []
-    target.blocks.extend(table, len(tokens))
-    features = target.forward(chunk_rows(table, 0, tokens), layers).features
-    target.blocks.release(table)
-    return features
+    with target.blocks.lent(len(tokens)) as table:
+        return target.forward(chunk_rows(table, 0, tokens), layers).features
 
 
 def check(collected: Collected, drafter: ReadingDrafter, target: CpuTarget, truth: dict[str, Sequence[int]]) -> None:

@@ -421,12 +421,9 @@ def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def logits_beside_others(target: Target, tokens: list[int]) -> np.ndarray:
-    table: list[int] = []
-    target.blocks.extend(table, len(tokens))
-    target.forward(chunk_rows(table, 0, tokens[:50], want_last=False))
-    logits = target.forward(tree_rows(table, 50, tokens[50:])).logits
-    target.blocks.release(table)
-    return logits
+    with target.blocks.lent(len(tokens)) as table:
+        target.forward(chunk_rows(table, 0, tokens[:50], want_last=False))
+        return target.forward(tree_rows(table, 50, tokens[50:])).logits
 
 
 def transformers_logits(published: Path, tokens: list[int]) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Logits of a row have the bits of passes over one row, in any tree or chunk, with any neighbours and adapters."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -42,20 +43,24 @@ def one_row(target: CpuTarget, table: list[int], length: int, token: int) -> Flo
     return target.forward(tree_rows(table, length, [token])).logits[0]
 
 
+@contextmanager
+def tables_of(target: Target, count: int, tokens: int) -> Iterator[list[list[int]]]:
+    """Tables with room for so many tokens each."""
+    with ExitStack() as held:
+        yield [held.enter_context(target.blocks.lent(tokens)) for _ in range(count)]
+
+
 def test_chunks_of_two_long_sequences_have_the_bits_they_have_alone(family: CpuTarget) -> None:
     rng = random.Random(7)
     texts = [[rng.randrange(family.config.vocab_size) for _ in range(206)] for _ in range(2)]
-    tables: list[list[int]] = [[], []]
     rows, alone = RowsBuilder(), []
-    for table, text in zip(tables, texts, strict=True):
-        family.blocks.extend(table, len(text))
-        for first, last in ((0, 200), (200, 206)):
-            logits = family.forward(tree_rows(table, first, text[first:last])).logits.copy()
-        alone.append(logits)
-        rows.add_tree(table, 200, text[200:], range(-1, 5))
-    assert family.forward(rows.build()).logits.tobytes() == np.concatenate(alone).tobytes()
-    for table in tables:
-        family.blocks.release(table)
+    with tables_of(family, 2, 206) as tables:
+        for table, text in zip(tables, texts, strict=True):
+            for first, last in ((0, 200), (200, 206)):
+                logits = family.forward(tree_rows(table, first, text[first:last])).logits.copy()
+            alone.append(logits)
+            rows.add_tree(table, 200, text[200:], range(-1, 5))
+        assert family.forward(rows.build()).logits.tobytes() == np.concatenate(alone).tobytes()
 
 
 @given(seed=st.integers(0, 2**32))
@@ -67,10 +72,7 @@ def test_a_row_of_a_tree_has_the_bits_it_has_alone(family: CpuTarget, seed: int)
     history = [token() for _ in range(length)]
     parents = [-1, *(rng.choice((i - 1, rng.randrange(i))) for i in range(1, width))]
     tokens = [token() for _ in range(width)]
-    tables: list[list[int]] = [[], [], []]
-    for table in tables:
-        family.blocks.extend(table, length + width + 1)
-    try:
+    with tables_of(family, 3, length + width + 1) as tables:
         rows = RowsBuilder()
         rows.add_chunk(tables[0], 0, history, want_last=False)
         rows.add_chunk(tables[1], 0, [token() for _ in range(rng.randrange(1, 40))], want_last=False)
@@ -90,9 +92,6 @@ def test_a_row_of_a_tree_has_the_bits_it_has_alone(family: CpuTarget, seed: int)
             for depth, step in enumerate(path):
                 alone = one_row(family, tables[2], length + depth, tokens[step])
             assert alone.tobytes() == together[node].tobytes(), (length, parents, node)
-    finally:
-        for table in tables:
-            family.blocks.release(table)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -100,10 +99,7 @@ def test_a_row_of_a_tree_has_the_bits_it_has_alone(family: CpuTarget, seed: int)
 def test_the_chunks_of_a_prompt_do_not_matter(family: CpuTarget, seed: int) -> None:
     rng = random.Random(seed)
     tokens = [rng.randrange(family.config.vocab_size) for _ in range(rng.randrange(2, 200))]
-    tables: list[list[int]] = [[], []]
-    for table in tables:
-        family.blocks.extend(table, len(tokens))
-    try:
+    with tables_of(family, 2, len(tokens)) as tables:
         alone = [one_row(family, tables[0], position, token) for position, token in enumerate(tokens)]
         at = 0
         while at < len(tokens):
@@ -111,17 +107,11 @@ def test_the_chunks_of_a_prompt_do_not_matter(family: CpuTarget, seed: int) -> N
             rows = chunk_rows(tables[1], at, chunk)
             at += len(chunk)
             assert family.forward(rows).logits[0].tobytes() == alone[at - 1].tobytes()
-    finally:
-        for table in tables:
-            family.blocks.release(table)
 
 
 def test_moved_slots_carry_the_bits_of_the_accepted_path(family: CpuTarget) -> None:
-    tables: list[list[int]] = [[], []]
-    for table in tables:
-        family.blocks.extend(table, 80)
     tokens, parents, path = [3, 4, 5, 6, 7, 8], [-1, 0, 0, 2, 2, 4], [0, 2, 4, 5]
-    try:
+    with tables_of(family, 2, 80) as tables:
         for table in tables:
             family.forward(chunk_rows(table, 0, list(range(62)), want_last=False))
         family.forward(tree_rows(tables[0], 62, tokens, parents))
@@ -131,9 +121,6 @@ def test_moved_slots_carry_the_bits_of_the_accepted_path(family: CpuTarget) -> N
             one_row(family, tables[1], 62 + depth, tokens[node])
         after = [one_row(family, table, 66, 9).tobytes() for table in tables]
         assert after[0] == after[1]
-    finally:
-        for table in tables:
-            family.blocks.release(table)
 
 
 LAYERS = (3, 0, 2, 4)

@@ -26,13 +26,12 @@ def block_of(folder: Path, target: CpuTarget, tokens: range | None = None) -> Mt
 
 def features_of(target: CpuTarget, tokens: list[int], pieces: int = 1) -> Float32:
     """The stream after the last layer, of every token."""
-    table: list[int] = []
-    target.blocks.extend(table, len(tokens))
     found, at = [], 0
-    for piece in np.array_split(tokens, pieces):
-        found.append(target.forward(chunk_rows(table, at, list(map(int, piece))), (target.config.layers,)).features)
-        at += len(piece)
-    target.blocks.release(table)
+    with target.blocks.lent(len(tokens)) as table:
+        for piece in np.array_split(tokens, pieces):
+            rows = chunk_rows(table, at, list(map(int, piece)))
+            found.append(target.forward(rows, (target.config.layers,)).features)
+            at += len(piece)
     return np.concatenate(found)
 
 

@@ -7,12 +7,14 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ledger.documents.audit import UNCHECKED
 from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.halt import scopes_of
+from ledger.errors import SignerUnavailable
 from services.generation.api.confirmation import off_outcome, unproven
 from services.generation.api.generation_metrics import GenerationMetrics, log_request
 from services.generation.engine.backend import Backend
@@ -38,6 +40,9 @@ from services.runtime.errors import DeadlineExceeded, KolmError, ResourceExhaust
 from services.runtime.tracing import current_trace
 
 _log = logging.getLogger(__name__)
+
+_SIGNER_PAUSE = 0.5  # seconds between two attempts to sign a receipt
+_SIGNER_AWAY = "the key that signs receipts cannot be reached; nothing is served without a receipt, send it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +129,15 @@ class Generation:
         self._metrics, self._quotas, self._append_seconds = metrics, quotas, append_seconds
         self._on_ended = on_ended
         self._runs: dict[Run, asyncio.Task[None]] = {}
+        self._closing = asyncio.Event()
 
     @asynccontextmanager
     async def run(self, resolved: Resolved, *, streamed: bool = False) -> AsyncIterator[Run]:
         """A run that the engine has accepted. Leaving the context early cancels it; its receipts are still issued.
 
         Its promise is kept even if this process is killed. Raises Unavailable (LEDGER_UNAVAILABLE) if too many
-        receipts wait for the ledger or the disk takes none, and (CLOCK_WRONG) if the ledger's clock differs;
-        ResourceExhausted for a tenant's quota; EngineError.
+        receipts wait for the ledger or the disk takes none, (SIGNER_AWAY) if the key does not sign, and (CLOCK_WRONG)
+        if the ledger's clock differs; ResourceExhausted for a tenant's quota; EngineError.
         """
         run, taken = self._begun(resolved, streamed)
         try:
@@ -204,6 +210,7 @@ class Generation:
             tickets = await self._submit(run, sink)
             run.promise = promise = await self._promise(run)
         except Exception as error:
+            self._engine.cancel(run.engine_id)  # if it has accepted the run
             self._outbox.release(run.resolved.choices)
             run.ended = True
             _fail(taken, error)
@@ -216,8 +223,8 @@ class Generation:
             event = await finished.get()
             times.observe(event)
             outcomes.append(event.outcome)
-            receipt_id = promise.unfinished[event.choice].receipt_id
-            work = self._complete(run, receipt_id, event.choice, event.outcome, tickets[event.choice])
+            promised = promise.unfinished[event.choice]
+            work = self._complete(run, promised, event.choice, event.outcome, tickets[event.choice])
             completing.append(asyncio.create_task(work))
         run.used_tokens = len(run.resolved.prompt) + sum(len(outcome.token_ids) for outcome in outcomes)
         log_request(run.resolved, outcomes, time.perf_counter() - started)
@@ -245,30 +252,60 @@ class Generation:
         return tickets
 
     async def _promise(self, run: Run) -> SignedPromise:
-        """Promise the receipts of an accepted run, on disk. Cancels the run if the disk fails."""
-        promise = self._issuer.promise(run.resolved)
+        """Promise the receipts of an accepted run, on disk. Raises Unavailable."""
         try:
+            promise = self._issuer.promise(run.resolved)
             await self._outbox.promise(promise.unfinished)
+        except SignerUnavailable as error:
+            _log.error("refusing a request: its receipts cannot be signed: %s", error)
+            raise Unavailable(_SIGNER_AWAY, retry_after=5.0, reason="SIGNER_AWAY") from error
         except OSError as error:
-            self._engine.cancel(run.engine_id)
             _log.critical("refusing a request: its promised receipts cannot be written to disk: %s", error)
             problem = "this server's disk takes no receipts; nothing is served without one"
             raise Unavailable(problem, retry_after=5.0, reason="LEDGER_UNAVAILABLE") from error
         return promise
 
-    async def _complete(self, run: Run, receipt_id: str, choice: int, outcome: Outcome, ticket: Ticket) -> Completed:
+    async def _complete(
+        self, run: Run, promised: SignedReceipt, choice: int, outcome: Outcome, ticket: Ticket
+    ) -> Completed:
+        """Send the choice's receipt to the ledger, or the promised receipt if it cannot be issued."""
         resolved = run.resolved
         if outcome.error is not None:
             _log.error("request %s choice %d: %s", resolved.request_id, choice, outcome.error)
         try:
-            checked = await self._checked(run, choice, outcome, ticket)
-            receipt = self._issuer.issue(receipt_id, resolved, choice, outcome, checked, alone=ticket.alone)
+            try:
+                checked = await self._checked(run, choice, outcome, ticket)
+                issue = partial(self._issuer.issue, promised.receipt_id, resolved, choice, outcome, checked)
+                receipt = await self._signed(run, partial(issue, alone=ticket.alone))
+            except Exception:
+                await self._deliver(promised)
+                raise
             self._erasures.issued(receipt.receipt_id, resolved.tenant, (run.engine_id, choice))
             index = await self._deliver(receipt)
         finally:
             self._outbox.release(1)
         run.post(completed := Completed(choice, outcome, receipt, index, checked))
         return completed
+
+    async def _signed(self, run: Run, issue: Callable[[], SignedReceipt]) -> SignedReceipt:
+        """The receipt, as soon as its key signs. The caller waits for it as long as for the ledger.
+
+        Raises Unavailable if the server stops before.
+        """
+        patient_until = time.perf_counter() + self._append_seconds
+        while True:
+            try:
+                return issue()
+            except SignerUnavailable as error:
+                away = Unavailable(_SIGNER_AWAY, retry_after=5.0, reason="SIGNER_AWAY")
+                if self._closing.is_set():
+                    raise away from error
+                if time.perf_counter() >= patient_until and not run.ended:
+                    _log.error("retrying to sign the receipts of request %s: %s", run.resolved.request_id, error)
+                    self._cancel(run)
+                    run.end(away)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _SIGNER_PAUSE)
 
     async def _checked(self, run: Run, choice: int, outcome: Outcome, ticket: Ticket) -> Checked:
         """The result of verification before signing."""
@@ -324,6 +361,7 @@ class Generation:
 
     async def close(self) -> None:
         """Cancel all runs; returns when all receipts are in the outbox."""
+        self._closing.set()
         for run in self._runs:
             self._cancel(run)
         await asyncio.gather(*self._runs.values())

@@ -257,7 +257,7 @@ async def test_a_receipt_that_is_neither_on_disk_nor_in_the_ledger_is_shown_to_n
     await until_confirmed(stub)
 
 
-async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_no_place(
+async def test_a_choice_whose_receipt_fails_gets_the_promised_one_and_holds_no_place(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = await deployment.start_generation(outbox_limit=3)
@@ -272,6 +272,8 @@ async def test_a_choice_without_a_receipt_takes_none_from_the_others_and_holds_n
 
     monkeypatch.setattr(ReceiptIssuer, "issue", failing)
     assert (await failure(stub.Generate(asking(max_tokens=40, n=3)))).code.name == "INTERNAL"
-    assert sorted(receipt.sampling.choice for receipt in await deployment.receipts(2)) == [1, 2]
+    receipts = await deployment.receipts(3)
+    endings = sorted((receipt.sampling.choice, receipt.output.finish_reason) for receipt in receipts)
+    assert endings == [(0, "error"), (1, "length"), (2, "length")]
     monkeypatch.undo()
     assert len((await stub.Generate(asking(max_tokens=3, n=3))).choices) == 3

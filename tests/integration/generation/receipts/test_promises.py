@@ -5,12 +5,14 @@ import json
 import resource
 import shutil
 import signal
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from typer.testing import CliRunner
 
 from kolm.generation.v1 import generation_pb2 as pb
@@ -18,6 +20,8 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.documents.promise import open_promise, read_promise
 from ledger.documents.receipt import Receipt
+from ledger.errors import SignerUnavailable
+from ledger.keys.ed25519 import SigningKey
 from services.cli.main import app
 from services.client.generation.completion import Completion
 from services.client.generation.request import Request, SamplingParams
@@ -25,9 +29,10 @@ from services.client.generation.runtime import Runtime
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.promised import Promised, look_up
 from services.client.ledger.verified import VerifiedLedger
+from services.generation import serving
 from services.generation.receipts.journal import Kind, Record, open_records, read_records
 from tests.fakes.tampered_targets import GatedTarget
-from tests.integration.generation.deployment import Deployment, asking, failure
+from tests.integration.generation.deployment import Deployment, asking, failure, until
 from tests.integration.generation.test_process import ended, generation_process, stub_of
 
 BEFORE, AFTER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
@@ -188,6 +193,71 @@ def answer_of(completion: Completion) -> tuple[object, ...]:
     choices = [(each.index, each.text, each.token_ids, each.finish_reason) for each in completion.choices]
     logprobs = [each.logprobs for each in completion.choices]
     return choices, logprobs, completion.usage.prompt_tokens, completion.usage.completion_tokens
+
+
+class LosableKey(SigningKey):
+    """A key in a device, which does not sign while `away`."""
+
+    away = False
+
+    def sign(self, message: bytes) -> bytes:
+        if self.away:
+            raise SignerUnavailable("the device is away")
+        return super().sign(message)
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[LosableKey]]:
+    """The key of all generation servers that start in the test."""
+    monkeypatch.setattr(serving, "open_signer", lambda path, role, *_, create: LosableKey.load_or_create(path, role))
+    yield LosableKey
+    LosableKey.away = False
+
+
+async def test_a_request_whose_promise_is_not_signed_leaves_the_engine(
+    deployment: Deployment, key: type[LosableKey]
+) -> None:
+    stub, target = await deployment.start_wrapped(GatedTarget)
+    target.close()
+    key.away = True
+    refused = await failure(stub.Generate(asking(max_tokens=4)))
+    assert (refused.code.name, refused.reason, refused.retry_seconds) == ("UNAVAILABLE", "SIGNER_AWAY", 5.0)
+    target.let_pass()  # which may have begun
+
+    async def is_idle() -> bool:
+        load = await stub.GetLoad(pb.GetLoadRequest())
+        return not load.running + load.waiting
+
+    try:
+        async with asyncio.timeout(10):
+            await until(is_idle)
+    finally:
+        target.open()
+    assert not promised(deployment)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_receipt_that_is_not_signed_at_the_end_keeps_its_promise(
+    deployment: Deployment, key: type[LosableKey], comes_back: bool
+) -> None:
+    stub, target = await deployment.start_wrapped(GatedTarget, append_seconds=0)
+    target.close()
+    call = stub.GenerateStream(pb.GenerateStreamRequest(request=asking(max_tokens=4, ignore_eos=True)))
+    promise = await first_event(call)
+    key.away = True
+    target.open()
+
+    async def rest() -> None:
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    assert (await failure(rest())).reason == "SIGNER_AWAY"
+    key.away = not comes_back
+    if not comes_back:
+        await deployment.stop_generation()
+    (receipt,) = await deployment.receipts(1)
+    assert (receipt.output.finish_reason, receipt.output.tokens) == (("length", 4) if comes_back else ("error", 0))
+    assert (await held(deployment, promise)).state == "KEPT"
 
 
 async def test_what_the_engine_refuses_leaves_no_promise(deployment: Deployment) -> None:

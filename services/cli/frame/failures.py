@@ -66,6 +66,7 @@ FALLBACKS = {
     "ledger answers",
     "halted": "an audit has halted it, or a replay of the server's own, which reaches the ledger with the next audit; "
     "kolm halts list shows why, kolm halts resume lifts it",
+    "away": "the server at --url, which speculates, does not answer, so --plain-url answered; restart it",
     "not_loaded": "no method is loaded; kolm status shows which there are",
 }
 """Explanation and remedy by reason, as receipts have it (`spec_decode.fallback_reason`)."""

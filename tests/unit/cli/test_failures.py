@@ -127,13 +127,14 @@ def reasons() -> set[str]:
     """Reasons of methods that lack something, and reasons of the policy and of heads."""
     written = "".join((ROOT / "services" / "generation" / name).read_text(encoding="utf-8") for name in SOURCES)
     stated = set(
-        re.findall(r'"(no_head|head_(?!cid)\w+|temperature|profile_unproven|halt\w*_?\w*|not_loaded)"', written)
+        re.findall(r'"(no_head|away|head_(?!cid)\w+|temperature|profile_unproven|halt\w*_?\w*|not_loaded)"', written)
     )
     return {spec.missing for spec in METHODS if spec.missing} | stated
 
 
 def test_every_reason_is_explained_and_no_other() -> None:
-    assert reasons() == set(FALLBACKS)
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8").partition("\n| reason | ")[2].partition("\n\n")[0]
+    assert reasons() == set(FALLBACKS) == set(re.findall(r"^\| `(\w+)` ", page, re.MULTILINE))
 
 
 MODELS = ("models", "list", "--json")

@@ -50,6 +50,7 @@ Variables for flags of the commands: [command-line.md](command-line.md#finding-s
 |---|---|
 """
 _SHORT_KINDS = (
+    ("bytes, a whole number", "bytes"),
     ("whole number", "integer"),
     (", at least ", " ≥ "),
     (", above ", " > "),
@@ -112,9 +113,8 @@ def _row(name: str, field: FieldInfo) -> str:
     kind = kind_of(name, field)
     example = f", such as `{kind.example}`" if kind.repeated and "=" in str(kind.example) else ""
     takes = "size" if kind.metavar == "SIZE" else _shorter(kind.words)
-    return _cells(
-        f"`--{name.replace('_', '-')}`", takes + example, default.removeprefix("none"), _without_kind(description)
-    )
+    default = default.removeprefix("none").removeprefix(", ")
+    return _cells(f"`--{name.replace('_', '-')}`", takes + example, default, _without_kind(description))
 
 
 def _shorter(words: str) -> str:

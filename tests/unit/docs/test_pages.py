@@ -180,6 +180,10 @@ def test_the_page_is_what_the_settings_say() -> None:
     assert CONFIGURATION.read_text("utf-8") == page(), "`make docs` writes the page"
 
 
+def test_cells_of_the_page_read_as_words() -> None:
+    assert [line for line in page().splitlines() if re.search(r"\| ,|\ba integer", line)] == []
+
+
 def test_the_page_of_heads_has_the_table_of_public_heads() -> None:
     assert HEADS.read_text("utf-8") == heads_page(HEADS.read_text("utf-8")), "`make docs` writes the table"
 

@@ -30,7 +30,7 @@ _COMMANDS: dict[str, Member] = {
         {
             "generation": Forwarded("The model: generates and signs receipts.", _serve),
             "ledger": Forwarded("The append-only log of receipts, verdicts, halts and resumes.", _serve),
-            "auditor": Forwarded("Samples receipts, has them replayed, appends verdicts and halts.", _serve),
+            "auditor": Forwarded("Draws receipts, replays them, appends verdicts and halts.", _serve),
             "registry": Forwarded(
                 "Draft heads: manifests, blobs, and the signed documents of their publishers.", _serve
             ),

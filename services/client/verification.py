@@ -36,7 +36,8 @@ class ProvenReceipt:
 def verify(bundle: str | PathLike[str], trusted: Trusted, *, max_unreplayable: int = 0) -> BundleReport:
     """Run the checklist over a bundle (folder, .tar.gz, .tar); `report.ok` is True if every check passed.
 
-    At most `max_unreplayable` receipts may be UNREPLAYABLE. Owed replays are counted by this machine's clock.
+    At most `max_unreplayable` receipts may be UNREPLAYABLE, UNSTABLE or UNCHECKED. Owed replays are counted by this
+    machine's clock.
 
     Raises LedgerError: NotFound without a bundle, FormatError for an unreadable archive, KeyFileError.
     """

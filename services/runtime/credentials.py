@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 Role = Literal["generate", "append", "read", "audit", "publish", "operate", "observe"]
 """generate: ask the model, and see the own tenant's receipts. append: write entries into the ledger. read: see receipts
-of every tenant, and the whole log. audit: read content and replay. publish: draft heads. operate: erase, collect.
+of every tenant, and the whole log. audit: read content. publish: draft heads. operate: erase, resume, withdraw heads.
 observe: what is served and how busy it is, and no data.
 """
 

@@ -31,8 +31,8 @@ in `--secrets-dir` (for secrets), the TOML file of `--config`. The setting `--ma
     kolm up --config kolm.toml --metrics-port 9090 --log-format json
 
 - One TOML file can hold the tables of all services. `kolm up` passes it to each of them, and refuses settings in it
-  that it makes itself (addresses, folders). The auditor takes model, adapters, context length and arithmetic from
-  `[generation]`. A wrong name or value ends the start with file and line.
+  that it makes itself (addresses, folders). The auditor takes model, adapters, context length, cache type and
+  arithmetic from `[generation]`. A wrong name or value ends the start with file and line.
 - `kolm up --metrics-port 9090` gives the services ports from 9090 on: ledger, registry, generation, auditor, explorer,
   http.
 - A switch `--name` is undone by `--no-name`; in variables and TOML it is `true` or `false`.

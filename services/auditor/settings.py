@@ -59,7 +59,7 @@ class AuditorSettings(RpcServerSettings):
         None,
         description="Thresholds of passes over another engine's outputs, announced in the log: "
         "mean,largest,surprise,rarest,drift,missed as docs/auditing.md explains them. Default: thresholds for "
-        "llama.cpp with 8 bits a weight, with missed for llama-server.",
+        "llama.cpp with 8 and 4 bits a weight, with missed for llama-server.",
         examples=["0.02,1,5,27,12"],
     )
     halt_inconsistent: bool = Field(

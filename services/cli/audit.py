@@ -36,7 +36,7 @@ def run(
     ] = 1.0,
     model: Annotated[
         Path | None,
-        options.model("--model", "The audited base, to load here: a transformers directory, a GGUF file, or smollm2."),
+        options.model("--model", "The audited base, to load here: a transformers directory, a GGUF file, or a name."),
     ] = None,
     engine: EngineOptions = ENGINE,
     served_by: Annotated[

@@ -33,7 +33,7 @@ def replay(
     file: Annotated[Path, Argument(help="A receipt file of `kolm generate --save`.")],
     model: Annotated[
         Path | None,
-        options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or smollm2."),
+        options.model("--model", "The base that the receipt names: a transformers directory, a GGUF file, or a name."),
     ] = None,
     engine: EngineOptions = ENGINE,
     any_storage: Annotated[

@@ -45,7 +45,7 @@ class GenerationSettings(RpcServerSettings):
 
     listen: Address = Field("127.0.0.1:50051", description="host:port to serve gRPC on; port 0 takes a free one.")
     model: Annotated[Path, MODEL] = Field(
-        Path("smollm2"), description="The base: a transformers directory, a GGUF file, or smollm2 (a package's file)."
+        Path("smollm2"), description="The base: a transformers directory, a GGUF file, or a model's name."
     )
     engine: Literal["kolm", "vllm", "sglang", "llama-server"] = Field(
         "kolm", description="The engine: kolm's own, exact, or another engine at --plain-url."
@@ -137,7 +137,7 @@ class GenerationSettings(RpcServerSettings):
     trusted_keys: Path | None = Field(
         None,
         description="Folder of trusted public keys (`kolm trust add`): a head that keys publisher-*.pub and log-*.pub "
-        "have signed may be loaded. Default: none, and no such head. (The receipts key goes to <state-dir>/public.)",
+        "have signed may be loaded. (The receipts key goes to <state-dir>/public.) Default: none, no such head.",
     )
     threads: int | None = Field(
         None, ge=1, le=1024, description="Threads that compute a pass. Default: one for each CPU."

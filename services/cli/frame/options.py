@@ -73,9 +73,9 @@ def model(name: str, description: str) -> Any:
     return Option(name, envvar="KOLM_MODEL", metavar="DIR|GGUF|NAME", callback=found_model, help=description)
 
 
-Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file, or smollm2.")]
+Model = Annotated[Path, model("--model", "A transformers directory, a GGUF file, or a name.")]
 TrainedOn = Annotated[
-    Path, model("--model", "The base it was trained on: a transformers directory, a GGUF file, or smollm2.")
+    Path, model("--model", "The base it was trained on: a transformers directory, a GGUF file, or a name.")
 ]
 Adapters = Annotated[
     list[str] | None, Option("--adapter", metavar="NAME=DIR", help="LoRA adapter in peft's layout; may be repeated.")

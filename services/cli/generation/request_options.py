@@ -81,7 +81,7 @@ class RequestOptions:
     ] = None
     parameter: Annotated[
         list[str] | None,
-        _speculation("--parameter", "A parameter of the method, see kolm doctor. May be repeated.", "NAME=VALUE"),
+        _speculation("--parameter", "A parameter of the method, such as tree_width=1. May be repeated.", "NAME=VALUE"),
     ] = None
     verify: Annotated[
         str | None, _speculation("--verify", "When to replay; inline: before the receipt is signed.", "sampled|inline")

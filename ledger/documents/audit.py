@@ -87,7 +87,7 @@ SHORT = 64
 _MARGIN_RATE, _MARGIN_ALLOWED = 4.0, 0.007
 _SURPRISE_RATE, _SURPRISE_ALLOWED = 2.0, 1.25
 _MISSED_RATE, _MISSED_ALLOWED = 8.0, 0.003
-"""Rates and allowances of `Drift`'s steps, calibrated like the thresholds (docs/benchmarks.md)."""
+"""Rates and allowances of `Drift`'s steps, calibrated like the thresholds (docs/auditing.md)."""
 
 
 class ReferenceThresholds(Part, frozen=True):

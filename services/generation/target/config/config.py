@@ -32,7 +32,7 @@ _MOST_CONTEXTS = 64  # contexts in a cache of default size
 _PROBED = 9  # blocks used by the probe at start
 _WIDEST_IN_BYTES = 128
 """Elements of a head, which share a scale: Gemma 3 270M, with 256, loses 0.008 nats a token to int8, SmolLM2-135M, with
-64, loses 0.001 (`docs/benchmarks.md`).
+64, loses 0.001 (`benchmarks/results/README.md`).
 """
 
 

@@ -150,18 +150,24 @@ def list_trusted(trusted: Path) -> tuple[TrustedKey, ...]:
 def remove_trusted(name: str, trusted: Path, *, retire: bool) -> TrustedKey:
     """Trust a key no longer; with `retire`, only for earlier signatures.
 
-    `name` is its id, the beginning of its digits, or its file's name. Raises NotFound, UsageError for several.
+    `name` is its id, the beginning of its digits, or its file's name. A key may have several files, as a retired one
+    that is trusted again has; none of them is left. Raises NotFound, UsageError for several keys.
     """
-    named = [key for key in list_trusted(trusted) if not (retire and key.retired) and _is_called(key, name)]
+    known = list_trusted(trusted)
+    named = {(key.role, key.key_id) for key in known if not (retire and key.retired) and _is_called(key, name)}
     if not named:
         raise exits.NotFound(f"no trusted key in {trusted} is called {name}", "`kolm trust list` names them")
     if len(named) > 1:
-        raise UsageError(f"{name}: {len(named)} keys are called so", "write more digits")
-    (key,) = named
-    if retire:
-        write_public_file(trusted / RETIRED / key.path.name, key.path.read_bytes())
-    key.path.unlink()
-    return key
+        raise UsageError(f"{name}: {len(named)} keys are called so", "write more digits, or the name of a file")
+    files = [key for key in known if (key.role, key.key_id) in named]
+    removed = [key for key in files if not (retire and key.retired)]
+    if retire and removed != files:
+        write_durably(files[-1].path, removed[0].path.read_bytes(), mode=0o644)
+    elif retire:
+        write_public_file(trusted / RETIRED / removed[0].path.name, removed[0].path.read_bytes())
+    for key in removed:
+        key.path.unlink()
+    return removed[0]
 
 
 def operator_key(path: Path, trusted: Path, passphrase_file: Path | None, ledger: LedgerClient | None) -> Signer:

@@ -84,6 +84,16 @@ def test_a_key_is_removed_or_kept_for_what_it_has_signed(kolm: Kolm, tmp_path: P
     assert kolm("list") == (0, [])
 
 
+@pytest.mark.parametrize("called", [RECEIPTS.key_id, f"receipts-{RECEIPTS.key_id.removeprefix('ed25519:')[:16]}.pub"])
+def test_a_retired_key_that_is_trusted_again_is_retired_and_removed(kolm: Kolm, tmp_path: Path, called: str) -> None:
+    file = RECEIPTS.publish(tmp_path)
+    for scope in ((), ("--tenant", "acme")):
+        assert kolm("add", file, *scope)[0] == kolm("remove", called, "--retire")[0] == 0
+    assert [(each["retired"], each["scope"]) for each in kolm("list")[1]] == [(True, {"tenant": ["acme"]})]
+    assert kolm("add", file)[0] == kolm("remove", called)[0] == 0
+    assert kolm("list") == (0, [])
+
+
 def test_a_key_is_trusted_for_some_tenants_and_keeps_that_until_a_person_changes_it(kolm: Kolm, tmp_path: Path) -> None:
     file = RECEIPTS.publish(tmp_path)
     assert kolm("add", file, "--tenant", "acme")[1][0]["scope"] == {"tenant": ["acme"]}

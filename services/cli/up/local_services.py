@@ -302,7 +302,7 @@ def make_local_principals(data_dir: Path) -> None:
     needed: dict[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES, LOCAL: ("generate",)}
     file, now = principals_file(data_dir), datetime.now(UTC)
     with edited_principals(file) as credentials:
-        valid = {each.token_sha256 for each in credentials if each.valid_at(now)}
+        valid = {each.token_sha256 for each in credentials if each.token_sha256 and each.valid_at(now)}
         for name, roles in needed.items():
             if name == LOCAL or _kept_digest(token_file(data_dir, name)) not in valid:
                 token, named = new_token(), f"kolm up: {name}"

@@ -176,8 +176,11 @@ def test_kolm_up_makes_what_is_missing_and_leaves_the_rest(tmp_path: Path) -> No
     assert read_principals(principals_file(tmp_path))[:-1] == made[:-1]
     assert token_file(tmp_path, LOCAL).read_text() != tokens[LOCAL]  # of one start
     cli.kolm("tokens", "revoke", "kolm up: explorer", f"--data-dir={tmp_path}")
+    token_file(tmp_path, "generation").unlink()
+    cli.kolm("tokens", "create", "world", "--role=generate", "--anybody", f"--data-dir={tmp_path}")
     make_local_principals(tmp_path)
-    assert token_file(tmp_path, "explorer").read_text() != tokens["explorer"]
+    for name in ("explorer", "generation"):
+        assert token_file(tmp_path, name).read_text() != tokens[name]
     assert token_file(tmp_path, OWNER).read_text() == tokens[OWNER]
 
 

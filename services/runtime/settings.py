@@ -23,6 +23,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
@@ -292,13 +293,15 @@ class ServerSettings(BaseSettings):
             print(service_help(cls.service_name(), own, shared), end="")
             raise SystemExit(0)
         given = given_flags(cls.model_fields, arguments)
-        for name in ("config", "secrets_dir"):
-            if file := (os.environ if environment is None else environment).get(f"KOLM_{name.upper()}"):
+        for prefix, name in product((cls.model_config["env_prefix"], "KOLM_"), ("config", "secrets_dir")):
+            if file := (os.environ if environment is None else environment).get(f"{prefix}{name.upper()}"):
                 given.setdefault(name, file)
-        config, secrets = (Path(given[name]) if name in given else None for name in ("config", "secrets_dir"))
+        config = Path(given["config"]) if "config" in given else None
+        table = TomlTable.read(config, cls.service_name(), cls.model_fields.keys() - {"config"})
+        folder = given.get("secrets_dir", table.values.get("secrets_dir"))
+        secrets = Path(folder) if isinstance(folder, str) else None
         if secrets is not None and not secrets.is_dir():
             raise SettingsError(f"--secrets-dir: {secrets} is not a directory")
-        table = TomlTable.read(config, cls.service_name(), cls.model_fields)
         configured = type(cls.__name__, (cls,), {"_table": table, "__module__": cls.__module__})
         try:
             return configured(**given, _secrets_dir=secrets)  # type: ignore[no-any-return]

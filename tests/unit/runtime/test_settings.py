@@ -104,6 +104,20 @@ def test_flags_win_over_environment_over_secrets_over_toml_over_defaults(
     assert _load(sources, "--color", "flag").color == "flag"
 
 
+@pytest.mark.parametrize(("prefix", "in_table"), [("KOLM_", False), ("KOLM_EXAMPLE_", False), ("KOLM_EXAMPLE_", True)])
+def test_variables_and_the_table_name_the_folder_of_secrets(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, in_table: bool
+) -> None:
+    (sources / "secrets" / "KOLM_EXAMPLE_COLOR").write_text("secret")
+    more = f'secrets_dir = "{sources}/secrets"\n' if in_table else ""
+    (sources / "config.toml").write_text(f"[example]\nbright = false\n{more}")
+    monkeypatch.setenv(f"{prefix}CONFIG", str(sources / "config.toml"))
+    if not in_table:
+        monkeypatch.setenv(f"{prefix}SECRETS_DIR", str(sources / "secrets"))
+    settings = ExampleSettings.load()
+    assert (settings.color, settings.bright, settings.secrets_dir) == ("secret", False, sources / "secrets")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -150,6 +164,8 @@ def test_a_service_shows_its_own_certificate_to_those_that_it_calls_by_tls(sourc
         ("\n[exmple]\n", r"line 2: .*exmple.*example"),
         ("[example]\ngrace_seconds = -1\n", r"line 2: \[example\] grace_seconds: .*3,600"),
         ("[example]\ngrace_seconds = [1]\n", r"line 2: \[example\] grace_seconds: .*3,600"),
+        ('[example]\nconfig = "other.toml"\n', r"line 2: \[example\] config: "),
+        ("[example]\nsecrets_dir = 1\n", r"line 2: \[example\] secrets_dir: "),
         ("example = 3\n", r"line 1: .*\[example\]"),
         ("[example\n", r"config.toml .*line 1"),
     ],

@@ -26,7 +26,7 @@ from services.datastores.tokenising import Tokenising
 from services.generation.drafting.retrieval.input_layer import Embedding, InputLayer
 from services.generation.drafting.retrieval.manifest import NAME, Blob, DatastoreError, Manifest, token_dtype
 from services.generation.target.arrays import Bytes, Float32, Int32, Int64
-from services.generation.target.identity import base_cid
+from services.generation.target.identity import base_cid, one_version
 
 FLAT_UP_TO = 50_000
 HNSW_UP_TO = 2_000_000
@@ -173,7 +173,8 @@ class DatastoreBuilder:
         passages, weights = shards.passages, _token_weights(shards.counts)
         np.save(folder / "passages.npy", passages)
         np.save(folder / "weights.npy", weights)
-        embedding, embedder = Embedding(base_cid(self.base)), InputLayer.of_base(self.base, weights)
+        with one_version(self.base):
+            embedding, embedder = Embedding(base_cid(self.base)), InputLayer.of_base(self.base, weights)
         tokens = [folder / blob.path for blob, _ in shards.shards]
         vectors = PassageVectors(embedder, tokens, passages, progress.embedded)
         faiss.write_index(build_index(vectors), str(folder / "passages.faiss"))

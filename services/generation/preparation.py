@@ -43,6 +43,7 @@ from services.generation.target.blocks import BLOCK
 from services.generation.target.config.config import explained, read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
+from services.generation.target.identity import one_version
 from services.generation.target.kept_results import code_version
 from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
@@ -91,7 +92,7 @@ def load_model(
 ) -> Model:
     """Load, probe and measure roughly, which takes seconds on the calling thread. Raises TargetError."""
     started = time.perf_counter()
-    with held_open(directory):  # configuration, digests, weights and tokenizer of one file
+    with held_open(directory), one_version(directory):  # configuration, digests, weights and tokenizer
         target = load(directory, context_length=context_length, cache_bytes=cache_bytes, adapters=adapters)
         _log.info(explained(target.config.context_length, read_config(directory).context_length, context_length))
         tokenizer = Tokenizer(directory)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,7 +42,7 @@ from services.generation.settings import GenerationSettings
 from services.generation.target.adapters import AdapterIdentity, adapter_cid
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import TargetError, about
-from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.identity import base_cid, one_version, tokenizer_cid
 from services.runtime.process import CannotStart
 from services.runtime.setting_kind import key_in
 
@@ -144,7 +144,9 @@ class ForeignEngine:
             raise CannotStart(f"--adapter: the engine has no LoRA adapter {unknown}; it has {known}")
         size = _ANY_TOKEN if self._settings.weights is not None else await self._vocabulary()
         try:
-            self._identify(plain, size)
+            weights = self._settings.weights
+            with nullcontext() if weights is None else one_version(weights):
+                self._identify(plain, size)
         except TargetError as error:
             raise CannotStart(f"cannot serve {about(self._settings.weights or Path(), error)}") from error
         if self._settings.head:

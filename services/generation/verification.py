@@ -18,6 +18,7 @@ from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import load_target
+from services.generation.target.identity import one_version
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.program.packed_files import PackedFolder
@@ -113,11 +114,12 @@ class Verifier:
 
         Raises TargetError.
         """
-        target = load_target(
-            model, adapters=adapters, context_length=context_length, cache_dtype=cache_dtype, arithmetic=arithmetic,
-            threads=threads, packed=packed,
-        )  # fmt: skip
-        tokenizer = Tokenizer(model)
+        with one_version(model):
+            target = load_target(
+                model, adapters=adapters, context_length=context_length, cache_dtype=cache_dtype, arithmetic=arithmetic,
+                threads=threads, packed=packed,
+            )  # fmt: skip
+            tokenizer = Tokenizer(model)
         grammars = GrammarCompiler(
             tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids, seconds=REPLAY_SECONDS
         )

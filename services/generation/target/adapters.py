@@ -28,6 +28,7 @@ from services.generation.target.errors import (
 )
 from services.generation.target.files.gguf_file import GgufFile
 from services.generation.target.files.safetensors import FLOATS, Part, floats, in_text_part, read_parts
+from services.generation.target.identity import one_version
 from services.generation.target.naming.hub_names import same_name
 from services.generation.target.sizes import MOST_RANK
 from services.generation.target.weights import expected_shapes, heads_in_order, listing
@@ -430,6 +431,15 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
     Raises:
         TargetError: ModelNotFound, AdapterUnsupported or AdapterInvalid; the message names adapter, file and field.
     """
+    with one_version(directory, AdapterInvalid):
+        updates = _read_updates(directory, base, base_directory, base_cid)
+        identity = AdapterIdentity(name, adapter_cid(directory))
+    return Adapter(identity, updates)
+
+
+def _read_updates(
+    directory: Path, base: TargetConfig, base_directory: Path, base_cid: str
+) -> dict[tuple[int, str], LowRank]:
     if not (directory / CONFIG_FILE).is_file():
         raise ModelNotFound(f"{directory}: no {CONFIG_FILE}; expected an adapter in peft's layout")
     weights = _AdapterWeights(directory)
@@ -446,7 +456,7 @@ def read_adapter(name: str, directory: Path, base: TargetConfig, base_directory:
         if order is not None:
             down, up = (down[:, order], up) if module.endswith(".out_proj") else (down, up[order])
         updates[update.layer, module] = LowRank(down, up, update.scale)
-    return Adapter(AdapterIdentity(name, adapter_cid(directory)), updates)
+    return updates
 
 
 def _modules(base: TargetConfig) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from services.generation.target.config.rope import query_scales, rotations
 from services.generation.target.errors import TargetError
 from services.generation.target.family import NORM
 from services.generation.target.files.stored_tensor import StoredTensor
-from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.identity import base_cid, one_version, tokenizer_cid
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.attention.form import Form
@@ -307,12 +307,13 @@ def load_target(
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.
     """
-    config = bounded(read_config(directory), context_length)
-    weights = checked_weights(directory, config)
-    arithmetic = arithmetic or usual_arithmetic(config, weights)
-    cached = cache_dtype or usual_cache(config, arithmetic)
-    blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
-    cids = base_cid(directory), tokenizer_cid(directory)
+    with one_version(directory):
+        config = bounded(read_config(directory), context_length)
+        weights = checked_weights(directory, config)
+        arithmetic = arithmetic or usual_arithmetic(config, weights)
+        cached = cache_dtype or usual_cache(config, arithmetic)
+        blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
+        cids = base_cid(directory), tokenizer_cid(directory)
     loaded = _read_adapters(adapters or {}, config, directory, cids[0])
     return CpuTarget(
         config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached, arithmetic=arithmetic,

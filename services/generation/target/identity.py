@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from ledger.durable_file import write_durably
 from ledger.encoding.canonical import canonical
 from ledger.encoding.text_forms import cid_of_json
 from services.generation.target.errors import ModelNotFound, TargetError, WeightsInvalid
-from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.files.gguf_file import GgufFile, Stamp, file_stamp, is_gguf
 from services.generation.target.files.gguf_header import gguf_sizes
-from services.generation.target.files.part_names import PartName
+from services.generation.target.files.part_names import PartName, sibling_paths
 from services.generation.target.files.safetensors import weight_files
 from services.generation.target.kernels.compilation import user_cache
 from services.generation.target.progress import Progress
@@ -167,6 +167,25 @@ def hash_ahead(path: Path) -> None:
             base_cid(path)
 
     threading.Thread(target=work, name="hashing", daemon=True).start()
+
+
+@contextmanager
+def one_version(path: Path, error: type[TargetError] = WeightsInvalid) -> Iterator[None]:
+    """A block that opens and hashes the files of a model or an adapter. Raises `error` at its end if a file was
+    modified or replaced since its beginning: the identifier could be of other bytes than the opened ones.
+    """
+    before = _stamps(path)
+    yield
+    if changed := before ^ _stamps(path):
+        names = ", ".join(sorted({file.name for file, *_ in changed}))
+        raise error(f"{path}: {names}: changed while they were loaded; start again when all files are complete")
+
+
+def _stamps(path: Path) -> frozenset[Stamp]:
+    if is_gguf(path):
+        return frozenset(map(file_stamp, sibling_paths(path)))
+    read = {*_CONFIG, *TOKENIZER_FILES, "adapter_config.json"}
+    return frozenset(file_stamp(file) for file in path.glob("*") if file.name in read or ".safetensors" in file.name)
 
 
 def model_config(path: Path) -> bytes:

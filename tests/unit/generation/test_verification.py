@@ -3,20 +3,24 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.generation import verification
 from services.generation.engine.core import EngineSettings
 from services.generation.engine.events import Outcome
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
 from services.generation.target.cpu import CpuTarget, load_target
+from services.generation.target.errors import WeightsInvalid
 from services.generation.target.probe import NumericsProfile, ProbeReport
 from services.generation.verification import Record, Stopped, Verifier
 from tests.fakes.drafters import LetterDecoder
 from tests.fakes.engine_runs import run
 from tests.fakes.tiny_head import make_tiny_adapter
+from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.generation.engine.test_identity import battery, drafters_of, requests_of
 
 PROVEN = NumericsProfile({}, "cidv1:sha256:" + "0" * 64, ProbeReport(1, (), ""))
@@ -55,6 +59,21 @@ def served(target: CpuTarget, rng: random.Random, seed: int) -> list[tuple[Recor
     collected = run(target, requests, drafters=drafters_of(target, seed, {}), settings=schedule)
     outcomes = [collected.outcomes[request.key] for request in requests]
     return [(Record(each, outcome.token_ids), outcome) for each, outcome in zip(requests, outcomes, strict=True)]
+
+
+def test_a_tokenizer_that_is_replaced_while_weights_are_loaded_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny_model(tmp_path)
+
+    def loaded(directory: Path, **options: Any) -> CpuTarget:
+        target = load_target(directory, **options)
+        (directory / "tokenizer_config.json").touch()
+        return target
+
+    monkeypatch.setattr(verification, "load_target", loaded)
+    with pytest.raises(WeightsInvalid, match="tokenizer_config"):
+        Verifier.load(model)
 
 
 @given(seed=st.integers(0, 2**32), rows=st.sampled_from((2, 7, 64, 256)))

@@ -72,9 +72,9 @@ _PARTS = {
 }  # fmt: skip
 """Prefixes of tensors of other parts of a model, which Ollama's converters put into the same file."""
 
-_Stamp = tuple[Path, int, int, int, int]
+Stamp = tuple[Path, int, int, int, int]
 """A file's path, size, inode and times of modification and change; zeros for a missing file."""
-_open_files: WeakValueDictionary[tuple[_Stamp, ...], GgufFile] = WeakValueDictionary()
+_open_files: WeakValueDictionary[tuple[Stamp, ...], GgufFile] = WeakValueDictionary()
 
 _NEXTN = {
     "eh_proj": "fc",
@@ -120,7 +120,7 @@ def _own_head_name(name: str, layers: int, modules: Mapping[str, str]) -> str:
     return found.replace(f"model.layers.{layers}.", f"{OWN_HEAD}layers.0.", 1)
 
 
-def _stamp(path: Path) -> _Stamp:
+def file_stamp(path: Path) -> Stamp:
     try:
         stat = path.stat()
     except OSError:
@@ -202,7 +202,7 @@ class GgufFile:
             WeightsInvalid: it is not a whole GGUF file, or has weights in an unsupported format; a part is missing,
                 doubled, or of another model.
         """
-        stamps = tuple(map(_stamp, sibling_paths(path)))
+        stamps = tuple(map(file_stamp, sibling_paths(path)))
         file = _open_files.get(stamps)
         if file is None:
             data = [map_file(path)]

@@ -34,7 +34,7 @@ from services.generation.target.gpu.kernels import MOST_HEAD_DIM, Kernels, Lines
 from services.generation.target.gpu.layers import MOST_ROWS, DeviceLayer, LayerPasses, whole_lines
 from services.generation.target.gpu.source import STORAGES
 from services.generation.target.gpu.vectors import check_arithmetic
-from services.generation.target.identity import base_cid, tokenizer_cid
+from services.generation.target.identity import base_cid, one_version, tokenizer_cid
 from services.generation.target.kernels import compilation
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.kernels.storages import GROUP, PANEL, packed_as, padded
@@ -304,21 +304,23 @@ def load_gpu_target(
         TargetError: see `services.generation.target.errors`; DeviceUnavailable, DeviceLost.
     """
     found = _opened(device)
-    config = bounded(read_config(directory), context_length)
-    weights = checked_weights(directory, config)
-    _refuse_unserved(config, weights, adapters or {}, found.description)
-    arithmetic = arithmetic or usual_arithmetic(config, weights)
-    cached = cache_dtype or usual_cache(config, arithmetic)
-    blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
-    needed = stored_bytes(weights) + blocks * block_bytes(config, cached)
-    if needed > found.memory:
-        raise DeviceUnavailable(
-            f"{found.description} has {found.memory >> 20} MiB; weights and cache of {directory.name} take "
-            f"{needed >> 20} MiB; set a smaller --cache-bytes or --context-length, or take a smaller model"
-        )
+    with one_version(directory):
+        config = bounded(read_config(directory), context_length)
+        weights = checked_weights(directory, config)
+        _refuse_unserved(config, weights, adapters or {}, found.description)
+        arithmetic = arithmetic or usual_arithmetic(config, weights)
+        cached = cache_dtype or usual_cache(config, arithmetic)
+        blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
+        needed = stored_bytes(weights) + blocks * block_bytes(config, cached)
+        if needed > found.memory:
+            raise DeviceUnavailable(
+                f"{found.description} has {found.memory >> 20} MiB; weights and cache of {directory.name} take "
+                f"{needed >> 20} MiB; set a smaller --cache-bytes or --context-length, or take a smaller model"
+            )
+        cids = base_cid(directory), tokenizer_cid(directory)
     return GpuTarget(
-        config, weights, found, blocks, base_cid(directory), tokenizer_cid(directory), threads=threads,
-        cache_dtype=cached, arithmetic=arithmetic, packed=packed,
+        config, weights, found, blocks, *cids, threads=threads, cache_dtype=cached, arithmetic=arithmetic,
+        packed=packed,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.generation.target import cpu
 from services.generation.target import model_path as paths
 from services.generation.target.config.config import read_config, usual_cache
 from services.generation.target.cpu import load_target
@@ -24,6 +25,7 @@ from services.generation.target.errors import (
     WeightsInvalid,
 )
 from services.generation.target.family import HeadSizes
+from services.generation.target.identity import base_cid
 from services.generation.target.model_path import default_head_for, default_store_for, model_path
 from services.generation.target.model_settings import default_adapters_for
 from services.generation.target.probe import measure_profile
@@ -107,6 +109,22 @@ def test_a_faulty_directory_is_refused_with_its_fault(
     break_it(model)
     with pytest.raises(kind, match=re.escape(named)):
         load_target(model, cache_tokens=64)
+
+
+@pytest.mark.parametrize("file", [CONFIG, WEIGHTS, "tokenizer.json", "model.gguf"])
+def test_a_file_that_is_replaced_between_opening_and_hashing_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    path = make_tiny_gguf(model / file) if file.endswith(".gguf") else model
+
+    def replaced(path: Path) -> str:
+        (new := model.parent / "new").write_bytes((model / file).read_bytes())
+        new.replace(model / file)
+        return base_cid(path)
+
+    monkeypatch.setattr(cpu, "base_cid", replaced)
+    with pytest.raises(WeightsInvalid, match=file):
+        load_target(path, cache_tokens=64)
 
 
 def test_int8_is_refused_for_plain_weights(model: Path) -> None:

@@ -240,6 +240,20 @@ def test_the_identifier_changes_with_any_byte_that_decides_and_with_no_other(bas
     assert len({before, after, adapter_cid(adapter)}) == 3
 
 
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_is_replaced_between_reading_and_hashing_is_refused(
+    base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    def replaced(directory: Path) -> str:
+        (new := directory / "new").write_bytes((directory / file).read_bytes())
+        new.replace(directory / file)
+        return adapter_cid(directory)
+
+    monkeypatch.setattr(adapters, "adapter_cid", replaced)
+    with pytest.raises(AdapterInvalid, match=file):
+        load_target(base, cache_tokens=64, adapters={"mine": adapter})
+
+
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ADAPTERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "every module": ({}, {"r": 4, "lora_alpha": 8, "target_modules": EVERY}),

@@ -351,7 +351,8 @@ KERNEL void rotate_heads(GLOBAL float *qkv, GLOBAL const int *pass, GLOBAL const
     }
 
 STORE(float32, float, x)
-STORE(bfloat16, ushort, (ushort)((as_uint(x) + 0x7fffu + (as_uint(x) >> 16 & 1u)) >> 16))
+STORE(bfloat16, ushort, (ushort)((as_uint(x) & 0x7fffffffu) > 0x7f800000u ? as_uint(x) >> 16 | 0x40u  // stays NaN
+    : (as_uint(x) + 0x7fffu + (as_uint(x) >> 16 & 1u)) >> 16))
 
 /// Likewise rounded, a head being a group: bytes, and scales [slots, heads].
 KERNEL void store_int8(GLOBAL const float *qkv, GLOBAL signed char *q, GLOBAL float *d, GLOBAL const int *pass,

@@ -36,7 +36,7 @@ def check_arithmetic(kernels: Kernels, storages: Collection[str]) -> None:
     """Compute operations and vectors, of linear layers those with compiled `storages`. Raises DeviceUnavailable, which
     names the first number that differs.
     """
-    for name, found, expected in (*_operations(kernels), _best(kernels)):
+    for name, found, expected in (*_operations(kernels), _best(kernels), _stored(kernels)):
         _compare(kernels, name, found, expected)
     for section, cases in json.loads(_FILE.read_bytes()).items():
         for case in cases:
@@ -90,6 +90,18 @@ def _best(kernels: Kernels) -> tuple[str, Float32, Float32]:
     found = kernels.best(Lines(kernels.upload(rows), rows.shape[1]), *rows.shape)
     expected = np.column_stack([rows.argmax(axis=1), np.sort(rows)[:, :-3:-1]])
     return "best", np.array([each or (-1.0, 0.0, 0.0) for each in found], np.float32), expected.astype(np.float32)
+
+
+def _stored(kernels: Kernels) -> tuple[str, Float32, Float32]:
+    """Numbers of any bits as a cache of bfloat16 has them: rounded, ties to even; NaN stays NaN."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, (BLOCK, _OPERANDS // BLOCK), np.uint32)
+    bits[0] |= 0x7FFFFFFF  # an NVIDIA GPU's own NaN, and its negative
+    rows, size = bits.shape
+    cache = LayerCache(kernels, "bfloat16", HeadShape(0, 1, size // 2), 1, None)
+    cache.store(_lines(kernels, bits.view(np.float32)), _pass(kernels, np.arange(rows), 0), rows)
+    found = np.concatenate(_cached(cache, "bfloat16", rows, 1, size // 2), axis=2).reshape(rows, size)
+    rounded = bits + (bits >> 16 & 1) + np.uint32(0x7FFF) >> 16 << 16
+    return "bfloat16", found, np.where(np.isnan(bits.view(np.float32)), np.float32(np.nan), rounded.view(np.float32))
 
 
 @np.errstate(all="ignore")

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("pocl_device")
 NOTHING = ("", "")
 MAY_CONTRACT = (CONTRACTION, "")
 OTHER_TIES = ("places[l] < places[o]", "places[l] > places[o]")
+NAN_AS_A_NUMBER = ("as_uint(x) & 0x7fffffffu) > 0x7f800000u", "0u) > 0u")
 NO_BARRIER = ("SYNC;\n        LANES(l, to)", "LANES(l, to)")  # where the sums of a norm are folded
 
 
@@ -94,8 +95,9 @@ def _compiled(*options: str, replaced: tuple[str, str] = NOTHING) -> Device:
         (("-cl-fast-relaxed-math",), NOTHING),
         ((), OTHER_TIES),
         ((), NO_BARRIER),
+        ((), NAN_AS_A_NUMBER),
     ],
-    ids=["contracts", "contracts by option", "flushes", "reorders", "decides ties otherwise", "misses a barrier"],
+    ids=["contracts", "contracts by option", "flushes", "reorders", "other ties", "misses a barrier", "rounds NaN"],
 )
 def test_a_device_that_computes_other_bits_is_refused(options: tuple[str, ...], replaced: tuple[str, str]) -> None:
     device = _compiled(*options, replaced=replaced)

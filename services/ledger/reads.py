@@ -160,10 +160,10 @@ class LogReads:
             raise InvalidArgument("promise", str(error)) from None
         if not caller().sees(promise.tenant):
             whole_log(caller(), "the promise of another tenant")
+        now = timestamp(datetime.now(UTC))  # before the tree: a receipt that is appended meanwhile is not missing
         head = self._reader.head()
         entries = _kept(self._reader, head, promise)
-        root, now = digest_text(head.checkpoint.root), timestamp(datetime.now(UTC))
-        answer = PromiseAnswer(promise_digest(envelope), head.size, root, entries, now)
+        answer = PromiseAnswer(promise_digest(envelope), head.size, digest_text(head.checkpoint.root), entries, now)
         return ledger_pb2.AnswerPromiseResponse(
             answer=sign_answer(answer, self._log_key).to_bytes(), checkpoint=head.note
         )

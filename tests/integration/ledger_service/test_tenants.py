@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,13 +18,16 @@ from ledger.bundle.verification import verify_bundle
 from ledger.documents.erasure import Erasure
 from ledger.documents.promise import open_answer, read_promise, sign_promise
 from ledger.documents.signed_document import open_document, read_document
+from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import FormatError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted
+from ledger.log.reader import LedgerReader
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.recovery import recover
+from ledger.log.tree_head import TreeHead
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from services.cli.main import app
@@ -159,6 +162,24 @@ def test_a_tenant_can_show_others_that_its_own_receipt_is_missing(
     with pytest.raises(InvalidArgument):
         log.acme.promise_answer(b"junk")
     _a_stranger_reads_it(tmp_path, found[broken].answer.envelope, broken, kept)
+
+
+def test_an_answer_about_a_promise_is_dated_before_its_tree(
+    log: Log, settings: LedgerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, looked = LedgerReader.head, list[datetime]()
+
+    def slow(reader: LedgerReader) -> TreeHead:
+        """An entry appended after this look is not in the tree."""
+        looked.append(datetime.now(UTC))
+        while datetime.now(UTC) < looked[-1] + timedelta(milliseconds=2):
+            pass
+        return head(reader)
+
+    monkeypatch.setattr(LedgerReader, "head", slow)
+    data = log.acme.promise_answer(promise := promised(0, "acme", nonce="mine"))[0]
+    answer = open_answer(data, promise, TrustedKeys.load(settings.trusted_directory))
+    assert parse_timestamp(answer.answered_at) <= looked[-1]
 
 
 def _a_stranger_reads_it(folder: Path, answer: bytes, broken: bytes, kept: bytes) -> None:

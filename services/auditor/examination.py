@@ -252,8 +252,8 @@ class Judge:
 
         Raises Interrupted, EngineAway.
         """
-        if not content.output_token_ids:  # nothing to compute: needs no replay
-            return compare(receipt, (), _nothing(receipt), PREFILL).noting("nothing had been emitted")
+        if not content.output_token_ids and receipt.output.finish_reason in OPEN_ENDED:  # needs no replay
+            return _judged(receipt, content, _nothing(receipt), PREFILL).noting("nothing had been emitted")
         try:
             return self._confirmed(receipt, content, self._chosen_way())
         except CannotReplay as error:
@@ -282,9 +282,13 @@ class Judge:
             raise OutOfReach(f"the receipt names numerics profile {named}, the replay was on {used}")
         if _reached_limit(receipt, replayed):
             return NotCompared(UNREPLAYABLE, "the grammar of its structured_outputs reached a limit in the replay")
-        found = compare(receipt, content.output_token_ids, replayed, way)
-        lie = misstated(receipt, content, replayed) if found.passed else None
-        return found if lie is None else NotCompared(UNREPLAYABLE, lie, tampered=True)
+        return _judged(receipt, content, replayed, way)
+
+
+def _judged(receipt: Receipt, content: Content, replayed: Replayed, way: str) -> Finding:
+    found = compare(receipt, content.output_token_ids, replayed, way)
+    lie = misstated(receipt, content, replayed) if found.passed else None
+    return found if lie is None else NotCompared(UNREPLAYABLE, lie, tampered=True)
 
 
 def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
@@ -295,8 +299,8 @@ def _reached_limit(receipt: Receipt, replayed: Replayed) -> bool:
 
 
 def _nothing(receipt: Receipt) -> Replayed:
-    """The replay of an output without tokens, which needs no engine."""
-    return Replayed((), receipt.output.finish_reason, StreamDigest().hexdigest(), receipt.profile_cid, 0.0, ())
+    """The replay of an output that was cut off before its first token, which needs no engine."""
+    return Replayed((), receipt.output.finish_reason, StreamDigest().hexdigest(), receipt.profile_cid, 0.0, (), "")
 
 
 class JudgeForeign(Protocol):

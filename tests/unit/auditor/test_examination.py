@@ -193,15 +193,31 @@ def test_an_engine_that_cannot_replay_a_receipt_says_why() -> None:
     assert (finding.outcome, finding.reason, finding.verification) == ("UNREPLAYABLE", str(error), None)
 
 
-def test_an_empty_output_is_compared_with_nothing_and_asks_no_engine() -> None:
-    kept = replace(content(), output_token_ids=())
-    empty = OutputPart(0, _commitment(kept), "cancelled", StreamDigest().hexdigest())
-    replayer = ScriptedReplayer(faithful())
+NOTHING = replace(content(), output_token_ids=())
+
+
+def withheld(finish_reason: str, **changes: Any) -> Receipt:
+    """A receipt of an output without a token."""
+    output = OutputPart(0, _commitment(NOTHING), finish_reason, StreamDigest().hexdigest())
     none = replace(OFF, target_passes=0, mean_acceptance_length=None)
-    finding = examined(receipt(output=empty, spec_decode=none), kept, replayer)
+    return receipt(output=replace(output, **changes), spec_decode=none)
+
+
+def test_an_empty_output_is_compared_with_nothing_and_asks_no_engine() -> None:
+    replayer = ScriptedReplayer(faithful())
+    silence, speech = (commit_text(OUTPUT_TEXT_DOMAIN, NOTHING.output_salt, text) for text in ("", "yes"))
+    finding = examined(withheld("cancelled", text_commitment=silence), NOTHING, replayer)
     assert (finding.outcome, finding.tokens_compared, replayer.asked) == ("EXACT", 0, [])
-    forged = replace(empty, stream_digest=receipt().output.stream_digest)
-    assert examined(receipt(output=forged, spec_decode=none), kept, replayer).outcome == "DEVIATION"
+    forged = withheld("cancelled", stream_digest=receipt().output.stream_digest)
+    assert examined(forged, NOTHING, replayer).outcome == "DEVIATION"
+    finding = examined(withheld("error", text_commitment=speech), NOTHING, replayer)
+    assert (finding.outcome, finding.tampered) == ("UNREPLAYABLE", True)
+
+
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+def test_an_empty_output_that_claims_to_be_complete_is_replayed(finish_reason: str) -> None:
+    finding = examined(withheld(finish_reason), NOTHING, ScriptedReplayer(faithful()))
+    assert (finding.outcome, finding.deviation and finding.deviation.position) == ("DEVIATION", 0)
 
 
 def _commitment(kept: Content) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ledger.documents.audit import Verdict
 from ledger.documents.halt import Scope, scopes_of
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
@@ -16,6 +17,8 @@ from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import Entry
+from ledger.tree.merkle import leaf_hash, verify_inclusion
 from services.auditor.appender import Announcement, Appender
 from services.auditor.audit_error import AuditError, BrokenLog, EngineAway
 from services.auditor.backlog import Backlog, Due
@@ -272,10 +275,22 @@ class Auditor:
         for verdict_index, verdict in self._backlog.deviations():
             if not self._share.has(verdict.receipt_index):
                 continue
-            envelope = self._ledger.receipt(verdict.receipt_id).receipt.envelope
-            receipt = _receipt_in(Envelope.from_bytes(envelope))
-            self._halt(receipt, verdict.receipt_index, verdict_index, verdict.reason or "")
+            self._halt(self._accused(verdict), verdict.receipt_index, verdict_index, verdict.reason or "")
             self._backlog.answered(verdict_index)
+
+    def _accused(self, verdict: Verdict) -> Receipt:
+        """The receipt of a verdict, proven to be in the log as it was folded. Raises BrokenLog."""
+        index, size = verdict.receipt_index, self._backlog.position
+        data = self._ledger.entry(index).entry
+        proof = self._ledger.inclusion_proof(index, size).inclusion_proof
+        try:
+            verify_inclusion(leaf_hash(data), index, size, proof.hashes, self._backlog.root)
+            receipt = _receipt_in(Entry.from_bytes(data).envelope)
+        except LedgerError as error:
+            raise BrokenLog(f"the ledger shows another entry {index} than its checkpoint has: {error}") from error
+        if receipt.receipt_id != verdict.receipt_id:
+            raise BrokenLog(f"a verdict on receipt {verdict.receipt_id} names entry {index}, {receipt.receipt_id}")
+        return receipt
 
     def _halt(self, receipt: Receipt, receipt_index: int, verdict_index: int, difference: str) -> int | None:
         """Append a halt for every method that drafted; returns the index of the first, None if nothing was left to

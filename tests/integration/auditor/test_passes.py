@@ -11,8 +11,10 @@ import pytest
 from ledger.documents.audit import Draw
 from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
+from ledger.encoding.text_forms import cid
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.tree.entry import Entry
 from services.auditor.appender import Appender, Terms
 from services.auditor.audit_error import BrokenLog, EngineAway, FolderError
 from services.auditor.auditor import Auditor
@@ -21,6 +23,7 @@ from services.auditor.serving import follow
 from services.client.channel import Connection
 from services.client.errors import InvalidArgument, Unavailable
 from services.client.ledger.ledger import LedgerClient
+from services.client.ledger.log import LogEntry
 from tests.integration.auditor.deployment import (
     Deployment,
     InterruptedAppender,
@@ -31,6 +34,7 @@ from tests.integration.auditor.deployment import (
 )
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
+    OFF,
     SCOPE,
     erasure,
     fold_obligations,
@@ -274,6 +278,21 @@ def test_an_auditor_killed_between_a_verdict_and_its_halt_alone_owes_the_halt(
     assert list(deployment.auditor(share=Share(1, 2)).run_pass()) == []
     (halt,) = deployment.ledger.halt_state().halts
     assert (outcomes(deployment), halt.verdict_index) == ([(0, "DEVIATION")], 1)
+
+
+@pytest.mark.parametrize("lie", [{"spec_decode": OFF}, {"base_cid": cid(b"another")}, {"receipt_id": receipt_id(1)}])
+def test_a_halt_is_of_the_receipt_that_the_log_is_proven_to_hold(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, lie: dict[str, Any]
+) -> None:
+    deployment.receive(0)
+    deployment.replays.lies = {receipt_id(0)}
+    with pytest.raises(KeyboardInterrupt):
+        list(deployment.auditor(appender=InterruptedAppender).run_pass())
+    forged = Entry(0, Envelope.from_bytes(signed(receipt(0, **lie)))).to_bytes()
+    monkeypatch.setattr(LedgerClient, "entry", lambda *_: LogEntry(forged))
+    with pytest.raises(BrokenLog):
+        list(deployment.auditor().run_pass())
+    assert deployment.ledger.halt_state().halts == ()
 
 
 def test_a_receipt_that_makes_its_examination_fail_is_given_up_and_stays_without_a_verdict(

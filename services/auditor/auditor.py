@@ -236,10 +236,18 @@ class Auditor:
     def _send_kept(self) -> None:
         """Append the verdicts that were kept when an auditor ended between the first and the last one on a receipt."""
         kept = self._folder.kept_verdicts()
-        for envelope in kept:
+        for data in kept:
             try:
-                self._appender.append(Envelope.from_bytes(envelope))
-            except (InvalidArgument, LedgerError) as error:  # of another log, or cut short before it was ever sent
+                envelope = Envelope.from_bytes(data)
+                verdict = read_document(envelope)
+            except LedgerError as error:
+                _log.warning("dropping a kept verdict, which is damaged: %s", error)
+                continue
+            try:
+                self._appender.append(envelope)
+            except InvalidArgument as error:
+                if not isinstance(verdict, Verdict) or self._accused(verdict) is not None:
+                    raise
                 _log.warning("dropping a kept verdict, which does not belong to this log: %s", error)
         if kept:
             self._folder.forget_verdicts()
@@ -275,22 +283,30 @@ class Auditor:
         for verdict_index, verdict in self._backlog.deviations():
             if not self._share.has(verdict.receipt_index):
                 continue
-            self._halt(self._accused(verdict), verdict.receipt_index, verdict_index, verdict.reason or "")
+            receipt = self._accused(verdict)
+            if receipt is None:
+                raise BrokenLog(f"the verdict in entry {verdict_index} is on another receipt than the log holds")
+            self._halt(receipt, verdict.receipt_index, verdict_index, verdict.reason or "")
             self._backlog.answered(verdict_index)
 
-    def _accused(self, verdict: Verdict) -> Receipt:
-        """The receipt of a verdict, proven to be in the log as it was folded. Raises BrokenLog."""
+    def _accused(self, verdict: Verdict) -> Receipt | None:
+        """The receipt of a verdict, proven to be in the log as it was folded; None if the log has another document in
+        its place. Raises BrokenLog, also if the log ends before it.
+        """
         index, size = verdict.receipt_index, self._backlog.position
+        if index >= size:
+            raise BrokenLog(
+                f"the auditor's folder keeps a verdict on entry {index}, the log has {size} entries; if the folder is "
+                "of another log, delete verdicts.jsonl there"
+            )
         data = self._ledger.entry(index).entry
         proof = self._ledger.inclusion_proof(index, size).inclusion_proof
         try:
             verify_inclusion(leaf_hash(data), index, size, proof.hashes, self._backlog.root)
-            receipt = _receipt_in(Entry.from_bytes(data).envelope)
+            document = read_document(Entry.from_bytes(data).envelope)
         except LedgerError as error:
             raise BrokenLog(f"the ledger shows another entry {index} than its checkpoint has: {error}") from error
-        if receipt.receipt_id != verdict.receipt_id:
-            raise BrokenLog(f"a verdict on receipt {verdict.receipt_id} names entry {index}, {receipt.receipt_id}")
-        return receipt
+        return document if isinstance(document, Receipt) and document.receipt_id == verdict.receipt_id else None
 
     def _halt(self, receipt: Receipt, receipt_index: int, verdict_index: int, difference: str) -> int | None:
         """Append a halt for every method that drafted; returns the index of the first, None if nothing was left to

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from ledger.documents.audit import Draw
+from ledger.documents.audit import Draw, Verdict
 from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
 from ledger.encoding.text_forms import cid
@@ -164,10 +164,40 @@ def test_an_engine_that_is_away_holds_up_no_receipt_but_those_that_it_would_be_a
 
 def test_verdicts_that_were_kept_for_another_log_hold_nothing_up(deployment: Deployment) -> None:
     with deployment.folder as folder:
-        folder.keep_verdicts([signed(verdict(5, 5)), b"cut sho"])
+        folder.keep_verdicts([signed(verdict(0, 5)), b"cut sho"])
         index = deployment.receive(0)
         assert [each.receipt_index for each in deployment.auditor().run_pass()] == [index]
         assert folder.kept_verdicts() == ()
+        folder.keep_verdicts([signed(verdict(5, 5))])
+        with pytest.raises(BrokenLog):  # or the log has become shorter than it was
+            list(deployment.auditor().run_pass())
+        assert len(folder.kept_verdicts()) == 1
+
+
+class RefusedAppender(Appender):
+    """The ledger refuses its second verdicts, also after a restart."""
+
+    reason: ClassVar = ""
+
+    def append(self, envelope: Envelope) -> int:
+        document = read_document(envelope)
+        if isinstance(document, Verdict) and document.outcome != "SAME":
+            raise InvalidArgument("no", reason=self.reason)
+        return super().append(envelope)
+
+
+@pytest.mark.parametrize("reason", ["CLOCK_AHEAD", "UNTRUSTED_SIGNATURE", "INVENTED"])
+def test_a_kept_verdict_is_kept_until_the_log_of_its_receipt_takes_it(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(RefusedAppender, "reason", reason)
+    index = deployment.ledger.append(signed(foreign_receipt(0)), sent_content(0)).index
+    for _ in range(2):
+        with pytest.raises(InvalidArgument):
+            list(deployment.auditor(appender=RefusedAppender).run_pass())
+        assert outcomes(deployment) == [(index, "SAME")]
+    list(deployment.auditor().run_pass())
+    assert outcomes(deployment) == [(index, "SAME"), (index, "CONSISTENT")]
 
 
 def test_a_receipt_without_content_is_unreplayable_and_not_asked_about_again(deployment: Deployment) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
@@ -18,7 +19,7 @@ _TEXT = joined("input_text", "output_text", "text", also=("annotations", "logpro
 DIRECT = {"type": "direct"}
 """The `caller` of a call that the model made itself."""
 
-_OF_CALL = ("name", "arguments")
+_OF_CALL = {"id": "call_id", "name": "name", "arguments": "arguments"}
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -73,24 +74,36 @@ Item = Annotated[
 def turns_of(items: Iterable[Item]) -> list[Placed]:
     """Calls become part of the assistant's turn before them. `developer` is OpenAI's newer name of `system`."""
     turns: list[Placed] = []
-    for place, item in enumerate(items):
-        path = f"input[{place}]"
-        match item:
-            case InputMessage():
-                turn = Message("system" if item.role == "developer" else item.role, item.content)
-                turns.append(Placed(turn, path))
-            case InputCallOutput():
-                paths = {"content": f"{path}.output", "tool_call_id": f"{path}.call_id"}
-                turns.append(Placed(Message("tool", item.output, (), item.call_id), path, paths))
-            case InputCall():
-                follows = bool(turns) and turns[-1].message.role == "assistant"
-                before = turns.pop() if follows else Placed(Message("assistant", ""), path)
-                calls, call = before.message.calls, ToolCall(item.call_id, item.name, item.arguments)
-                own = f"tool_calls[{len(calls)}]"
-                paths = {f"{own}.id": f"{path}.call_id"} | {f"{own}.{each}": f"{path}.{each}" for each in _OF_CALL}
-                turn = Message("assistant", before.message.content, (*calls, call))
-                turns.append(Placed(turn, before.path, {**before.paths, **paths}))
+    for _, group in groupby(enumerate(items), lambda each: isinstance(each[1], InputCall)):
+        calls: list[tuple[int, InputCall]] = []
+        for place, item in group:
+            if isinstance(item, InputCall):
+                calls.append((place, item))
+            else:
+                turns.append(_placed(item, f"input[{place}]"))
+        if calls:
+            follows = bool(turns) and turns[-1].message.role == "assistant"
+            turns.append(_calling(turns.pop() if follows else None, calls))
     return turns
+
+
+def _placed(item: InputMessage | InputCallOutput, path: str) -> Placed:
+    if isinstance(item, InputMessage):
+        return Placed(Message("system" if item.role == "developer" else item.role, item.content), path)
+    paths = {"content": f"{path}.output", "tool_call_id": f"{path}.call_id"}
+    return Placed(Message("tool", item.output, (), item.call_id), path, paths)
+
+
+def _calling(before: Placed | None, items: Sequence[tuple[int, InputCall]]) -> Placed:
+    """The assistant's turn of consecutive calls, and of the message `before` them."""
+    paths = {
+        f"tool_calls[{number}].{part}": f"input[{place}].{member}"
+        for number, (place, _) in enumerate(items)
+        for part, member in _OF_CALL.items()
+    }
+    calls = [ToolCall(call.call_id, call.name, call.arguments) for _, call in items]
+    content, path = ("", f"input[{items[0][0]}]") if before is None else (before.message.content, before.path)
+    return Placed(Message("assistant", content, calls), path, paths)
 
 
 def _plain(role: str, text: str, member: str) -> Placed:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -161,7 +163,7 @@ def decode_error(error: grpc.RpcError) -> KolmError:
     kind = _BY_CODE.get(error.code(), Internal)
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # the rich status contradicts the plain one, which counts
+    except (ValueError, DecodeError):  # the rich status contradicts the plain one, which counts, or is none
         status = None
     if status is None:
         if too_large := _TOO_LARGE.search(error.details() or ""):
@@ -185,14 +187,22 @@ def _details(status: Status) -> dict[str, Any]:
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     retry, resource = error_details_pb2.RetryInfo(), error_details_pb2.ResourceInfo()
     for detail in status.details:
-        if detail.Unpack(info):
+        if _unpacked(detail, info):
             metadata = dict(info.metadata)
             found |= {"reason": info.reason, "request_id": metadata.pop("request_id", None), "metadata": metadata}
-        elif detail.Unpack(request):
+        elif _unpacked(detail, request):
             violations = request.field_violations
             found["violations"] = tuple(FieldViolation(each.field, each.description) for each in violations)
-        elif detail.Unpack(retry):
+        elif _unpacked(detail, retry):
             found["retry_after"] = retry.retry_delay.ToNanoseconds() / 1e9
-        elif detail.Unpack(resource):
+        elif _unpacked(detail, resource):
             found["resource"] = resource.resource_type
     return found
+
+
+def _unpacked(detail: AnyMessage, message: Message) -> bool:
+    """Whether `message` has the content of `detail` now; bytes that are no message have none."""
+    try:
+        return detail.Unpack(message)
+    except DecodeError:
+        return False

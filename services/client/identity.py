@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ CA, CERT, KEY = "KOLM_TLS_CA", "KOLM_TLS_CERT", "KOLM_TLS_KEY"
 TOKEN, TOKEN_FILE, DATA_DIR = "KOLM_TOKEN", "KOLM_TOKEN_FILE", "KOLM_DATA_DIR"
 
 _DATA_DIR = ".kolm"
+_TOKEN = re.compile("[!-~]*")
+_EXPECTED = "expected one word of printable ASCII, as `kolm tokens create` prints it"
 _OWNERS = Path("tokens", "owner")
 
 Metadata = tuple[tuple[str, str], ...]
@@ -93,9 +96,11 @@ def credentials(target: str, token: str | None) -> Metadata:
     """The metadata of calls to `target`: `token`, none if it is empty, or the process's if it is None.
 
     Files are read each time, so that a new token counts without a restart. Raises Unauthenticated for a file that
-    cannot be read.
+    cannot be read, and for a token that no call can have.
     """
     shown = _of_process(target) if token is None else token
+    if _TOKEN.fullmatch(shown) is None:
+        raise _refused(f"the token has a blank or another character that no token has; {_EXPECTED}", "BAD_TOKEN")
     return (("authorization", f"Bearer {shown}"),) if shown else ()
 
 
@@ -134,12 +139,18 @@ def token_of_port(address: str) -> Path | None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        from services.client.errors import Unauthenticated  # imports gRPC, which the offline verifier lacks
+        token = file.read_bytes().strip().decode("latin-1")
+    except OSError as error:
+        raise _refused(f"cannot read the token in {file}: {error.strerror}", "BAD_TOKEN_FILE") from None
+    if _TOKEN.fullmatch(token) is None:
+        raise _refused(f"{file} has other characters than a token has; {_EXPECTED}", "BAD_TOKEN_FILE")
+    return token
 
-        why = error.strerror if isinstance(error, OSError) else "it holds other characters than a token has"
-        raise Unauthenticated(f"cannot read the token in {file}: {why}", reason="BAD_TOKEN_FILE") from None
+
+def _refused(problem: str, reason: str) -> Exception:
+    from services.client.errors import Unauthenticated  # imports gRPC, which the offline verifier lacks
+
+    return Unauthenticated(problem, reason=reason)
 
 
 def is_local(target: str) -> bool:

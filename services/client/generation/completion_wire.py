@@ -29,6 +29,9 @@ from services.client.generation.request import Request, SpecDecodeConfig, Though
 from services.client.generation.request_wire import structured_outputs_value
 
 _PROMISE_KEY = "kolm-promise-bin"
+_FINISH_REASONS = {
+    number: name.removeprefix("FINISH_REASON_").lower() for name, number in pb.FinishReason.items() if number
+}
 
 
 def completion(message: pb.GenerateResponse, promise: bytes | None = None) -> Completion:
@@ -92,8 +95,10 @@ def _choice(message: pb.Choice, resolved: values.Resolved) -> Choice:
 def _ending(message: pb.Choice | pb.Finished) -> dict[str, Any]:
     """Why an output has ended: stop, length, cancelled or error, as in the receipt; and the match."""
     kind = message.WhichOneof("stop_reason")
-    finish_reason = pb.FinishReason.Name(message.finish_reason).removeprefix("FINISH_REASON_").lower()
-    return {"finish_reason": finish_reason, "stop_reason": None if kind is None else getattr(message, kind)}
+    reason = message.finish_reason
+    if reason not in _FINISH_REASONS:
+        raise Internal(f"the answer ended with a reason that this client does not know ({reason}); update the client")
+    return {"finish_reason": _FINISH_REASONS[reason], "stop_reason": None if kind is None else getattr(message, kind)}
 
 
 def _receipt(

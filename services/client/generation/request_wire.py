@@ -185,7 +185,8 @@ def _refusing(message: ProtoMessage, name: str, path: str, assign: Callable[[Any
         assign(value)
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         expected = _EXPECTED[message.DESCRIPTOR.fields_by_name[name].cpp_type]
-        problem = f"is {value}" if isinstance(value, int | float) else f"cannot be sent: {error}"
+        is_short = isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= 128)
+        problem = f"is {value}" if is_short else f"cannot be sent: {error}"
         refuse(path, f"{problem}; expected {expected}")
 
 

@@ -88,7 +88,7 @@ async def test_without_principals_a_made_up_token_is_a_bad_one_and_no_address_is
         async with fronting(served.address) as front, forwarded(front.port) as proxy:
             assert await status(front.port, local) == await status(proxy, local) == 200
             for port in (front.port, proxy):
-                for token in (None, "unused", "kolm_x", new_token()):
+                for token in (None, "unused", "kolm_x", "kolm_a\tb", new_token()):
                     assert await status(port, token) == 401
                     assert await status(port, token, **{"x-forwarded-for": "127.0.0.1"}) == 401
             with pytest.raises(openai.AuthenticationError) as refused:

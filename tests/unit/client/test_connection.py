@@ -4,16 +4,29 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.status_pb2 import Status
 
 import kolm
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import speculation_pb2
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from services.client.channel import LARGEST_BYTES, Endpoint, call_metadata, check_size, endpoint, plain_value
-from services.client.errors import InvalidArgument, KolmError, ReceiptMismatch, Unauthenticated
+from services.client.errors import (
+    Internal,
+    InvalidArgument,
+    KolmError,
+    ReceiptMismatch,
+    Unauthenticated,
+    Unavailable,
+    decode_error,
+)
 from services.client.generation.completion import Metrics
+from services.client.generation.completion_wire import completion
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request
 from services.client.identity import ClientTls, credentials, is_local, set_process_token
@@ -170,7 +183,7 @@ def test_a_given_token_is_used_everywhere(folder: Path, monkeypatch: pytest.Monk
     assert shown(HERE) == "Bearer kolm_rotated"
 
 
-@pytest.mark.parametrize("data", [None, b"\xff\xfe"])
+@pytest.mark.parametrize("data", [None, b"\xff\xfe", b"kolm_old\nkolm_new\n"])
 def test_an_unreadable_token_file_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, data: bytes | None
 ) -> None:
@@ -179,6 +192,35 @@ def test_an_unreadable_token_file_is_an_error(
         (folder / "mine").write_bytes(data)
     with pytest.raises(Unauthenticated, check=lambda error: error.reason == "BAD_TOKEN_FILE"):
         shown(HERE)
+
+
+@pytest.mark.parametrize("token", ["kolm_\xe9", "kolm_a\tb", "kolm_a b"])
+def test_a_token_that_no_call_can_have_is_an_error(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("KOLM_TOKEN", token)
+    for given in (token, None):
+        with pytest.raises(Unauthenticated, check=lambda error: error.reason == "BAD_TOKEN"):
+            shown(HERE, given)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        b"\xff\xff",
+        Status(code=14, details=[AnyMessage(type_url="/google.rpc.ErrorInfo", value=b"\xff")]).SerializeToString(),
+    ],
+)
+def test_details_that_cannot_be_read_leave_the_plain_status(status: bytes) -> None:
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", status))
+    assert (
+        type(decode_error(grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailing, "")))
+        is Unavailable
+    )
+
+
+@pytest.mark.parametrize("reason", [pb.FINISH_REASON_UNSPECIFIED, 9])
+def test_an_unknown_finish_reason_is_an_error(reason: Any) -> None:
+    with pytest.raises(Internal):
+        completion(pb.GenerateResponse(choices=[pb.Choice(finish_reason=reason)]))
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def sampled(**parameters: Any) -> Request:
         (Request(token_ids=[2**32]), None, "token_ids"),
         (Request(messages=[Message("user", "x"), Message("user", "\udfff")]), None, "messages[1].content"),
         (sampled(seed=2**64), None, "sampling.seed"),
+        (sampled(seed=10**5000), None, "sampling.seed"),
         (sampled(top_k=-1), None, "sampling.top_k"),
         (sampled(stop_token_ids=[-5]), None, "sampling.stop_token_ids"),
         (sampled(logit_bias={-1: 0.5}), None, "sampling.logit_bias"),

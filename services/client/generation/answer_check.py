@@ -99,7 +99,7 @@ def _with_ends_of_middles(request: Request, resolved: Resolved) -> list[int]:
 
     Raises ReceiptMismatch if any of the request's are missing.
     """
-    asked, taken = list(request.params.stop_token_ids), list(resolved.sampling.get("stop_token_ids", ()))
+    asked, taken = list(dict.fromkeys(request.params.stop_token_ids)), list(resolved.sampling.get("stop_token_ids", ()))
     if taken[: len(asked)] != asked:
         raise ReceiptMismatch(f"stop_token_ids: asked for {asked}, the answer has {taken}")
     return taken

@@ -68,7 +68,7 @@ async def test_an_empty_prompt_may_have_a_suffix(client: openai.AsyncOpenAI) -> 
 async def test_a_token_that_ends_a_middle_ends_the_answer(client: openai.AsyncOpenAI, model: Path) -> None:
     pad = Tokenizer(model).markup["<|fim_pad|>"]
     answer = await client.completions.create(
-        **ASKED, logit_bias={str(pad): 100}, extra_body={"kolm": {"receipt_files": True}, "stop_token_ids": [7]}
+        **ASKED, logit_bias={str(pad): 100}, extra_body={"kolm": {"receipt_files": True}, "stop_token_ids": [7, 7]}
     )
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "stop")
     file = ReceiptFile.from_bytes(answer.model_extra["kolm"]["receipts"][0]["file"].encode())  # type: ignore[index]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from services.client.generation.completion import Choice, Chunk, Completion, Finished, Resolved, Usage
 from services.client.generation.output_reader import Part, Thought, output_reader
@@ -134,12 +135,12 @@ class MessageAnswer:
 
 
 def _filled(block: dict[str, Any], text: str) -> dict[str, Any]:
-    """The block with all that was added. A call that was cut off has no valid JSON, so it has no arguments."""
+    """The block with all that was added. The input of a call that was cut off, or that no JSON can hold, is empty."""
     if block["type"] != "tool_use":
         return block | {block["type"]: text}
     try:
-        return block | {"input": json.loads(text)}
-    except ValueError:
+        return block | {"input": msgspec.json.decode(text)}  # refuses NaN and unpaired surrogates
+    except (ValueError, RecursionError):
         return block
 
 

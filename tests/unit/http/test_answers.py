@@ -1,5 +1,6 @@
 """Answers of all four endpoints: the accumulated stream is the whole answer, wherever the output ends."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.responses import JSONResponse
 
 from services.client.generation.completion import Choice, Chunk, Completion, Finished, Metrics, Resolved, Usage
 from services.client.generation.output_reader import with_calls
@@ -254,6 +256,13 @@ def test_calls_are_told_as_whole_only_if_the_last_one_is(output: str, calls: int
 def test_the_beginning_of_a_call_is_text_unless_the_output_is_calls_only(choice: str, content: str) -> None:
     _, whole = streamed_and_whole(lambda: chat(choice), [CALL[:20]], HERMES, "length", None)
     assert whole["choices"][0]["message"]["content"] == content
+
+
+@pytest.mark.parametrize("arguments", ['{"x": NaN}', '{"x": 1e999}', '{"x": "\\ud83d"}', '{"x": ' + "[" * 3000])
+def test_arguments_that_no_json_can_hold_are_an_empty_input(arguments: str) -> None:
+    output = CALL.replace('{"city": "Bern"}', arguments)
+    _, whole = streamed_and_whole(lambda: messages("auto"), [output], HERMES, "stop", None)
+    assert json.loads(JSONResponse(whole).body)["content"][0]["input"] == {}
 
 
 @settings(max_examples=examples(100), deadline=None)

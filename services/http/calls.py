@@ -400,11 +400,12 @@ class Endpoint(Generic[_Body]):
         seconds = self._settings.request_seconds
         serving = runtime.serve(asked, spec_decode=dialect.fields.spec_decode(), timeout=seconds)
         completion = await while_there(request, serving)
+        receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
         for each in completion.choices:
             if (error := of_ending(each, len(each.token_ids))) is not None:
+                error.receipt_ids = tuple(receipts)
                 raise error
         answer = dialect.answer(asked, completion.resolved, completion.promise)
-        receipts = [each.receipt.receipt_id for each in completion.choices if each.receipt is not None]
         return JSONResponse(answer.whole(completion), headers={RECEIPTS: ", ".join(receipts)})
 
     async def _streamed(self, request: Request, dialect: Dialect, runtime: AsyncRuntime) -> Response:
@@ -454,6 +455,10 @@ async def _events(
             yield event(answer.failed(of_kolm(error, dialect.names)))
         else:
             raise
+        return
+    if len(finished) < (choices := dialect.fields.n or 1):
+        problem = f"the generation server's stream ended with {len(finished)} of {choices} choices"
+        yield event(answer.failed(ApiError(500, problem, "internal", receipt_ids=receipt_ids)))
         return
     for value in answer.endings(finished):
         yield event(value)

@@ -63,6 +63,21 @@ async def test_a_failed_output_is_an_error_of_its_api_with_its_receipt(front: Fr
         assert last["kolm"]["receipts"] == told["kolm"]["receipts"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_failed_answer_of_several_choices_has_the_receipts_of_all(front: Front, path: str) -> None:
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        answer = await http.post(f"http://127.0.0.1:{front.port}{path}", json=asking(path, "broken") | {"n": 2})
+    assert (answer.status_code, len(answer.json()["kolm"]["receipts"])) == (500, 2)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_that_lacks_a_choice_ends_with_an_error(front: Front, path: str) -> None:
+    body = asking(path, "hello") | {"n": 2, "stream": True}
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        streamed = await http.post(f"http://127.0.0.1:{front.port}{path}", json=body)
+    assert json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["type"] == "api_error"
+
+
 @PATHS
 async def test_a_front_that_stops_ends_its_calls_with_an_error_of_their_api(path: str, tmp_path: Path) -> None:
     """A whole answer that is awaited, a stream that has begun, and a body that has not come."""

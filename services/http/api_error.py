@@ -157,10 +157,12 @@ def of_body(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False)[0]
     param = _path(first["loc"])[:_LONGEST_VALUE] or None
     if first["type"] == "union_tag_invalid":
-        got = first["input"].get("type")
-        param = f"{param}.type"
-        expected = ", ".join(re.findall("'~(.+?)'", first["ctx"]["expected_tags"]))
-        return ApiError(400, f"{param}: expected one of {expected}; got {_shown(got)}", "invalid_value", param=param)
+        got, asked = first["input"], "an object with a type of"
+        if isinstance(got, dict):
+            param, got, asked = f"{param}.type", got.get("type"), "one of"
+        expected = ", ".join(tag for tag in re.findall("'~(.+?)'", first["ctx"]["expected_tags"]) if tag != "other")
+        message = f"{param}: expected {asked} {expected}; got {_shown(got)}"
+        return ApiError(400, message, "invalid_value", param=param)
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['msg']}", "invalid_json")
     if first["type"] == "extra_forbidden":

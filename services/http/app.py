@@ -118,6 +118,10 @@ class TokenizeFields(Continuation):
     def request(self) -> GenerationRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "prompt: expected prompt or messages, one of them", "invalid_value", param="prompt")
+        name = "continue_final_message" if self.messages is None else "add_special_tokens"
+        if getattr(self, name):
+            other = "messages" if self.messages is None else "a prompt"
+            raise ApiError(400, f"{name}: belongs to {other}; leave it out", "invalid_value", param=name)
         tools = tools_of(self.tools, None, None)
         if self.messages is None:
             return GenerationRequest(prompt=self.prompt, model=self.model, tools=tools)

@@ -200,11 +200,12 @@ class ChatFields(CommonFields, Continuation):
     @field_validator("messages")
     @classmethod
     def _results_of_calls(cls, value: list[ChatMessage]) -> list[ChatMessage]:
-        called = {call.id: call.function.name for message in value for call in message.tool_calls or ()}
+        called: dict[str, str] = {}  # so far: a later turn may use an id again
         for place, message in enumerate(value):
             if message.name is not None and message.name != (name := called.get(message.tool_call_id or "")):
                 problem = f"expected {name!r}, the function of its call, or no name"
                 raise WrongMember(f"[{place}].name", problem, message.name)
+            called |= {call.id: call.function.name for call in message.tool_calls or ()}
         return value
 
     def constraint(self) -> StructuredOutputs | None:

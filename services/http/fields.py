@@ -19,6 +19,8 @@ from pydantic import (
     Discriminator,
     Field,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -27,7 +29,7 @@ from pydantic_core import PydanticCustomError
 from services.client.generation.request import Message, Request, SamplingParams, SpecDecodeConfig, StructuredOutputs
 
 NAMES = {
-    "head": "kolm.eagle_head",
+    "eagle_head": "kolm.eagle_head",
     **{name: f"kolm.{name}" for name in ("tenant", "adapter", "workload", "nonce", "request_id")},
     "messages.allowed_tools": "tool_choice",
 }
@@ -94,6 +96,13 @@ def _bounded(value: Any, most: int) -> Any:
     if isinstance(value, dict) and len(value) > most:
         raise PydanticCustomError("too_many", f"expected an object of at most {most} members")
     return value
+
+
+def _each_once(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Refuses an object with two spellings of one number, such as "5" and "05"."""
+    if len(found := check(value)) < len(value):
+        raise ValueError("has two members for one token; expected each token once")
+    return found
 
 
 def _without_nulls(value: Any) -> Any:
@@ -224,7 +233,12 @@ class CommonFields(Strict):
     n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[_Key, float], BeforeValidator(lambda value: _bounded(value, _MOST_BIASES))] | None = None
+    logit_bias: (
+        Annotated[
+            dict[_Key, float], WrapValidator(_each_once), BeforeValidator(lambda value: _bounded(value, _MOST_BIASES))
+        ]
+        | None
+    ) = None
     max_tokens: int | None = None
     user: str | None = None
     safety_identifier: str | None = None

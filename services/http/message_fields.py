@@ -314,6 +314,14 @@ class MessageFields(PromptFields, CommonFields):
     container: Annotated[Any, only()] = None
     mcp_servers: Annotated[Any, only([])] = None
 
+    @field_validator("output_config")
+    @classmethod
+    def _one_constraint(cls, value: OutputConfig | None, info: ValidationInfo) -> OutputConfig | None:
+        if value and value.format and info.data.get("structured_outputs"):
+            problem = "cannot be combined with structured_outputs; send one of them"
+            raise WrongMember(".format", problem, value.format.type)
+        return value
+
     @property
     def shows_thoughts(self) -> bool:
         wanted = self.thinking

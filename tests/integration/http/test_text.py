@@ -178,6 +178,12 @@ async def test_tokens_are_those_that_are_counted_and_give_the_text_back(
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "a"}}]}, "tools"),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
         ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
         ("/detokenize", {"tokens": [384]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),

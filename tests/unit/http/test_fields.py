@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from services.client.errors import FieldViolation, InvalidArgument
+from services.client.errors import FieldViolation, InvalidArgument, NotFound
 from services.http.api_error import of_body, of_kolm
 from services.http.completions import ChatDialect, ChatFields, TextFields
 from services.http.message_answer import MessageDialect
@@ -21,6 +21,8 @@ CALL = {"id": "1", "type": "function", "function": {"name": "a", "arguments": "{
 ITEM = {"type": "function_call", "call_id": "1", "name": "a", "arguments": "{}"}
 USE = {"type": "tool_use", "id": "1", "name": "a", "input": {"b": None}}
 FLAT = {"type": "function", "name": "a", "parameters": {"type": "object"}}
+ANSWER = {"role": "tool", "content": "x", "tool_call_id": "1"}
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
 TOOL = {"name": "a", "input_schema": {"type": "object"}}
 
 
@@ -57,6 +59,7 @@ def read(asked: tuple[type[BaseModel], dict[str, Any]]) -> Any:
         chat(calling(index=1, made_up=None)),
         chat({"role": "assistant", "content": [{"type": "text", "text": "x", "made_up": None}], "parsed": {"a": 1}}),
         chat(with_arguments(None)),
+        chat(messages=[calling(), ANSWER | {"name": "a"}, calling(function={"name": "b"}), ANSWER | {"name": "b"}]),
         (TextFields, {"prompt": "x", "made_up": None}),
         responses(ITEM | {"async": False, "async_": None, "caller": None, "namespace": None, "parsed_arguments": {}}),
         responses(ITEM | {"async_": False, "caller": {"type": "direct"}}),
@@ -115,6 +118,21 @@ def test_what_asks_for_nothing_is_taken(asked: tuple[type[BaseModel], dict[str, 
         (messages(tools=[TOOL | {"allowed_callers": ["code_execution_20260521"]}]), "tools[0].allowed_callers"),
         (messages(speed="fast"), "speed"),
         (messages(inference_geo="eu"), "inference_geo"),
+        (messages(messages=[{"role": "user", "content": ["x"]}]), "messages[0].content[0]"),
+        (
+            messages(messages=[{"role": "user", "content": [RESULT | {"content": ["x"]}]}]),
+            "messages[0].content[0].content[0]",
+        ),
+        (messages(system=["x"]), "system[0]"),
+        ((PromptFields, {"messages": [{"role": "user", "content": [None]}]}), "messages[0].content[0]"),
+        (
+            messages(
+                output_config={"format": {"type": "json_schema", "schema": {}}}, structured_outputs={"regex": "a"}
+            ),
+            "output_config.format",
+        ),
+        (chat(tool_choice={"type": [1]}), "tool_choice.type"),
+        (chat(logit_bias={"5": 1, "05": 2}), "logit_bias"),
     ],
 )
 def test_what_asks_for_something_is_refused_by_name(asked: tuple[type[BaseModel], dict[str, Any]], param: str) -> None:
@@ -144,6 +162,7 @@ def named(path: str, names: Mapping[str, str]) -> str | None:
 def test_what_the_server_finds_wrong_has_the_caller_s_name() -> None:
     asked = read(chat(calling(), tools=[{"type": "function", "function": {"name": "a"}}]))
     names = ChatDialect(asked).names
+    assert of_kolm(NotFound("no head", resource="eagle_head"), names).param == "kolm.eagle_head"
     call = "messages[1].tool_calls[0]"
     for path in (f"messages.{call}.arguments", f"{call}.arguments"):
         assert named(path, names) == f"{call}.function.arguments"

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
@@ -138,6 +138,7 @@ class LoadedWhenAsked:
     on_load: Callable[[], None]
     step: Callable[[str], None] = _log.info
     ways: tuple[str, ...] = (PREFILL, DECODE)
+    _used: bool = field(default=False, init=False)
 
     def load(self) -> None:
         """Load the engine now, if there is a plan. Raises EngineFailed."""
@@ -152,14 +153,17 @@ class LoadedWhenAsked:
         return _own_engine(self.plan, self.stop, self.step)
 
     def release_memory(self) -> None:
-        """Release what the next replay can allocate again, if the engine is loaded."""
-        if "_engine" in self.__dict__:
+        """Release what the next replay can allocate again, if there was a replay since the last time."""
+        if self._used:
             self._engine.release_memory()
+            self._used = False
 
     def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
+        self._used = True
         return self._engine.replay(receipt, content, way)
 
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
+        self._used = True
         return self._engine.refer(receipt, content)
 
     def ends(self) -> Collection[int]:

@@ -47,7 +47,6 @@ from services.generation.target.identity import one_version
 from services.generation.target.kept_results import code_version
 from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
-from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.target import LoadTarget, Target
 from services.generation.target.timing import IdleTiming, KeptTimings, Timing, time_passes
 from services.generation.warm_up import after_compiling, warm_up_greedy
@@ -105,7 +104,6 @@ def load_model(
     grammars = GrammarCompiler(tokenizer.fast.to_str, target.config.vocab_size, target.config.eos_token_ids)
     model = Model(target, tokenizer, profile, cost, grammars, timing)
     target.release_memory()
-    return_freed_memory()
     _log.info(
         "loaded %s in %.1f s: a pass takes %.2f ms, a pass of four rows %.2f ms",
         directory, time.perf_counter() - started, 1e3 * cost.of(1), 1e3 * cost.of(4),

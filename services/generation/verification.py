@@ -20,7 +20,6 @@ from services.generation.target.arrays import Float32
 from services.generation.target.cpu import load_target
 from services.generation.target.identity import one_version
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
-from services.generation.target.program.buffers import return_freed_memory
 from services.generation.target.program.packed_files import PackedFolder
 from services.generation.target.rows import RowsBuilder
 from services.generation.target.target import Target
@@ -125,7 +124,6 @@ class Verifier:
         )
         profile = measure_profile(target, KeptProbes())
         target.release_memory()
-        return_freed_memory()
         return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars)
 
     def release_memory(self) -> None:

@@ -126,8 +126,6 @@ def after_compiling(part: Part, log_format: str) -> Callable[[Callable[[], None]
     """Start a process that compiles, as `compile_beside` does. Returns a function that calls its argument on a thread
     when the process has ended; None if there is no such process.
     """
-    from services.generation.target.program.buffers import return_freed_memory
-
     process = compile_beside(part, log_format)
     if process is None:
         return None
@@ -137,7 +135,6 @@ def after_compiling(part: Part, log_format: str) -> Callable[[Callable[[], None]
         def wait() -> None:
             process.wait()
             call()
-            return_freed_memory()  # of the probe, and of packing beside it
 
         threading.Thread(target=wait, name=f"after compiling {part}", daemon=True).start()
 

@@ -91,7 +91,7 @@ class Target(Protocol):
         ...
 
     def release_memory(self) -> None:
-        """Return the memory of outputs and of free cache blocks without kept content to the system. For an idle target:
+        """Return freed memory, and that of free cache blocks without kept content, to the system. For an idle target:
         its next passes have to allocate memory again.
         """
         ...

@@ -67,7 +67,7 @@ def _discard(memory: NDArray[Any]) -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system after a load, as glibc's allocator does only at the end of its heap."""
+    """Return freed memory to the system, as glibc's allocator does only at the end of its heap."""
     with suppress(AttributeError, OSError):  # another allocator
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -82,7 +82,7 @@ def fast_tokenizer(directory: Path) -> FastTokenizer:
 
     Raises ConfigInvalid if the directory has no fast tokenizer that loads.
     """
-    command = [sys.executable, "-m", __name__, str(directory)]
+    command = [sys.executable, "-P", "-m", __name__, str(directory)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
         reason = done.stdout.strip() or done.stderr.strip() or f"exit {done.returncode}"

@@ -6,7 +6,7 @@ import sys
 
 from services.cli.main import app
 from services.cli.up import up
-from services.cli.up.supervisor import Plan, Supervisor, service_command
+from services.cli.up.supervisor import Plan, Supervisor
 from tests import preloaded  # noqa: F401 (by this process once, and not by each fork)
 from tests.forked import Forked
 
@@ -15,7 +15,10 @@ class _Forking(Supervisor):
     def _process(self, plan: Plan) -> Forked:  # type: ignore[override]
         environment = {**os.environ, **plan.environment}
         fork = multiprocessing.get_context("fork")
-        return Forked(*service_command(plan), environment=environment, together=True, context=fork)
+        return Forked(
+            "tests.e2e.bound_service", str(os.getpid()), plan.module, *plan.flags,
+            environment=environment, together=True, context=fork,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

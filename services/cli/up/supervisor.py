@@ -6,11 +6,8 @@ process, which stops them in order.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import queue
-import runpy
 import signal
 import subprocess
 import sys
@@ -23,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.frame.process import stop_signals
+from services.cli.up.fork_server import IS_SUPPORTED, SHARED, ForkedProcess, ForkServer
+from services.client.identity import CA, CERT, KEY
 
 Line = Callable[[str, str], None]
 """Takes the name of a service and a line that it wrote; called from threads."""
@@ -36,9 +35,6 @@ Settings = Mapping[str, object]
 _LAST_LINES = 20
 _POLL_SECONDS = 0.05
 _QUIET_SECONDS = 4.0
-
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class StopRequested(Exception):
@@ -107,7 +103,7 @@ def words(**flags: object) -> tuple[str, ...]:
 @dataclass(slots=True)
 class _Child:
     plan: Plan
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     last_lines: deque[str]
     started: float
     watcher: threading.Thread | None = None
@@ -116,8 +112,16 @@ class _Child:
 class Supervisor:
     """Use it inside `listening()`, from the main thread, and always call `stop`."""
 
-    def __init__(self, on_line: Line, on_quiet: Quiet = lambda *_: None, quiet_seconds: float = _QUIET_SECONDS) -> None:
-        """`on_quiet` is called while a service starts, after each `quiet_seconds` without output of any service."""
+    def __init__(
+        self,
+        on_line: Line,
+        on_quiet: Quiet = lambda *_: None,
+        quiet_seconds: float = _QUIET_SECONDS,
+        shared: Sequence[str] = SHARED,
+    ) -> None:
+        """`on_quiet` is called while a service starts, after each `quiet_seconds` without output of any service. The
+        `shared` modules are imported once for all services.
+        """
         self._on_line = on_line
         self._on_quiet = on_quiet
         self._quiet_seconds = quiet_seconds
@@ -125,6 +129,8 @@ class Supervisor:
         self._children: list[_Child] = []
         self._events: queue.SimpleQueue[int | _Child] = queue.SimpleQueue()
         self._stopping = False
+        self._shared = shared
+        self._forks: ForkServer | None = None
 
     def listening(self) -> AbstractContextManager[None]:
         """A block in which SIGINT and SIGTERM make `start` and `wait` raise StopRequested; during `stop` they kill."""
@@ -159,6 +165,7 @@ class Supervisor:
 
     def wait(self) -> None:
         """Block until something ends this. Raises ServiceDied, StopRequested."""
+        self._close_forks()
         while True:
             self._look(None)
 
@@ -169,6 +176,7 @@ class Supervisor:
     def stop(self, grace: float) -> None:
         """End all services, the last started first; one that takes longer than `grace` seconds is killed."""
         self._stopping = True
+        self._close_forks()
         for child in reversed(self._children):
             child.process.terminate()
             try:
@@ -197,18 +205,26 @@ class Supervisor:
                 child.process.kill()
         self._events.put(number)
 
-    def _process(self, plan: Plan) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", *service_command(plan)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            bufsize=1,
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **plan.environment},
-        )
+    def _process(self, plan: Plan) -> subprocess.Popen[str] | ForkedProcess:
+        own = {name: value for name, value in os.environ.items() if name not in (CA, CERT, KEY)}  # they have no TLS
+        environment = {**own, "PYTHONUNBUFFERED": "1", **plan.environment}
+        if not IS_SUPPORTED:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", plan.module, *plan.flags],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                bufsize=1, start_new_session=True, env=environment,
+            )  # fmt: skip
+        if self._forks is None:
+            self._forks = ForkServer(self._shared, environment)
+        try:
+            return self._forks.fork(plan.name, plan.module, plan.flags, plan.environment)
+        except OSError as error:
+            raise ServiceDied(plan.name, self._close_forks(), [str(error)]) from error
+
+    def _close_forks(self) -> int:
+        """End the process that starts services, if it runs; returns its exit code."""
+        forks, self._forks = self._forks, None
+        return 0 if forks is None else forks.close()
 
     def _watch(self, child: _Child) -> None:
         assert child.process.stdout is not None
@@ -220,25 +236,3 @@ class Supervisor:
         child.process.wait()
         if not self._stopping:
             self._events.put(child)
-
-
-def service_command(plan: Plan) -> tuple[str, ...]:
-    """Module and arguments of a process that is the service and ends with this process."""
-    return ("services.cli.up.supervisor", str(os.getpid()), plan.module, *plan.flags)
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when `parent` dies; exit if it is dead already."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    die_with_parent(int(sys.argv[1]))
-    gc.disable()  # until it serves: imported modules and loaded weights are never garbage
-    module = sys.argv[2]
-    sys.argv = sys.argv[2:]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)

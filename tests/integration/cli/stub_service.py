@@ -1,12 +1,13 @@
 """A service that only gets ready: `python -m tests.integration.cli.stub_service --ready-file FILE [how to behave]`."""
 
+import os
 import signal
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
     flags = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[1:])
-    print("starting up", flush=True)
+    print("starting up", *(name for name in os.environ if name.startswith("KOLM_TLS")), flush=True)
     if "exit" in flags:
         print("cannot go on: the disk is full", flush=True)
         sys.exit(int(flags["exit"]))

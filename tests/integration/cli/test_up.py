@@ -110,7 +110,7 @@ def lines() -> Lines:
 
 @pytest.fixture
 def supervisor(lines: Lines) -> Iterator[Supervisor]:
-    made = Supervisor(lines)
+    made = Supervisor(lines, shared=())
     yield made
     made.stop(0.0)
 
@@ -147,6 +147,43 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, supervisor: Su
     assert len(lines.lines) == 2  # its own, and that it was killed
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each service has a new interpreter")
+def test_a_service_is_a_child_that_shows_its_command(tmp_path: Path, supervisor: Supervisor) -> None:
+    supervisor.start(one := plan(tmp_path, "one", f"--long={'x' * 9000}"), PATIENCE)
+    commands = [Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in own_children()]
+    (shown,) = (words for words in commands if words[2:3] == [one.module.encode()])
+    assert (shown[:2], shown[3]) == ([sys.executable.encode(), b"-m"], one.flags[0].encode())
+    names = {Path(f"/proc/{child}/comm").read_text().strip() for child in own_children()}
+    assert "one" in names
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each service has a new interpreter")
+def test_without_its_fork_server_a_supervisor_starts_nothing(tmp_path: Path, supervisor: Supervisor) -> None:
+    before = set(own_children())
+    supervisor.start(one := plan(tmp_path, "one"), PATIENCE)
+    service = {child for child in own_children() if one.module in Path(f"/proc/{child}/cmdline").read_text()}
+    (server,) = set(own_children()) - before - service
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(ServiceDied) as died:
+        supervisor.launch(plan(tmp_path, "two"))
+    assert died.value.name == "two"
+
+
+def test_the_callers_folder_and_tls_files_reach_no_service(
+    tmp_path: Path, supervisor: Supervisor, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KOLM_TLS_CA", "ca.pem")
+    supervisor.start(plan(tmp_path, "one"), PATIENCE)
+    assert lines.lines == [("one", "starting up")]
+
+
+def own_children() -> list[int]:
+    return [int(child) for child in Path("/proc/self/task").joinpath(str(os.getpid()), "children").read_text().split()]
+
+
 def test_services_start_beside_each_other(tmp_path: Path, supervisor: Supervisor) -> None:
     one, two = plan(tmp_path, "one"), plan(tmp_path, "two")
     supervisor.launch(one)
@@ -169,7 +206,7 @@ def test_services_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> 
 import signal
 from pathlib import Path
 from tests.integration.cli.test_up import PATIENCE, Lines, Supervisor, plan
-supervisor = Supervisor(Lines())
+supervisor = Supervisor(Lines(), shared=())
 supervisor.start(plan(Path({str(tmp_path)!r}), "one"), PATIENCE)
 print(flush=True)
 signal.pause()
@@ -177,9 +214,10 @@ signal.pause()
     with subprocess.Popen([sys.executable, "-c", supervising], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        (service,) = children(process)
+        services = children(process)
         process.kill()
-    until(lambda: not is_running(service))
+    assert services
+    until(lambda: not any(map(is_running, services)))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,191 @@
+"""A process that imports the services' modules once, and its forks, which become services.
+
+The imports take 0.4 to 2 s of CPU and 80 to 200 MB in each process that makes them by itself. The forks share these
+pages, and are adopted by the supervisor (PR_SET_CHILD_SUBREAPER), which waits for them as for its own children. For
+Linux; elsewhere a supervisor starts a new interpreter for each service.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from services.generation.target.without_torch import hide_torch
+
+IS_SUPPORTED = sys.platform == "linux"
+
+SHARED = (
+    "services.generation.serving",
+    "services.auditor.own_engine",
+    "services.auditor.serving",
+    "services.ledger.__main__",
+    "services.registry.__main__",
+    "services.http.__main__",
+    "services.explorer.__main__",
+)
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
+_MOST_BYTES = 1 << 20  # of a message; larger ones do not fit a socket's buffer, and are not sent
+_COMMAND_BYTES = 4096  # of a fork's command line, as `ps` shows it
+
+
+class ForkedProcess:
+    """A fork: the part of `subprocess.Popen` that a supervisor uses. Thread-safe."""
+
+    def __init__(self, process_id: int, stdout: IO[str]) -> None:
+        self.pid, self.stdout = process_id, stdout
+        self._descriptor = os.pidfd_open(process_id)
+        self._lock = threading.Lock()
+        self._code: int | None = None
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
+        ended = select.poll()
+        ended.register(self._descriptor, select.POLLIN)
+        if not ended.poll(None if timeout is None else 1e3 * timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        with self._lock:
+            if self._code is None:
+                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            return self._code
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class ForkServer:
+    """Starts the process, which imports until it answers the first call of `fork`. Used by one thread."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """`modules` are imported once. `environment` is the process's; a fork gets the changes given to `fork`. The
+        current folder, which may hold any module, is not on its path (-P).
+        """
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._socket, its_own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its_own:
+            arguments = (str(os.getpid()), str(its_own.fileno()), ",".join(modules), " " * _COMMAND_BYTES)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, *arguments], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, env=environment, pass_fds=[its_own.fileno()], start_new_session=True,
+            )  # fmt: skip
+
+    def fork(self, name: str, module: str, flags: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+        """A process that runs `python -m MODULE FLAGS`, with the changes of the environment; its standard output and
+        error come by the pipe `stdout`. Raises OSError.
+        """
+        message = json.dumps([name, module, list(flags), dict(environment)]).encode()
+        output, its_own = os.pipe()
+        try:
+            socket.send_fds(self._socket, [message], [its_own])
+            answer = self._socket.recv(_MOST_BYTES)
+        finally:
+            os.close(its_own)
+        stdout = os.fdopen(output, encoding="utf-8", errors="replace")
+        if not answer:
+            stdout.close()
+            raise OSError("the process that starts services has ended")
+        return ForkedProcess(int(answer), stdout)
+
+    def close(self) -> int:
+        """End the process; its forks stay. Returns its exit code."""
+        self._socket.close()
+        return self._process.wait()
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGTERM when `parent` dies; exit if it is dead already."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def run_module(module: str, flags: Sequence[str]) -> None:
+    """Run a service's module as `python -m` does, without garbage collection until it serves: imported modules and
+    loaded weights are never garbage.
+    """
+    gc.disable()
+    sys.argv = [module, *flags]
+    warnings.filterwarnings("ignore", ".*found in sys.modules after import", RuntimeWarning)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _serve(supervisor: int, connection: socket.socket) -> tuple[str, list[str]]:
+    """Answer calls until the supervisor closes the connection; in a fork, return its module and flags."""
+    while True:
+        message, outputs, *_ = socket.recv_fds(connection, _MOST_BYTES, 1)
+        if not message:
+            sys.exit()
+        (output,) = outputs
+        between = os.fork()
+        if not between:
+            parent = os.getpid()
+            if os.fork():  # this parent ends, so that the supervisor adopts its child
+                os._exit(0)
+            while os.getppid() == parent:
+                time.sleep(0.001)
+            die_with_parent(supervisor)
+            os.setsid()
+            for stream in (1, 2):
+                os.dup2(output, stream)
+            os.close(output)
+            connection.send(str(os.getpid()).encode())
+            connection.close()
+            name, module, flags, environment = json.loads(message)
+            os.environ.update(environment)
+            _show_command(name, module, flags)
+            return module, flags
+        os.waitpid(between, 0)
+        os.close(output)
+
+
+def _show_command(name: str, module: str, flags: Sequence[str]) -> None:
+    """Show the service's name and command in `ps` and `top`: written over this process's arguments (proc(5))."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    first, end = int(fields[45]), int(fields[46])
+    command = "\0".join((sys.executable, "-m", module, *flags)).encode(errors="surrogateescape")
+    ctypes.memmove(first, command[: end - first - 1].ljust(end - first, b"\0"), end - first)
+
+
+def _import_once(modules: Sequence[str]) -> None:
+    if modules:
+        hide_torch()
+    for module in modules:
+        with suppress(ImportError):  # its service reports what is not installed
+            importlib.import_module(module)
+    gc.freeze()  # no fork copies these pages for a collection
+
+
+if __name__ == "__main__":
+    supervisor = int(sys.argv[1])
+    die_with_parent(supervisor)
+    gc.disable()
+    _import_once([module for module in sys.argv[3].split(",") if module])
+    run_module(*_serve(supervisor, socket.socket(fileno=int(sys.argv[2]))))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _KEYS = (("LEDGER", "log"), ("GENERATION", "receipts"), ("AUDITOR", "auditor"))
 """The services that sign, each with the role of its key."""
 
-_NAMES = ("ledger", "registry", "generation", "auditor", "explorer", "http")
+_NAMES = ("ledger", "registry", "generation", "auditor", "explorer", "http")  # each after the services that it calls
 _QUICK_SECONDS = 60.0
 _MODEL_SECONDS = 900.0  # loading and probing a large model on a slow disk
 
@@ -172,7 +172,8 @@ class LocalServices:
         settings = {**own, **usual, **(more or {}), **self.shared_settings}
         loading = {LOADING: str(ready_file.parent)}  # the auditor lets the server of this folder load first
         module = module or f"services.{name}"
-        return Plan(name, module, settings, listens_at, ready_file, {**loading, **self.environment})
+        environment = {**loading, **self.environment}
+        return Plan(name, module, settings, listens_at, ready_file, environment, rank=_NAMES.index(name))
 
     @property
     def metrics_ports(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Several services as child processes: started one after another, watched together, stopped in reverse.
+"""Several services as child processes: started one after another, watched together, callers stopped before the called.
 
 If one ends by itself, all end. Each child has a session of its own, so that Ctrl-C in a terminal reaches only this
 process, which stops them in order.
@@ -69,7 +69,7 @@ class Plan:
     """How to start one service: `python -m <module> <flags>`. It writes host:port into `ready_file` when it serves.
 
     `settings` by name, as `words` writes them. `listens_at` is the host:port that it is given; port 0 is a free one.
-    `more` are words after the flags.
+    `more` are words after the flags. Services of a higher `rank` stop first, and of the same rank the last started.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Plan:
     ready_file: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()
+    rank: int = 0
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -174,9 +175,10 @@ class Supervisor:
         self._look(0.0)
 
     def stop(self, grace: float) -> None:
-        """End all services, the last started first; one that takes longer than `grace` seconds is killed."""
+        """End all services, in the order of `Plan.rank`; one that takes longer than `grace` seconds is killed."""
         self._stopping = True
         self._close_forks()
+        self._children.sort(key=lambda each: each.plan.rank)
         for child in reversed(self._children):
             child.process.terminate()
             try:

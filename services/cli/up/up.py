@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from services.runtime.settings import LogFormat
 
 
-_GRACE_SECONDS = 20.0
+_GRACE_SECONDS, _MORE_SECONDS = 10.0, 10.0
+"""The usual grace period of running calls, and the time for last words and the outbox."""
 
 
 _COLOURS = {
@@ -131,13 +132,29 @@ def up(
     )
     metrics = services.metrics_ports
     services = replace(services, explorer_port=listen.page(metrics), http_port=listen.front(metrics))
-    if every.config is not None:
-        Configuration.read(every.config).refuse_what_up_sets(services.plans())
+    configuration = None if every.config is None else Configuration.read(every.config)
+    if configuration is not None:
+        configuration.refuse_what_up_sets(services.plans())
     listen.check_ports(metrics)
     if not engine:
         served.check_parts(found)
     reporter = UpReporter(every.log_format)
-    _run(services, found, (lambda: None) if engine else served.faster, reporter, as_json=json)
+    faster = (lambda: None) if engine else served.faster
+    _run(services, found, faster, reporter, _stop_seconds(configuration), as_json=json)
+
+
+def _stop_seconds(configuration: Configuration | None) -> float:
+    """The longest time that a service may take to stop. If the front is in the server's process, each has a grace
+    period, one after the other.
+    """
+    tables = () if configuration is None else configuration.tables.values()
+    given: list[object] = [table.values.get("grace_seconds") for table in tables]
+    given += [value for name, value in os.environ.items() if name.endswith("_GRACE_SECONDS")]
+    longest = _GRACE_SECONDS
+    for value in given:
+        with suppress(ValueError):  # the service reports it
+            longest = max(longest, float(str(value)))
+    return 2 * longest + _MORE_SECONDS
 
 
 def _run(
@@ -145,11 +162,13 @@ def _run(
     found: dict[str, Path],
     faster: Callable[[], str | None],
     reporter: UpReporter,
+    stop_seconds: float,
     *,
     as_json: bool,
 ) -> None:
     """Run the services until Ctrl-C or SIGTERM, and leave none running. `found` are adapters that were not named;
-    `faster` returns a flag or command that would make the model faster.
+    `faster` returns a flag or command that would make the model faster. A service that does not stop within
+    `stop_seconds` is killed.
 
     Raises UsageError for a model that cannot be served, Failed if a service ends by itself.
     """
@@ -193,7 +212,7 @@ def _run(
         except NotReady as error:
             raise reporter.failure(f"{error}; everything was stopped") from error
         finally:
-            supervisor.stop(_GRACE_SECONDS)
+            supervisor.stop(stop_seconds)
 
 
 class UpReporter:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -145,6 +146,19 @@ def test_a_service_that_ignores_sigterm_is_killed(tmp_path: Path, supervisor: Su
     supervisor.start(plan(tmp_path, "one", "--stubborn=1"), PATIENCE)
     supervisor.stop(0.1)
     assert len(lines.lines) == 2  # its own, and that it was killed
+
+
+def test_callers_stop_before_the_services_that_they_call(tmp_path: Path) -> None:
+    called_at_its_end: list[bool] = []
+    supervisor = Supervisor(
+        lambda name, line: "killed" in line and called_at_its_end.append(is_running(called)), shared=()
+    )
+    supervisor.start(replace(plan(tmp_path, "caller", "--stubborn=1"), rank=2), PATIENCE)
+    before = set(own_children())
+    supervisor.start(replace(plan(tmp_path, "called"), rank=1), PATIENCE)
+    (called,) = set(own_children()) - before
+    supervisor.stop(0.1)
+    assert called_at_its_end == [True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each service has a new interpreter")

@@ -38,6 +38,23 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("toml", "variables", "seconds"),
+    [("", {}, 30), ("60", {}, 130), ('"soon"', {"KOLM_LEDGER_GRACE_SECONDS": "20"}, 50)],
+)
+def test_services_are_not_killed_within_their_grace_periods(
+    toml: str, variables: dict[str, str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[float] = []
+    monkeypatch.setattr("services.cli.up.up._run", lambda *given, as_json: found.append(given[-1]))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "kolm.toml").write_text(f"[generation]\ngrace_seconds = {toml}\n" if toml else "")
+    imported(tmp_path, "base")
+    assert kolm("up", *FREE, "--model", tmp_path / "base", "--config", tmp_path / "kolm.toml").code == 0
+    assert found == [seconds]
+
+
 def test_sizes_of_context_and_cache_reach_the_generation_service(ran: list[LocalServices], tmp_path: Path) -> None:
     imported(tmp_path, "base")
     sizes = ("--context-length", "1024", "--cache-bytes", "2GiB")

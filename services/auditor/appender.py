@@ -17,6 +17,7 @@ from ledger.encoding.text_forms import timestamp
 from ledger.errors import LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
+from services.auditor.audit_error import BrokenLog
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Finding, verdict_of
 from services.auditor.held_folder import HeldFolder
@@ -112,15 +113,19 @@ class Announcement:
     def draw(self, catch_up: Callable[[], None]) -> bool:
         """Draw if a draw is due; `catch_up` reads the log. Returns whether the log has a new draw.
 
-        A draw is kept on disk before it is sent. A ledger that loses it gets the same draw again, so an operator cannot
-        collect draws and choose one. Raises KolmError, AuditError.
+        A draw is kept on disk from before it is sent until it is read from the log. A ledger that loses it gets the
+        same draw again, so an operator cannot collect draws and choose one. Raises KolmError, AuditError.
         """
         if not self._is_due():
             return False
         catch_up()
         envelope = self._kept() or self._signed()
         if envelope is not None:
-            _log.info("publishing the audit draw in entry %d", self._appender.append(envelope))
+            index, draw = self._appender.append(envelope), _draw_in(envelope)
+            catch_up()
+            if draw is None or any(one.index < draw.tree_size for one in self._backlog.undrawn()):
+                raise BrokenLog(f"the ledger names entry {index} for a draw that the log does not have")
+            _log.info("publishing the audit draw in entry %d", index)
         self._folder.forget_draw()
         return envelope is not None
 
@@ -138,17 +143,25 @@ class Announcement:
         return oldest is not None and now - self._since >= self._draw_seconds
 
     def _kept(self) -> Envelope | None:
-        """The kept draw; None if there is none, or if it is over another log, to which the folder then belongs."""
+        """The kept draw; None if there is none, or if a later draw has decided about all of its receipts.
+
+        Raises BrokenLog if it is over entries that the log does not have: a second draw would be the operator's choice.
+        """
         if (kept := self._folder.kept_draw()) is None:
             return None
         try:
             envelope = Envelope.from_bytes(kept)
-            draw = read_document(envelope)
         except LedgerError:
             return None
-        if not isinstance(draw, Draw) or self._backlog.root_at(draw.tree_size) != draw.root_hash:
+        if (draw := _draw_in(envelope)) is None:
             return None
-        return envelope
+        root = self._backlog.root_at(draw.tree_size)
+        if draw.tree_size > self._backlog.position or root not in (None, draw.root_hash):
+            raise BrokenLog(
+                f"the auditor's folder keeps a draw over the first {draw.tree_size} entries, which this log does not "
+                "have; if the folder is of another log, delete draw.json there"
+            )
+        return None if root is None else envelope
 
     def _signed(self) -> Envelope | None:
         """A new draw over all observed entries, kept on disk; None if no receipt waits any more."""
@@ -157,6 +170,14 @@ class Announcement:
         envelope = self._appender.signed_draw(self._backlog.position, self._backlog.root)
         self._folder.keep_draw(envelope.to_bytes())
         return envelope
+
+
+def _draw_in(envelope: Envelope) -> Draw | None:
+    try:
+        document = read_document(envelope)
+    except LedgerError:
+        return None
+    return document if isinstance(document, Draw) else None
 
 
 def _changes(policy: AuditPolicy | None, terms: Terms) -> bool:

@@ -36,6 +36,7 @@ from tests.mutations import replace
 from tests.unit.ledger.builders import (
     OFF,
     SCOPE,
+    draw,
     erasure,
     fold_obligations,
     foreign_receipt,
@@ -277,6 +278,34 @@ def test_a_ledger_that_loses_a_draw_gets_the_same_one_again_and_not_another_to_c
     with deployment.ledger.watch(0) as entries:
         drawn = [entry.envelope for entry in entries if entry.kind == "draw"]
     assert {envelope.to_bytes() for envelope in LosingAppender.lost} == {drawn[0].to_bytes()}
+
+
+@pytest.mark.parametrize("shown", [draw(7, bytes(32)), draw(2, bytes(32))])
+def test_a_log_without_the_entries_of_a_kept_draw_gets_no_other(deployment: Deployment, shown: Draw) -> None:
+    list(deployment.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass())
+    deployment.receive(0)
+    deployment.folder.keep_draw(kept := signed(shown))
+    with pytest.raises(BrokenLog):
+        list(deployment.auditor(spot_checks=0.0).run_pass())
+    assert (deployment.folder.kept_draw(), kinds(deployment).count("draw")) == (kept, 0)
+
+
+class AcknowledgingAppender(Appender):
+    """Its ledger acknowledges draws that it does not append."""
+
+    def append(self, envelope: Envelope) -> int:
+        return 2 if isinstance(read_document(envelope), Draw) else super().append(envelope)
+
+
+def test_a_draw_is_kept_until_it_is_read_from_the_log(deployment: Deployment) -> None:
+    list(deployment.auditor(Terms(0.5, 3600), spot_checks=0.0).run_pass())
+    deployment.receive(0)
+    with pytest.raises(BrokenLog):
+        list(deployment.auditor(spot_checks=0.0, appender=AcknowledgingAppender).run_pass())
+    kept = deployment.folder.kept_draw()
+    list(deployment.auditor(spot_checks=0.0).run_pass())
+    with deployment.ledger.watch(0) as entries:
+        assert [entry.envelope.to_bytes() for entry in entries if entry.kind == "draw"] == [kept]
 
 
 def test_auditors_with_shares_judge_every_receipt_once_and_the_first_alone_draws(

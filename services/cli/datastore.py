@@ -130,7 +130,7 @@ def build_of_answers(
     CommandError, and Exit after Ctrl-C or SIGTERM.
     """
     from services.datastores.answering import answer_documents, answer_prompts, answers_file
-    from services.datastores.builder import DatastoreBuilder, check_out
+    from services.datastores.builder import DatastoreBuilder, alone, check_out
     from services.datastores.documents import with_text
     from services.generation.engine.text.tokenizer import Tokenizer
     from services.generation.target.cpu import load_target
@@ -144,8 +144,9 @@ def build_of_answers(
                 tokenizer, target = Tokenizer(base), load_target(base)
             longest = target.config.context_length - max_tokens
             prompts = read_prompts(paths, tokenizer, longest)[:most]
-            file = AnswerFile(answers_file(out, target.base_cid))
-            with stop_signals(came.append), _answering(len(prompts)) as progress:
+            path = answers_file(out, target.base_cid)
+            with alone(path), stop_signals(came.append), _answering(len(prompts)) as progress:
+                file = AnswerFile(path)
                 complete = answer_prompts(target, prompts, file, max_tokens, progress, lambda: bool(came))
             if not complete:
                 remark(f"stopped; the same command continues from {file.path}")

@@ -10,6 +10,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +26,7 @@ from services.datastores.documents import Document, DocumentsInvalid
 from services.datastores.tokenising import Tokenising
 from services.generation.drafting.retrieval.input_layer import Embedding, InputLayer
 from services.generation.drafting.retrieval.manifest import NAME, Blob, DatastoreError, Manifest, token_dtype
+from services.generation.state_folder import only_one
 from services.generation.target.arrays import Bytes, Float32, Int32, Int64
 from services.generation.target.identity import base_cid, one_version
 
@@ -133,23 +135,29 @@ class DatastoreBuilder:
         """Write the datastore of `documents` to the folder `out`.
 
         Raises:
-            BuildFailed: `out` exists, or cannot be written; no part of it is kept.
+            BuildFailed: `out` exists, cannot be written, or is being built; no part of it is kept.
             DocumentsInvalid: there is no text.
             TargetError: the base's directory is not one whose token embeddings can be read.
         """
-        check_out(out)
-        folder = out.with_name(f".{out.name}.partial")
         try:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            manifest = self._write(documents, folder, progress or BuildProgress())
-            move_durably(folder, out)
-            return manifest
+            with alone(out):
+                check_out(out)
+                manifest = self._build(documents, out, progress or BuildProgress())
         except OSError as error:
             raise BuildFailed(f"{out}: cannot be written: {error.strerror or error}; nothing was kept") from error
         except RuntimeError as error:  # FAISS writes by itself
             reason = str(error).splitlines()[0]
             raise BuildFailed(f"{out}: cannot be written: {reason}; nothing was kept") from error
+        return manifest
+
+    def _build(self, documents: Iterable[Document], out: Path, progress: BuildProgress) -> Manifest:
+        folder = out.with_name(f".{out.name}.partial")
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            manifest = self._write(documents, folder, progress)
+            move_durably(folder, out)
+            return manifest
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -193,6 +201,12 @@ class DatastoreBuilder:
         )
         (folder / NAME).write_bytes(manifest.to_bytes())
         return manifest
+
+
+def alone(path: Path) -> AbstractContextManager[None]:
+    """A block that one process at a time is in to write `path`. Raises BuildFailed if another one is, OSError."""
+    refused = BuildFailed(f"{path}: another process writes it; wait until it ends, or choose another --out")
+    return only_one(path.with_name(f".{path.name}.lock"), refused)
 
 
 def check_out(out: Path) -> None:

@@ -66,6 +66,26 @@ def one_at_a_time(folder: Path, *, shared: bool = False) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def only_one(lock: Path, refused: Exception) -> Iterator[None]:
+    """A block that one process at a time is in; raises `refused` if another is. The file `lock` is removed at its end;
+    the lock ends with its process. Raises OSError.
+    """
+    make_folder(lock.parent)
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = os.path.samestat(os.fstat(file.fileno()), lock.stat())  # the other may have removed it meanwhile
+        except (BlockingIOError, FileNotFoundError):
+            locked = False
+        if not locked:
+            raise refused
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
 def await_empty(folder: Path, seconds: float, pause: Callable[[float], object] = time.sleep) -> bool:
     """Wait until no process is in a block of `one_at_a_time` for this folder; returns False if one still is after
     `seconds`. `pause` waits between two attempts, given seconds; a folder that is not writable counts as empty.

@@ -17,7 +17,7 @@ from tokenizers import Encoding
 
 from services.datastores import builder as builder_module
 from services.datastores.builder import BuildFailed, BuildParameters, DatastoreBuilder, PassageVectors, ShardWriter
-from services.datastores.documents import DocumentsInvalid, find_files, read_documents, strip_tags
+from services.datastores.documents import Document, DocumentsInvalid, find_files, read_documents, strip_tags
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from services.generation.engine.text.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def test_what_is_neither_file_nor_folder_is_an_error_and_not_waited_for(tmp_path
 _AS_OTHER_USER = """
 import os, sys
 from pathlib import Path
-from services.datastores.documents import DocumentsInvalid, find_files, read_documents
+from services.datastores.documents import Document, DocumentsInvalid, find_files, read_documents
 b"x".decode("utf-8-sig")  # imported now: the user `nobody` may not read Python's folder
 if os.getuid() == 0:  # permissions mean nothing to root
     os.setgroups([])
@@ -209,6 +209,19 @@ def test_what_stands_already_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
         builder().build(documents(TEXTS), tmp_path / "store")
     assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_folder_that_is_being_built_is_left_to_that_build(tmp_path: Path) -> None:
+    def texts() -> Iterator[Document]:
+        yield from documents(TEXTS[:1])
+        with pytest.raises(BuildFailed, match="another process"):
+            builder().build(documents(TEXTS), tmp_path / "store")
+        yield from documents(TEXTS[1:2])
+
+    manifest = builder().build(texts(), tmp_path / "store")
+    for blob in manifest.blobs:
+        blob.check(tmp_path / "store", contents=True)
+    assert (manifest.documents, [path.name for path in tmp_path.iterdir()]) == (2, ["store"])
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from ledger.durable_file import write_durably
 from services.generation.drafting.block.block_checkpoint import BlockConfig
 from services.generation.drafting.eagle3.checkpoint import Head, HeadConfig
 from services.generation.drafting.eagle3.loading import load_head
@@ -309,11 +310,16 @@ class WorkFolder:
         """Reserve the folder for this plan.
 
         Raises:
-            OutputInvalid: it holds a run of another plan; the message names what differs.
+            OutputInvalid: it holds a run of another plan; the message names what differs. Or its plan is damaged.
         """
         path, document = self._path / "plan.json", plan.document()
         if path.exists():
-            known = json.loads(path.read_text(encoding="utf-8"))
+            try:
+                known = dict(json.loads(path.read_bytes()))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise OutputInvalid(
+                    f"{path}: not a plan ({error}); choose another folder, or remove this one"
+                ) from error
             differing = sorted(name for name in known.keys() | document.keys() if known.get(name) != document.get(name))
             if differing:
                 raise OutputInvalid(
@@ -321,8 +327,7 @@ class WorkFolder:
                     "to continue, choose another folder, or remove this one"
                 )
             return
-        self._path.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_durably(path, (json.dumps(document, indent=2) + "\n").encode(), mode=0o644, folder_mode=0o755)
 
 
 def check_out(out: Path) -> None:

@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ledger.durable_file import write_durably
 from services.generation.drafting.block.block_checkpoint import BlockConfig
 from services.generation.drafting.methods import load_head
+from services.generation.state_folder import only_one
 from services.generation.target.cpu import load_target
 from services.generation.target.target import Target
 from services.training.answering import Streams
 from services.training.block import BlockModule
 from services.training.head import HeadModule
 from services.training.kscore import Measured, NothingMeasured, measure
-from services.training.plan import DTYPES, SECONDS_PER_MINUTE, Job, Plan, Reporter, WorkFolder
+from services.training.plan import DTYPES, SECONDS_PER_MINUTE, Job, OutputInvalid, Plan, Reporter, WorkFolder
 from services.training.recordings import Collection, Data
 from services.training.trainer import (
     Ends,
@@ -62,6 +64,15 @@ def train_head(
     """
     job.check()
     target = load_target(job.base)
+    taken = OutputInvalid(f"{job.work}: another run uses it; wait until that run ends, or choose another --work")
+    with only_one(job.work / "lock", taken):
+        found = _train(job, target, device, reporter, stop)
+    return found
+
+
+def _train(
+    job: Job, target: Target, device: torch.device, reporter: Reporter, stop: Callable[[], bool]
+) -> dict[str, Measured] | None:
     known = job.known(target.config)
     plan = job.plan(target.config, target.base_cid, known)
     config = job.config(target.config, plan, known)
@@ -228,7 +239,8 @@ class Curve:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         path = folder / CURVE_FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # earlier versions could leave a part of a line
         self.points = [Point(**{**entry, "by_depth": tuple(entry["by_depth"])}) for entry in map(json.loads, lines)]
 
     def add(self, point: Point) -> None:
@@ -239,8 +251,8 @@ class Curve:
     def write(self, folder: Path) -> None:
         """Numbers and plot."""
         lines = "".join(json.dumps(asdict(point)) + "\n" for point in self.points)
-        (folder / CURVE_FILE).write_text(lines, encoding="utf-8")
-        (folder / PLOT_FILE).write_text(plot(self.points), encoding="utf-8")
+        for name, text in ((CURVE_FILE, lines), (PLOT_FILE, plot(self.points))):
+            write_durably(folder / name, text.encode(), mode=0o644, folder_mode=0o755)
 
     def is_over(self, rate: float) -> bool:
         """Whether the last checkpoints gained nothing over earlier ones, at this share of the learning rate. While the

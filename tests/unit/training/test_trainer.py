@@ -1,5 +1,6 @@
 """A stopped run continues to the same bits, a head learns, and the curve shows when further training gains nothing."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.training.head import HeadModule
-from services.training.plan import Minutes, OutputInvalid, Steps, TrainingPlan
-from services.training.run import Curve, Point
+from services.training.plan import DataPlan, Job, Minutes, OutputInvalid, Steps, TrainingPlan, WorkFolder
+from services.training.run import CURVE_FILE, Curve, Point, train_head
 from services.training.trainer import (
     Ends,
     Trainer,
@@ -168,6 +169,44 @@ def test_a_cpu_trains_in_bfloat16_where_it_has_instructions_for_it(
     assert faster_precision("cuda") == "bfloat16"
 
 
+def job_of(material: Material, folder: Path) -> Job:
+    prompts = "".join(json.dumps({"prompt": f"Number {number}"}) + "\n" for number in range(8))
+    (folder / "prompts.jsonl").write_text(prompts)
+    data = DataPlan(max_tokens=4, held_out=0.5)
+    paths = {"prompts": (folder / "prompts.jsonl",), "out": folder / "out", "work": folder / "work"}
+    return Job(material.base, **paths, budget=Steps(1), data=data)
+
+
+class Silent:
+    """A `Reporter`."""
+
+    def ignore(self, *_: object) -> None:
+        """Implements all of its methods."""
+
+    note = answered = stepped = saved = ignore
+
+
+def test_a_folder_in_which_a_run_goes_on_takes_no_other(material: Material, tmp_path: Path) -> None:
+    job = job_of(material, tmp_path)
+
+    def stop() -> bool:
+        with pytest.raises(OutputInvalid, match="another run"):
+            train_head(job, CPU, Silent(), lambda: True)
+        return True
+
+    assert train_head(job, CPU, Silent(), stop) is None
+    assert train_head(job, CPU, Silent(), lambda: True) is None
+
+
+def test_a_folder_whose_plan_is_damaged_is_refused(material: Material, tmp_path: Path) -> None:
+    plan, folder = job_of(material, tmp_path).plan(material.target.config, "base", None), WorkFolder(tmp_path / "work")
+    for _ in range(2):
+        folder.claim(plan)
+    (tmp_path / "work" / "plan.json").write_text("{")
+    with pytest.raises(OutputInvalid, match=r"plan\.json"):
+        folder.claim(plan)
+
+
 def point(steps: int, length: float) -> Point:
     return Point(100 * steps, steps, length, (0.5, 0.25))
 
@@ -185,6 +224,8 @@ def test_a_curve_goes_on_from_its_file_and_forgets_what_a_crash_undid(tmp_path: 
     assert again.points == [point(1, 1.1), point(2, 1.2), point(3, 1.3)]
     again.add(point(2, 1.25))
     assert Curve(tmp_path).points == [point(1, 1.1), point(2, 1.25)]
+    (tmp_path / CURVE_FILE).write_bytes((tmp_path / CURVE_FILE).read_bytes()[:-20])
+    assert Curve(tmp_path).points == [point(1, 1.1)]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from ledger.documents.signed_document import sign_document
 from ledger.durable_file import write_durably
 from ledger.encoding.text_forms import cid, cid_of_json, timestamp
 from ledger.errors import LedgerError
-from ledger.keys.envelope import Envelope
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.envelope import Envelope, verified_signers
 from ledger.keys.signer import Signer
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import MethodSpec
@@ -224,7 +225,7 @@ class ForeignEngine:
         LedgerError, and nothing changes, if a new entry cannot be signed or kept.
         """
         document, kept = self._document(abouts["off"], abouts.get(ENGINE)), self._folder / "engine-profile.json"
-        envelope = _kept(kept, document)
+        envelope = _kept(kept, document, self._key.public)
         if envelope is None:
             envelope = sign_document(document, self._key).to_bytes()
             write_durably(kept, envelope)
@@ -365,11 +366,13 @@ def _named(found: About) -> str:
     return f"{found.version} with {found.model} {dict(found.flags)}"
 
 
-def _kept(path: Path, document: EngineProfile) -> bytes | None:
-    """The stored entry, if its profile is the same apart from the time."""
+def _kept(path: Path, document: EngineProfile, key: PublicKey) -> bytes | None:
+    """The stored entry, if `key` has signed it and its profile is the same apart from the time."""
     try:
-        envelope = path.read_bytes()
-        known = EngineProfile.from_bytes(Envelope.from_bytes(envelope).payload)
+        data = path.read_bytes()
+        envelope = Envelope.from_bytes(data)
+        known = EngineProfile.from_bytes(envelope.payload)
     except (OSError, LedgerError):
         return None
-    return envelope if msgspec.structs.replace(known, issued_at=document.issued_at) == document else None
+    same = msgspec.structs.replace(known, issued_at=document.issued_at) == document
+    return data if same and verified_signers(envelope, [key]) else None

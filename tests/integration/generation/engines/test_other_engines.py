@@ -15,6 +15,8 @@ from kolm.generation.v1 import speculation_pb2
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.promise import open_answer
 from ledger.encoding.stream_digest import token_digest
+from ledger.keys.ed25519 import SigningKey
+from ledger.keys.trusted_keys import RETIRED
 from services.generation import remote_preparation
 from services.generation.remote import upstream
 from services.runtime.process import CannotStart
@@ -375,6 +377,23 @@ async def test_a_new_version_is_a_new_profile_in_the_log_and_no_deviation(engine
     assert (after.spec_decode.method, after.spec_decode.verified_identical_to_off) == ("engine", True)
     profiles = await engines.profiles(2)
     assert [profiles[each.profile_cid].version for each in (before, after)] == ["1.2.3", "1.3.0"]
+
+
+async def test_a_replaced_key_signs_the_profile_again(engines: Engines) -> None:
+    deployment = engines.deployment
+    await engines.start()
+    await engines.receipt()
+    await deployment.stop_generation()
+    await deployment.stop_ledger()
+    (old,) = deployment.trusted.glob("receipts-*.pub")
+    (deployment.trusted / RETIRED).mkdir()
+    old.rename(deployment.trusted / RETIRED / old.name)
+    (key := deployment.settings().receipts_key).unlink()
+    SigningKey.load_or_create(key, "receipts").publish(deployment.trusted)
+    await deployment.start_ledger()
+    await engines.start()
+    receipt = await engines.receipt()
+    assert receipt.profile_cid in await engines.profiles(2)
 
 
 async def test_an_update_that_the_disk_did_not_take_at_first_gets_its_profile(

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ledger.documents.audit import LONGEST_PROMISE_SECONDS
 from services.generation.requests.quotas import Quota, read_quotas
 from services.generation.target.model_path import name_of
 from services.generation.target.model_settings import (
@@ -249,6 +250,7 @@ class GenerationSettings(RpcServerSettings):
     promise_seconds: float = Field(
         3600.0,
         gt=0,
+        le=LONGEST_PROMISE_SECONDS,
         description="Promised time from a request's start until the log has its receipts; a receipt that is missing "
         "then proves omission. Allow for the longest answer and the longest outage.",
     )

@@ -38,6 +38,12 @@ def test_context_and_cache_come_from_flag_environment_and_file(tmp_path: Path, m
     assert (given.context_length, given.cache_bytes) == (2048, 1 << 20)
 
 
+@pytest.mark.parametrize("seconds", ["0", "3e11", "1e15", "inf", "nan"])
+def test_a_promise_is_for_at_most_a_year(seconds: str) -> None:
+    with pytest.raises(SettingsError, match="--promise-seconds"):
+        GenerationSettings.load([f"--promise-seconds={seconds}"], environment={})
+
+
 @pytest.mark.parametrize("wrong", ["", "0", "-1GiB", "2 XB", "much"])
 def test_a_size_that_is_none_is_refused_by_its_flag(wrong: str) -> None:
     with pytest.raises(SettingsError, match="--cache-bytes"):

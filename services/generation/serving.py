@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 from kolm.generation.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from ledger.errors import LedgerError
 from ledger.keys.signer import Signer, open_signer
+from ledger.keys.trusted_keys import TrustedKeys
 from services.generation.api.generation_metrics import GenerationMetrics
 from services.generation.api.request_span import request_span
 from services.generation.api.runner import Completed, Generation, LedgerSide, Run
@@ -126,11 +127,11 @@ async def opened_servicer(
         _prefix_folder(settings) as prefixes,
         sent_spans("generation") as send,
     ):
-        key = _receipts_key(settings)
+        key, trusted = _receipts_key(settings), _trusted(settings)
         own = settings.engine == "kolm"
         served = await (_own(settings, load, prefixes) if own else _foreign(settings, folder, key))
         identity = served.identity
-        async with _ledger(settings, folder, key, served, prefixes) as ledger, served.running() as engine:
+        async with _ledger(settings, folder, key, trusted, served, prefixes) as ledger, served.running() as engine:
             issuer, quotas = ReceiptIssuer(identity, key, settings.promise_seconds), TenantQuotas(settings.quotas)
             metrics = GenerationMetrics(registry, identity)
             metrics.watch(engine, ledger.outbox, ledger.halts, prefixes)
@@ -195,6 +196,13 @@ def _receipts_key(settings: GenerationSettings) -> Signer:
     except (LedgerError, OSError) as error:
         raise CannotStart(f"no key to sign receipts with: {error}") from error
     return key
+
+
+def _trusted(settings: GenerationSettings) -> TrustedKeys:
+    try:
+        return trusted_keys(settings)
+    except (LedgerError, OSError) as error:
+        raise CannotStart(f"--trusted-keys: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +275,12 @@ async def _engine(settings: GenerationSettings, model: Model, disk: PrefixDisk |
 
 @asynccontextmanager
 async def _ledger(
-    settings: GenerationSettings, folder: Path, key: Signer, served: _Served, prefixes: PrefixFolder | None
+    settings: GenerationSettings,
+    folder: Path,
+    key: Signer,
+    trusted: TrustedKeys,
+    served: _Served,
+    prefixes: PrefixFolder | None,
 ) -> AsyncIterator[LedgerSide]:
     """The outbox in `folder`, and halts, heads and erasures, which tasks keep current. On exit a last attempt to empty
     the outbox.
@@ -279,9 +292,8 @@ async def _ledger(
         await outbox.recover()
         registered = folder / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
         envelope = await asyncio.to_thread(key_envelope, registered, key)
-    except OSError as error:
+    except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot keep receipts in {folder}: {error}") from error
-    trusted = trusted_keys(settings)
     resumes = ResumeVerifier(link.resumes, trusted)
     kept = folder / "halts.json"
     halts = HaltBoard(

@@ -17,6 +17,7 @@ from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document
 from ledger.durable_file import write_durably
 from ledger.encoding.text_forms import timestamp
+from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable
@@ -257,11 +258,21 @@ def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:
 
 
 def key_envelope(path: Path, key: Signer) -> bytes:
-    """The signed key entry, made once for each key and stored at `path`: the same bytes get the same index."""
-    if not path.exists() or key.public.written().encode() not in Envelope.from_bytes(path.read_bytes()).payload:
+    """The signed key entry, made once for each key and stored at `path`: the same bytes get the same index.
+
+    Raises FormatError for another file, OSError.
+    """
+    if not path.exists() or key.public.written().encode() not in _envelope(path).payload:
         entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
         write_durably(path, sign_document(entry, key).to_bytes())
     return path.read_bytes()
+
+
+def _envelope(path: Path) -> Envelope:
+    try:
+        return Envelope.from_bytes(path.read_bytes())
+    except FormatError as error:
+        raise FormatError(str(path), f"{error}; move it away, and the next start writes the key entry again") from None
 
 
 async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, outbox: Outbox) -> None:

@@ -89,6 +89,16 @@ async def test_a_server_whose_engine_has_stopped_stops_too_and_says_why(deployme
         await serving
 
 
+@pytest.mark.parametrize("damaged", ["trusted/log-damaged.pub", "generation/key-*.json"])
+async def test_a_damaged_file_of_keys_ends_the_start_by_its_name(deployment: Deployment, damaged: str) -> None:
+    await deployment.start_generation()
+    await deployment.stop_generation()
+    file = next(deployment.directory.glob(damaged), deployment.directory / damaged)
+    file.write_text("")
+    with pytest.raises(CannotStart, match=file.name):
+        await deployment.start_generation()
+
+
 async def test_sigterm_ends_running_requests_with_receipts_and_exits_clean(deployment: Deployment) -> None:
     """More is asked for than the server computes until the signal is there, however late that is sent."""
     async with generation_process(deployment, **{"grace-seconds": "0"}) as process:

@@ -58,10 +58,11 @@ def encode_conversation(conversation: Conversation, render: Render, markup: Mark
     tell text from markup.
     """
     texts = texts_of(conversation)
+    only_contents = len(texts) == len(conversation.messages) and not conversation.continued
+    if only_contents and not any(markup.may_spell(text.content) for text in texts):
+        return markup.encode(render(conversation), lambda _: False)
     used = set[str]().union(*(text.content for text in texts))
-    if markup.ends.isdisjoint(used) and len(texts) == len(conversation.messages) and not conversation.continued:
-        return markup.encode(render(conversation), lambda _: False)  # only contents, with nothing that begins markup
-    characters = sorted(markup.characters)
+    characters = sorted(markup.characters | markup.alike(used, markup.characters))
     last, *others = _unused(used.union(template), 1 + len(characters))
     end = last if conversation.continued else ""
     masks = _Masks(markup, dict(zip(characters, others, strict=True)))
@@ -97,7 +98,7 @@ class _Masks:
         self._markup = markup
         self._of = characters
         self._all = str.maketrans(characters)
-        self._ends = str.maketrans({end: characters[end] for end in markup.ends})
+        self._ends = str.maketrans({end: characters[end] for end in markup.alike(characters, markup.ends)})
         self._back = str.maketrans({mask: character for character, mask in characters.items()})
         self._characters = frozenset(characters.values())
 
@@ -120,7 +121,7 @@ class _Masks:
 
     def spelled(self, text: Text) -> list[Mark]:
         """The markup that a text spells, except thoughts' tags."""
-        marks = self._markup.marks(text.content) if not self._markup.ends.isdisjoint(text.content) else []
+        marks = self._markup.marks(text.content) if self._markup.may_spell(text.content) else []
         known = (mark for mark in marks if text.content[mark.first] in self._of)
         return [mark for mark in known if not (text.thinks and mark.text in TAGS)]
 

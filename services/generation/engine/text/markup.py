@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -55,8 +55,8 @@ class Markup:
     Attributes:
         ids: ids of all markup tokens by their texts.
         hidden: texts of the tokens flagged special, which decoding omits.
-        ends: the first and the last character of every markup text, blanks aside.
-        characters: all characters of markup texts, without blanks.
+        ends: the first and the last character of every markup text, as it is and normalized, blanks aside.
+        characters: all characters of markup texts, as they are and normalized, without blanks.
     """
 
     def __init__(self, tokenizer: FastTokenizer) -> None:
@@ -64,7 +64,9 @@ class Markup:
         marks = {index: token for index, token in added.items() if is_markup(token.content, special=token.special)}
         self.ids: Mapping[str, int] = {token.content: index for index, token in marks.items()}
         self.hidden = frozenset(token.content for token in marks.values() if token.special)
-        texts = [text for text in (token.content.strip(_BLANK) for token in marks.values()) if text]
+        self._normalizer = tokenizer.normalizer
+        contents = [token.content for token in marks.values()]
+        texts = [text for each in (*contents, *map(self._normalized, contents)) if (text := each.strip(_BLANK))]
         self.ends = frozenset(text[place] for text in texts for place in (0, -1))
         self.characters = frozenset().union(*texts) - frozenset(_BLANK)
         self._tokenizer = tokenizer
@@ -73,6 +75,17 @@ class Markup:
         self._names = {text: f"<{drawn}:{index:08x}>" for text, index in self.ids.items()}
         """Another text for each markup token, drawn at random so that no caller can spell it."""
         self._building = Lock()
+
+    def may_spell(self, text: str) -> bool:
+        """Whether a text has a first or last character of markup, as it is or normalized."""
+        return not (self.ends.isdisjoint(text) and self.ends.isdisjoint(self._normalized(text)))
+
+    def alike(self, characters: Iterable[str], those: Set[str]) -> set[str]:
+        """The `characters` in whose normal form the tokenizer has one of `those`, such as a full-width <."""
+        return {each for each in characters if not those.isdisjoint(self._normalized(each))}
+
+    def _normalized(self, text: str) -> str:
+        return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
 
     def marks(self, text: str) -> list[Mark]:
         """The markup that the tokenizer finds in a text, in order."""

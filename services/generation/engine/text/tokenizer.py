@@ -156,7 +156,7 @@ class Tokenizer:
 
     def may_spell_markup(self, texts: Iterable[str]) -> bool:
         """Whether texts contain a first or last character of markup, whose first encoding as text takes seconds."""
-        return not all(map(self._markup.ends.isdisjoint, texts))
+        return any(map(self._markup.may_spell, texts))
 
     def encode_chat(
         self, messages: Sequence[Turn], tools: Sequence[dict[str, Any]] = (), *, continued: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -33,6 +33,7 @@ MARKS = (
     "<|tool|>",
     "<|system|>",
 )
+WIDE = str.maketrans("<>", "\uff1c\uff1e")
 SPECIAL = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>")
 
 THOUGHTS = (
@@ -96,6 +97,16 @@ def pieces(named: Callable[[str], str]) -> FastTokenizer:
     return fast
 
 
+def composed(named: Callable[[str], str]) -> FastTokenizer:
+    """The same with the compatibility normalizer, and markup that is found in normalized text."""
+    fast = pieces(named)
+    fast.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "\u2581")])
+    document = json.loads(fast.to_str())
+    for token in document["added_tokens"]:
+        token["normalized"] = True
+    return FastTokenizer.from_str(json.dumps(document))
+
+
 @cache
 def tokenizers(kind: Callable[[Callable[[str], str]], FastTokenizer]) -> tuple[Markup, FastTokenizer]:
     return Markup(kind(str)), kind(twin)
@@ -122,6 +133,7 @@ def renderer(template: str) -> Callable[[Conversation], str]:
 def parts(*more: str) -> st.SearchStrategy[str]:
     """Text of markup, its parts, blanks and other characters."""
     marks = [*MARKS, *SPECIAL]
+    marks += [mark.translate(WIDE) for mark in marks]
     pieces = [*marks, *(mark[1:] for mark in marks), *(mark[:-1] for mark in marks), " ", "\n", "ab", "<", "|>", "->"]
     return st.lists(st.sampled_from([*pieces, *more]), max_size=6).map("".join)
 
@@ -170,8 +182,9 @@ def renderers(template: str) -> tuple[Callable[[Conversation], str], Callable[[C
     return renderer(TEMPLATES[template]), renderer(twin(TEMPLATES[template]))
 
 
-@pytest.mark.parametrize("kind", [byte_level, pieces])
+@pytest.mark.parametrize("kind", [byte_level, pieces, composed])
 @given(template=st.sampled_from([*TEMPLATES]), conversation=CONVERSATIONS)
+@example("plain", Conversation([turn("user", "hi<|end|><|user|>".translate(WIDE), [])]))
 @settings(deadline=None)
 def test_ids_match_a_model_whose_markup_cannot_be_spelled(
     kind: Callable[..., Any], template: str, conversation: Conversation

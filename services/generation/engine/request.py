@@ -200,7 +200,8 @@ class EngineRequest:
         """Raises InvalidRequest, naming the field, if the request cannot be served by a model of these sizes."""
         if not self.prompt:
             raise InvalidRequest("prompt", "is empty; expected at least one token")
-        _check_ids(self.prompt, vocab_size)
+        _check_ids("token_ids", self.prompt, vocab_size)
+        _check_ids("prediction", self.prediction, vocab_size)
         self.sampling.check(vocab_size)
         if self.sampling.structured_outputs != (None if self.grammar is None else self.grammar.source):
             raise InvalidRequest("structured_outputs", "is not the grammar that was compiled for this request")
@@ -214,12 +215,12 @@ class EngineRequest:
             )
 
 
-def _check_ids(prompt: tuple[int, ...], vocab_size: int) -> None:
+def _check_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
     """Raises InvalidRequest, naming the first id that is not in the vocabulary."""
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        index, token = next((i, token) for i, token in enumerate(prompt) if not 0 <= token < vocab_size)
+    if min(ids, default=0) < 0 or max(ids, default=0) >= vocab_size:
+        index, token = next((i, token) for i, token in enumerate(ids) if not 0 <= token < vocab_size)
         message = f"is {token} at index {index}; expected a whole number from 0 to {vocab_size - 1}"
-        raise InvalidRequest("token_ids", message)
+        raise InvalidRequest(field, message)
 
 
 def _real(field: str, value: float, low: float, high: float, above: bool = False) -> None:

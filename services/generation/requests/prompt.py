@@ -338,14 +338,16 @@ class PromptReader:
         except ValueError as error:
             raise InvalidArgument("token_ids", str(error)) from error
 
-    async def prediction(self, text: str) -> tuple[int, ...]:
-        """Token ids of the expected output. Raises InvalidArgument naming it if it is longer than a context."""
+    async def prediction(self, text: str, vocab_size: int) -> tuple[int, ...]:
+        """Token ids of the expected output, without tokens that the model cannot write: a tokenizer may have more than
+        the model's vocabulary. Raises InvalidArgument naming it if it is longer than a context.
+        """
         ids = await self._encoded("prediction", [text], lambda: self.tokenizer.encode_output(text)) if text else ()
         if len(ids) > self._context_length:
             raise InvalidArgument(
                 "prediction", f"has {len(ids)} tokens, expected at most the {self._context_length} of a context"
             )
-        return ids
+        return tuple(token for token in ids if token < vocab_size)
 
     async def _chat(self, chat: pb.ChatMessages) -> Prompt:
         messages = chat.messages

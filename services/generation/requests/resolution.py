@@ -249,7 +249,7 @@ class Resolver:
             halt_epoch=self._halts.epoch,
             profile_cid=self._identity.profile_cid,
             engine=self._identity.engine,
-            prediction=await self._prompts.prediction(request.prediction),
+            prediction=await self._prompts.prediction(request.prediction, self._identity.vocab_size),
             priority=request.priority,
             deadline=deadline,
             grammar=grammar,

@@ -274,6 +274,7 @@ FIELDS = {
     "frequency_penalty": request(frequency_penalty=float("-inf")),
     "repetition_penalty": request(repetition_penalty=0.0),
     "method": request(method="magic"),
+    "prediction": replace(request(), prediction=(0, VOCAB)),
 }
 
 

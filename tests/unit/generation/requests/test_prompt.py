@@ -49,6 +49,12 @@ async def test_markup_that_the_template_hides_is_refused_by_its_field(
     assert refused.value.field == field
 
 
+async def test_a_prediction_has_no_tokens_outside_of_the_vocabulary(tmp_path: Path) -> None:
+    prompts = reader(tmp_path, TEMPLATE)
+    whole = await prompts.prediction("a<|end|>b the", 384)
+    assert await prompts.prediction("a<|end|>b the", max(whole)) == tuple(each for each in whole if each < max(whole))
+
+
 @pytest.mark.parametrize("role", ["", "user<|end|>", "system\nYou", "a b", "x" * 65])
 def test_a_role_is_a_word(role: str) -> None:
     with pytest.raises(InvalidArgument, match=r"messages.messages\[0\].role"):

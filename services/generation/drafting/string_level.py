@@ -31,6 +31,7 @@ from services.generation.target.unread import LogitRows
 
 _OPEN = 16  # tokens at the end that may be tokenized again with more text
 _LONGEST_OPEN = 64  # tokens after which the text is settled at any character, if no word begins
+_LONGEST_CHARACTER = 4  # bytes, and so tokens; bytes that are not a character may be settled anywhere
 _BEFORE = 4  # tokens decoded before the requested tokens, because decoders strip a text's first space
 _ANCHOR = "\n"  # encoded before a text, because some tokenizers put a space before a text
 _WORD = ("\u0120", "\u2581", "\u010a")  # the space before a word in byte-level and SentencePiece vocabularies
@@ -64,7 +65,7 @@ class Retokenized:
         return _ids(self._source, _text(self._into, [*context, *ids], len(context)))
 
     def _border(self, tokens: Sequence[int]) -> int:
-        """The last beginning of a word before the open end, or of a character if there is none; 0 without either."""
+        """The last beginning of a word before the open end, or of a character if there is none; 0 for neither yet."""
         last = len(tokens) - _OPEN
         name = self._source.fast.id_to_token
         for place in range(last, self._read, -1):
@@ -72,12 +73,12 @@ class Retokenized:
                 return place
         if last - self._read < _LONGEST_OPEN:
             return 0
-        ends = (place for place in range(last, self._read, -1) if not self._cuts(tokens, place))
-        return next(ends, 0)
+        ends = (place for place in range(last, last - _LONGEST_CHARACTER, -1) if not self._cuts(tokens[place]))
+        return next(ends, last)
 
-    def _cuts(self, tokens: Sequence[int], place: int) -> bool:
-        """Whether a place is within a character."""
-        return self._source.decode_all(tokens[self._read : place]).endswith("\N{REPLACEMENT CHARACTER}")
+    def _cuts(self, token: int) -> bool:
+        """Whether the place before a token is within a character."""
+        return b"\x80" <= (self._source.bytes_of(token) or b"")[:1] < b"\xc0"
 
     def _spelled(self, tokens: Sequence[int], start: int, end: int) -> list[int]:
         before = max(0, start - _BEFORE)

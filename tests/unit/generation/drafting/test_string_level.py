@@ -59,8 +59,9 @@ def test_a_text_that_grows_is_the_same_text_in_other_ids(
 
 def test_long_texts_are_settled_but_for_their_end(tokenizers: list[Tokenizer]) -> None:
     source, into = tokenizers
-    for text in ("every receipt is signed " * 40, "漢字" * 100):
-        tokens, retokenized = source.encode_output(text), Retokenized(source, into)
+    texts = [source.encode_output(text) for text in ("every receipt is signed " * 40, "漢字" * 100, "\ufffd" * 100)]
+    for tokens in (*texts, 200 * source.encode_output("漢")[-1:]):  # the last one is not UTF-8
+        retokenized = Retokenized(source, into)
         retokenized.follow(tokens)
         assert len(tokens) - retokenized._read <= 64
         assert 0 < len(retokenized.ids) - retokenized.settled < 64

@@ -36,6 +36,7 @@ _CONTEXT = 4
 """Tokens of the prompt before the first decoded token."""
 _ROLES = ("bos_token", "eos_token")
 """Special tokens of chat templates for which tokenizer classes in transformers have defaults."""
+_LONG_OPEN = 16  # tokens without text, of which the last ones decide: a character has at most four
 _TAIL = 8  # tokens at a prompt's end in which a thought may have begun
 
 
@@ -312,33 +313,56 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._before = self._whole(list(prompt[-_CONTEXT:]))
         self._stream = self._new_stream()
-        self._open: list[int] = []
+        self._open: list[int] = []  # tokens since the last text
+        self._unread: list[int] = []  # those of them that the stream has not read yet
+        self._textless: set[int] = set()  # seen tokens that decoding omits
 
     def feed(self, token: int) -> str:
+        if token in self._textless:
+            return ""
         try:
             return self._step(token)
         except Exception:  # the library has no type for "Invalid prefix encountered"
             ended = self.flush()
             self._open.clear()
+            self._unread.clear()
             self._stream = self._new_stream()
             return ended + self._step(token)
 
     def _step(self, token: int) -> str:
-        text = self._stream.step(self._tokenizer, token)
+        self._unread.append(token)
+        text = None
+        if not self._stays_open(token):
+            text = self._stream.step(self._tokenizer, self._unread)
+            self._unread.clear()
         if text is None:
-            self._open.append(token)
+            (self._textless.add if self._is_textless(token) else self._open.append)(token)
             return ""
         self._before = [*self._open, token]
         self._open.clear()
         return text
 
+    def _stays_open(self, token: int) -> bool:
+        """Whether the end of a long open text shows that the stream, which decodes all of it, would give no text."""
+        if len(self._open) < _LONG_OPEN:
+            return False
+        return self._decoded([*self._open[1 - _LONG_OPEN :], token]).endswith("\N{REPLACEMENT CHARACTER}")
+
+    def _is_textless(self, token: int) -> bool:
+        """Whether decoding omits the token wherever it is: it is special, or unknown to the tokenizer."""
+        if self._tokenizer.id_to_token(token) is None:
+            return True
+        return not self._decoded([token]) and bool(self._tokenizer.decode([token], skip_special_tokens=False))
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
     def flush(self) -> str:
-        return self._tokenizer.decode(self._open, skip_special_tokens=True) if self._open else ""
+        return self._decoded(self._open) if self._open else ""
 
     def _new_stream(self) -> DecodeStream:
         return DecodeStream(ids=self._before, skip_special_tokens=True)
 
     def _whole(self, ids: list[int]) -> list[int]:
         """`ids`, or none of them if they end within a character: its last bytes are then decoded alone."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return [] if text.endswith("\N{REPLACEMENT CHARACTER}") else ids
+        return [] if self._decoded(ids).endswith("\N{REPLACEMENT CHARACTER}") else ids

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from services.generation.engine.text.gguf_tokenizer import SPLITTINGS, gguf_tokenizer
 from services.generation.engine.text.token_bytes import token_bytes
-from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.engine.text.tokenizer import StreamDecoder, Tokenizer
 from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 from services.generation.target.families import FAMILIES
 from services.generation.target.files.gguf_file import GgufFile
@@ -109,6 +110,36 @@ ANY_IDS = st.lists(st.integers(0, FIRST_BYTE + 256 + len(WORDS) + 3), max_size=4
 @settings(deadline=None)
 def test_no_stream_of_ids_raises(tokenizer: Tokenizer, ids: list[int], prompt: list[int]) -> None:
     streamed(tokenizer, ids, prompt)
+
+
+TINY_BYTES = (175, 127, 125, 166, 124, 99, 131, 106)  # U+FFFD, 漢 and é
+RUNS = st.lists(
+    st.sampled_from((0, BEGIN, A, THE, 400, *TINY_BYTES, *(FIRST_BYTE + byte for byte in "\ufffd漢é\n".encode())))
+)
+
+
+@given(runs=st.lists(st.tuples(RUNS, st.integers(1, 20)), max_size=6), prompt=ANY_IDS, which=st.booleans())
+@settings(max_examples=examples(200), deadline=None)
+def test_a_long_text_that_stays_open_is_streamed_as_the_library_does(
+    tokenizer: Tokenizer, tiny: Tokenizer, runs: list[tuple[list[int], int]], prompt: list[int], which: bool
+) -> None:
+    short, long = ((tokenizer, tiny)[which].stream(prompt) for _ in range(2))
+    ids = [token for run, times in runs for token in run * times]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamDecoder, "_stays_open", lambda *_: False)
+        patch.setattr(StreamDecoder, "_is_textless", lambda *_: False)
+        expected = [long.feed(token) for token in ids]
+    assert [short.feed(token) for token in ids] == expected
+    assert short.flush() == long.flush()
+
+
+@pytest.mark.parametrize("token", [FIRST_BYTE + 0xAC, BEGIN, 9999])
+def test_tokens_without_text_are_not_decoded_again_with_each_token(tokenizer: Tokenizer, token: int) -> None:
+    stream = tokenizer.stream([A])
+    stream._stream = library = Mock(step=Mock(return_value=None))
+    text = "".join(stream.feed(token) for _ in range(200)) + stream.flush()
+    assert library.step.call_count <= 20
+    assert text in ("", "\N{REPLACEMENT CHARACTER}" * 200)
 
 
 def test_a_prompt_is_neither_cut_nor_padded_whatever_the_file_says(tmp_path: Path) -> None:

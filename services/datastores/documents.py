@@ -157,3 +157,10 @@ class _Text(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self._hidden:
             self.pieces.append(data)
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """A section with an unknown keyword is a comment, as in browsers: Python 3.11 raises AssertionError for it."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i, report)

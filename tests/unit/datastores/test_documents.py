@@ -78,6 +78,20 @@ def test_a_page_is_what_its_reader_sees(tmp_path: Path) -> None:
     assert "{}" not in texts[0]
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("a<![foo[x]]>b", "ab"),
+        ("a<![if !x]>b<![endif]>", "ab"),
+        ("a<![CDATA[x]]>b", "ab"),
+        ("a<![[x>b", "ab"),
+        ("a<![ x>b", "ab"),
+    ],
+)
+def test_a_marked_section_is_left_out(page: str, text: str) -> None:
+    assert strip_tags(page) == text
+
+
 def test_a_binary_file_that_was_asked_for_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"abc\x00")

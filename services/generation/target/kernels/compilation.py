@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -131,7 +132,10 @@ def _kernels(module: str) -> dict[str, int]:
     path = _object_path(machine, module)
     if (code := _cached(path)) is None:
         code = object_code(machine, module)
-        _write(path, code)
+        try:
+            _write(path, code)
+        except OSError as error:
+            _log.warning("cannot keep a compiled kernel, which the next start compiles again: %s", error)
     _initialise()
     team_loop.add_symbols()
     target = _target_machine(machine, jit=True)
@@ -283,11 +287,14 @@ def _digest(path: Path, code: bytes) -> bytes:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Write a line with the digest of name and code, then the code."""
+    """Write a line with the digest of name and code, then the code. Raises OSError, and leaves no part of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(_digest(path, code) + b"\n" + code)
-    temporary.replace(path)
+    temporary = path.with_suffix(f".{uuid4().hex}")
+    try:
+        temporary.write_bytes(_digest(path, code) + b"\n" + code)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def call(address: int, *arguments: int) -> None:
@@ -300,7 +307,10 @@ if __name__ == "__main__":
     _machine = MACHINES[sys.argv[1]]
     for _module in sys.argv[2:]:
         if not _cached(_object_path(_machine, _module)):
-            _write(_object_path(_machine, _module), object_code(_machine, _module))
+            try:
+                _write(_object_path(_machine, _module), object_code(_machine, _module))
+            except OSError as _error:
+                sys.exit(f"cannot keep compiled kernels: {_error}")
         try:
             print(_module, flush=True)
         except BrokenPipeError:  # the process that wanted the modules has ended; an ordinary exit would flush again

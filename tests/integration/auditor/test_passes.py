@@ -397,15 +397,15 @@ def test_an_auditor_whose_key_is_not_trusted_yet_waits_for_trust(deployment: Dep
     (key,) = deployment.trusted.glob("auditor-*.pub")
     trusted = key.read_bytes()
     key.unlink()
+    found: list[object] = []
+
+    def trust() -> None:
+        found.append(outcomes(deployment))
+        key.write_bytes(trusted)
+
     stop, called = stopped_after(1)
-    following = threading.Thread(target=follow, args=(deployment.auditor(), stop, 0.01, called), daemon=True)
-    following.start()
-    following.join(0.3)
-    assert following.is_alive()
-    assert outcomes(deployment) == []
-    key.write_bytes(trusted)
-    following.join(60)
-    assert outcomes(deployment) == [(0, "EXACT")]
+    follow(deployment.auditor(), stop, 0.01, called, on_wait=trust)
+    assert (found[0], found[-1]) == ([], [(0, "EXACT")])
 
 
 def test_each_cause_of_a_wait_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -206,9 +206,10 @@ def test_control_c_ends_the_line_and_names_the_receipt(scripted: ScriptedGenerat
     assert ledger.asked == scripted.requests[0].request_id
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(address: str) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(scripted: ScriptedGeneration, address: str) -> None:
     command = f"{sys.executable} -m services.cli generate hello --generation={address} --stream | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(scripted.requests)) == (0, 1)
     assert "Traceback" not in done.stderr
 
 

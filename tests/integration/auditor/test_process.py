@@ -4,7 +4,7 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -46,9 +46,8 @@ def address_of(process: Forked) -> str:
 
 def test_it_serves_health_and_stops_cleanly_also_while_the_ledger_is_away(tmp_path: Path, model: Path) -> None:
     with auditor_process(tmp_path, "--ledger=127.0.0.1:1", f"--model={model}") as process:
-        connection = Connection(address_of(process))
-        assert connection.serving()
-        connection.close()
+        with closing(Connection(address_of(process))) as connection:
+            assert connection.serving()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
         assert "auditor stopped" in process.stderr.read()
@@ -76,7 +75,8 @@ def test_it_announces_its_policy_and_then_lets_servers_load_first(
             assert next(line for line in process.stderr if "services.auditor.serving" in line)
             assert deployment.ledger.checkpoint().tree_size == 1
             loading.close()
-            assert Connection(address_of(process)).serving()
+            with closing(Connection(address_of(process))) as connection:
+                assert connection.serving()
 
 
 @pytest.mark.parametrize("servers", [0, 1])

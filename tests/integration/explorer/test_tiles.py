@@ -26,12 +26,6 @@ from tests.serving import fetched
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt, signed
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_site(Path(tmp_path_factory.mktemp("tiles"))) as running:
-        yield running
-
-
 def test_the_checkpoint_is_the_newest_and_not_cached(site: Site) -> None:
     status, headers, note = fetched(site.url, "/checkpoint")
     assert (status, note) == (200, site.client.checkpoint().note)
@@ -71,11 +65,11 @@ def test_what_the_log_does_not_have_is_not_there(site: Site, path: str) -> None:
     assert b"<" not in body
 
 
-def test_a_client_follows_the_growing_log(site: Site) -> None:
-    files = HttpTiles(site.url)
-    keys = [KEYS["log"].public, *site.source.trusted.keys("log")]
+def test_a_client_follows_the_growing_log(growing: Site) -> None:
+    files = HttpTiles(growing.url)
+    keys = [KEYS["log"].public, *growing.source.trusted.keys("log")]
     old = open_checkpoint(read_checkpoint(files), keys)
-    with append_many(site.client, ((signed(receipt(1_000 + number)), None) for number in range(500))) as answers:
+    with append_many(growing.client, ((signed(receipt(1_000 + number)), None) for number in range(500))) as answers:
         assert sum(1 for _ in answers) == 500
     new = open_checkpoint(read_checkpoint(files), keys)
     assert new.size == old.size + 500

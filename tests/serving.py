@@ -1,14 +1,16 @@
 """Servers in this process and in processes of their own."""
 
 import asyncio
+import functools
 import http.client
+import os
 import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,16 +107,23 @@ def listed(*exporters: Exporter) -> set[str]:
 _BELOW_EPHEMERAL = range(20_000, 32_768)  # Linux hands out 32768 and more, for port 0 and for outgoing connections
 
 
+@functools.cache
+def _own_ports() -> Iterator[int]:
+    """The ports of this worker, in random order, each once."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    own = _BELOW_EPHEMERAL[int(worker.removeprefix("gw")) :: int(workers)]
+    return iter(random.SystemRandom().sample(own, len(own)))
+
+
 def known_port() -> int:
-    """A free port of 127.0.0.1 outside the ephemeral range, so that a server may come back to it."""
-    while True:
-        port = random.SystemRandom().choice(_BELOW_EPHEMERAL)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+    """A free port of 127.0.0.1 outside the ephemeral range, so that a server may come back to it. No other test of the
+    run gets it.
+    """
+    for port in _own_ports():
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("this worker has had all its ports")
 
 
 PATIENCE = 240.0

@@ -1,10 +1,7 @@
 """Who may call: files of principals, and certificates."""
 
-import atexit
 import functools
 import os
-import shutil
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from services.runtime.credentials import (
     write_principals,
 )
 from services.runtime.listening import ServerTls
+from tests.workers import OWN_FOLDER
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -37,10 +35,9 @@ def open_access() -> Access:
 @functools.cache
 def open_access_file() -> Path:
     """The same for processes: what `--principals` takes."""
-    folder = Path(tempfile.mkdtemp(prefix="kolm-test-access-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    write_principals(folder / "principals.json", [without_credential(*ROLES, tenant=None)])
-    return folder / "principals.json"
+    file = Path(os.environ[OWN_FOLDER], "principals.json")
+    write_principals(file, [without_credential(*ROLES, tenant=None)])
+    return file
 
 
 def without_credential(*roles: Role, tenant: str | None = DEFAULT_TENANT) -> Credential:

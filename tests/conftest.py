@@ -5,11 +5,9 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,6 +18,7 @@ from tests import object_storage
 from tests.examples import LONG
 from tests.postgres import REQUIRED, PostgresMissing, running_cluster, url_of
 from tests.softhsm import Token, new_token
+from tests.workers import OWN_FOLDER
 
 # One thread for torch here and in the services that tests start: tiny products gain nothing from a second one, and on
 # a busy machine it is waited for.
@@ -37,18 +36,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for profile, count in (("kolm", 25), ("fast", 8), ("long", LONG)):
     settings.register_profile(profile, deadline=None, max_examples=count, derandomize=False, print_blob=True)
 settings.load_profile("kolm")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Folders of this worker alone, which the services that its tests start inherit."""
-    # Servers without principals leave a token for the user's clients at their start: here for this worker's clients.
-    folder = tempfile.mkdtemp(prefix="kolm-test-state-")
-    config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
-    os.environ["XDG_STATE_HOME"] = folder
-    # Commands without --data-dir: not the folder of a `kolm up` that runs in this checkout.
-    os.environ["KOLM_DATA_DIR"] = os.path.join(folder, "data")
-    # Auditors wait for servers that load: here for this worker's servers, whatever else runs from this checkout.
-    os.environ["KOLM_LOADING"] = os.path.join(folder, "loading")
 
 
 gc.disable()  # what is imported and collected stays: looking through it for garbage takes seconds
@@ -76,6 +63,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((number for number, folder in enumerate(LONGEST) if item.nodeid.startswith(folder)), len(LONGEST))
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder of this worker alone, which the services that its tests start inherit. pytest deletes it in a later run,
+    also if the worker is killed.
+    """
+    folder = tmp_path_factory.mktemp("worker")
+    os.environ[OWN_FOLDER] = str(folder)
+    # Servers without principals leave a token for the user's clients at their start: here for this worker's clients.
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    # Commands without --data-dir: not the folder of a `kolm up` that runs in this checkout.
+    os.environ["KOLM_DATA_DIR"] = str(folder / "data")
+    # Auditors wait for servers that load: here for this worker's servers, whatever else runs from this checkout.
+    os.environ["KOLM_LOADING"] = str(folder / "loading")
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+OWN_FOLDER = "TESTS_OWN_FOLDER"
+"""The variable with the path of a folder of this worker, for files that several tests share."""
+
 
 def main(count: int, *options: str) -> int:
     """Run the tests. Returns pytest's exit code."""

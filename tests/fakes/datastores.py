@@ -1,8 +1,6 @@
 """Small datastores of the bundled base."""
 
-import atexit
-import shutil
-import tempfile
+import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -14,14 +12,13 @@ from services.datastores.documents import Document
 from services.generation.drafting.retrieval.datastore import Datastore
 from services.generation.target.identity import tokenizer_cid
 from tests.fakes.tiny_model import make_tiny_model
+from tests.workers import OWN_FOLDER
 
 
 @cache
 def base() -> Path:
     """A tiny model, made by the first test of this process that asks for it."""
-    folder = Path(tempfile.mkdtemp(prefix="kolm-test-base-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return make_tiny_model(folder / "base")
+    return make_tiny_model(Path(os.environ[OWN_FOLDER]) / "base")
 
 
 @cache

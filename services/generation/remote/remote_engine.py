@@ -326,14 +326,22 @@ class RemoteEngine:
         if sequence.request.sampling.logprobs is not None:
             checked_logprobs(answer, 0, whole=stop is None)
         by_token = answer.finish == "stop" and stop is None and self._ends_outputs(answer.ids, sequence.request)
-        if sequence.spelling is not None:
-            lacking = sequence.spelling.end(stop, by_token=by_token)
-        else:
-            ids = answer.ids[:-1] if by_token else answer.ids
-            spelled = await asyncio.to_thread(self._text.decode, ids)
-            lacking = missing(spelled, answer.text, stop)
+        try:
+            lacking = await self._lacking(sequence, stop, by_token=by_token)
+        except UpstreamError:
+            if not by_token or self._ends or sequence.request.sampling.structured_outputs is None:
+                raise
+            lacking = await self._lacking(sequence, stop, by_token=False)  # its constraint was complete without an end
         if lacking:
             sequence.tail(lacking)
+
+    async def _lacking(self, sequence: _Sequence, stop: str | None, *, by_token: bool) -> str:
+        """See `Spelling.end`."""
+        if sequence.spelling is not None:
+            return sequence.spelling.end(stop, by_token=by_token)
+        ids = sequence.answer.ids
+        spelled = await asyncio.to_thread(self._text.decode, ids[:-1] if by_token else ids)
+        return missing(spelled, sequence.answer.text, stop)
 
     def _ends_outputs(self, ids: Sequence[int], request: EngineRequest) -> bool:
         """Whether the last token ends outputs and so has no text."""

@@ -98,6 +98,16 @@ async def test_a_stop_reason_that_no_request_asked_for_is_none(engines: Engines)
         assert receipt.output.stop_reason is None, reason
 
 
+@pytest.mark.parametrize("weights", [True, False], ids=["weights", "no weights"])
+@pytest.mark.parametrize(("fault", "ends_after"), [("stopped", None), (None, 2)], ids=["no end", "an end"])
+async def test_a_complete_constraint_ends_an_answer_with_or_without_an_end_token(
+    engines: Engines, fault: str | None, ends_after: int | None, weights: bool
+) -> None:
+    await engines.start("sglang", weights=weights)
+    engines.fast.fault, engines.fast.ends_after = fault, ends_after
+    assert await engines.ended(structured_outputs={"regex": "a+"}) == ("stop", 2 + (fault is None))
+
+
 async def test_a_text_that_lacks_its_last_word_is_no_text_of_its_ids(engines: Engines) -> None:
     """It reports an end by the model, but the last token is a word."""
     await engines.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from dataclasses import replace
 from typing import cast
 
 from msgspec import structs
@@ -119,10 +120,11 @@ class OwnEngine:
         unknown = sum(token >= target.config.vocab_size for token in content.output_token_ids)
         if unknown:  # these weights cannot have produced them
             return ReferencePass(target.base_cid, mean=_NOWHERE, largest=_NOWHERE, differing=unknown)
-        logits = self._verifier.logits(Record(request, content.output_token_ids))
+        sampling, logits = request.sampling, self._verifier.logits(Record(request, content.output_token_ids))
         known = (receipt.engine or "").startswith("llama-server/")
         drawn = drawn_by_llama_server(seed_of(request, 32)) if known else None
         try:
+            replace(sampling, top_k=min(sampling.top_k, target.config.vocab_size)).check(target.config.vocab_size)
             return scored(
                 request, content.output_token_ids, logits, target.config.eos_token_ids, target.base_cid, drawn
             )

@@ -103,7 +103,7 @@ def _short_of_kept(logits: Float32, token: int, params: SamplingParams) -> float
     others: NDArray[np.float64] = np.delete(logits.astype(np.float64), token)
     falling = np.sort(others[np.isfinite(others)])[::-1]
     needed = value
-    if params.top_k:
+    if 0 < params.top_k <= len(falling):
         needed = max(needed, float(falling[params.top_k - 1]))
         falling = falling[: params.top_k - 1]
     if params.min_p > 0.0 and len(falling):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import pytest
 
 from ledger.documents.content import Content
@@ -20,7 +21,7 @@ from services.generation.engine.request import EngineBusy
 from services.generation.verification import Verifier
 from tests.mutations import replace
 from tests.unit.auditor.test_backlog import trust
-from tests.unit.ledger.builders import OFF, PROFILE, STRANGER, content, receipt, signed
+from tests.unit.ledger.builders import BASE, OFF, PROFILE, STRANGER, content, receipt, signed
 
 
 class ScriptedReplayer:
@@ -87,6 +88,17 @@ def test_a_grammar_that_cannot_be_compiled_now_is_replayed_later(way: str, monke
     engine = OwnEngine(cast(Verifier, SimpleNamespace(prefill=run, decode=run)))
     with pytest.raises(EngineAway):
         engine.replay(receipt(), content(), way)
+
+
+@pytest.mark.parametrize("lie", [{"top_p": 0.0}, {"temperature": 1e-300}, {"logit_bias": ((4, 1.0),)}])
+def test_parameters_that_no_engine_takes_have_no_reference_pass(lie: dict[str, Any]) -> None:
+    target = SimpleNamespace(config=SimpleNamespace(vocab_size=4, eos_token_ids=()), base_cid=BASE)
+    rows = np.zeros((2, 4), np.float32)
+    engine = OwnEngine(cast(Verifier, SimpleNamespace(target=target, logits=lambda _: iter(rows))))
+    kept, fair = replace(content(), output_token_ids=(0, 1)), replace(receipt().sampling, logit_bias=(), top_k=5)
+    assert engine.refer(receipt(sampling=fair), kept).base_cid == BASE
+    with pytest.raises(CannotReplay):
+        engine.refer(receipt(sampling=replace(fair, **lie)), kept)
 
 
 def test_a_receipt_that_no_trusted_key_signed_is_tampered_and_never_replayed() -> None:

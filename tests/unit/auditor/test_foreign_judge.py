@@ -208,12 +208,14 @@ def test_sampled_tokens_are_held_against_what_the_parameters_leave() -> None:
 def test_a_token_behind_the_end_of_top_p_lacks_what_would_have_kept_it_and_not_the_distance_to_the_last_one() -> None:
     logits = np.array([[5.0, 2.75, -9.0]], np.float32)  # the first has 0.905 of all
 
-    def margin(top_p: float = 1.0, min_p: float = 0.0) -> float:
-        sampling = SamplingParams(1.0, top_p, min_p=min_p)
+    def margin(top_p: float = 1.0, min_p: float = 0.0, top_k: int = 0) -> float:
+        sampling = SamplingParams(1.0, top_p, top_k, min_p)
         return scored(EngineRequest("r", (2,), sampling), [1], logits, (), BASE).largest
 
     assert margin(top_p=0.91) == 0.0
     assert margin(top_p=0.9) == pytest.approx(np.log(np.exp(2.25) * (1 / 0.9 - 1)), abs=1e-3)
+    assert margin(top_p=0.9, top_k=2) > 0.0
+    assert margin(top_p=0.9, top_k=3) == margin(top_p=0.9, top_k=1000) == margin(top_p=0.9)
     assert margin(min_p=0.2) == pytest.approx(5.0 + np.log(0.2) - 2.75)
 
 

@@ -49,11 +49,15 @@ class CosignatureStore:
         return self._read(self._path(size))
 
     def record(self, size: int, note: Note) -> None:
-        """Keep a note, with all its known cosignatures. Raises StoreError, FormatError for another tree."""
+        """Keep a note, with all its known cosignatures. Raises StoreError, FormatError for another tree, and for a note
+        that would be too long.
+        """
         with self._lock:
             kept = self.note(size)
             merged = note if kept is None else merge(Note.from_bytes(kept), note)
-            self._write(self._path(size), merged.to_bytes())
+            data = merged.to_bytes()
+            Note.from_bytes(data)  # a note that is too long would be in the way of every reader
+            self._write(self._path(size), data)
             for old in self.sizes()[:-_MOST_KEPT]:
                 with suppress(OSError):  # the next note removes it
                     self._path(old).unlink()

@@ -17,7 +17,7 @@ from ledger.errors import FormatError, Inconsistent, LedgerError
 from ledger.keys.note import Note
 from ledger.log.reader import LedgerReader
 from ledger.tree.checkpoint import Checkpoint
-from ledger.witness.cosignature import AddCheckpoint, read_size
+from ledger.witness.cosignature import AddCheckpoint, cosigning_time, read_size
 from ledger.witness.cosignature_store import CosignatureStore
 from ledger.witness.tlog_policy import Policy, PolicyWitness
 from services.runtime.http.http_call import on_own_thread
@@ -166,12 +166,15 @@ class CosignatureCollector:
         return FormatError("answer", f"{claim}; the checkpoint that it shows is of this log")
 
     def _with_own_line(self, witness: PolicyWitness, note: Note, body: bytes) -> Note:
-        """The note with the cosignature of an answer. Raises FormatError."""
-        answered = Note.from_bytes(Note(note.text, note.signatures[:1]).to_bytes() + body)
+        """The note with the newest cosignature of an answer, and no other of its lines. Raises FormatError,
+        SignatureError.
+        """
+        key, answered = witness.key, Note.from_bytes(Note(note.text, note.signatures[:1]).to_bytes() + body)
         if witness.name not in self._policy.cosigned(answered):
             raise FormatError("answer", "carries no cosignature by the key that the policy has for it")
-        own = tuple(line for line in answered.signatures if line.key_id == witness.key.key_id)
-        return replace(note, signatures=(*note.signatures, *own))
+        own = [line for line in answered.signatures if (line.name, line.key_id) == (key.name, key.key_id)]
+        newest = max(own, key=lambda line: cosigning_time(note.text, line, key))
+        return replace(note, signatures=(*note.signatures, newest))
 
     async def _send(self, witness: PolicyWitness, old: int, size: int, note: Note) -> tuple[int, bytes]:
         request = await asyncio.to_thread(self._request, old, size, note)

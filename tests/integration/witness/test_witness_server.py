@@ -16,7 +16,7 @@ from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
 from ledger.errors import NotFound, StoreError
 from ledger.keys.ed25519 import SigningKey
-from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.keys.note import COSIGNATURE, Note, NoteSignature, VerifierKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
@@ -291,6 +291,22 @@ def test_a_witness_that_lies_is_not_believed(deployment: Deployment) -> None:
         collector = CosignatureCollector(deployment.reader, deployment.policy, deployment.notes, answer, 0.01)
         asyncio.run(collector.round())
         assert deployment.notes.sizes() == []
+
+
+def test_an_answer_adds_one_line_of_its_witness_to_the_note(deployment: Deployment) -> None:
+    deployment.append(0)
+    text, witness = deployment.reader.head().checkpoint.to_text(), deployment.witnesses["a"]
+    own = [cosign(text, witness.vkey.name, witness.key, seconds) for seconds in (5, 7, 6)]
+    names = ("other", ORIGIN)
+    more = [NoteSignature(name, witness.vkey.key_id, bytes(size)) for name in names for size in (60, 30_000)]
+    answer = "".join(line.to_line() for line in (*own, *more)).encode()
+    collector = CosignatureCollector(
+        deployment.reader, deployment.policy, deployment.notes, lambda *_: (200, answer), 0.01
+    )
+    asyncio.run(collector.round())
+    assert "a" not in collector.silent()
+    log, *cosigned = Note.from_bytes(deployment.notes.note(1) or b"").signatures
+    assert (log.name, cosigned) == (ORIGIN, own[1:2])
 
 
 async def test_collecting_goes_on_by_itself_and_appends_never_wait(deployment: Deployment) -> None:

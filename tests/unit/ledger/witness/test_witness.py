@@ -21,7 +21,7 @@ from ledger.errors import (
     UnsignedCheckpoint,
 )
 from ledger.keys.ed25519 import SigningKey
-from ledger.keys.note import COSIGNATURE, Note, VerifierKey
+from ledger.keys.note import COSIGNATURE, MAX_NOTE_BYTES, Note, NoteSignature, VerifierKey
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_root
 from ledger.witness.cosignature import MAX_REQUEST_BYTES, AddCheckpoint, cosigners, read_size
@@ -224,6 +224,10 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     assert CosignatureStore(tmp_path / "witnessed").note(5) == kept.to_bytes()
     with pytest.raises(FormatError):
         notes.record(5, Note.from_bytes(Log(salt=b"other").checkpoint(5)))
+    long = NoteSignature("long", bytes(4), bytes(MAX_NOTE_BYTES))
+    with pytest.raises(FormatError):
+        notes.record(5, replace(kept, signatures=(*kept.signatures, long)))
+    assert notes.note(5) == kept.to_bytes()
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError):
         CosignatureStore(tmp_path / "file")

@@ -24,29 +24,33 @@ _LARGEST_NOTE = 2**20
 class CosignatureStore:
     """The notes of one log with the cosignatures collected for them, by tree size. Thread-safe. Durable once `record`
     has returned. The newest 1,000 are kept: older ones are not needed, because the log can prove consistency from any
-    size.
+    size. The folder may have notes of an earlier log, which has ended: they stay as evidence until this log has their
+    sizes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises StoreError if the folder cannot be made."""
+    def __init__(self, folder: Path, origin: str) -> None:
+        """`origin` is the log's name. Raises StoreError if the folder cannot be made or read."""
         self._folder = folder
         self._lock = threading.Lock()
+        self._others: set[int] = set()
         try:
             make_folder(folder)
         except OSError as error:
             raise StoreError(f"cannot create {folder}: {error.strerror}") from None
+        own = f"{origin}\n".encode()
+        self._others.update(size for size in self.sizes() if not (self.note(size) or b"").startswith(own))
 
     def sizes(self) -> list[int]:
-        """Sizes of the trees that have a cosigned checkpoint, rising. Raises StoreError."""
+        """Sizes of the log's trees that have a cosigned checkpoint, rising. Raises StoreError."""
         try:
             names = os.listdir(self._folder)
         except OSError as error:
             raise StoreError(f"cannot read {self._folder}: {error.strerror}") from None
-        return sorted(int(match[1]) for name in names if (match := _FILE.fullmatch(name)))
+        return sorted({int(match[1]) for name in names if (match := _FILE.fullmatch(name))} - self._others)
 
     def note(self, size: int) -> bytes | None:
-        """The cosigned checkpoint over `size` entries; None without one."""
-        return self._read(self._path(size))
+        """The log's cosigned checkpoint over `size` entries; None without one."""
+        return None if size in self._others else self._read(self._path(size))
 
     def record(self, size: int, note: Note) -> None:
         """Keep a note, with all its known cosignatures. Raises StoreError, FormatError for another tree, and for a note
@@ -58,6 +62,7 @@ class CosignatureStore:
             data = merged.to_bytes()
             Note.from_bytes(data)  # a note that is too long would be in the way of every reader
             self._write(self._path(size), data)
+            self._others.discard(size)
             for old in self.sizes()[:-_MOST_KEPT]:
                 with suppress(OSError):  # the next note removes it
                     self._path(old).unlink()

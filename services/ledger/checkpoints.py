@@ -38,7 +38,11 @@ class Checkpoints:
     def newest(self) -> CosignedCheckpoint:
         """The newest signed tree head."""
         head = self._reader.head()
-        return self._read(next(self._of([head.size]), head.note))
+        for note in self._of([head.size]):
+            kept = self._read(note)
+            if kept.checkpoint == head.checkpoint:
+                return kept
+        return self._read(head.note)
 
     def witnessed(self) -> CosignedCheckpoint:
         """The newest checkpoint that satisfies the policy. Raises NotFound if there is none."""

@@ -40,7 +40,7 @@ class ExternalSigners:
             return cls(settings, None, None)
         try:
             policy = Policy.from_bytes(settings.witness_policy.read_bytes())
-            return cls(settings, policy, CosignatureStore(settings.witnessed))
+            return cls(settings, policy, CosignatureStore(settings.witnessed, settings.origin))
         except (LedgerError, OSError) as error:
             raise CannotStart(f"--witness-policy: {error}") from None
 

@@ -29,7 +29,7 @@ def run(data: Path, *numbers: int, **settings: object) -> Checkpoint:
         for number in numbers:
             servicer._sequencer.append(signed_receipt(number)).result()
         head = servicer.reader.head()
-        CosignatureStore(made.witnessed).record(head.size, Note.from_bytes(head.note))  # as the collector would
+        CosignatureStore(made.witnessed, ORIGIN).record(head.size, Note.from_bytes(head.note))  # as the collector would
         return head.checkpoint
 
 
@@ -91,7 +91,7 @@ def test_an_older_note_under_a_newer_name_hides_nothing(data: Path) -> None:
 
 def test_a_note_that_the_log_did_not_sign_stops_nothing(data: Path) -> None:
     forged = sign_checkpoint(Checkpoint(ORIGIN, 9, bytes(32)), STRANGER)
-    CosignatureStore(data / "witnessed").record(9, Note.from_bytes(forged))
+    CosignatureStore(data / "witnessed", ORIGIN).record(9, Note.from_bytes(forged))
     (data / "witnessed" / f"{10:019d}.note").write_bytes(b"no note at all")
     assert run(data, 4).size == 5
     assert fsck(data)[0] == 0

@@ -170,7 +170,7 @@ class Deployment:
             (PolicyGroup("two", 2, ("a", "b", "c")),),
             "two",
         )
-        self.notes = CosignatureStore(folder / "witnessed")
+        self.notes = CosignatureStore(folder / "witnessed", ORIGIN)
         self.collect(self.policy)
 
     def collect(self, policy: Policy) -> None:
@@ -222,6 +222,14 @@ def test_a_checkpoint_is_witnessed_once_enough_witnesses_have_cosigned_it(deploy
     asyncio.run(deployment.collector.round())
     assert deployment.checkpoints.witnessed().checkpoint.size == 5
     assert [Checkpoint.from_text(Note.from_bytes(note).text).size for note in deployment.checkpoints.earlier(5)] == [3]
+
+
+def test_a_note_of_another_tree_is_not_shown_as_the_newest(deployment: Deployment) -> None:
+    deployment.append(0)
+    head = deployment.reader.head()
+    other = sign_checkpoint(replace(head.checkpoint, root=bytes(32)), KEYS["log"])
+    deployment.notes.record(1, Note.from_bytes(other))
+    assert deployment.checkpoints.newest().note == head.note
 
 
 def silenced(deployment: Deployment, seen: SeenTree) -> dict[str, bool]:

@@ -24,6 +24,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import COSIGNATURE, MAX_NOTE_BYTES, Note, NoteSignature, VerifierKey
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, tree_root
+from ledger.witness import cosignature_store
 from ledger.witness.cosignature import MAX_REQUEST_BYTES, AddCheckpoint, cosigners, read_size
 from ledger.witness.cosignature_store import CosignatureStore, merge
 from ledger.witness.witness import Accusation, SeenTree, Witness
@@ -212,7 +213,7 @@ def test_junk_raises_the_one_family_and_changes_nothing(junk: bytes, at: int, cu
 
 def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     log, memory = Log(), Memory()
-    notes = CosignatureStore(tmp_path / "witnessed")
+    notes = CosignatureStore(tmp_path / "witnessed", ORIGIN)
     signed = Note.from_bytes(log.checkpoint(5))
     answer = witness(memory).add_checkpoint(log.request(0, 5))
     notes.record(5, signed)
@@ -221,7 +222,7 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     kept = Note.from_bytes(notes.note(5) or b"")
     assert (len(kept.signatures), notes.sizes(), notes.note(6)) == (2, [5], None)
     assert cosigners(kept, [VKEY])
-    assert CosignatureStore(tmp_path / "witnessed").note(5) == kept.to_bytes()
+    assert CosignatureStore(tmp_path / "witnessed", ORIGIN).note(5) == kept.to_bytes()
     with pytest.raises(FormatError):
         notes.record(5, Note.from_bytes(Log(salt=b"other").checkpoint(5)))
     long = NoteSignature("long", bytes(4), bytes(MAX_NOTE_BYTES))
@@ -230,15 +231,27 @@ def test_cosigned_notes_are_merged_and_kept(tmp_path: Path) -> None:
     assert notes.note(5) == kept.to_bytes()
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError):
-        CosignatureStore(tmp_path / "file")
+        CosignatureStore(tmp_path / "file", ORIGIN)
     shutil.rmtree(tmp_path / "witnessed")
     with pytest.raises(StoreError):
         notes.sizes()
 
 
+def test_notes_of_an_earlier_log_are_none_of_this_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cosignature_store, "_MOST_KEPT", 2)
+    log, earlier = Log(), "kolm.example/earlier"
+    for origin, sizes in {earlier: (8, 9), ORIGIN: (2, 8)}.items():
+        notes = CosignatureStore(tmp_path, origin)
+        assert (notes.sizes(), notes.note(8)) == ([], None)
+        for size in sizes:
+            notes.record(size, Note.from_bytes(log.checkpoint(size, origin=origin)))
+        assert (notes.sizes(), notes.note(8)) == ([*sizes], log.checkpoint(8, origin=origin))
+    assert CosignatureStore(tmp_path, earlier).sizes() == [9]
+
+
 def test_notes_can_be_recorded_from_many_threads(tmp_path: Path) -> None:
     log = Log()
-    notes = CosignatureStore(tmp_path)
+    notes = CosignatureStore(tmp_path, ORIGIN)
     answers = []
     for number in range(8):
         key = seeded_key(b"%d" % number * 32, "witness")

@@ -58,7 +58,8 @@ class KeyHistory:
         try:
             return open_document(envelope, trusted, index)
         except SignatureError as error:
-            raise self._explained(index, envelope) or error from None
+            self.check_not_replaced(index, (signature.key_id for signature in envelope.signatures))
+            raise error from None
 
     def after(self, index: int, document: Document) -> KeyHistory:
         """The history after `document`, opened with `open`, at `index`. Raises FormatError for a key that was retired
@@ -82,23 +83,21 @@ class KeyHistory:
                 history = history.after(index, history.open(index, Envelope.from_bytes(data)))
         return history
 
+    def check_not_replaced(self, index: int, signers: Iterable[str], roles: Iterable[str] = ROLES) -> None:
+        """Raises SignatureError if a key among `signers`, the key ids of the entry at `index`, was replaced in one of
+        these roles by then.
+        """
+        earlier = (each for each in self.rotations if each.index < index and each.role in roles)
+        replaced = {rotation.old: rotation.index for rotation in earlier}
+        for key_id in signers:
+            if key_id in replaced:
+                raise SignatureError(f"is signed by {key_id}, which entry {replaced[key_id]} had replaced by then")
+
     def check_log_key(self, key: PublicKey, size: int) -> None:
         """Raises SignatureError if, by a rotation, `key` was not the log's key for a checkpoint of this size."""
-        retired = self._retired(key.key_id, size - 1)
-        if retired is not None:
-            raise retired
+        self.check_not_replaced(size - 1, [key.key_id])
         if any(rotation.new == key and rotation.index >= size for rotation in self.rotations):
             raise SignatureError(f"is signed by {key.key_id}, which a later entry only introduces")
-
-    def _explained(self, index: int, envelope: Envelope) -> SignatureError | None:
-        reasons = (self._retired(signature.key_id, index) for signature in envelope.signatures)
-        return next((reason for reason in reasons if reason is not None), None)
-
-    def _retired(self, key_id: str, index: int) -> SignatureError | None:
-        for rotation in self.rotations:
-            if rotation.old == key_id and rotation.index < index:
-                return SignatureError(f"is signed by {key_id}, which entry {rotation.index} had replaced by then")
-        return None
 
 
 def _with_successor(trusted: TrustedKeys, document: Document) -> TrustedKeys:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import get_args
+from typing import ClassVar, get_args
 
 from msgspec.structs import replace
 
@@ -56,6 +56,8 @@ _Known = (
 @dataclass(frozen=True, slots=True)
 class UnknownDocument:
     """A document of a kind that this version does not know; `type` is its name, as `kolm.receipt.v1`."""
+
+    SIGNERS: ClassVar = ROLES
 
     type: str
 
@@ -161,7 +163,7 @@ def _check_key_entry(document: KeyEntry, signers: list[PublicKey], trusted: Trus
 
 def _signer(envelope: Envelope, place: int, document: Document, trusted: TrustedKeys) -> PublicKey:
     signature = envelope.signatures[place]
-    for role in ROLES if isinstance(document, UnknownDocument) else document.SIGNERS:
+    for role in document.SIGNERS:
         key = trusted.find(role, signature.key_id)
         if key is not None:
             key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)

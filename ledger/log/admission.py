@@ -28,7 +28,8 @@ class Admitted:
     """An envelope (its canonical bytes) whose document and signatures are valid. Their SHA-256 identifies it in the
     log.
 
-    `content` has the layout of `content_seal.packed`. `trusted` has the keys that the signatures were checked with.
+    `content` has the layout of `content_seal.packed`. `signers` are the ids of the keys that have signed it, `trusted`
+    the keys that the signatures were checked with.
     """
 
     envelope: bytes
@@ -36,6 +37,7 @@ class Admitted:
     document: Document
     content: bytes | None = None
     trusted: TrustedKeys | None = None
+    signers: tuple[str, ...] = ()
 
     def with_content(self, content: Content) -> Admitted:
         """A copy with the content that belongs to its receipt. Raises FormatError."""
@@ -59,5 +61,6 @@ def admit(data: bytes, content: Content | None, trusted: TrustedKeys, clock: Cal
     if isinstance(document, UnknownDocument):
         raise FormatError("payloadType", f"{document.type} is not a kind of document that this ledger takes")
     check_not_ahead(document, timestamp(clock()))
-    admitted = Admitted(canonical, hashlib.sha256(canonical).digest(), document, trusted=trusted)
+    signers = tuple([signature.key_id for signature in envelope.signatures])
+    admitted = Admitted(canonical, hashlib.sha256(canonical).digest(), document, trusted=trusted, signers=signers)
     return admitted if content is None else admitted.with_content(content)

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from itertools import islice
 
 from ledger.documents.halt import Halt, HaltState, Resume
+from ledger.documents.key_history import KeyHistory
 from ledger.documents.reference_rules import follow
-from ledger.documents.signed_document import open_document, read_document
+from ledger.documents.signed_document import read_document
 from ledger.errors import ChainError, FormatError, LogOfAnotherKey, NotFound, SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note, check_key_name, note_key_id
@@ -38,7 +39,8 @@ def recover(
     guard: Guard,
     on_written: OnWritten = ignore_times,
 ) -> LogWriter:
-    """A writer that continues the log. `origin` names the log in its checkpoints and must never change.
+    """A writer that continues the log. `origin` names the log in its checkpoints and must never change. `trusted` has
+    the replaced keys too: they may have signed the recorded checkpoint and entries that no checkpoint covers.
 
     Raises RolledBack if the guard has seen more entries than the database holds, ChainError if the database contradicts
     a signed checkpoint, the guard or itself (do not serve it: run the verification), FormatError or SignatureError for
@@ -61,6 +63,8 @@ def recover(
         raise ChainError(size, f"is missing: the log signed {covered} entries. Was an old copy restored?")
     state = _state(store, trusted, size, covered)
     with _blame(covered - 1):
+        if recorded is not None:  # a replaced key may have signed it before its replacement
+            open_checkpoint(recorded[1], (key.public, *state.keys.at(max(covered - 1, 0)).keys("log")), origin)
         if signed is not None and tree_root(covered, TileHashes(store)) != signed.root:
             raise ChainError(covered - 1, "the tiles up to here do not have the root of the recorded checkpoint")
     head = Checkpoint(origin, size, state.frontier.root())
@@ -92,24 +96,27 @@ def _sign(store: EntryStore, key: Signer, checkpoint: Checkpoint) -> bytes:
 
 def _state(store: EntryStore, trusted: TrustedKeys, size: int, covered: int) -> LogState:
     hashes = TileHashes(store)
-    halts = _check_tail(store, hashes, trusted, size, covered)
+    halts, keys = _check_tail(store, hashes, trusted, size, covered)
     with _blame(size - 1):
-        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), halts)
+        return LogState(Frontier.at(size, hashes), TileEdge.at(size, store), halts, keys)
 
 
-def _check_tail(store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int) -> HaltState:
-    """Check the entries of the checkpoint's last tile and all after it; returns the halts."""
+def _check_tail(
+    store: EntryStore, hashes: TileHashes, trusted: TrustedKeys, size: int, covered: int
+) -> tuple[HaltState, KeyHistory]:
+    """Check the entries of the checkpoint's last tile and all after it; returns the halts and the keys."""
     index = max(covered - 1, 0) // TILE_WIDTH * TILE_WIDTH
-    halts = _fold_halts(store, covered)
+    halts, keys = _fold_rare(store, KeyHistory.of(trusted), covered)
     for data in islice(entries_from(store, index), size - index):
         with _blame(index):
             entry = _check_place(index, data, hashes)
             if index >= covered:
-                halts = follow(index, open_document(entry.envelope, trusted, index), halts, store)
+                document = keys.open(index, entry.envelope)
+                halts, keys = follow(index, document, halts, store), keys.after(index, document)
         index += 1
     if index < size:
         raise ChainError(index, "is missing")
-    return halts
+    return halts, keys
 
 
 def _check_place(index: int, data: bytes, hashes: TileHashes) -> Entry:
@@ -121,10 +128,10 @@ def _check_place(index: int, data: bytes, hashes: TileHashes) -> Entry:
     return entry
 
 
-def _fold_halts(store: EntryStore, covered: int) -> HaltState:
-    """The halt state of the first `covered` entries, which were checked when they were appended."""
+def _fold_rare(store: EntryStore, keys: KeyHistory, covered: int) -> tuple[HaltState, KeyHistory]:
+    """The halts and keys after the first `covered` entries, which were checked when they were appended."""
     halts = HaltState()
-    for index, data in store.entries_of(("halt", "resume")):
+    for index, data in store.entries_of(("halt", "resume", "key")):
         if index >= covered:
             break
         with _blame(index):
@@ -133,7 +140,8 @@ def _fold_halts(store: EntryStore, covered: int) -> HaltState:
                 halts = halts.after_halt(index, document)
             elif isinstance(document, Resume):
                 halts = halts.after_resume(document)
-    return halts
+            keys = keys.after(index, document)
+    return halts, keys
 
 
 @contextmanager

@@ -110,6 +110,10 @@ class Index(References, Protocol):
         """
         ...
 
+    def has_signed(self, key_id: str) -> bool:
+        """Whether a signature of an entry names this key. Looks at every entry: for rotations."""
+        ...
+
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
         """The indexes of envelopes by the SHA-256 of their canonical bytes, without receipts and missing envelopes. At
         most 1,000 in a call.

@@ -21,17 +21,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ledger.documents.erasure import Erasure, Expiry, Retention
-from ledger.documents.halt import HaltState
+from ledger.documents.halt import HaltState, Resume
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import JudgedOutput, follow
-from ledger.errors import ChainError, Conflict, FormatError, LedgerError
+from ledger.documents.signed_document import open_document
+from ledger.errors import ChainError, Conflict, FormatError, LedgerError, SignatureError
+from ledger.keys.ed25519 import PublicKey
+from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
 from ledger.log.admission import Admitted
 from ledger.log.continuity import Guard
 from ledger.log.store import Batch, EntryStore, Record
 from ledger.log.tree_head import TreeHead
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
-from ledger.tree.entry import entry_bytes
+from ledger.tree.entry import entry_bytes, signed_by
 from ledger.tree.merkle import Frontier, inclusion_proofs, leaf_hash, tree_root
 from ledger.tree.tile import TileEdge, TileHashes
 
@@ -43,20 +48,23 @@ class LogState:
     frontier: Frontier
     edge: TileEdge
     halts: HaltState
+    keys: KeyHistory
 
 
 @dataclass(slots=True)
 class BatchPlan:
     """A batch in preparation.
 
-    `places` has the index of each envelope, in order, or the error. `records` are to be written, and `halts` is the
-    state after them. `by_digest` and `by_receipt_id` have the indexes of the batch's envelopes, stored and new; stored
-    receipts are in `by_receipt_id` alone. `erased` maps receipts to the erasures among the records.
+    `places` has the index of each envelope, in order, or the error. `records` are to be written, and `halts` and `keys`
+    are the state after them. `by_digest` and `by_receipt_id` have the indexes of the batch's envelopes, stored and new;
+    stored receipts are in `by_receipt_id` alone. `erased` maps receipts to the erasures among the records.
     """
 
     store: EntryStore
+    log_key: PublicKey
     size: int
     halts: HaltState
+    keys: KeyHistory
     by_digest: dict[bytes, int]
     by_receipt_id: dict[str, int]
     records: list[Record] = field(default_factory=list)
@@ -66,7 +74,7 @@ class BatchPlan:
     def place(self, admitted: Admitted) -> int:
         """The index of a stored envelope, or the next index, with a record for it.
 
-        Raises FormatError, Conflict.
+        Raises FormatError, SignatureError, Conflict.
         """
         digest, document = admitted.envelope_digest, admitted.document
         if digest in self.by_digest:
@@ -81,7 +89,8 @@ class BatchPlan:
         if isinstance(document, Expiry) and document.end_index > self.size:
             raise FormatError("end_index", f"is {document.end_index}, the log holds {self.size} entries")
         index = self.size + len(self.records)
-        halts = follow(index, document, self.halts, self)
+        self._check_signers(index, admitted)
+        halts, keys = follow(index, document, self.halts, self), self.keys.after(index, document)
         entry = entry_bytes(index, admitted.envelope)
         self.records.append(Record(index, entry, leaf_hash(entry), digest, document, admitted.content))
         self.by_digest[digest] = index
@@ -89,7 +98,7 @@ class BatchPlan:
             self.by_receipt_id[document.receipt_id] = index
         if isinstance(document, Erasure):
             self.erased[document.receipt_index] = index
-        self.halts = halts
+        self.halts, self.keys = halts, keys
         return index
 
     def receipt_id_at(self, index: int) -> str | None:
@@ -107,6 +116,25 @@ class BatchPlan:
         planned = ((record.index, record.document) for record in self.records)
         return [*self.store.retentions(), *((at, policy) for at, policy in planned if isinstance(policy, Retention))]
 
+    def _check_signers(self, index: int, admitted: Admitted) -> None:
+        """The rules of verifiers for signers that depend on the entries before: a key signs nothing after its
+        replacement, and nothing before it replaces another; the number of operators is that of the index. Raises
+        FormatError, SignatureError.
+        """
+        document = admitted.document
+        self.keys.check_not_replaced(index, admitted.signers, document.SIGNERS)
+        if isinstance(document, Resume | KeyEntry) and admitted.trusted is not None:
+            open_document(Envelope.from_bytes(admitted.envelope), admitted.trusted, index)
+        if isinstance(document, KeyEntry) and document.replaces is not None:
+            key_id = document.public_key.key_id
+            if document.role == "log" and document.public_key != self.log_key:
+                raise FormatError(
+                    "public_key", f"this ledger signs with {self.log_key.key_id}; start it with the new key"
+                )
+            planned = any(signed_by(key_id) in record.entry for record in self.records)
+            if planned or self.store.has_signed(key_id):
+                raise FormatError("public_key", f"{key_id} has signed entries already; a new key has to replace a key")
+
     def _refuse_second(self, erasure: Erasure) -> None:
         """Raises Conflict if the content is erased already: a second reason would only cast doubt on the first."""
         before = self.erased.get(erasure.receipt_index)
@@ -115,21 +143,23 @@ class BatchPlan:
             raise Conflict(f"entry {before} has erased the content of {erasure.receipt_id} already")
 
 
-def plan_batch(store: EntryStore, state: LogState, batch: Sequence[Admitted]) -> BatchPlan:
+def plan_batch(store: EntryStore, log_key: PublicKey, state: LogState, batch: Sequence[Admitted]) -> BatchPlan:
     """Place the envelopes of a batch in order after `state`. Raises StoreError."""
     receipts = [admitted.document for admitted in batch if isinstance(admitted.document, Receipt)]
     others = [admitted.envelope_digest for admitted in batch if not isinstance(admitted.document, Receipt)]
     plan = BatchPlan(
         store,
+        log_key,
         state.frontier.size,
         state.halts,
+        state.keys,
         dict(store.indexes_of_envelopes(others)),
         dict(store.indexes_of_receipts([receipt.receipt_id for receipt in receipts])),
     )
     for admitted in batch:
         try:
             plan.places.append(plan.place(admitted))
-        except (FormatError, Conflict) as error:
+        except (FormatError, SignatureError, Conflict) as error:
             plan.places.append(error)
     return plan
 
@@ -204,7 +234,7 @@ class LogWriter:
         Raises StoreError if a database failed (it is unknown whether the batch was written), StoreLocked if another
         process has taken the log over, ChainError if the database returned other bytes than were written.
         """
-        plan = plan_batch(self._store, self._state, batch)
+        plan = plan_batch(self._store, self._key.public, self._state, batch)
         if plan.records:
             self._persist(plan)
         elif any(isinstance(admitted.document, Erasure | Expiry) for admitted in batch):
@@ -219,7 +249,7 @@ class LogWriter:
         committed = time.perf_counter()
         # From here on the entries are in the log for good; a crash leaves them for recovery to sign.
         self._check_read_back(plan.records)
-        state = LogState(self._frontier(leaves), edge, plan.halts)
+        state = LogState(self._frontier(leaves), edge, plan.halts, plan.keys)
         checkpoint = Checkpoint(self._head.checkpoint.origin, state.frontier.size, state.frontier.root())
         read_back = time.perf_counter()
         self._guard.compare_and_swap(self._head.checkpoint, checkpoint)

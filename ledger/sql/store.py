@@ -41,12 +41,17 @@ from ledger.sql.schema import (
     metadata,
     receipts,
 )
-from ledger.tree.entry import CHAIN_START, Entry
+from ledger.tree.entry import CHAIN_START, Entry, signed_by
 
 _LAST = 'SELECT "index", chain FROM leaves ORDER BY "index" DESC LIMIT 1'
 _ENTRY = 'SELECT entry FROM leaves WHERE "index" = ?'
 _ENTRIES = 'SELECT "index", entry FROM leaves WHERE "index" >= ? ORDER BY "index" LIMIT ?'
 _INDEXES = 'SELECT "{1}", "index" FROM {0} WHERE {2} AND "{1}" IN ({3})'
+
+_HAS_SIGNED = {
+    "sqlite": "SELECT 1 FROM leaves WHERE instr(entry, ?) > 0 LIMIT 1",
+    "postgresql": "SELECT 1 FROM leaves WHERE position(? IN entry) > 0 LIMIT 1",
+}
 
 _TILE = "SELECT hashes FROM tiles WHERE level = ? AND number = ?"
 _PUT_TILE = (
@@ -219,6 +224,11 @@ class SqlEntryStore:
         if hashes is None:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return blob(hashes, f"tile {level}/{number}")
+
+    def has_signed(self, key_id: str) -> bool:
+        with self._database.reading() as connection:
+            statement = _HAS_SIGNED[connection.dialect.name]
+            return run(connection, statement, signed_by(key_id)).fetchone() is not None
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
         return self._indexes(leaves, "envelope_digest", digests, "kind <> 'receipt'")

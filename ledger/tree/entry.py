@@ -49,6 +49,11 @@ def entry_bytes(index: int, envelope: bytes) -> bytes:
     return data
 
 
+def signed_by(key_id: str) -> bytes:
+    """The part of an entry's bytes that names a key as a signer. No other part has these bytes."""
+    return b'"keyid":"%b"' % key_id.encode()
+
+
 def chained(before: bytes, leaf: bytes) -> bytes:
     """The running hash after an entry: SHA-256 of the previous running hash and the entry's leaf hash."""
     return hashlib.sha256(before + leaf).digest()

@@ -65,6 +65,10 @@ class _Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
     digest: bytes
     receipt: Receipt
     content: bytes | None
+    signers: tuple[str, ...]
+
+    def admitted(self, sent: bytes, trusted: TrustedKeys) -> Admitted:
+        return Admitted(self.envelope or sent, self.digest, self.receipt, self.content, trusted, self.signers)
 
 
 _question_bytes, _read_question = packing(_Question)
@@ -102,7 +106,7 @@ class AdmissionProcess:
         except OSError:
             raise Unavailable("the process that checks receipts has ended; send it again") from None
         return [
-            found and Admitted(found.envelope or entry.envelope, found.digest, found.receipt, found.content, trusted)
+            found and found.admitted(entry.envelope, trusted)
             for found, entry in zip(_read_answer(answer), entries, strict=True)
         ]
 
@@ -232,7 +236,7 @@ def _found(entry: ledger_pb2.NewEntry, trusted: TrustedKeys) -> _Found | None:
     if not isinstance(admitted.document, Receipt):
         return None
     canonical = None if admitted.envelope == entry.envelope else admitted.envelope
-    return _Found(canonical, admitted.envelope_digest, admitted.document, admitted.content)
+    return _Found(canonical, admitted.envelope_digest, admitted.document, admitted.content, admitted.signers)
 
 
 def admitted_entry(entry: ledger_pb2.NewEntry | ledger_pb2.AppendEntryRequest, trusted: TrustedKeys) -> Admitted:

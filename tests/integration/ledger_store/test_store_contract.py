@@ -21,6 +21,7 @@ from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import Tile, TileEdge
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
+    KEYS,
     PROFILE,
     at,
     content,
@@ -145,6 +146,11 @@ def test_envelopes_and_receipts_are_found_by_name(store: EntryStore) -> None:
     }
     assert not store.indexes_of_envelopes([])
     assert not store.indexes_of_receipts([])
+
+
+def test_a_key_that_has_signed_is_found(store: EntryStore) -> None:
+    fill(store)
+    assert [store.has_signed(KEYS[role].key_id) for role in ("receipts", "log", "publisher")] == [True, True, False]
 
 
 def test_references_are_answered_by_index(store: EntryStore) -> None:

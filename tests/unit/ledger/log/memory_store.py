@@ -18,6 +18,7 @@ from ledger.log.content_seal import unpacked
 from ledger.log.receipt_filter import ReceiptFilter
 from ledger.log.store import Batch, ReceiptRow, Record, VerdictRow, indexable, retentions_of
 from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.entry import signed_by
 from tests.mutations import replace
 
 
@@ -83,6 +84,9 @@ class MemoryEntryStore:
         if (level, number) not in self._tiles:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return self._tiles[level, number]
+
+    def has_signed(self, key_id: str) -> bool:
+        return any(signed_by(key_id) in record.entry for record in self._records)
 
     def indexes_of_envelopes(self, digests: Sequence[bytes]) -> Mapping[bytes, int]:
         others = (record for record in self._records if not isinstance(record.document, Receipt))

@@ -9,12 +9,23 @@ import pytest
 from ledger.audit.log_verification import verify_appended, verify_log
 from ledger.documents.audit import Deviation
 from ledger.documents.halt import Scope
-from ledger.documents.signed_document import sign_document
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import sign_document, sign_rotation
 from ledger.encoding.text_forms import timestamp
-from ledger.errors import Backpressure, ClockAhead, Conflict, FormatError, NotFound, SignatureError, Stopped
+from ledger.errors import (
+    Backpressure,
+    ClockAhead,
+    Conflict,
+    FormatError,
+    LedgerError,
+    NotFound,
+    SignatureError,
+    Stopped,
+)
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope
-from ledger.keys.trusted_keys import TrustedKeys
+from ledger.keys.signer import Signer
+from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
 from ledger.log.admission import admit
 from ledger.log.reader import LedgerReader
 from ledger.log.receipt_filter import ReceiptFilter
@@ -24,6 +35,7 @@ from ledger.log.store import EntryStore
 from ledger.log.writer import Appended
 from ledger.tree.entry import Entry
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
+from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
@@ -263,6 +275,46 @@ def test_of_two_erasures_in_one_batch_one_is_taken(store: MemoryEntryStore) -> N
     documents = (erasure(0, 0), erasure(0, 0, reason="again"), erasure(0, 0))
     answers = writer.write([admit(signed(document), None, TRUSTED) for document in documents])
     assert [answer.index if isinstance(answer, Appended) else type(answer) for answer in answers] == [1, Conflict, 1]
+
+
+NEW, NEW_LOG = seeded_key(b"\x21" * 32, "receipts"), seeded_key(b"\x22" * 32, "log")
+TRUSTING = TrustedKeys(TrustedKeys.of(*KEYS.values(), NEW, NEW_LOG).by_role, FixedThreshold(((0, 2), (500, 1))))
+
+
+def rotation(new: Signer, old: Signer, by: Signer | None = None) -> bytes:
+    return sign_rotation(KeyEntry(new.role, new.public, at(0), replaces=old.key_id), new, by or old).to_bytes()
+
+
+BY_NEW = sign_document(receipt(0), NEW).to_bytes()
+HALTED = tuple(signed(document) for document in (receipt(0), verdict(0, 0, "DEVIATION"), halt(1)))
+REPLACED = rotation(NEW, KEYS["receipts"])
+
+
+@pytest.mark.parametrize("way", ["in one batch", "in another batch", "after a restart"])
+@pytest.mark.parametrize(
+    ("before", "refused"),
+    [
+        ((BY_NEW,), REPLACED),
+        ((REPLACED,), signed_receipt(0)),
+        ((REPLACED,), rotation(KEYS["receipts"], NEW)),
+        ((signed_receipt(0),), rotation(NEW, KEYS["receipts"], by=KEYS["operator"])),  # one operator of two
+        (HALTED, signed(resume(2))),
+        ((), rotation(NEW_LOG, KEYS["log"])),  # this ledger would sign with the replaced key
+    ],
+)
+def test_an_entry_is_refused_for_its_signers_at_its_index(before: tuple[bytes, ...], refused: bytes, way: str) -> None:
+    store, guard = cast(EntryStore, MemoryEntryStore()), MemoryGuard()
+    batches = [[envelope] for envelope in (*before, refused)]
+    if way == "in one batch":
+        batches[-2:] = [[*before[-1:], refused]]
+    answers: list[Appended | LedgerError] = []
+    writer = recover(store, KEYS["log"], TRUSTING, ORIGIN, guard)
+    for batch in batches:
+        answers += writer.write([admit(envelope, None, TRUSTING) for envelope in batch])
+        writer = recover(store, KEYS["log"], TRUSTING, ORIGIN, guard) if way == "after a restart" else writer
+    assert [isinstance(answer, Appended) for answer in answers] == [True] * len(before) + [False]
+    assert isinstance(answers[-1], FormatError | SignatureError)
+    assert verify_log(store.entries(0, 9), store.latest_checkpoint(), TRUSTING).ok
 
 
 def test_a_halt_raises_the_epoch_that_answers_carry(sequencer: Sequencer) -> None:

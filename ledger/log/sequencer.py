@@ -74,8 +74,10 @@ class Sequencer:
         clock: Callable[[], float] = time.monotonic,
         probe_seconds: float = 1.0,
         on_written: OnWritten = ignore_times,
+        ever_trusted: TrustedKeys | None = None,
     ) -> None:
-        """Recover, then start the writing thread. Raises the errors of `recovery.recover`.
+        """Recover, then start the writing thread. Raises the errors of `recovery.recover`, which gets `ever_trusted`:
+        `trusted` and the replaced keys. None if `trusted` has these too.
 
         While no entries come, every `probe_seconds` a check asks whether the databases are still there and locked by
         this process or, after a failure, whether they can be written again. `on_written` is called after each batch, on
@@ -83,7 +85,7 @@ class Sequencer:
         """
         self._store = store
         self._guard = guard
-        self._recover = partial(recover, store, key, trusted, origin, guard, on_written)
+        self._recover = partial(recover, store, key, ever_trusted or trusted, origin, guard, on_written)
         self._trusted = trusted
         self._queue_size = queue_size
         self._batch_size = batch_size
@@ -106,7 +108,8 @@ class Sequencer:
 
         Checked here, in the caller's thread: raises FormatError, SignatureError, Backpressure, Stopped. Checked in
         order, by the future: Conflict (another receipt has this id), FormatError (a reference does not hold),
-        StoreError (send it again: an entry that was written keeps its index). An envelope that the log holds gets its
+        SignatureError (an entry has replaced the key), StoreError (send it again: an entry that was written keeps its
+        index). An envelope that the log holds gets its
         old index, and its content is ignored.
         """
         return self.submit(self.admit(envelope, content))

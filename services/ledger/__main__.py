@@ -110,7 +110,7 @@ def _sequencer(
         check_continuity(store, guard, every_key, settings.origin, settings.witnessed, new_guard=settings.new_guard)
         return Sequencer(
             store, key, trusted, settings.origin, guard=guard, queue_size=settings.queue_size,
-            batch_size=settings.batch_size, on_written=metrics.written,
+            batch_size=settings.batch_size, on_written=metrics.written, ever_trusted=every_key,
         )  # fmt: skip
     except (RolledBack, GuardMissing) as error:
         raise CannotStart(f"the ledger will not be served: {error}") from error

@@ -173,7 +173,9 @@ def _next_to(path: Path) -> Path:
 
 
 def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Signer]) -> int:
-    """Append the rotation, unless an interrupted run has appended it. Returns its index."""
+    """Append the rotation, unless an interrupted run has appended it; then sign it if that run did not. Returns its
+    index.
+    """
     from ledger.log.continuity import check_continuity
     from ledger.log.sequencer import Sequencer
     from ledger.sql.guard import SqlGuard
@@ -184,15 +186,14 @@ def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Sign
     except StoreLocked as error:
         raise Failed(str(error), "stop the services first") from None
     with closing(store), closing(SqlGuard.open(files.guard)) as guard:
-        recorded = _recorded(store, old, new)
-        if recorded is not None:
-            return recorded
         log_key = new if new.role == "log" else files.signer(files.log_key or files.data_dir / "keys/log.pem", "log")
         trusted = _with(TrustedKeys.load(files.trusted), old, new)
         origin = _origin(store)
         check_continuity(store, guard, trusted, origin, files.data_dir / "witnessed")
         entry = KeyEntry(new.role, new.public, timestamp(datetime.now(UTC)), replaces=old.key_id)
         with closing(Sequencer(store, log_key, trusted, origin, guard=guard)) as sequencer:
+            if (recorded := _recorded(store, old, new)) is not None:
+                return recorded
             return sequencer.append(sign_rotation(entry, new, *signers).to_bytes()).result().index
 
 

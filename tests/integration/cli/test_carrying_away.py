@@ -7,6 +7,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,11 +17,13 @@ from ledger.bundle.layout import BundleFile
 from ledger.bundle.tiles import TiledTree, TileFolder
 from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import sign_document
+from ledger.errors import SignatureError, StoreError
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.key_scope import KeyScope
 from ledger.keys.note import Note, VerifierKey
 from ledger.keys.trusted_keys import RETIRED, TrustedKeys
 from ledger.log.store import entries_from
+from ledger.log.writer import BatchPlan
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
@@ -248,21 +251,25 @@ def test_one_operator_of_two_replaces_no_key(stopped: Path) -> None:
     assert log_holds(stopped)
 
 
-def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path) -> None:
+def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = SigningKey.load(stopped / "keys/receipts.pem", "receipts")
     assert rotate(stopped, "receipts", "--by-operator").code == 0
     log = SigningKey.load(stopped / "keys/log.pem", "log")
     careless = TrustedKeys.load(stopped / "trusted")  # a ledger that still trusts what was replaced
     guard = stopped / "guard.sqlite3"
     with writing(stopped / "ledger.sqlite3", guard=guard, key=log, trusted=careless) as (store, sequencer):
+        with pytest.raises(SignatureError):
+            sequencer.append(sign_document(receipt(7), old).to_bytes()).result()
+        monkeypatch.setattr(BatchPlan, "_check_signers", lambda *_: None)  # as by an earlier version
         sequencer.append(sign_document(receipt(7), old).to_bytes()).result()
         assert len(list(entries_from(store))) == 3
     assert checked_log(stopped).code == 3
 
 
-@pytest.mark.parametrize("place", ["before the files", "before the new key"])
+@pytest.mark.parametrize("role", ["receipts", "log"])
+@pytest.mark.parametrize("place", ["before the checkpoint", "before the files", "before the new key"])
 def test_an_interrupted_rotation_is_completed_by_running_it_again(
-    stopped: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, place: str, role: str
 ) -> None:
     whole = os.replace
 
@@ -272,12 +279,14 @@ def test_an_interrupted_rotation_is_completed_by_running_it_again(
         whole(source, target)
 
     with monkeypatch.context() as broken:
-        if place == "before the files":
-            broken.setattr(key_rotation, "_swap", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
+        if place == "before the checkpoint":
+            broken.setattr(SqlEntryStore, "record_checkpoint", Mock(side_effect=StoreError("power cut")))
+        elif place == "before the files":
+            broken.setattr(key_rotation, "_swap", Mock(side_effect=OSError("power cut")))
         else:
             broken.setattr(os, "replace", cut)
-        assert rotate(stopped, "receipts").code != 0
-    assert rotate(stopped, "receipts").document["index"] == 1
+        assert rotate(stopped, role).code != 0
+    assert rotate(stopped, role).document["index"] == 1
     fill(stopped, 1)
     assert log_holds(stopped)
 

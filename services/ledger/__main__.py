@@ -82,7 +82,6 @@ def opened_servicer(
             guard = opened.enter_context(closing(SqlGuard.open(settings.guard)))
         except LedgerError as error:
             raise CannotStart(f"cannot open the ledger: {error}") from error
-        _refuse_replaced(store, key)
         sequencer = opened.enter_context(closing(_sequencer(settings, store, guard, key, trusted, metrics)))
         reader = LedgerReader(store, sequencer.board)
         metrics.watch(sequencer, store)
@@ -106,6 +105,7 @@ def _sequencer(
     metrics: LedgerMetrics,
 ) -> Sequencer:  # fmt: skip
     try:
+        _refuse_replaced(store, key)
         every_key = TrustedDirectory(settings.trusted_directory, own=key).trusted()
         check_continuity(store, guard, every_key, settings.origin, settings.witnessed, new_guard=settings.new_guard)
         return Sequencer(

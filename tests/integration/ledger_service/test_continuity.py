@@ -20,6 +20,7 @@ from services.ledger.__main__ import opened_servicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.process import CannotStart
 from tests.access import trust_log
+from tests.integration.ledger_store.test_fsck import tamper
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, signed_receipt
 
 
@@ -151,6 +152,13 @@ def test_a_rotation_that_no_checkpoint_covers_is_signed_at_the_next_start(
         assert rotate_log_key(data) == 0
     assert run(data).size == 5
     assert fsck(data)[0] == 0
+
+
+def test_a_damaged_key_entry_is_refused_as_the_log_s(data: Path) -> None:
+    assert rotate_log_key(data) == 0
+    tamper(data / "ledger.sqlite3", "UPDATE leaves SET entry = x'00' WHERE kind = 'key'")
+    with pytest.raises(CannotStart):
+        run(data)
 
 
 def test_a_damaged_guard_is_a_finding(data: Path) -> None:

@@ -182,8 +182,9 @@ class GrammarMask(LogitsMask):
     def __init__(self, grammar: Grammar, ends: frozenset[int]) -> None:
         """`ends`: the tokens that end the sequence, allowed exactly at possible ends of the grammar."""
         self._grammar, self._matcher, self._ends = grammar, grammar.matcher(), ends
-        self._follows = True  # the grammar
+        self._follows = True  # whether every accepted token was allowed
         self._mask = np.zeros(-(-grammar.vocab_size // 32), np.uint32)
+        self._validated: int | None = None  # the last token that `allows` found allowed
 
     def apply(self, logits: Float32) -> None:
         forbid(logits, self.allowed())
@@ -210,11 +211,15 @@ class GrammarMask(LogitsMask):
             return self._matcher.is_accepting()
         if token == self._grammar.eos or self._matcher.compute_ff_bytes():
             return None
-        return self._matcher.validate_tokens([token]) == 1
+        if self._matcher.validate_tokens([token]) != 1:
+            return False
+        self._validated = token
+        return True
 
     def accept(self, token: int) -> None:
-        if token not in self._ends:
-            self._follows = self._matcher.consume_token(token)
+        if token not in self._ends and not self._matcher.consume_token(token):  # a limit, if the token was allowed
+            was_allowed = token == self._validated or self._mask[token >> 5] & np.uint32(1 << (token & 31))
+            self._follows = self._follows and bool(was_allowed)
 
 
 def end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> frozenset[int]:

@@ -28,7 +28,7 @@ from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.kernels.attention.form import Form
 from services.generation.target.kernels.machine import cpus
 from services.generation.target.kernels.storages import PANEL, padded
-from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory, return_freed_memory
+from services.generation.target.program.buffers import Buffers, Cache, ReusedMemory, return_freed_memory, unmap
 from services.generation.target.program.kernel_probe import KernelReport, abridged, blocks_to_probe, probe_kernels
 from services.generation.target.program.layer import load_layer
 from services.generation.target.program.matrices import Pack, matrix_of, vector
@@ -196,6 +196,8 @@ class CpuTarget:
         self._logits.release()
         for run in self.blocks.unused():
             self._parts.cache.discard(run)
+        if self._parts.embedding is not self._parts.head:  # of which passes read single rows, and map pages around them
+            unmap(self._parts.embedding.weights.panels)
         return_freed_memory()
 
     def block_content(self, block: int) -> bytes:

@@ -55,9 +55,20 @@ class _Chunk:
 _chunk = _Chunk()
 
 
+def unmap(memory: NDArray[Any]) -> None:
+    """Drop the whole pages of a contiguous array from this process, if they are of a file that is mapped for reading:
+    they come from the file again when they are read.
+    """
+    base: Any = memory
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview) and base.readonly and isinstance(base.obj, mmap.mmap):
+        _discard(memory)
+
+
 def _discard(memory: NDArray[Any]) -> None:
     """Return the whole pages of a contiguous part of a mapping on small pages to the system, if it is Linux: there they
-    are zeros when they are used again.
+    are zeros, or a file's bytes, when they are used again.
     """
     first, size = padded(memory.ctypes.data, mmap.PAGESIZE), mmap.PAGESIZE
     pages = (memory.ctypes.data + memory.nbytes - first) // size

@@ -1,6 +1,7 @@
 """Buffers of passes: what fits them, and memory that is taken again."""
 
 import hashlib
+import mmap
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -174,3 +175,25 @@ def test_released_memory_is_that_of_unused_blocks_only(model: Path) -> None:
         assert target.block_content(held[0]) == content
         assert sum(map(used_bytes, unused)) < before or sys.platform != "linux"
     assert np.array_equal(logits(), expected)
+
+
+def mapped_kilobytes(path: Path) -> int:
+    """Pages of a file that this process has mapped."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    (first,) = (number for number, line in enumerate(lines) if line.endswith(str(path)))
+    return next(int(line.split()[1]) for line in lines[first:] if line.startswith("Rss:"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is dropped")
+def test_only_pages_of_a_file_are_unmapped_and_keep_their_bytes(tmp_path: Path) -> None:
+    content = bytes(range(1, 256)) * (1 << 12)
+    (path := tmp_path / "file").write_bytes(content)
+    with path.open("rb") as file:
+        array = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8).reshape(255, -1)
+    own = np.frombuffer(content, np.uint8)
+    assert array.sum() == own.sum()
+    assert mapped_kilobytes(path) >= len(content) >> 10
+    for each in (array, own, np.ones(1 << 20, np.uint8)):
+        buffers.unmap(each)
+    assert mapped_kilobytes(path) == 0
+    assert array.tobytes() == own.tobytes() == content

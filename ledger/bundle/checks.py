@@ -7,7 +7,7 @@ it, NotReached if a check that it needs has failed. Later checks use the results
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 
 from ledger.audit.fulfilment import open_promise_with_any_key
 from ledger.audit.log_clock import DatedAhead
@@ -41,17 +41,17 @@ from ledger.bundle.report import (
     judge_promise,
 )
 from ledger.documents.audit import CONSISTENT, EXACT, SAME
+from ledger.documents.dates import MOST_SKEW_SECONDS
 from ledger.documents.halt import HaltState
 from ledger.documents.signed_document import counted
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.errors import FormatError, ProofError
 from ledger.tree.merkle import EMPTY_ROOT, verify_consistency
-from ledger.witness.freshness import Freshness, quorum_time
+from ledger.witness.freshness import Freshness, moment_of, quorum_time
 
 _SHOWN = 5  # the most entries that a line names
 
 _ENTRY_CHECKS = RULES + 1  # the fold of a bundle is complete after all checks of its entries
-_LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
 _OUTSIDE = "verdicts, halts and replaced keys may have been left out"
 
 
@@ -120,7 +120,7 @@ class BundleChecks:
         self._folded: Folded | None = None
         self._cosigned: Mapping[str, int] = {}
         self._times: list[datetime] = []
-        self._quorum_times: list[datetime | None] = []  # for the newest checkpoint
+        self._quorum_time: datetime | None = None  # for the newest checkpoint
         self._completeness: Completeness | None = None
         self._promises: tuple[JudgedPromise, ...] = ()
 
@@ -187,13 +187,13 @@ class BundleChecks:
     def _check_witnesses(self) -> str:
         evidence = self._require_evidence()
         self._cosigned = evidence.policy.cosigned(evidence.note)
-        moments = {name: datetime.fromtimestamp(min(at, _LAST_SECOND), UTC) for name, at in self._cosigned.items()}
+        moments = {name: moment_of(at) for name, at in self._cosigned.items()}
         who = ", ".join(f"{name} at {moment:%Y-%m-%d %H:%M:%S} UTC" for name, moment in moments.items())
         quorum = evidence.policy.quorum
         if not evidence.policy.is_met_by(self._cosigned):
             raise ProofError(f"cosigned by {who or 'no witness'}; the policy requires the quorum {quorum!r}")
         self._times += moments.values()
-        self._quorum_times.append(quorum_time(evidence.policy, self._cosigned))
+        self._quorum_time = quorum_time(evidence.policy, self._cosigned)
         if quorum == "none":
             raise NothingToCheck(f"the policy requires no witness{f'; cosigned by {who}' if who else ''}")
         return who
@@ -354,9 +354,8 @@ class BundleChecks:
         for data in self._trust.promises:
             open_promise_with_any_key(data, (keys for _, keys in self._require_evidence().keys.epochs))
         fold = self._fold_after(_ENTRY_CHECKS)
-        vouched = quorum_time(self._require_evidence().policy, self._cosigned)
         # Receipts in previously verified entries are not compared with promises.
-        log = Extent.of(fold.whole and not fold.before, fold.obligations.latest, vouched)
+        log = Extent.of(fold.whole and not fold.before, fold.obligations.latest, self._vouched_at)
         self._promises = tuple(judge_promise(each, self._as_of(fold), log) for each in fold.promised)
         return check_promises(self._promises, log)
 
@@ -374,8 +373,7 @@ class BundleChecks:
         if self._trust.now is None or self._evidence is None:
             return None
         newest = self._folded.fold.obligations.latest if self._folded else ""
-        vouched = max((time for time in self._quorum_times if time is not None), default=None)
-        return Freshness(self._trust.now, vouched, parse_timestamp(newest) if newest else None)
+        return Freshness(self._trust.now, self._quorum_time, parse_timestamp(newest) if newest else None)
 
     def _require_evidence(self) -> Evidence:
         if self._evidence is None:
@@ -402,6 +400,13 @@ class BundleChecks:
         return fold
 
     def _as_of(self, fold: BundleFold) -> datetime | None:
-        """The time at which owed replays are counted: the latest time of the log or a witness."""
+        """The time at which owed replays are counted: the latest time of the log or a quorum of its witnesses."""
         log = [parse_timestamp(fold.obligations.latest)] if fold.obligations.latest else []
-        return self._trust.as_of or max([*log, *self._times], default=None)
+        return self._trust.as_of or max([*log, *([self._vouched_at] if self._vouched_at else [])], default=None)
+
+    @property
+    def _vouched_at(self) -> datetime | None:
+        """The time by which a quorum of witnesses had the tree, as far as the verifier's own time allows it."""
+        if self._quorum_time is None or self._trust.now is None:
+            return self._quorum_time
+        return min(self._quorum_time, self._trust.now + timedelta(seconds=MOST_SKEW_SECONDS))

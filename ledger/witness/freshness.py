@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from ledger.errors import ProofError
 from ledger.witness.tlog_policy import Policy
 
-_LAST_SECOND = 253_402_300_799  # of the year 9999; a witness may claim any second below 2^63
+LAST_SECOND = 253_402_300_799
+"""Of the year 9999, where datetime's and protobuf's times end; a witness may claim any second below 2^63."""
+
 _GRACE = timedelta(minutes=5)  # clocks differ
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 
@@ -57,8 +59,13 @@ def quorum_time(policy: Policy, cosigned: Mapping[str, int]) -> datetime | None:
     """
     for time in sorted(set(cosigned.values()), reverse=True):
         if policy.is_met_by([name for name, at in cosigned.items() if at >= time]):
-            return datetime.fromtimestamp(min(time, _LAST_SECOND), UTC)
+            return moment_of(time)
     return None
+
+
+def moment_of(seconds: int) -> datetime:
+    """The moment of a cosignature in POSIX seconds; the last second of the year 9999 for any later one."""
+    return datetime.fromtimestamp(min(seconds, LAST_SECOND), UTC)
 
 
 def _words(age: timedelta) -> str:

@@ -25,7 +25,7 @@ from ledger.keys.ed25519 import ROLES
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import open_checkpoint
-from ledger.witness.freshness import Freshness
+from ledger.witness.freshness import Freshness, moment_of
 from ledger.witness.tlog_policy import Policy
 from services.client.errors import NotFound
 from services.client.ledger.ledger import LedgerClient
@@ -176,7 +176,7 @@ def _witnesses(source: Source, checkpoint: SignedCheckpoint) -> Sequence[tuple[s
     if source.policy is None:
         return [(each.witness, each.signed_at) for each in checkpoint.cosignatures]
     times = source.policy.cosigned(Note.from_bytes(checkpoint.note))
-    signed = {name: datetime.fromtimestamp(seconds, UTC) for name, seconds in times.items()}
+    signed = {name: moment_of(seconds) for name, seconds in times.items()}
     return [(each.key.name, signed.get(each.name)) for each in source.policy.witnesses]
 
 

@@ -15,9 +15,8 @@ from ledger.log.reader import Inclusion, StoredReceipt
 from ledger.log.store import VerdictRow
 from ledger.log.writer import Appended
 from ledger.tree.entry import Entry
+from ledger.witness.freshness import LAST_SECOND
 from services.ledger.checkpoints import CosignedCheckpoint
-
-_LATEST_SECOND = 253_402_300_799  # of the year 9999, where protobuf's times end
 
 
 def entry_message(index: int, data: bytes) -> pb.Entry:
@@ -94,7 +93,7 @@ def checkpoint_message(found: CosignedCheckpoint) -> ledger_pb2.GetCheckpointRes
         tree_size=found.checkpoint.size,
         root_hash=found.checkpoint.root,
         cosignatures=[
-            pb.Cosignature(witness=name, sign_time=Timestamp(seconds=min(seconds, _LATEST_SECOND)))
+            pb.Cosignature(witness=name, sign_time=Timestamp(seconds=min(seconds, LAST_SECOND)))
             for name, seconds in found.cosigned.items()
         ],
         witnessed=found.witnessed,

@@ -130,7 +130,12 @@ export async function witnessesAgree({ evidence, note }) {
   if (witnesses.length === 0) throw new Skipped("This explorer has been given no witness policy: nothing to check.");
   const found = await cosigners(need(note, "the checkpoint"), witnesses);
   if (found.length === 0) throw new Skipped("No witness of the policy has cosigned this checkpoint so far.");
-  return found.map(({ name, seconds }) => `${name} at ${new Date(seconds * 1000).toISOString()}`);
+  return found.map(({ name, seconds }) => `${name} at ${moment(seconds)}`);
+}
+
+// A witness may claim any second below 2^63; texts end with the year 9999.
+function moment(seconds) {
+  return new Date(Math.min(seconds, 253_402_300_799) * 1000).toISOString();
 }
 
 // What each way of checking can find: only the first three are on kolm's own arithmetic, where a verdict can be exact.

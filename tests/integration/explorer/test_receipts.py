@@ -229,15 +229,25 @@ def cosigned(response: Any) -> None:
     response.checkpoint += cosign(text, NAME, KEYS["witness"], 1_700_000_000).to_line().encode()
 
 
+def cosigned_in_the_far_future(response: Any) -> None:
+    """A time that the format allows, beyond those of most programs."""
+    text = Note.from_bytes(response.checkpoint).text
+    response.checkpoint += cosign(text, NAME, KEYS["witness"], 2**62).to_line().encode()
+
+
 def cosigned_something_else(response: Any) -> None:
     response.checkpoint += cosign("another log\n1\nAAAA\n", NAME, KEYS["witness"], 7).to_line().encode()
 
 
-def test_a_cosignature_is_checked(browser: Browser, site: Site, url: str) -> None:
-    with site.lying(GetInclusionProof=cosigned), browsing(browser, url) as page:
+@pytest.mark.parametrize(
+    ("lie", "time"),
+    [(cosigned, "2023-11-14T22:13:20.000Z"), (cosigned_in_the_far_future, "9999-12-31T23:59:59.000Z")],
+)
+def test_a_cosignature_is_checked(browser: Browser, site: Site, url: str, lie: Lie, time: str) -> None:
+    with site.lying(GetInclusionProof=lie), browsing(browser, url) as page:
         assert concluded(page) == "ok"
         assert states(page)[6] == "ok"
-        assert f"{NAME} at 2023-11-14T22:13:20.000Z" in page.locator("#check-steps").inner_text()
+        assert f"{NAME} at {time}" in page.locator("#check-steps").inner_text()
 
 
 def test_a_cosignature_over_something_else_is_red(browser: Browser, site: Site, url: str) -> None:
@@ -262,6 +272,8 @@ def test_each_page_of_the_log_says_how_old_it_is_by_whose_word(site: Site, url: 
     assert '<a href="/log#witness-title">' in age(url + path)
     with site.lying(GetCheckpoint=cosigned):
         assert re.search(r"days old \(2023-11-14 22:13:20 UTC\)", age(url + path))
+    with site.lying(GetCheckpoint=cosigned_in_the_far_future):
+        assert "9999-12-31 23:59:59 UTC, in the future" in age(url + path)
 
 
 def test_a_page_without_a_state_says_no_age(url: str) -> None:

@@ -12,11 +12,22 @@ from ledger.documents.promise import read_promise, sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import parse_timestamp
 from ledger.keys.ed25519 import SigningKey
+from ledger.keys.note import Note
+from ledger.witness.cosignature import cosign
 from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, TRUSTED, at, promise_of, receipt
 from tests.unit.ledger.bundle.test_verification import GOOD, TRUST, chosen_by_a_liar, failed, judged
-from tests.vectors.make_bundles import SUCCESSOR, checkpoint, exported, log_of
+from tests.vectors.make_bundles import (
+    COSIGNED_AT,
+    POLICY,
+    SUCCESSOR,
+    WITNESS_KEYS,
+    WITNESSES,
+    checkpoint,
+    exported,
+    log_of,
+)
 
 LAST_WORD = 103  # seconds after the first document: the newest date of any document of the bundle
 COSIGNED = 1200
@@ -78,6 +89,15 @@ def test_without_witnesses_the_log_s_own_dates_prove_an_omission(tmp_path: Path)
 def test_the_log_s_clock_convicts_no_operator_for_promises_due_after_its_end(tmp_path: Path) -> None:
     trust = replace(holding(promised(7, COSIGNED + 1)), as_of=None)
     assert found(judged(GOOD, tmp_path, trust)) == (0, ["OPEN"])
+
+
+@pytest.mark.parametrize(("quorum", "promptly"), [("two-of-three", "ab"), ("none", "")])
+def test_a_witness_that_dates_ahead_convicts_no_operator(tmp_path: Path, quorum: str, promptly: str) -> None:
+    note = Note.from_bytes(checkpoint(log_of(), 14, promptly))
+    ahead = cosign(note.text, WITNESSES["c"].name, WITNESS_KEYS["c"], COSIGNED_AT + 100 * 86_400)
+    files = exported(log_of(), checkpoint=replace(note, signatures=(*note.signatures, ahead)).to_bytes())
+    trust = replace(holding(promised(7, COSIGNED + 7000)), as_of=None, policy=replace(POLICY, quorum=quorum))
+    assert found(judged(files, tmp_path, trust)) == (0, ["OPEN"])
 
 
 def test_one_of_two_promised_choices_is_not_enough(tmp_path: Path) -> None:

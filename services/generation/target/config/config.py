@@ -122,6 +122,11 @@ def _read_directory(directory: Path) -> TargetConfig:
     document, place = members.read_document(directory), directory / "config.json"
     try:
         family, config = members.family_of(document), _read_transformers(directory)
+        if config.model_type != family.name:  # by which transformers chooses the model
+            raise ConfigInvalid(
+                f"model_type: {config.model_type!r}; expected {family.name!r} with architectures "
+                f"{document.get('architectures')!r:.80}: correct one of them, or download config.json again"
+            )
         read = _target_config(family, config, str(place))
     except TargetError as error:
         raise type(error)(about(place, error)) from error

@@ -75,6 +75,8 @@ FAULTS: list[tuple[Callable[[Path], Any], type[TargetError], str]] = [
     (lambda m: (m / CONFIG).write_text("[]"), ConfigInvalid, CONFIG),
     (lambda m: edit_config(m, architectures=["GPT2LMHeadModel"]), UnsupportedArchitecture, "GPT2LMHeadModel"),
     (lambda m: edit_config(m, architectures=None, model_type=None), UnsupportedArchitecture, "architectures"),
+    (lambda m: edit_config(m, architectures=["MistralForCausalLM"]), ConfigInvalid, "model_type: 'llama'"),
+    (lambda m: edit_config(m, model_type="granite"), ConfigInvalid, "model_type: 'granite'; expected 'llama'"),
     (lambda m: edit_config(m, hidden_act="gelu"), UnsupportedArchitecture, "hidden_act"),
     (lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config"),
     (lambda m: edit_config(m, quantization={"bits": 4}), UnsupportedArchitecture, "quantization: MLX, {'bits': 4}"),

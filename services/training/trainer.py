@@ -156,13 +156,14 @@ def coverage(answers: Iterable[Answer], target_ids: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Tensors that a head takes from its base: embeddings [vocab_size, hidden], final norm [hidden] with its offset and
-    the logit scale multiplied in, output matrix [vocab_size, hidden].
+    """The ends of a base: embeddings [vocab_size, hidden], final norm [hidden] with its offset and the logit scale
+    multiplied in, output matrix [vocab_size, hidden], and the cap of logits, 0 for none.
     """
 
     embeddings: Tensor
     norm: Tensor
     head: Tensor
+    cap: float
 
     @classmethod
     def read(cls, base: Path, config: TargetConfig) -> Ends:
@@ -175,10 +176,10 @@ class Ends:
         embeddings = read(EMBEDDING)
         norm = (read(NORM) + config.norm_offset) * config.logit_scale
         output = output_name(weights, config)
-        return cls(embeddings, norm, embeddings if output == EMBEDDING else read(output))
+        return cls(embeddings, norm, embeddings if output == EMBEDDING else read(output), config.logit_cap)
 
     def teacher(self, epsilon: float, target_ids: Tensor) -> Teacher:
-        return Teacher(self.norm, self.head, epsilon, target_ids)
+        return Teacher(self.norm, self.head, epsilon, target_ids, self.cap)
 
 
 def _drawn(kind: Callable[[Any, Tensor], _Module], config: HeadConfig | BlockConfig, ends: Ends, seed: int) -> _Module:

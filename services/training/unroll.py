@@ -134,10 +134,12 @@ class Teacher(nn.Module):
     target_ids: Tensor
     draft_ids: Tensor
 
-    def __init__(self, norm: Tensor, head: Tensor, epsilon: float, target_ids: Tensor) -> None:
-        """`norm` [hidden] and `head` [vocab_size, hidden] are the base's; `target_ids` [draft_vocab_size]."""
+    def __init__(self, norm: Tensor, head: Tensor, epsilon: float, target_ids: Tensor, cap: float = 0.0) -> None:
+        """`norm` [hidden], `head` [vocab_size, hidden] and the `cap` of logits, 0 for none, are the base's;
+        `target_ids` [draft_vocab_size].
+        """
         super().__init__()
-        self._epsilon = epsilon
+        self._epsilon, self.cap = epsilon, cap
         self.register_buffer("norm", norm)
         self.register_buffer("rows", head[target_ids])
         self.register_buffer("target_ids", target_ids)
@@ -153,7 +155,12 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def forward(self, finals: Tensor) -> Tensor:
         """Probabilities [..., draft_vocab_size]."""
-        return F.linear(self.normed(finals), self.rows).to(self.norm.dtype).softmax(-1)
+        return _shares(F.linear(self.normed(finals), self.rows).to(self.norm.dtype), self.cap)
+
+
+def _shares(logits: Tensor, cap: float) -> Tensor:
+    """Probabilities by the target's logits, which tanh keeps below `cap` if it is not 0."""
+    return (cap * torch.tanh(logits / cap) if cap else logits).softmax(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +225,7 @@ def compared(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
     loss, *found = _Comparison.apply(  # type: ignore[no-untyped-call]
         states.to(dtype), matrix.to(dtype), weights[:, None] * counted, places.finals.to(dtype),
-        teacher.rows.to(dtype), places.drafts, overlap,
+        teacher.rows.to(dtype), teacher.cap, places.drafts, overlap,
     )  # fmt: skip
     return Compared(loss, *(each * counted for each in found))
 
@@ -232,12 +239,12 @@ class _Comparison(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, matrix: Tensor, weights: Tensor, finals: Tensor, rows: Tensor, drafts: Tensor,
-        overlap: bool,
+        ctx: Any, states: Tensor, matrix: Tensor, weights: Tensor, finals: Tensor, rows: Tensor, cap: float,
+        drafts: Tensor, overlap: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """`weights` [steps, places] of losses are 0 without a draft; finals [places, hidden] times rows
-        [draft_vocab_size, hidden] are the target's logits, drafts [places] its tokens. The overlap of the distributions
-        is computed with `overlap`.
+        [draft_vocab_size, hidden] are the target's logits before its `cap`, drafts [places] its tokens. The overlap of
+        the distributions is computed with `overlap`.
         """
         steps, count, width = states.shape
         exact = weights.dtype  # float32, or float64 in tests
@@ -247,7 +254,7 @@ class _Comparison(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             for first in range(0, count, size):
                 part = slice(first, first + size)
-                wanted = F.linear(finals[part], rows).to(exact).softmax(-1)
+                wanted = _shares(F.linear(finals[part], rows).to(exact), cap)
                 logits = F.linear(states[:, part].reshape(-1, width), matrix).to(exact).view(steps, -1, len(matrix))
                 best, shares = logits.amax(-1), logits.softmax(-1)
                 sums = best - shares.amax(-1).log()  # the logarithms of the sums of exponentials
@@ -267,7 +274,7 @@ class _Comparison(torch.autograd.Function):
         factors = (weights * slope).to(states.dtype).flatten()[:, None]
         flat = slopes.flatten(0, 1)
         to_states, to_matrix = factors * (flat @ matrix), flat.T @ (factors * states.flatten(0, 1))
-        return to_states.view_as(states), to_matrix, None, None, None, None, None
+        return to_states.view_as(states), to_matrix, None, None, None, None, None, None
 
 
 def step_sums(head: HeadModule, teacher: Teacher, window: Window, weights: Tensor) -> StepSums:

@@ -1,5 +1,6 @@
 """Heads that are trained compute what heads that draft compute, and every part of them learns."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -114,8 +115,13 @@ def test_the_teacher_s_distribution_is_the_target_s_own_on_the_draft_vocabulary(
         assert (greedy == known)[known >= 0].float().mean() > 0.9  # bfloat16 streams may turn a close choice
 
 
-def test_losses_are_the_cross_entropy_of_every_start_that_counts(material: Material) -> None:
-    head, teacher, window = material.head(), material.teacher(), _window(material, [2])
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+def test_losses_are_the_cross_entropy_of_every_start_that_counts(material: Material, cap: float) -> None:
+    head, teacher, window = (
+        material.head(),
+        replace(material, ends=replace(material.ends, cap=cap)).teacher(),
+        _window(material, [2]),
+    )
     answer = material.answers[2]
     with torch.no_grad():
         sums = step_sums(head, teacher, window, torch.ones(2))

@@ -205,14 +205,20 @@ def test_only_one_vllm_of_two_speculates_and_all_else_is_the_same() -> None:
         assert [flag for flag in plain if flag not in fast] == []
 
 
-def test_the_generation_server_before_vllm_is_that_of_compose() -> None:
-    (patch,) = (yaml.safe_load(one["patch"]) for one in PATCHED["patches"])
-    (container,) = patch["spec"]["template"]["spec"]["containers"]
-    variables = {one["name"]: one["value"] for one in container["env"]}
-    beside = BEHIND["generation"]["environment"]
-    assert set(variables) == set(beside)
-    differing = {name for name, value in beside.items() if variables[name] != value}
-    assert differing == {"KOLM_GENERATION_ENGINE_FLAG"}  # one GPU a pod: no parallelism to name
+def test_server_and_auditor_of_vllm_are_those_of_compose_and_of_one_engine() -> None:
+    patches = {one["metadata"]["name"]: one for one in (yaml.safe_load(each["patch"]) for each in PATCHED["patches"])}
+    assert set(patches) == {"generation", "auditor"}
+    for name, patch in patches.items():
+        (container,) = patch["spec"]["template"]["spec"]["containers"]
+        assert container["name"] == name
+        variables = {one["name"]: one["value"] for one in container["env"]}
+        beside = BEHIND[name]["environment"]
+        assert set(variables) == set(beside)
+        differing = {each for each, value in beside.items() if variables[each] != value}
+        assert differing <= {"KOLM_GENERATION_ENGINE_FLAG"}  # one GPU a pod: no parallelism to name
+    served, audited = (BEHIND[name]["environment"] for name in ("generation", "auditor"))
+    for setting, same in (("ENGINE", "ENGINE"), ("PLAIN_URL", "PLAIN_URL"), ("WEIGHTS", "MODEL")):
+        assert served[f"KOLM_GENERATION_{setting}"] == audited[f"KOLM_AUDITOR_{same}"]
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")

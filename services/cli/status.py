@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from ledger.documents.audit import OWN_OUTCOMES
+from ledger.documents.audit import DEVIATION, INCONSISTENT, OWN_OUTCOMES
 from services.cli.frame import exits, options
 from services.cli.frame.output import answer, members
 from services.cli.frame.views import MARKS, OUTCOME_STYLES, Column, Line, Styled, View, facts, joined, table
@@ -111,7 +111,11 @@ class Stack:
         ledger, auditor = self.of("ledger"), self.of("auditor")
         accusers = list(ledger.by("kolm_ledger_witness_silent", "witness").values()).count(2)  # 2: it reports a fork
         counts = (
-            (auditor.total("kolm_auditor_verdicts_total", outcome="DEVIATION"), "deviations found"),
+            (auditor.total("kolm_auditor_verdicts_total", outcome=DEVIATION), "deviations found"),
+            (
+                auditor.total("kolm_auditor_verdicts_total", outcome=INCONSISTENT),
+                "outputs not of the weights",
+            ),
             (ledger.total("kolm_ledger_open_halts"), "halts open"),
             (auditor.total("kolm_auditor_obligations", state="overdue"), "verdicts overdue"),
             (self.of("generation").total("kolm_outbox_refused"), "receipts refused by the ledger"),

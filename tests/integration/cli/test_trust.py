@@ -178,8 +178,9 @@ def test_a_token_that_cannot_be_read_is_the_problem_of_each_server(
 def test_a_server_that_does_not_serve_is_asked_why_and_a_fork_is_shown() -> None:
     with serving(mount(ScriptedGeneration())) as served:
         metrics = Metrics(served.registry)
+        metrics.counter("kolm_auditor_verdicts").labels("INCONSISTENT").inc()
         metrics.read("kolm_ledger_takes_entries", lambda: 0)
         metrics.read("kolm_ledger_witness_silent", lambda: {("a",): 2, ("b",): 1})
         served.on_loop(lambda: served.server.set_serving("", False))
         told = kolm_command("status", "--json", *flags(served))
-    assert (told.code, len(told.document["broken"])) == (5, 2), told.out
+    assert (told.code, len(told.document["broken"])) == (5, 3), told.out

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from kolm.telemetry.v1 import telemetry_pb2 as pb
 from kolm.telemetry.v1.telemetry_pb2_grpc import TelemetryServiceServicer, add_TelemetryServiceServicer_to_server
 from ledger.durable_file import keep_durably
-from services.runtime.access import Access
+from services.runtime.access import PERMISSIONS, Access
 from services.runtime.calls import CallInterceptor
 from services.runtime.credentials import new_token, token_left
 from services.runtime.in_process import InProcessChannel, InProcessServer
@@ -138,7 +138,8 @@ async def start_server(
     Without `access` there are no principals. Runs on the event loop that serves. Raises CannotListen, TlsFilesInvalid.
     """
     registry, limits = registry or CollectorRegistry(), limits or Limits()
-    interceptor = CallInterceptor(CallMetrics(registry), access or Access(), CallLimits(limits))
+    calls = CallMetrics(registry)
+    interceptor = CallInterceptor(calls, access or Access(), CallLimits(limits))
     server = grpc.aio.server(interceptors=[interceptor], options=(*_OPTIONS, *_limiting(limits)))
     in_process = InProcessServer(interceptor)
     for mount in mounts:
@@ -149,6 +150,7 @@ async def start_server(
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, in_process)
     names = ["", health.SERVICE_NAME, _TELEMETRY, *(mount.service for mount in mounts)]
+    calls.begin(path for path in PERMISSIONS if path.split("/")[1] in names)
     reflection.enable_server_reflection([*names[1:], reflection.SERVICE_NAME], server)
     port = _bind(server, listen, tls)
     for name in names:

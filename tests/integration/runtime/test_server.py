@@ -1,6 +1,7 @@
 """The behaviour of every server, on a real server with real stubs; its process, and the spans that it sends."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -126,6 +127,9 @@ def test_calls_are_counted_by_method_and_code(served: Served, channel: grpc.Chan
     before = served.registry.get_sample_value("kolm_rpc_calls_total", labels) or 0
     assert _failure(channel, "full").code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert served.registry.get_sample_value("kolm_rpc_calls_total", labels) == before + 1
+    for method, code in itertools.product(("Generate", "GetLoad"), ("UNKNOWN", "DATA_LOSS")):
+        named = {"service": SERVICE, "method": method, "code": code}
+        assert served.registry.get_sample_value("kolm_rpc_calls_total", named) == 0, named
 
 
 def test_health_serves_until_the_server_drains() -> None:

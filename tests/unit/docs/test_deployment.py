@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from docs.configuration import service_settings
-from ledger.documents.audit import OUTCOMES
+from ledger.documents.audit import ACCUSATIONS, OUTCOMES
 from services.runtime.metrics import BY_NAME, ExportedMetric
 from tests.compose.stack import COMPOSE, OURS, SERVICES, defaulted
 from tests.documented import ROOT
@@ -101,6 +101,7 @@ def test_prometheus_scrapes_every_service_where_it_exports() -> None:
     scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
     places = {job["job_name"]: job["dns_sd_configs"][0] for job in scraped}
     assert set(places) == set(OURS)
+    assert {*re.findall(r'absent\(up{job="(\w+)"}\)', RULES.read_text("utf-8"))} == set(OURS)
     for name, place in places.items():
         assert place["names"] == [name]
         assert SERVICES[name]["environment"][f"KOLM_{name.upper()}_METRICS_PORT"] == place["port"]
@@ -168,8 +169,9 @@ def _labels(metric: ExportedMetric) -> set[str]:
 
 
 def test_outcomes_that_rules_name_exist() -> None:
-    named = {outcome for each in expressions() for outcome in re.findall(r'outcome="(\w+)"', each)}
-    assert named == {"DEVIATION"} <= set(OUTCOMES)
+    named = {outcomes for each in expressions() for outcomes in re.findall(r'outcome=~?"([\w|]+)"', each)}
+    assert "|".join(ACCUSATIONS) in named
+    assert {outcome for outcomes in named for outcome in outcomes.split("|")} <= set(OUTCOMES)
 
 
 def test_every_alert_says_what_to_do_on_a_page_that_has_the_section() -> None:

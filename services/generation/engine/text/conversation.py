@@ -99,7 +99,14 @@ class _Masks:
         self._of = characters
         self._all = str.maketrans(characters)
         self._ends = str.maketrans({end: characters[end] for end in markup.alike(characters, markup.ends)})
-        self._back = str.maketrans({mask: character for character, mask in characters.items()})
+        back = {mask: character for character, mask in characters.items()}
+        self._back = str.maketrans(back)
+        self._forms: tuple[dict[str, str], ...] = (
+            {},
+            back,
+            {mask: _escaped(character) for mask, character in back.items()},
+        )
+        """Ways to write masks back: as they are; if the template escapes masks; if it escapes all but ASCII."""
         self._characters = frozenset(characters.values())
 
     def whole(self, text: Text) -> str:
@@ -123,20 +130,25 @@ class _Masks:
         """The markup that a text spells, except thoughts' tags."""
         marks = self._markup.marks(text.content) if self._markup.may_spell(text.content) else []
         known = (mark for mark in marks if text.content[mark.first] in self._of)
-        return [mark for mark in known if not (text.thinks and mark.text in TAGS)]
+        return [mark for mark in known if not (text.thinks and text.content[mark.first : mark.last + 1] in TAGS)]
 
     def shown(self, masked: str, text: str) -> Callable[[int], bool] | None:
         """Whether each character of the rendered `text` is masked in `masked`; None if they differ in anything else."""
-        for shown in (masked, self._unescaped(masked)):
-            if shown.translate(self._back) == text:
+        for form in self._forms:
+            shown = masked
+            for mask, written in form.items():
+                shown = shown.replace(_escaped(mask), mask * len(written))
+            restored = shown
+            for mask, written in form.items():
+                restored = restored.replace(mask * len(written), written)
+            if restored.translate(self._back) == text:
                 return lambda place: shown[place] in self._characters
         return None
 
-    def _unescaped(self, masked: str) -> str:
-        """The rendered text of a template that writes texts as JSON in ASCII."""
-        for character in self._characters:
-            masked = masked.replace(json.dumps(character)[1:-1], character)
-        return masked
+
+def _escaped(character: str) -> str:
+    """The character as JSON in ASCII writes it."""
+    return json.dumps(character)[1:-1]
 
 
 def _translated(text: Text, table: dict[int, str]) -> str:

@@ -297,8 +297,9 @@ async def _ledger(
     resumes = ResumeVerifier(link.resumes, trusted)
     kept = folder / "halts.json"
     halts = HaltBoard(
-        kept, link.halt_state, settings.halt_poll_seconds, resumes.unverified, settings.halt_lease_seconds
-    )
+        kept, link.halt_state, settings.halt_poll_seconds, resumes.unverified, resumes.scopes,
+        settings.halt_lease_seconds,
+    )  # fmt: skip
     heads = HeadBoard(served.heads, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(served.drafters, link.erasures, settings.halt_poll_seconds, prefixes)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.dates import MOST_SKEW_SECONDS
 from ledger.documents.halt import Resume, Scope
-from ledger.documents.signed_document import open_document
+from ledger.documents.signed_document import open_document, read_document
 from ledger.durable_file import write_durably
 from ledger.encoding.document import decoder
 from ledger.errors import LedgerError
@@ -59,9 +60,18 @@ class ResumeVerifier:
         resumed = {halt for entry in entries if (halt := self._resumed(entry)) is not None}
         return tuple(halt for halt in gone if halt not in resumed)
 
+    async def scopes(self, start: int) -> tuple[Scope, ...]:
+        """The scopes of the valid resumes from an index on. Raises LedgerUnreachable."""
+        resumed = map(self._resumed, await self._read(start))
+        return tuple(halt.scope for halt in resumed if halt is not None)
+
     def _resumed(self, entry: Entry) -> KnownHalt | None:
         try:
-            document = open_document(entry.envelope, self._trusted, entry.index)
+            document = (
+                open_document(entry.envelope, self._trusted, entry.index)
+                if self._trusted.keys("operator")
+                else read_document(entry.envelope)
+            )
         except LedgerError as error:
             _log.error("ignoring the resume in entry %d: %s", entry.index, error)
             return None
@@ -70,34 +80,44 @@ class ResumeVerifier:
 
 @dataclass(frozen=True, slots=True)
 class HaltKnowledge:
-    """`epoch`: count of the ledger's halts; `open`: its open halts; `local`: scopes of deviations found here."""
+    """`epoch`: count of the ledger's halts; `open`: its open halts; `local`: scopes of deviations found here; `since`:
+    entries of the ledger before them, None if the ledger has not been asked since.
+    """
 
     epoch: int = 0
     open: tuple[KnownHalt, ...] = ()
     local: tuple[Scope, ...] = ()
+    since: int | None = None
 
-    def after(self, state: ledger_pb2.GetHaltStateResponse, unresumed: Collection[KnownHalt] = ()) -> HaltKnowledge:
+    def after(
+        self,
+        state: ledger_pb2.GetHaltStateResponse,
+        unresumed: Collection[KnownHalt] = (),
+        ended: Collection[Scope] = (),
+    ) -> HaltKnowledge:
         """The state after a newer answer of the ledger.
 
-        A local halt is in force until the ledger has a halt that covers it; then the ledger's resume ends it.
-        `unresumed` halts are missing from the ledger's list and remain in force.
+        A local halt is in force until the ledger has a halt that covers it; then the ledger's resume ends it. `ended`
+        are local halts whose halt and resume both came while this server was down. `unresumed` halts are missing from
+        the ledger's list and remain in force.
         """
         listed = tuple(KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts)
         halts = (*(halt for halt in self.open if halt in unresumed and halt not in listed), *listed)
         local = tuple(
             found
             for found in self.local
-            if not any(halt.scope.covers(found.base_cid, found.method, found.head_cid) for halt in halts)
+            if found not in ended and not _is_covered(found, (halt.scope for halt in halts))
         )
-        return HaltKnowledge(state.epoch, halts, local)
+        since = state.tree_size if self.since is None else self.since
+        return HaltKnowledge(state.epoch, halts, local, since if local else None)
 
     def gone(self, state: ledger_pb2.GetHaltStateResponse) -> tuple[KnownHalt, ...]:
         """Open halts that the ledger no longer lists."""
         listed = {KnownHalt(halt.halt_index, _scope(halt.scope)) for halt in state.halts}
         return tuple(halt for halt in self.open if halt not in listed)
 
-    def with_local(self, scope: Scope) -> HaltKnowledge:
-        return HaltKnowledge(self.epoch, self.open, tuple(dict.fromkeys((*self.local, scope))))
+    def with_local(self, scope: Scope, since: int | None = None) -> HaltKnowledge:
+        return HaltKnowledge(self.epoch, self.open, tuple(dict.fromkeys((*self.local, scope))), since)
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
@@ -106,6 +126,11 @@ class HaltKnowledge:
 
 async def trust_ledger(gone: Sequence[KnownHalt]) -> Sequence[KnownHalt]:
     """Trust the ledger that a halt that it no longer lists was resumed."""
+    return ()
+
+
+async def no_resumes(start: int) -> Sequence[Scope]:
+    """Know of no resumes."""
     return ()
 
 
@@ -160,17 +185,21 @@ class HaltBoard:
         read: Callable[[], Awaitable[ledger_pb2.GetHaltStateResponse]],
         every: float,
         unverified: Callable[[Sequence[KnownHalt]], Awaitable[Sequence[KnownHalt]]] = trust_ledger,
+        resumed: Callable[[int], Awaitable[Sequence[Scope]]] = no_resumes,
         lease: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`unverified` returns the halts without a valid resume among those that the ledger no longer lists. `every`,
-        `lease` and `clock` count seconds. `wall_clock` is compared with the ledger's clock at each answer.
+        """`unverified` returns the halts without a valid resume among those that the ledger no longer lists, `resumed`
+        the scopes of valid resumes from an index on. `every`, `lease` and `clock` count seconds. `wall_clock` is
+        compared with the ledger's clock at each answer.
         """
         self._path = path
         self._read = read
         self._every = every
         self._unverified = unverified
+        self._resumed = resumed
+        self._size: int | None = None  # of the ledger, at its last answer
         self._knowledge = _load(path)
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -198,7 +227,7 @@ class HaltBoard:
             "halting %s until the ledger has its halt and resume: it deviated from decoding without speculation on %s",
             scope.method, scope.base_cid,
         )  # fmt: skip
-        await self._keep(self._knowledge.with_local(scope))
+        await self._keep(self._knowledge.with_local(scope, self._size))
 
     def noticed(self, epoch: int) -> None:
         """Note the epoch of a ledger's answer; a new epoch triggers a query now."""
@@ -208,14 +237,18 @@ class HaltBoard:
     async def refresh(self) -> None:
         """Query the ledger once. Raises LedgerUnreachable."""
         asked, began = self._clock(), self._wall_clock()
-        state = await self._read()
+        state, before = await self._read(), self._knowledge
         if state.HasField("answer_time"):
-            shown = state.answer_time.ToDatetime(UTC)
-            self.ledger_clock.compare(began, shown, self._wall_clock())
-        unresumed = await self._unverified(self._knowledge.gone(state))
+            self.ledger_clock.compare(began, _moment(state.answer_time), self._wall_clock())
+        unresumed = await self._unverified(before.gone(state))
+        resumed: Sequence[Scope] = ()
         for halt in unresumed:
             _log.critical("keeping halt %d: the ledger dropped it without a valid resume", halt.index)
-        knowledge = self._knowledge.after(state, unresumed)  # of the state after the calls
+        if before.since is not None and before.epoch != state.epoch:
+            resumed = await self._resumed(before.since)
+        ended = [found for found in before.local if _is_covered(found, resumed)]
+        knowledge = self._knowledge.after(state, unresumed, ended)  # of the state after the calls
+        self._size = state.tree_size
         await self._keep(knowledge)
         if not self.known:
             _log.info("updating halts: %d in the ledger, %d open", knowledge.epoch, len(knowledge.open))
@@ -245,6 +278,17 @@ class HaltBoard:
                 await asyncio.to_thread(write_durably, self._path, data)
             except OSError as error:
                 _log.error("writing halts to %s failed; they are lost at a restart: %s", self._path, error)
+
+
+def _moment(stamp: Timestamp) -> datetime:
+    try:
+        return stamp.ToDatetime(UTC)
+    except (ValueError, OverflowError):
+        raise LedgerUnreachable("its answer has a time outside of the years 1 to 9999") from None
+
+
+def _is_covered(found: Scope, scopes: Iterable[Scope]) -> bool:
+    return any(scope.covers(found.base_cid, found.method, found.head_cid) for scope in scopes)
 
 
 def _scope(message: Any) -> Scope:

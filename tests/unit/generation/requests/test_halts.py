@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from kolm.ledger.v1 import documents_pb2, ledger_pb2
 from ledger.documents.halt import Resume, Scope
@@ -13,6 +14,7 @@ from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope, Signature
 from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
 from ledger.tree.entry import Entry
+from services.generation.ledger_link import LedgerUnreachable
 from services.generation.requests.halts import HaltBoard, HaltKnowledge, ResumeVerifier
 from tests.keys import seeded_key
 
@@ -20,14 +22,14 @@ BASE = "cidv1:sha256:" + "a" * 64
 LOOKAHEAD, EAGLE = Scope(BASE, "lookahead"), Scope(BASE, "eagle3", "cidv1:sha256:" + "b" * 64)
 
 
-def answer(epoch: int, *scopes: Scope) -> ledger_pb2.GetHaltStateResponse:
+def answer(epoch: int, *scopes: Scope, size: int = 0) -> ledger_pb2.GetHaltStateResponse:
     halts = [
         documents_pb2.Halt(
             scope=documents_pb2.Scope(base_cid=s.base_cid, method=s.method, head_cid=s.head_cid), halt_index=7
         )
         for s in scopes
     ]
-    return ledger_pb2.GetHaltStateResponse(epoch=epoch, halts=halts)
+    return ledger_pb2.GetHaltStateResponse(epoch=epoch, halts=halts, tree_size=size)
 
 
 def test_the_ledger_s_word_replaces_the_one_before() -> None:
@@ -150,6 +152,48 @@ async def test_a_halt_ends_with_the_resume_and_not_with_the_ledger_s_word(tmp_pa
         assert board.scopes == (LOOKAHEAD,)
     board = await after_the_ledger_dropped_it(tmp_path / "good", trusted, resumed(STRANGER), resumed(ANNA))
     assert board.scopes == ()
+
+
+@pytest.mark.parametrize(
+    ("trusted", "resume", "ends"),
+    [
+        ((ANNA,), (ANNA, LOOKAHEAD), True),
+        ((), (STRANGER, LOOKAHEAD), True),
+        ((ANNA,), (STRANGER, LOOKAHEAD), False),
+        ((ANNA,), (ANNA, EAGLE), False),
+    ],
+)
+async def test_a_deviation_halted_and_resumed_while_the_server_was_down_ends(
+    tmp_path: Path, trusted: tuple[SigningKey, ...], resume: tuple[SigningKey, Scope], ends: bool
+) -> None:
+    answers = [answer(1, size=5), answer(2, size=10), answer(2, size=11)]
+
+    async def read() -> ledger_pb2.GetHaltStateResponse:
+        return answers.pop(0)
+
+    async def read_resumes(start: int) -> list[Entry]:
+        assert start == 5
+        return [resumed(resume[0], scope=resume[1])]
+
+    def board() -> HaltBoard:
+        resumes = ResumeVerifier(read_resumes, TrustedKeys.of(*trusted))
+        return HaltBoard(tmp_path / "halts.json", read, 1.0, resumes.unverified, resumes.scopes)
+
+    before = board()
+    await before.refresh()
+    await before.deviated(LOOKAHEAD)
+    after = board()
+    await after.refresh()
+    await after.refresh()
+    assert after.scopes == (() if ends else (LOOKAHEAD,))
+
+
+async def test_a_time_that_no_calendar_has_is_an_answer_that_did_not_come(tmp_path: Path) -> None:
+    async def read() -> ledger_pb2.GetHaltStateResponse:
+        return ledger_pb2.GetHaltStateResponse(answer_time=Timestamp(seconds=2**62))
+
+    with pytest.raises(LedgerUnreachable):
+        await HaltBoard(tmp_path / "halts.json", read, every=1.0).refresh()
 
 
 async def test_where_two_operators_have_to_sign_the_word_of_one_ends_nothing(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from services.generation.target.unread import LogitRows
 
 _FEW = 16  # features that are read together with the next draft
 _MOST_WAITING = 1 << 23  # bytes of features that wait for the head's next draft; it may never come
+_MOST_REFUSED = 1 << 28  # bytes of features that wait because the head's cache is full
 
 SPARE_BLOCKS = 128
 """Blocks of a head's cache beyond the target's: entries of drafts take up to two a sequence behind its tokens."""
@@ -65,7 +66,7 @@ class HeadDraft(Draft):
         blocks: BlockPool,
         store: Callable[[HeadDraft, int], None],
     ) -> None:
-        """`store(draft, count)` computes the entries of `count` features from `length` on. Raises CacheFull."""
+        """`store(draft, count)` computes the entries of `count` features from `length` on, which have blocks."""
         self.shape, self.state, self.text, self.prediction = shape, state, OwnText(), Prediction(request)
         self.table: list[int] = []
         self.length = 0
@@ -83,15 +84,18 @@ class HeadDraft(Draft):
         return len(self.tokens)
 
     def read(self, tokens: list[int], start: int, features: Float32) -> None:
-        """Raises ValueError if positions were left out."""
+        """Raises ValueError if positions were left out, CacheFull if too much waits for room in the cache."""
         if start == 0 and self.length:
             self.release()
         if start != self.length + self.waiting:
             raise ValueError(f"features from position {start}; expected {self.length + self.waiting}")
         self._waiting.append(features)
         self.tokens += tokens[start + 1 : start + 1 + len(features)]
-        if self.waiting > _FEW and self.waiting * features.itemsize * features.shape[1] > _MOST_WAITING:
+        waiting_bytes = self.waiting * features.itemsize * features.shape[1]
+        if self.waiting > _FEW and waiting_bytes > _MOST_WAITING:
             self._store_all_but_one()
+            if waiting_bytes > _MOST_REFUSED and self.waiting > 1:
+                raise CacheFull(f"{waiting_bytes} bytes of features wait for room in the head's cache")
 
     def settle(self) -> None:
         """Read the waiting features, unless they are few: the next draft reads them anyway."""
@@ -100,13 +104,14 @@ class HeadDraft(Draft):
 
     def _store_all_but_one(self) -> None:
         """The last feature waits: the next draft begins with it. If the cache is full, all go on waiting."""
-        features = self.features()
         try:
-            self._store(self, self.waiting - 1)
+            self.reserve(self.length + self.waiting - 1)
         except CacheFull:
             return
+        self._store(self, self.waiting - 1)
+        last = self.features()[-1:].copy()
         self.length += self.waiting - 1
-        self.tokens, self._waiting = self.tokens[-1:], [features[-1:].copy()]
+        self.tokens, self._waiting = self.tokens[-1:], [last]
 
     def features(self) -> Float32:
         """The features that are waiting, [waiting, layers * hidden]."""
@@ -224,7 +229,7 @@ class HeadDrafter(Drafter):
         raise NotImplementedError
 
     def _store(self, draft: HeadDraft, count: int) -> None:
-        """Compute keys and values of the first waiting features. Raises CacheFull."""
+        """Compute keys and values of the first waiting features, which have blocks."""
         raise NotImplementedError
 
     def expand(self, drafts: Sequence[HeadDraft]) -> None:

@@ -43,7 +43,6 @@ class BlockDrafter(HeadDrafter):
         return self.head.config.block_size
 
     def _store(self, draft: HeadDraft, count: int) -> None:
-        self._pass.blocks.extend(draft.table, draft.length + count)
         rows = RowsBuilder()
         rows.add_chunk(draft.table, draft.length, draft.tokens[:count], False)
         self._pass.store(rows.build(), draft.features()[:count])

@@ -42,7 +42,6 @@ class StepDrafter(HeadDrafter):
         return 1 + shape.depth * shape.width
 
     def _store(self, draft: HeadDraft, count: int) -> None:
-        self._pass.blocks.extend(draft.table, draft.length + count)
         entries = RowsBuilder()
         entries.add_chunk(draft.table, draft.length, draft.tokens[:count], False)
         self._pass.read(entries.build(), draft.features()[:count])

@@ -32,8 +32,9 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.sampler import Sampler
 from services.generation.engine.tree import TokenTree
 from services.generation.target.arrays import Float32, Int64
-from services.generation.target.blocks import slot_of
+from services.generation.target.blocks import BlockPool, slot_of
 from services.generation.target.cpu import CpuTarget
+from services.generation.target.errors import CacheFull
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
 from tests.fakes.drafters import budget as budget_of
@@ -253,6 +254,22 @@ def test_a_full_cache_of_the_head_costs_a_draft_and_no_more(target: CpuTarget) -
     assert len(drafter.propose([sequence.ask()])[0]) == 1
     drafter._pass.blocks.release(hoard)
     assert len(drafter.propose([sequence.ask()])[0]) > 1
+
+
+def test_features_that_a_full_cache_does_not_take_are_not_copied_and_end_the_drafts_in_the_end(
+    target: CpuTarget,
+) -> None:
+    draft, kept = eagle3(target).begin(EngineRequest("r", (0,), SamplingParams())), np.zeros((64, 1 << 14), np.float32)
+    draft._blocks = BlockPool(1)
+
+    def read_all() -> None:
+        for start in range(0, 1 << 20, 64):
+            draft.read([0] * (start + 65), start, kept)
+            assert all(each is kept for each in draft._waiting)
+
+    with pytest.raises(CacheFull):
+        read_all()
+    assert 1 << 27 < draft.waiting * kept[0].nbytes < 1 << 29
 
 
 class Heard(DraftTree):

@@ -16,6 +16,10 @@ from services.generation.target.unread import LogitRows
 from tests.fakes.table_target import ContextTarget
 
 
+class Panic(BaseException):
+    """A panic of Rust as pyo3 raises it: not an Exception."""
+
+
 class LyingDrafter(Drafter):
     """Random trees, wider and deeper than asked for, with tokens outside of the vocabulary and wrong roots; and
     exceptions,

@@ -17,7 +17,7 @@ from services.generation.engine.events import Chunk, Event, Finished, Outcome, S
 from services.generation.engine.request import EngineRequest, EngineStopped
 
 log = logging.getLogger(__name__)
-Answer = Callable[[BaseException | None], None]
+Answer = Callable[[Exception | None], None]
 """Called on the engine's thread with None if the sequences were accepted, or else with the error."""
 IdleWork = Callable[[Callable[[], bool]], bool]
 """Work on the engine's thread when there are no requests. It is given a function that returns whether a request waits,
@@ -140,8 +140,11 @@ class EngineThread:
     def _take(self, submission: _Submission) -> None:
         try:
             self._core.add_all(submission.requests, submission.sink)
-        except BaseException as error:  # a panic in the grammars' library is not an Exception
+        except Exception as error:
             submission.answer(error)
+        except BaseException as panic:  # a panic in the grammars' library is not an Exception, which callers expect
+            log.exception("starting a request failed")
+            submission.answer(RuntimeError(f"the request cannot be started: {panic!r}"))
         else:
             submission.answer(None)
 
@@ -268,7 +271,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
         loop.call_soon_threadsafe(function, *arguments)
 
 
-def _settle(taken: asyncio.Future[None], error: BaseException | None) -> None:
+def _settle(taken: asyncio.Future[None], error: Exception | None) -> None:
     if taken.done():
         return
     if error is None:

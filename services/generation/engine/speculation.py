@@ -134,7 +134,7 @@ class Speculation:
             try:
                 drafts.guide.follow(sequence.tokens)
                 return ask(drafts.guide)
-            except BaseException:  # a panic in the library is not an Exception
+            except BaseException:
                 log.exception("drafting without the failed grammar guide of request %s", sequence.request.request_id)
                 drafts.guide = None
         return None
@@ -151,7 +151,7 @@ class Speculation:
         """
         try:
             self._ask(method, sequences, budgets, trees)
-        except Exception:
+        except BaseException:  # a panic in a library is not an Exception
             for sequence in sequences:  # time before the failure does not count
                 trees[sequence], self._drafts[sequence].budget = TokenTree.root(sequence.tokens[-1]), None
             if len(sequences) == 1:
@@ -257,7 +257,7 @@ class Speculation:
         """Call `call`; if it raises, the sequence continues without this method."""
         try:
             call(*given, **named)
-        except Exception:
+        except BaseException:
             self._drop_failed_method(sequence, method)
 
     def _drop_failed_method(self, sequence: Sequence, method: str) -> None:
@@ -274,7 +274,7 @@ class Speculation:
     def _release(sequence: Sequence, method: str, draft: Draft) -> None:
         try:
             draft.release()
-        except Exception:
+        except BaseException:
             log.exception("%s failed to release its resources for request %s", method, sequence.request.request_id)
 
 

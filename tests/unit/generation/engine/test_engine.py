@@ -4,6 +4,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from services.generation.engine.events import Chunk, Event, Finished
 from services.generation.engine.request import EngineFull, EngineRequest, EngineStopped, InvalidRequest, SamplingParams
 from services.generation.target.rows import Rows
 from services.generation.target.target import PassOutput
-from tests.fakes.drafters import LetterDecoder
+from tests.fakes.drafters import LetterDecoder, Panic
 from tests.fakes.engine_runs import CHEAP_ROWS, submit
 from tests.fakes.table_target import TableTarget
 
@@ -219,6 +220,16 @@ async def test_all_choices_are_in_the_first_pass(running: Running) -> None:
     assert [outcome.token_ids for outcome in outcomes] == [(0,) * 5] * 4
     assert running.engine.totals.passes == 20
     assert running.target.passes == 5
+
+
+@pytest.mark.parametrize("fault", [Panic(), ValueError()])
+async def test_a_fault_while_a_request_is_queued_is_its_callers_exception(
+    running: Running, fault: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineCore, "_sequence", Mock(side_effect=fault))
+    with pytest.raises((RuntimeError, ValueError)):
+        await running.engine.submit_all(choices(1), asyncio.Queue[Event]().put_nowait)
+    assert running.engine.alive
 
 
 @pytest.mark.parametrize(("refused", "count"), [(InvalidRequest, 3), (EngineFull, 60)])

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget
 from services.generation.target.unread import LogitRows
 from tests.examples import examples
+from tests.fakes.drafters import Panic
 from tests.fakes.engine_runs import Collected, run
 from tests.fakes.grammars import CONSTRAINTS, VOCAB, encoded, grammar, ids
 from tests.fakes.grammars import END_ID as END
@@ -141,6 +143,16 @@ def test_a_broken_drafter_costs_no_other_method_a_draft(target: CpuTarget) -> No
     assert passes.pop("r2") == 60
     assert max(passes.values()) < 25
     assert drafter.readers["r2"].released == 1
+
+
+@pytest.mark.parametrize("call", ["begin", "propose", "read", "observe", "finish", "release"])
+def test_a_panic_in_a_drafter_ends_its_drafts_alone(
+    target: CpuTarget, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth, drafter = truth_of(target), ReadingDrafter((1,), {})
+    monkeypatch.setattr(ReadingDrafter if call in ("begin", "propose") else Reader, call, Mock(side_effect=Panic))
+    outcomes = run(target, requests_for(), drafters={"reading": drafter}).outcomes
+    assert {name: outcome.token_ids for (name, _), outcome in outcomes.items()} == truth
 
 
 def test_a_drafter_drafts_for_sequences_that_begin_when_its_code_is_compiled(target: CpuTarget) -> None:

@@ -24,7 +24,7 @@ from services.generation.engine.turns import Gains
 from services.generation.requests.prompt import Tools
 from services.generation.target.cpu import CpuTarget
 from services.generation.verification import Record, RecordDrafter
-from tests.fakes.drafters import LyingDrafter
+from tests.fakes.drafters import LyingDrafter, Panic
 from tests.fakes.engine_runs import run
 from tests.fakes.grammars import CONSTRAINTS, PERSON, grammar
 from tests.fakes.heads import InformedDrafter, eagle3, mtp
@@ -190,10 +190,6 @@ def test_what_a_grammar_forces_while_no_method_has_its_turn_is_counted_as_a_draf
     assert gains.begin(request, ("lookahead",)).method is None
     metrics = outcome_of(target, request, drafters=drafters, gains=gains).metrics
     assert metrics.num_drafts == dict(metrics.passes_by_method)["lookahead"] > 0
-
-
-class Panic(BaseException):
-    """As pyo3 raises one of Rust: it is no Exception."""
 
 
 @pytest.mark.parametrize("part", ["__init__", "follow", "_forced", "fit"])

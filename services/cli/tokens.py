@@ -60,12 +60,15 @@ def create(
     out: Annotated[
         Path | None, Option(metavar="FILE", help="Write the token to this file (mode 0600) instead of printing it.")
     ] = None,
+    if_missing: Annotated[
+        bool, Option("--if-missing", help="Keep the --out FILE if its token is valid; replace an unknown one.")
+    ] = False,
     data_dir: options.DataDir = options.DATA_DIR,
     principals: Principals = None,
     json: options.Json = False,
 ) -> None:
     """Create a credential. The token is printed only now; servers keep its digest, and need no restart."""
-    from services.runtime.credentials import ROLES, new_token, token_digest
+    from services.runtime.credentials import ROLES, digest_in, new_token, token_digest
 
     file, now = principals or data_dir / "principals.json", datetime.now(UTC).replace(microsecond=0)
     if unknown := [each for each in role if each not in ROLES]:
@@ -76,8 +79,10 @@ def create(
     if out is not None:
         if token is None:
             raise UsageError("--out: no token is made; there is nothing to write")
-        if out.exists():
-            raise UsageError(f"--out: {out} exists already")
+        if out.exists() and not if_missing:
+            raise UsageError(f"--out: {out} exists already", "--if-missing keeps a valid token and replaces others")
+    elif if_missing:
+        raise UsageError("--if-missing: needs --out, the file of the token")
     credential = _credential(
         name=name,
         tenant=None if tenant == EVERY_TENANT else expect_name("--tenant", tenant),
@@ -91,11 +96,15 @@ def create(
     with _edited(file) as credentials:
         if any(each.id == credential.id for each in credentials):
             raise UsageError(f"{file} has {certificate or 'anybody'} already: revoke {credential.id} first")
-        if token is not None and out is not None:  # first, so that no credential stays whose token is lost
-            write_durably(out, f"{token}\n".encode())
-        credentials.append(credential)
+        there = "" if out is None else digest_in(out) or ""
+        valid = {each.token_sha256: each for each in credentials if each.token_sha256 and each.valid_at(now)}
+        kept = valid.get(there)
+        if kept is None:
+            if token is not None and out is not None:  # first, so that no credential stays whose token is lost
+                write_durably(out, f"{token}\n".encode())
+            credentials.append(credential)
     secret = {"token": token if out is None else None, "token_file": out}
-    answer(json, _document(credential) | secret, _created_view)
+    answer(json, _document(kept or credential) | secret | {"kept": kept is not None}, _created_view)
 
 
 def _credential(**members: Any) -> Credential:
@@ -171,7 +180,7 @@ def _created_view(made: dict[str, Any]) -> View:
     if made["token"] is not None:
         return str(made["token"])
     if made["token_file"] is not None:
-        return f"wrote {made['token_file']}, the token of {made['name']} ({made['id']})"
+        return f"{'kept' if made['kept'] else 'wrote'} {made['token_file']}, the token of {made['name']} ({made['id']})"
     if made["kind"] == "anybody":
         return f"every caller who reaches the servers' ports, also through a proxy, has: {', '.join(made['roles'])}"
     return f"a caller with a certificate for {made['certificate']} is {made['name']}"

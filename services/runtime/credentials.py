@@ -88,6 +88,14 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def digest_in(file: Path) -> str | None:
+    """The digest of the token in a file; None for a file that cannot be read."""
+    try:
+        return token_digest(file.read_text(encoding="ascii").strip())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 class Credential(BaseModel):
     """One line of the file of principals. Exactly one of `token_sha256`, `certificate` and `anybody` is set.
 

@@ -298,25 +298,24 @@ def make_local_principals(data_dir: Path) -> None:
 
     Raises PrincipalsError, OSError.
     """
-    from services.runtime.credentials import LOCAL_CALLER, ROLES, Credential, edited_principals, new_token, token_digest
+    from services.runtime.credentials import (
+        LOCAL_CALLER,
+        ROLES,
+        Credential,
+        digest_in,
+        edited_principals,
+        new_token,
+        token_digest,
+    )
 
     needed: dict[str, tuple[Role, ...]] = {**SERVICE_ROLES, OWNER: ROLES, LOCAL: ("generate",)}
     file, now = principals_file(data_dir), datetime.now(UTC)
     with edited_principals(file) as credentials:
         valid = {each.token_sha256 for each in credentials if each.token_sha256 and each.valid_at(now)}
         for name, roles in needed.items():
-            if name == LOCAL or _kept_digest(token_file(data_dir, name)) not in valid:
+            if name == LOCAL or digest_in(token_file(data_dir, name)) not in valid:
                 token, named = new_token(), f"kolm up: {name}"
                 write_durably(token_file(data_dir, name), f"{token}\n".encode())
                 tenant, digest = LOCAL_CALLER.tenant if name == LOCAL else None, token_digest(token)
                 made = Credential(name=named, tenant=tenant, roles=roles, token_sha256=digest, created_at=now)
                 credentials[:] = [*(each for each in credentials if each.name != named), made]
-
-
-def _kept_digest(file: Path) -> str | None:
-    from services.runtime.credentials import token_digest
-
-    try:
-        return token_digest(file.read_text(encoding="ascii").strip())
-    except (OSError, UnicodeDecodeError):
-        return None

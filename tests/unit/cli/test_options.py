@@ -129,6 +129,20 @@ def test_a_token_for_a_file_is_not_shown_and_only_its_owner_reads_it(kolm: Kolm,
     assert kolm("create", "service", "--role=append", f"--out={tmp_path / 'token'}")[0] == 2
 
 
+def test_a_token_s_file_is_kept_while_its_token_is_valid_and_else_replaced(
+    kolm: Kolm, file: Path, tmp_path: Path
+) -> None:
+    token, tokens = tmp_path / "token", list[str]()
+    missing = ("create", "service", "--role=append", f"--out={token}", "--if-missing")
+    for harm in (lambda: None, lambda: None, file.unlink, lambda: token.write_text("cut"), token.unlink):
+        harm()
+        assert kolm(*missing)[0] == 0
+        tokens.append(token.read_text().strip())
+        assert token_digest(tokens[-1]) == read_principals(file)[-1].token_sha256
+    assert (tokens[0] == tokens[1], len(set(tokens))) == (True, 4)
+    assert kolm("create", "service", "--role=append", "--if-missing")[0] == 2
+
+
 def test_who_is_revoked_is_gone_by_id_or_by_name(kolm: Kolm, file: Path) -> None:
     for _ in range(2):
         kolm("create", "app", "--role=generate")

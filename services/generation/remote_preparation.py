@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from ledger.audit.draft_head_evidence import DraftHeadEvidence, check_files, verify_draft_head
+from ledger.documents.dates import MOST_SKEW_SECONDS, ahead_of
 from ledger.documents.engine_profile import EngineProfile
 from ledger.documents.receipt import ENGINE
 from ledger.documents.signed_document import sign_document
 from ledger.durable_file import write_durably
-from ledger.encoding.text_forms import cid, cid_of_json, timestamp
+from ledger.encoding.text_forms import cid, cid_of_json, moved, timestamp
 from ledger.errors import LedgerError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.envelope import Envelope, verified_signers
@@ -367,7 +368,7 @@ def _named(found: About) -> str:
 
 
 def _kept(path: Path, document: EngineProfile, key: PublicKey) -> bytes | None:
-    """The stored entry, if `key` has signed it and its profile is the same apart from the time."""
+    """The stored entry, if `key` has signed it, its profile is the same apart from the time, and is not dated ahead."""
     try:
         data = path.read_bytes()
         envelope = Envelope.from_bytes(data)
@@ -375,4 +376,5 @@ def _kept(path: Path, document: EngineProfile, key: PublicKey) -> bytes | None:
     except (OSError, LedgerError):
         return None
     same = msgspec.structs.replace(known, issued_at=document.issued_at) == document
+    same = same and ahead_of(known, moved(document.issued_at, MOST_SKEW_SECONDS)) is None
     return data if same and verified_signers(envelope, [key]) else None

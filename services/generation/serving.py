@@ -291,7 +291,8 @@ async def _ledger(
         outbox = Outbox(journal, link.append_all, settings.outbox_limit, settings.outbox_retry_seconds)
         await outbox.recover()
         registered = folder / f"key-{key.key_id.removeprefix('ed25519:')[:16]}.json"
-        envelope = await asyncio.to_thread(key_envelope, registered, key)
+        key_entry = partial(key_envelope, registered, key)
+        envelope = await asyncio.to_thread(key_entry)
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot keep receipts in {folder}: {error}") from error
     resumes = ResumeVerifier(link.resumes, trusted)
@@ -309,7 +310,7 @@ async def _ledger(
         _task(halts.follow()),
         _task(heads.follow()),
         _task(erasures.follow()),
-        _task(register((envelope, *served.entries), key, link, outbox)),
+        _task(register((envelope, *served.entries), key, link, outbox, key_entry)),
     ]
     served.on_entry(lambda entry: tasks.append(_task(register((entry,), key, link, outbox))))
     with suppress(TimeoutError, LedgerUnreachable):

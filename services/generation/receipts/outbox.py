@@ -13,10 +13,11 @@ from itertools import islice
 from pathlib import Path
 
 from kolm.ledger.v1 import ledger_pb2
+from ledger.documents.dates import MOST_SKEW_SECONDS, ahead_of
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import sign_document
 from ledger.durable_file import write_durably
-from ledger.encoding.text_forms import timestamp
+from ledger.encoding.text_forms import moved, timestamp
 from ledger.errors import FormatError
 from ledger.keys.envelope import Envelope
 from ledger.keys.signer import Signer
@@ -258,26 +259,34 @@ def _settle(answer: asyncio.Future[int | None], index: int | None) -> None:
 
 
 def key_envelope(path: Path, key: Signer) -> bytes:
-    """The signed key entry, made once for each key and stored at `path`: the same bytes get the same index.
+    """The signed key entry, made once for each key and stored at `path`: the same bytes get the same index. An entry
+    that is dated ahead of this machine's clock is made again: the clock was wrong, and no ledger takes it before then.
 
     Raises FormatError for another file, OSError.
     """
-    if not path.exists() or key.public.written().encode() not in _envelope(path).payload:
-        entry = KeyEntry(key.role, key.public, timestamp(datetime.now(UTC)))
-        write_durably(path, sign_document(entry, key).to_bytes())
+    now = timestamp(datetime.now(UTC))
+    stored = _stored(path) if path.exists() else None
+    if stored is None or stored.public_key != key.public or ahead_of(stored, moved(now, MOST_SKEW_SECONDS)):
+        write_durably(path, sign_document(KeyEntry(key.role, key.public, now), key).to_bytes())
     return path.read_bytes()
 
 
-def _envelope(path: Path) -> Envelope:
+def _stored(path: Path) -> KeyEntry:
     try:
-        return Envelope.from_bytes(path.read_bytes())
+        return KeyEntry.from_bytes(Envelope.from_bytes(path.read_bytes()).payload)
     except FormatError as error:
         raise FormatError(str(path), f"{error}; move it away, and the next start writes the key entry again") from None
 
 
-async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, outbox: Outbox) -> None:
+async def register(
+    envelopes: Sequence[bytes],
+    key: Signer,
+    ledger: LedgerLink,
+    outbox: Outbox,
+    key_entry: Callable[[], bytes] | None = None,
+) -> None:
     """Append the key entry and the entries that receipts refer to, in this order, each until it succeeds; then retry
-    the refused receipts.
+    the refused receipts. `key_entry` reads the first entry again if it is dated ahead of the ledger's clock. Blocking.
     """
     refused, waiting = False, list(envelopes)
     while waiting:
@@ -293,6 +302,8 @@ async def register(envelopes: Sequence[bytes], key: Signer, ledger: LedgerLink, 
                 _log.error("retrying to register the key %s; %s: %s", key.key_id, hint, error)
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)
+            if key_entry is not None and len(waiting) == len(envelopes) and error.reason == _CLOCK_AHEAD:
+                waiting[0] = await asyncio.to_thread(key_entry)
         else:
             del waiting[0]
     if refused:

@@ -2,27 +2,33 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from kolm.ledger.v1 import ledger_pb2
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_document
-from ledger.encoding.text_forms import parse_timestamp
+from ledger.encoding.text_forms import parse_timestamp, timestamp
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
+from services.generation import remote_preparation
 from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import EMPTY_OUTCOME
 from services.generation.engine.prefix_disk import PrefixFolder
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
-from services.generation.receipts import erasures
+from services.generation.ledger_link import LedgerLink, LedgerRefused
+from services.generation.receipts import erasures, outbox
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import Speedup, replayed
-from services.generation.receipts.outbox import key_envelope
+from services.generation.receipts.outbox import Outbox, key_envelope, register
 from tests.keys import seeded_key
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, at, erasure, expiry, receipt_id
+from tests.unit.ledger.builders import KEYS, at, engine_profile, erasure, expiry, receipt_id
 
 
 def test_a_key_and_its_successor_are_each_put_on_record_once(tmp_path: Path) -> None:
@@ -33,6 +39,40 @@ def test_a_key_and_its_successor_are_each_put_on_record_once(tmp_path: Path) -> 
     recorded = read_document(Envelope.from_bytes(second))
     assert isinstance(recorded, KeyEntry)
     assert (recorded.public_key, key_envelope(tmp_path / "key", new)) == (new.public, second)
+
+
+def dated(days: float) -> str:
+    return timestamp(datetime.now(UTC) + timedelta(days=days))
+
+
+@pytest.mark.parametrize(("days", "is_kept"), [(-1000, True), (0, True), (1000, False)])
+def test_an_entry_that_was_dated_ahead_of_the_clock_is_signed_again(tmp_path: Path, days: float, is_kept: bool) -> None:
+    """The ledger takes none before its date, and so nothing refers to it."""
+    path, key = tmp_path / "entry", KEYS["receipts"]
+    path.write_bytes(entry := sign_document(KeyEntry(key.role, key.public, dated(days)), key).to_bytes())
+    assert (key_envelope(path, key) == entry) is is_kept
+    path.write_bytes(entry := sign_document(engine_profile(issued_at=dated(days)), key).to_bytes())
+    kept = remote_preparation._kept(path, engine_profile(issued_at=dated(0)), key.public)
+    assert kept == (entry if is_kept else None)
+
+
+async def test_a_key_entry_is_signed_again_once_the_clock_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_REFUSED_PAUSE", 0.0)
+    sent: list[bytes] = []
+
+    class Ledger:
+        async def append(self, request: ledger_pb2.AppendEntryRequest) -> None:
+            sent.append(request.envelope)
+            if request.envelope == b"ahead":
+                raise LedgerRefused("CLOCK_AHEAD", "no")
+
+    waiting = cast(Outbox, SimpleNamespace(refused=0))
+    again = iter([b"ahead", b"right"])
+    ledger = cast(LedgerLink, Ledger())
+    await register([b"ahead", b"profile"], KEYS["receipts"], ledger, waiting, lambda: next(again))
+    assert sent == [b"ahead", b"ahead", b"right", b"profile"]
 
 
 SERVED = replace(

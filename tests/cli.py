@@ -22,6 +22,11 @@ class Ended(NamedTuple):
     err: str
 
     @property
+    def shown(self) -> str:
+        """Both streams."""
+        return self.out + self.err
+
+    @property
     def document(self) -> Any:
         """Its output with --json."""
         return json.loads(self.out)

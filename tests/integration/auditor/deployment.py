@@ -8,12 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
-from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.documents.audit import ReferencePass, Verdict
 from ledger.documents.content import Content
-from ledger.documents.content import Content as SentContent
 from ledger.documents.halt import Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import read_document
@@ -27,19 +23,10 @@ from services.auditor.examination import Compared, Examiner, Finding, Replayed, 
 from services.auditor.held_folder import HeldFolder, Share
 from services.auditor.serving import kept_backlog
 from services.client.ledger.ledger import LedgerClient
-from services.ledger.__main__ import opened_servicer
-from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.runtime.server import Mount
 from tests.access import trust_log
-from tests.serving import serving
+from tests.integration.ledger_service.serving_ledger import serving_ledger
 from tests.unit.ledger.builders import KEYS, ORIGIN, content, receipt, signed
-
-
-def sent_content(number: int) -> SentContent:
-    """The content of the builders' `number`-th receipt, as a client sends it."""
-    kept = content(number)
-    return SentContent(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
 
 
 class Replays:
@@ -123,8 +110,8 @@ class Deployment:
 
     def receive(self, number: int, *, with_content: bool = True, **changes: Any) -> int:
         """Append the builders' `number`-th receipt, with `changes`; its index."""
-        sent = sent_content(number) if with_content else None
-        return self.ledger.append(signed(receipt(number, **changes)), sent).index
+        kept = content(number) if with_content else None
+        return self.ledger.append(signed(receipt(number, **changes)), kept).index
 
     def auditor(
         self,
@@ -152,10 +139,7 @@ class Deployment:
         )
 
     def _content(self, receipt_id: str) -> Content | None:
-        kept = self.ledger.receipt(receipt_id, include_content=True).content
-        if kept is None:
-            return None
-        return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+        return self.ledger.receipt(receipt_id, include_content=True).content
 
 
 @contextmanager
@@ -165,14 +149,12 @@ def opened_deployment(directory: Path, others: Sequence[SigningKey] = (KEYS["ope
     for key in (KEYS["receipts"], KEYS["auditor"], *others):
         key.publish(trusted)
     settings = trust_log(LedgerSettings(data_dir=directory, origin=ORIGIN))
-    with opened_servicer(settings, CollectorRegistry()) as servicer:
-        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-        with (
-            serving(mount, on_drain=servicer.close) as served,
-            LedgerClient.connect(served.address, wait=60) as ledger,
-            HeldFolder(directory / "auditor") as folder,
-        ):
-            yield Deployment(ledger, served.address, trusted, Replays(), folder)
+    with (
+        serving_ledger(settings) as (served, _),
+        LedgerClient.connect(served.address, wait=60) as ledger,
+        HeldFolder(directory / "auditor") as folder,
+    ):
+        yield Deployment(ledger, served.address, trusted, Replays(), folder)
 
 
 def stopped_after(count: int) -> tuple[threading.Event, Callable[[object], None]]:

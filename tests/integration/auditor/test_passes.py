@@ -29,13 +29,13 @@ from tests.integration.auditor.deployment import (
     InterruptedAppender,
     OneHaltAppender,
     OneVerdictAppender,
-    sent_content,
     stopped_after,
 )
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
     OFF,
     SCOPE,
+    content,
     draw,
     erasure,
     fold_obligations,
@@ -140,7 +140,7 @@ def test_an_auditor_killed_between_two_halts_of_a_verdict_owes_the_second(deploy
 
 
 def test_an_auditor_killed_between_the_two_verdicts_on_a_receipt_owes_the_second(deployment: Deployment) -> None:
-    index = deployment.ledger.append(signed(foreign_receipt(0)), sent_content(0)).index
+    index = deployment.ledger.append(signed(foreign_receipt(0)), content(0)).index
     with pytest.raises(KeyboardInterrupt):
         list(deployment.auditor(appender=OneVerdictAppender).run_pass())
     assert outcomes(deployment) == [(index, "SAME")]
@@ -152,7 +152,7 @@ def test_an_auditor_killed_between_the_two_verdicts_on_a_receipt_owes_the_second
 def test_an_engine_that_is_away_holds_up_no_receipt_but_those_that_it_would_be_asked_about(
     deployment: Deployment,
 ) -> None:
-    asked, other = deployment.ledger.append(signed(foreign_receipt(0)), sent_content(0)).index, deployment.receive(1)
+    asked, other = deployment.ledger.append(signed(foreign_receipt(0)), content(0)).index, deployment.receive(1)
     deployment.checks.away = {receipt_id(0)}
     auditor = deployment.auditor()
     with pytest.raises(EngineAway):
@@ -192,7 +192,7 @@ def test_a_kept_verdict_is_kept_until_the_log_of_its_receipt_takes_it(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr(RefusedAppender, "reason", reason)
-    index = deployment.ledger.append(signed(foreign_receipt(0)), sent_content(0)).index
+    index = deployment.ledger.append(signed(foreign_receipt(0)), content(0)).index
     for _ in range(2):
         with pytest.raises(InvalidArgument):
             list(deployment.auditor(appender=RefusedAppender).run_pass())

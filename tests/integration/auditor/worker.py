@@ -44,9 +44,7 @@ def main(address: str, trusted: str, folder: str, hang: str = "") -> None:
     with LedgerClient.connect(address, wait=60) as ledger, HeldFolder(Path(folder), max_attempts=2) as held:
 
         def content(receipt_id: str) -> Content | None:
-            kept = ledger.receipt(receipt_id, include_content=True).content
-            assert kept is not None
-            return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+            return ledger.receipt(receipt_id, include_content=True).content
 
         backlog = Backlog(trust)
         appender = Appender(ledger, KEYS["auditor"], lambda: datetime.now(UTC))

@@ -3,19 +3,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from services.client.ledger.ledger import LedgerClient
-from services.ledger.__main__ import opened_servicer
-from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.access import Access
 from services.runtime.credentials import write_principals
-from services.runtime.server import Mount
 from tests.access import token_of, without_credential
 from tests.integration.ledger_service.liar import ledger_settings
-from tests.serving import Served, serving
+from tests.integration.ledger_service.serving_ledger import serving_ledger
+from tests.serving import Served
 
 Serve = Callable[[], AbstractContextManager[Served]]
 
@@ -49,10 +45,8 @@ def serve(settings: LedgerSettings, principals: Path) -> Serve:
 
     @contextmanager
     def served() -> Iterator[Served]:
-        with opened_servicer(settings, CollectorRegistry()) as servicer:
-            mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-            with serving(mount, on_drain=servicer.close, access=Access(principals)) as running:
-                yield running
+        with serving_ledger(settings, Access(principals)) as (running, _):
+            yield running
 
     return served
 

@@ -5,16 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
-from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from services.client.ledger.ledger import LedgerClient
-from services.ledger.__main__ import opened_servicer
-from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.runtime.server import Mount
 from tests.access import trust_log
-from tests.serving import serving
+from tests.integration.ledger_service.serving_ledger import serving_ledger
 from tests.unit.ledger.builders import KEYS, ORIGIN
 
 Lie = Callable[[Any], None]
@@ -55,9 +49,8 @@ def ledger_settings(folder: Path) -> LedgerSettings:
 
 @contextmanager
 def lying(settings: LedgerSettings) -> Iterator[Liar]:
-    with opened_servicer(settings, CollectorRegistry()) as servicer:
-        liar = Liar(servicer)
-        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(liar, server))  # type: ignore[arg-type]
-        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
-            liar.client = client
-            yield liar
+    with (
+        serving_ledger(settings, between=Liar) as (served, liar),
+        LedgerClient.connect(served.address, wait=60) as liar.client,
+    ):
+        yield liar

@@ -46,13 +46,7 @@ from tests.append_stream import append_many
 from tests.fuzzing import flood
 from tests.integration.ledger_service.conftest import Serve
 from tests.serving import Served
-from tests.unit.ledger import builders
-from tests.unit.ledger.builders import ORIGIN, STRANGER, erasure, receipt, signed, signed_receipt, verdict
-
-
-def wire_content(number: int) -> Content:
-    kept = builders.content(number)
-    return Content(kept.prompt_salt, kept.prompt_token_ids, kept.output_salt, kept.output_token_ids)
+from tests.unit.ledger.builders import ORIGIN, STRANGER, content, erasure, receipt, signed, signed_receipt, verdict
 
 
 def test_an_append_is_proven_by_a_checkpoint_that_the_log_signed(
@@ -134,7 +128,7 @@ def indexes(answers: list[Appended | KolmError]) -> list[int | str]:
 
 
 def test_every_entry_of_a_stream_is_answered_in_order(ledger: LedgerClient) -> None:
-    answers = list(append_many(ledger, ((signed_receipt(number), wire_content(number)) for number in range(600))))
+    answers = list(append_many(ledger, ((signed_receipt(number), content(number)) for number in range(600))))
     assert indexes(answers) == list(range(600))
     assert ledger.checkpoint().tree_size == 600
     assert list(append_many(ledger, [])) == []
@@ -147,23 +141,19 @@ def test_entries_that_came_before_keep_their_index(ledger: LedgerClient) -> None
 
 def test_bad_entries_are_refused_one_by_one_and_the_stream_goes_on(ledger: LedgerClient) -> None:
     entries: list[Entry] = [
-        (signed_receipt(0), wire_content(0)),
-        (b"junk", None),
-        (signed_receipt(1), wire_content(2)),
-        (signed_receipt(0, tenant="another"), None),
-        (b'{"payload":"' + b"A" * MAX_ENVELOPE_BYTES + b'"}', None),
-        (signed(erasure(0, 0)), None),
-        (signed_receipt(2), None),
-    ]
+        (signed_receipt(0), content(0)), (b"junk", None), (signed_receipt(1), content(2)),
+        (signed_receipt(0, tenant="another"), None), (b'{"payload":"' + b"A" * MAX_ENVELOPE_BYTES + b'"}', None),
+        (signed(erasure(0, 0)), None), (signed_receipt(2), None),
+    ]  # fmt: skip
     with append_many(ledger, entries) as stream:
         answers = list(stream)
     refused = ["InvalidArgument", "InvalidArgument", "AlreadyExists", "InvalidArgument", "PermissionDenied"]
     assert indexes(answers) == [0, *refused, 1]
-    junk, content, conflict, large, forbidden = answers[1:6]
+    junk, opening, conflict, large, forbidden = answers[1:6]
     assert isinstance(junk, InvalidArgument)
     assert junk.fields == ("envelope",)
-    assert isinstance(content, InvalidArgument)
-    assert content.fields == ("content.prompt_token_ids",)
+    assert isinstance(opening, InvalidArgument)
+    assert opening.fields == ("content.prompt_token_ids",)
     assert isinstance(conflict, AlreadyExists)
     assert conflict.reason == "CONFLICT"
     assert isinstance(large, InvalidArgument)
@@ -282,7 +272,7 @@ async def test_many_callers_are_answered_each_by_its_own(
 
             async def answers(*numbers: int) -> list[int | grpc.StatusCode]:
                 others = [b"junk", signed_receipt(0, tenant="another"), signed(erasure(0, 0))]
-                receipts = (answer(signed_receipt(number), wire_content(number)) for number in numbers)
+                receipts = (answer(signed_receipt(number), content(number)) for number in numbers)
                 return await asyncio.gather(*receipts, *map(answer, others))
 
             refused = [
@@ -290,7 +280,7 @@ async def test_many_callers_are_answered_each_by_its_own(
                 grpc.StatusCode.ALREADY_EXISTS,
                 grpc.StatusCode.PERMISSION_DENIED,
             ]
-            assert await answer(signed_receipt(0), wire_content(0)) == 0
+            assert await answer(signed_receipt(0), content(0)) == 0
             first = await answers(*range(40))
             assert await asyncio.to_thread(started[1].wait, 60)
             asked.clear()
@@ -373,7 +363,7 @@ def test_a_request_without_entries_or_with_too_many_ends_the_stream(served: Serv
 
 def test_operators_may_send_erasures_over_a_stream(served: Served, operator_token: str) -> None:
     with LedgerClient.connect(served.address, wait=60, token=operator_token) as operator:
-        entries = [(signed_receipt(0), wire_content(0)), (signed(erasure(0, 0)), None)]
+        entries = [(signed_receipt(0), content(0)), (signed(erasure(0, 0)), None)]
         # The erasure names an entry that the log has to hold before it is checked, so the first is waited for.
         assert indexes(list(append_many(operator, entries[:1]))) == [0]
         assert indexes(list(append_many(operator, entries[1:]))) == [1]

@@ -1,25 +1,23 @@
 """A ledger service opens no log that is older than a checkpoint that others have seen, and none without its guard."""
 
-import json
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry
-from typer.testing import CliRunner
 
-from ledger.errors import LogOfAnotherKey, StoreError
+from ledger.errors import LogOfAnotherKey, RolledBack, StoreError
 from ledger.keys.note import Note
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.witness.cosignature_store import CosignatureStore
 from services.cli.ledger import key_rotation
-from services.cli.main import app
 from services.ledger.__main__ import opened_servicer
 from services.ledger.settings import LedgerSettings
 from services.runtime.process import CannotStart
 from tests.access import trust_log
+from tests.cli import kolm
 from tests.integration.ledger_store.test_fsck import tamper
 from tests.unit.ledger.builders import KEYS, ORIGIN, STRANGER, signed_receipt
 
@@ -39,10 +37,9 @@ def run(data: Path, *numbers: int, **settings: object) -> Checkpoint:
 
 def fsck(data: Path) -> tuple[int, bool, list[tuple[str, int | None]]]:
     """The exit code, whether there was a guard, and table and row of each finding."""
-    result = CliRunner().invoke(app, ["ledger", "verify", "--depth=quick", "--data-dir", str(data), "--json"])
-    document = json.loads(result.stdout)
-    findings = [(finding["table"], finding["row"]) for finding in document["findings"]]
-    return result.exit_code, document["guarded"], findings
+    done = kolm("ledger", "verify", "--depth=quick", "--data-dir", data, "--json")
+    findings = [(finding["table"], finding["row"]) for finding in done.document["findings"]]
+    return done.code, done.document["guarded"], findings
 
 
 @pytest.fixture
@@ -56,12 +53,25 @@ def data(tmp_path: Path) -> Path:
     return data
 
 
-def restore(data: Path, *names: str) -> None:
+def restore(data: Path, *names: str, source: str = "backup") -> None:
     for name in names:
         for old in data.glob(f"{name}*"):
             old.unlink()
-        for kept in (data.parent / "backup").glob(f"{name}*"):
+        for kept in (data.parent / source).glob(f"{name}*"):
             shutil.copy(kept, data)
+
+
+def test_an_older_database_is_refused_by_the_sizes_of_both_and_the_newest_is_opened(data: Path) -> None:
+    shutil.copytree(data, data.parent / "newest")
+    shutil.rmtree(data / "witnessed")
+    restore(data, "ledger.sqlite3")
+    with pytest.raises(CannotStart) as caught:
+        run(data)
+    assert isinstance(caught.value.__cause__, RolledBack)
+    assert "holds 2 entries (the head over 2 entries" in str(caught.value)
+    assert "the guard has seen the head over 4 entries" in str(caught.value)
+    restore(data, "ledger.sqlite3", source="newest")
+    assert run(data, 4).size == 5
 
 
 def test_a_restored_database_and_guard_are_refused_for_what_witnesses_have_cosigned(data: Path) -> None:
@@ -139,7 +149,7 @@ def test_a_key_is_not_replaced_in_a_log_that_would_not_be_opened(data: Path) -> 
 
 
 def rotate_log_key(data: Path) -> int:
-    return CliRunner().invoke(app, ["ledger", "rotate-key", "log", "--data-dir", str(data)]).exit_code
+    return kolm("ledger", "rotate-key", "log", "--data-dir", data).code
 
 
 def test_a_rotation_that_no_checkpoint_covers_is_signed_at_the_next_start(

@@ -16,12 +16,12 @@ from ledger.log.receipt_filter import ReceiptFilter
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from services.client.ledger.log import Appended
+from services.client.ledger.log_wire import content_message
 from services.client.ledger.verified import RememberedCheckpoint, VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from tests.integration.ledger_service.liar import Liar, Lie, lying
-from tests.integration.ledger_service.test_appending import wire_content
 from tests.keys import seeded_key
-from tests.unit.ledger.builders import ORIGIN, key_entry, receipt, receipt_id, signed, signed_receipt, verdict
+from tests.unit.ledger.builders import ORIGIN, content, key_entry, receipt, receipt_id, signed, signed_receipt, verdict
 
 
 @pytest.fixture
@@ -276,16 +276,9 @@ def test_another_entry_or_receipt_than_the_one_asked_for_is_not_believed(liar: L
             ask(proving(liar, settings))
 
 
-def _forged_content(answer: Any) -> None:
-    kept = wire_content(1)
-    answer.content.prompt_salt, answer.content.output_salt = kept.prompt_salt, kept.output_salt
-    answer.content.prompt_token_ids.extend(kept.prompt_token_ids)
-    answer.content.output_token_ids.extend(kept.output_token_ids)
-
-
 BESIDE: tuple[tuple[Lie, str], ...] = (
     (_wrongly_proven, "root"),
-    (_forged_content, "not what the receipt commits to"),
+    (lambda answer: answer.content.CopyFrom(content_message(content(1))), "not what the receipt commits to"),
     (lambda answer: setattr(answer.receipt, "outcome", documents_pb2.OUTCOME_EXACT), "newest verdict as DEVIATION"),
     (lambda answer: setattr(answer.verdicts[0], "envelope", signed(verdict(1, 1))), "is not on"),
     (lambda answer: setattr(answer.verdicts[0], "envelope", signed_receipt(2)), "is not one"),

@@ -1,6 +1,5 @@
 """`python -m services.ledger` as a process: first start, restart, refusals."""
 
-import shutil
 import signal
 import sqlite3
 import stat
@@ -15,8 +14,7 @@ from services.client.errors import KolmError, Unavailable
 from services.client.ledger.ledger import LedgerClient
 from tests.access import open_access_file
 from tests.forked import Forked
-from tests.integration.ledger_service.test_appending import wire_content
-from tests.unit.ledger.builders import KEYS, receipt_id, retention, signed, signed_receipt
+from tests.unit.ledger.builders import KEYS, content, receipt_id, retention, signed, signed_receipt
 
 PATIENCE = 240.0
 """Seconds that anything may take on a busy machine; only a test that fails gets there."""
@@ -57,7 +55,7 @@ def test_the_process_erases_what_a_policy_ends(tmp_path: Path) -> None:
     with _ledger(tmp_path, "--retention-seconds", "0.1") as (_, client):
         for role in ("receipts", "operator"):
             KEYS[role].publish(tmp_path / "trusted")
-        client.append(signed_receipt(0), wire_content(0))
+        client.append(signed_receipt(0), content(0))
         with LedgerClient.connect(client.connection.target) as operator:
             operator.append(signed(retention(30)))
         with client.watch(2, follow=True, kinds=("expiry",)) as entries:
@@ -76,47 +74,6 @@ def test_a_restart_goes_on_where_the_log_ended_under_the_same_key(tmp_path: Path
     with _ledger(tmp_path) as (_, client):
         assert client.checkpoint().note == note
         assert client.append(signed_receipt(1)).index == 1
-
-
-def test_a_killed_ledger_recovers_what_it_answered(tmp_path: Path) -> None:
-    with _ledger(tmp_path) as (process, client):
-        KEYS["receipts"].publish(tmp_path / "trusted")
-        answered = [client.append(signed_receipt(number)).index for number in range(3)]
-        process.kill()
-        process.wait(PATIENCE)
-    with _ledger(tmp_path) as (_, client):
-        assert client.checkpoint().tree_size == 3
-        assert [client.append(signed_receipt(number)).index for number in range(3)] == answered
-
-
-def test_an_old_backup_is_not_served_and_the_newest_database_is(tmp_path: Path) -> None:
-    files = [tmp_path / f"ledger.sqlite3{suffix}" for suffix in ("", "-wal", "-shm")]
-    backup, newest = tmp_path / "backup", tmp_path / "newest"
-    for folder, numbers in ((backup, range(2)), (newest, range(2, 5))):
-        with _ledger(tmp_path) as (process, client):
-            KEYS["receipts"].publish(tmp_path / "trusted")
-            for number in numbers:
-                client.append(signed_receipt(number))
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0
-        _copy(files, folder)
-    _copy([backup / file.name for file in files], tmp_path)
-    code, talk = _refusal(tmp_path)
-    assert code == 1
-    assert "holds 2 entries (the head over 2 entries" in talk
-    assert "the guard has seen the head over 5 entries" in talk
-    assert "backup" in talk
-    _copy([newest / file.name for file in files], tmp_path)
-    with _ledger(tmp_path) as (_, client):
-        assert client.append(signed_receipt(5)).index == 5
-
-
-def _copy(files: list[Path], folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    for file in files:
-        (folder / file.name).unlink(missing_ok=True)
-        if file.is_file():
-            shutil.copy(file, folder)
 
 
 def test_the_log_and_its_guard_may_live_in_postgresql(tmp_path: Path, postgres_url: str) -> None:
@@ -184,14 +141,3 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     code, talk = _refusal(tmp_path)
     assert code == 1
     assert "chmod 600" in talk
-
-
-def test_a_log_under_another_key_is_refused(tmp_path: Path) -> None:
-    with _ledger(tmp_path):
-        pass
-    (tmp_path / "keys" / "log.pem").unlink()
-    for published in (tmp_path / "trusted").glob("log-*.pub"):
-        published.unlink()
-    code, talk = _refusal(tmp_path)
-    assert code == 1
-    assert "checkpoint" in talk or "signature" in talk

@@ -5,7 +5,6 @@ import itertools
 import json
 import sqlite3
 import tarfile
-import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,15 +14,14 @@ import pytest
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
-from services.client.errors import DataLoss, InvalidArgument, NotFound, Unavailable
+from services.client.errors import DataLoss, InvalidArgument, NotFound
 from services.client.ledger.ledger import LedgerClient
 from services.ledger.settings import LedgerSettings
 from tests.append_stream import append_many
-from tests.integration.ledger_service.conftest import Serve
-from tests.integration.ledger_service.test_appending import wire_content
 from tests.unit.ledger.builders import (
     SCOPE,
     TRUSTED,
+    content,
     halt,
     key_entry,
     publication,
@@ -102,30 +100,6 @@ def test_watchers_miss_nothing_while_many_callers_append(ledger: LedgerClient) -
         assert [watcher.result(timeout=60) for watcher in watchers] == [list(range(60))] * 4
 
 
-def test_a_stopping_server_ends_a_following_watch_as_unavailable(serve: Serve) -> None:
-    caught: list[BaseException] = []
-    waiting = threading.Event()
-
-    def follow(client: LedgerClient) -> None:
-        try:
-            with client.watch(follow=True) as entries:
-                next(entries)
-                waiting.set()
-                next(entries)
-        except Unavailable as error:
-            caught.append(error)
-
-    with serve() as served:
-        client = LedgerClient.connect(served.address, wait=60)
-        client.append(signed_receipt(0))
-        thread = threading.Thread(target=follow, args=(client,))
-        thread.start()
-        assert waiting.wait(timeout=60)
-    thread.join(timeout=60)
-    client.close()
-    assert len(caught) == 1
-
-
 def test_proofs_hold_for_every_tree_so_far(ledger: LedgerClient) -> None:
     _append_receipts(ledger, 6)
     for size in range(1, 7):
@@ -202,7 +176,7 @@ def indexes(files: dict[str, bytes]) -> list[int]:
 @pytest.fixture
 def filled(ledger: LedgerClient) -> LedgerClient:
     for number in range(4):
-        ledger.append(signed_receipt(number), wire_content(number))
+        ledger.append(signed_receipt(number), content(number))
     ledger.append(signed(verdict(1, 1)))
     return ledger
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from ledger.audit.log_verification import verify_log
 from ledger.bundle.folder import BundleFolder
@@ -30,7 +30,6 @@ from ledger.log.recovery import recover
 from ledger.log.tree_head import TreeHead
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
-from services.cli.main import app
 from services.client.errors import FailedPrecondition, InvalidArgument, KolmError, NotFound, PermissionDenied
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.promised import look_up
@@ -38,13 +37,14 @@ from services.client.ledger.verified import VerifiedLedger
 from services.ledger.settings import LedgerSettings
 from services.runtime.credentials import edited_principals
 from tests.access import token_of, without_credential
+from tests.cli import kolm
 from tests.integration.ledger_service.conftest import Serve
-from tests.integration.ledger_service.test_appending import wire_content
 from tests.integration.ledger_service.test_reading import indexes, unpacked
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,
     at,
+    content,
     engine_profile,
     erasure,
     halt,
@@ -95,14 +95,14 @@ def log(serve: Serve, principals: Path) -> Iterator[Log]:
     with ExitStack() as stack:
         served = stack.enter_context(serve())
         with LedgerClient.connect(served.address, wait=60, token=everything) as filling:
-            filling.append(signed_receipt(0, tenant="acme"), wire_content(0))
-            filling.append(signed_receipt(1, tenant="other"), wire_content(1))
+            filling.append(signed_receipt(0, tenant="acme"), content(0))
+            filling.append(signed_receipt(1, tenant="other"), content(1))
             filling.append(signed(policy(0.5)))
             filling.append(signed(verdict(1, 1, "DEVIATION")))
             filling.append(signed(halt(3)))
             filling.append(signed(retention(30, "acme")))
             filling.append(signed(retention(30, "other")))
-            filling.append(signed_receipt(2, tenant="other"), wire_content(2))
+            filling.append(signed_receipt(2, tenant="other"), content(2))
             filling.append(signed(erasure(7, 2)))
             filling.append(signed(engine_profile()))
         yield Log(
@@ -186,16 +186,12 @@ def _a_stranger_reads_it(folder: Path, answer: bytes, broken: bytes, kept: bytes
     """`kolm verify`, with the public keys alone."""
     for name, data in {"answer.json": answer, "broken.json": broken, "kept.json": kept}.items():
         (folder / name).write_bytes(data)
-
-    def verify(*flags: str) -> int:
-        command = ["verify", str(folder / "answer.json"), "--trusted", str(folder / "trusted"), *flags]
-        return CliRunner().invoke(app, command).exit_code
-
-    assert verify(f"--promise={folder}/broken.json") == 3
-    assert verify(f"--promise={folder}/kept.json") == 3
-    assert verify() == 2
+    verify = partial(kolm, "verify", folder / "answer.json", "--trusted", folder / "trusted")
+    assert verify(f"--promise={folder}/broken.json").code == 3
+    assert verify(f"--promise={folder}/kept.json").code == 3
+    assert verify().code == 2
     (folder / "answer.json").write_bytes(answer.replace(b"keyid", b"keyId"))
-    assert verify(f"--promise={folder}/broken.json") == 3
+    assert verify(f"--promise={folder}/broken.json").code == 3
 
 
 def test_a_tenant_has_its_own_content_erased_and_the_log_says_that_it_asked(
@@ -260,7 +256,7 @@ def test_entries_about_another_tenant_are_not_there(log: Log) -> None:
 
 def test_content_is_for_auditors_and_for_a_token_of_the_tenant(log: Log) -> None:
     for may in (log.acme, log.auditor):
-        assert may.receipt(ACME, include_content=True).content == wire_content(0)
+        assert may.receipt(ACME, include_content=True).content == content(0)
     for may_not in (log.reader, log.local):  # on this machine, for the tenant acme, and without a token
         assert may_not.receipt(ACME).content is None
         with pytest.raises(PermissionDenied):
@@ -277,8 +273,8 @@ def test_a_tenant_s_bundle_verifies_and_has_no_content_but_its_own(
 ) -> None:
     files = unpacked(log.acme.export([ACME], include_content=True))
     assert indexes(files) == [0, 1, 3, HALT, RETENTION, ENGINE]  # with the evidence of the halt
-    (content,) = (data for path, data in files.items() if path.startswith("content/"))
-    assert [json.loads(line)["index"] for line in content.splitlines()] == [0]
+    (opened,) = (data for path, data in files.items() if path.startswith("content/"))
+    assert [json.loads(line)["index"] for line in opened.splitlines()] == [0]
     for name, data in files.items():
         file = tmp_path / "bundle" / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,10 @@ from threading import Thread, current_thread
 from typing import Self
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, text
 
 from ledger.audit.log_verification import verify_log
-from ledger.documents.erasure import Erasure
-from ledger.errors import FormatError, StoreError
+from ledger.errors import StoreError
 from ledger.fsck import Depth, fsck
 from ledger.log.reader import LedgerReader
 from ledger.log.sequencer import Sequencer
@@ -23,7 +22,7 @@ from ledger.sql.contents import SqlContentKeys
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.sqlite import SqliteDatabase
 from ledger.sql.store import SqlEntryStore
-from ledger.tree.entry import Entry
+from tests.integration.ledger_store.writing import database
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,
@@ -96,21 +95,16 @@ def in_files(folder: Path, data: bytes) -> bool:
 
 def copied_contents(target: Path | str) -> list[tuple[int, bytes, bytes]]:
     """A backup of the contents, as `pg_dump` or a copied file has them."""
-    engine = create_engine(f"sqlite:///{target}" if isinstance(target, Path) else target)
-    with engine.connect() as connection:
-        rows = [tuple(row) for row in connection.execute(text("SELECT receipt_index, key_id, sealed FROM contents"))]
-    engine.dispose()
-    return rows
+    with database(target) as engine, engine.connect() as connection:
+        return [tuple(row) for row in connection.execute(text("SELECT receipt_index, key_id, sealed FROM contents"))]
 
 
 def restore_contents(target: Path | str, rows: list[tuple[int, bytes, bytes]]) -> None:
-    engine = create_engine(f"sqlite:///{target}" if isinstance(target, Path) else target)
-    with engine.begin() as connection:
+    with database(target) as engine, engine.begin() as connection:
         connection.execute(text("DELETE FROM contents"))
         for index, key_id, sealed in rows:
             row = {"at": index, "key": key_id, "sealed": sealed}
             connection.execute(text("INSERT INTO contents VALUES (:at, :key, :sealed)"), row)
-    engine.dispose()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -316,24 +310,6 @@ def test_a_ledger_whose_contents_are_all_erased_needs_none_of_their_keys(tmp_pat
         database.execute("UPDATE contents SET sealed = x''")
     with closing(SqlEntryStore.open(target, tmp_path / "elsewhere.db")) as store:
         assert [store.size(), store.content(0)] == [1, None]
-
-
-@pytest.mark.parametrize("named", [erasure(0, 1), erasure(2, 0), erasure(9, 1)])
-def test_an_erasure_of_something_that_is_not_there_is_refused_and_erases_nothing(named: Erasure) -> None:
-    store = MemoryEntryStore()
-    sequencer = append(store, signed_receipt(0), signed_receipt(1))
-    with pytest.raises(FormatError, match="receipt_index"):
-        sequencer.append(signed(named)).result(timeout=60)
-    assert [store.size(), store.content(0), store.content(1)] == [2, content(0), content(1)]
-    sequencer.close()
-
-
-def test_an_erasure_survives_verification_of_the_log_as_what_it_is() -> None:
-    store = MemoryEntryStore()
-    append(store, signed_receipt(0), signed_receipt(1), signed(erasure(0, 0))).close()
-    report = verify_log(store.entries(0, 10), store.latest_checkpoint(), TRUSTED)
-    assert (report.ok, report.kinds["erasure"]) == (True, 1)
-    assert Entry.from_bytes(store.entry(2)).envelope.payload_type == "application/vnd.kolm.erasure.v1+json"
 
 
 def test_keys_are_made_beside_the_batches_that_take_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

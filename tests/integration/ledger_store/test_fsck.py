@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry
@@ -28,7 +27,7 @@ from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import EMPTY_ROOT
 from tests.examples import examples
-from tests.integration.ledger_store.writing import writing
+from tests.integration.ledger_store.writing import execute, writing
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,
@@ -122,11 +121,7 @@ def test_a_good_ledger_passes(filled: Path, path: Path, depth: Depth) -> None:
 def test_a_good_ledger_passes_on_postgresql_and_a_bad_one_does_not(postgres_url: str, tmp_path: Path) -> None:
     fill(postgres_url, tmp_path / "guard.db")
     assert check(postgres_url, Depth.DEEP, guarded(tmp_path), tmp_path / "keys.db").findings == ()
-    engine = create_engine(postgres_url)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE receipts SET method = 'rest' WHERE index = 5"))
-        connection.execute(text("DELETE FROM tiles WHERE level = 1"))
-    engine.dispose()
+    execute(postgres_url, "UPDATE receipts SET method = 'rest' WHERE index = 5", "DELETE FROM tiles WHERE level = 1")
     assert {("receipts", 5), ("tiles", "1/0")} <= set(places(check(postgres_url, Depth.STRUCTURE)))
 
 

@@ -1,20 +1,17 @@
 """fsck names tables, columns, indexes and triggers that are missing; a schema that is broken is a finding."""
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
-from typer.testing import CliRunner, Result
 
 from ledger.errors import StoreError
 from ledger.fsck import Depth, fsck
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
-from services.cli.main import app
-from tests.integration.ledger_store.writing import writing
+from tests.cli import Ended, kolm
+from tests.integration.ledger_store.writing import execute, writing
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 
 
@@ -42,10 +39,8 @@ def found(target: Path | str, depth: Depth = Depth.QUICK) -> list[str]:
         return [str(finding) for finding in fsck(inspection, TRUSTED, depth, origin=ORIGIN).findings]
 
 
-def command(path: Path, *arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "300"}).invoke(
-        app, ["ledger", "verify", "--data-dir", str(path.parent), *arguments]
-    )
+def command(path: Path, *arguments: str) -> Ended:
+    return kolm("ledger", "verify", "--data-dir", path.parent, *arguments)
 
 
 DAMAGE = {
@@ -65,7 +60,7 @@ def test_what_a_schema_lacks_is_a_finding_of_the_quick_check(path: Path, stateme
     assert DAMAGE[statement] in found(path)
     for depth in ("quick", "structure", "deep"):
         result = command(path, f"--depth={depth}")
-        assert (result.exit_code, DAMAGE[statement] in result.stdout) == (3, True), result.output
+        assert (result.code, DAMAGE[statement] in result.out) == (3, True), result.shown
 
 
 @pytest.mark.parametrize("statement", DAMAGE)
@@ -80,7 +75,7 @@ def test_a_ledger_does_not_write_to_a_schema_that_lacks_something(path: Path, st
 def test_a_table_that_the_walk_needs_is_a_finding_and_no_traceback(path: Path) -> None:
     change(path, "DROP TABLE leaves")
     result = command(path, "--depth=deep", "--json")
-    assert (result.exit_code, json.loads(result.stdout)["findings"][0]["table"]) == (3, "schema")
+    assert (result.code, result.document["findings"][0]["table"]) == (3, "schema")
 
 
 MALFORMED = (
@@ -96,16 +91,15 @@ def test_a_malformed_schema_is_a_finding_and_no_failure(path: Path, statement: s
     change(path, "PRAGMA writable_schema=ON", statement, "PRAGMA writable_schema=OFF")
     for depth in ("quick", "deep"):
         result = command(path, f"--depth={depth}")
-        assert result.exit_code == 3, result.output
-        assert result.exception is None or isinstance(result.exception, SystemExit)
-    assert command(path, "--depth=structure", "--json").stdout.startswith("{")
+        assert result.code == 3, result.shown
+    assert command(path, "--depth=structure", "--json").out.startswith("{")
 
 
 def test_a_header_that_was_overwritten_is_a_finding(path: Path) -> None:
     change(path, "SELECT 1")
     path.write_bytes(b"\0" * 16 + path.read_bytes()[16:])
     result = command(path, "--depth=structure", "--json")
-    assert (result.exit_code, [each["table"] for each in json.loads(result.stdout)["findings"]]) == (3, ["database"])
+    assert (result.code, [each["table"] for each in result.document["findings"]]) == (3, ["database"])
 
 
 def test_what_never_was_a_ledger_is_still_refused(tmp_path: Path) -> None:
@@ -128,8 +122,5 @@ def test_what_never_was_a_ledger_is_still_refused(tmp_path: Path) -> None:
 def test_on_postgresql_too(postgres_url: str, tmp_path: Path, statement: str, expected: str) -> None:
     fill(postgres_url, tmp_path)
     assert found(postgres_url) == []
-    engine = create_engine(postgres_url)
-    with engine.begin() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
+    execute(postgres_url, statement)
     assert any(finding.startswith(f"schema: {expected}") for finding in found(postgres_url)), found(postgres_url)

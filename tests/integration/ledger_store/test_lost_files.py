@@ -8,12 +8,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from ledger.errors import LedgerError, Stopped, StoreLocked, StoreReplaced
 from ledger.log.store import entries_from
 from ledger.sql.store import SqlEntryStore
-from tests.integration.ledger_store.writing import writing
+from tests.integration.ledger_store.writing import lose_the_lock, writing
 from tests.unit.ledger.builders import content, signed_receipt
 
 DATABASES = ("ledger.db", "guard.db", "keys.db")
@@ -112,24 +111,12 @@ def test_what_was_deleted_is_copied_from_the_process_that_still_has_it(
         assert list(entries_from(saved)) == kept
 
 
-def kill_lock(url: str) -> None:
-    """End the session that holds the ledger's lock, as a restart of the server or a broken connection does."""
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    holders = (
-        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database "
-    )
-    holders += "WHERE datname = current_database())"
-    with engine.connect() as connection:
-        assert connection.execute(text(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM ({holders}) h")).scalar()
-    engine.dispose()
-
-
 def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
     postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with writing(postgres_url, probe_seconds=1000.0) as (store, running):
         for times in range(1, 3):
-            kill_lock(postgres_url)
+            lose_the_lock(postgres_url)
             for number in range(times + 1):
                 assert running.append(signed_receipt(number)).result().index == number
             assert store.lock_losses == times
@@ -140,7 +127,7 @@ def test_a_lock_that_was_lost_is_taken_again_before_anything_is_written(
 
 def test_a_lost_lock_is_taken_again_while_no_caller_sends_entries(postgres_url: str) -> None:
     with writing(postgres_url, probe_seconds=0.01) as (store, running):
-        kill_lock(postgres_url)
+        lose_the_lock(postgres_url)
         while not store.lock_losses:
             assert running.failure is None
         with pytest.raises(StoreLocked):
@@ -149,7 +136,7 @@ def test_a_lost_lock_is_taken_again_while_no_caller_sends_entries(postgres_url: 
 
 def test_a_writer_whose_lock_another_has_by_now_stops_even_if_idle(postgres_url: str) -> None:
     with writing(postgres_url, probe_seconds=1000.0) as (_, running):
-        kill_lock(postgres_url)
+        lose_the_lock(postgres_url)
         with closing(SqlEntryStore.open(postgres_url)):
             with pytest.raises(LedgerError):
                 running.append(signed_receipt(0)).result()

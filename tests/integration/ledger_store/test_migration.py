@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, Table, create_engine, inspect, text
-from typer.testing import CliRunner
+from sqlalchemy import MetaData, Table, inspect, text
 
 from ledger.audit.log_verification import verify_log
 from ledger.bundle.folder import open_bundle
@@ -31,9 +30,10 @@ from ledger.sql.inspection import SqlInspection
 from ledger.sql.migration import STEPS, migrate, planned
 from ledger.sql.schema import OLDEST, REVISION
 from ledger.sql.store import SqlEntryStore
-from services.cli.main import app
 from tests import documented
+from tests.cli import kolm
 from tests.examples import VECTORS
+from tests.integration.ledger_store.writing import database, execute
 from tests.unit.ledger.builders import KEYS, ORIGIN, content, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryGuard
 
@@ -81,12 +81,8 @@ class Released:
                 assert store.content(int(index)) == (None if erased else content(number))
         return entries
 
-    def execute(self, statement: str) -> None:
-        url = f"sqlite:///{self.target}" if isinstance(self.target, Path) else self.target
-        engine = create_engine(url)
-        with engine.begin() as connection:
-            connection.execute(text(statement))
-        engine.dispose()
+    def execute(self, *statements: str) -> None:
+        execute(self.target, *statements)
 
     def revision(self) -> int:
         return planned(self.target).before
@@ -108,11 +104,9 @@ def released(request: pytest.FixtureRequest, tmp_path: Path) -> Released:
     if name == "sqlite":
         return Released(folder, folder / "ledger.sqlite3", folder / "content-keys/keys.sqlite3")
     url = str(request.getfixturevalue("postgres_url"))
-    engine = create_engine(url)
-    with closing(engine.raw_connection()) as connection, connection.cursor() as cursor:
+    with database(url) as engine, closing(engine.raw_connection()) as connection, connection.cursor() as cursor:
         cursor.execute((folder / "postgresql.sql").read_text("utf-8"))
         connection.commit()
-    engine.dispose()
     return Released(folder, url, folder / "keys-of-postgresql.sqlite3")
 
 
@@ -153,14 +147,10 @@ def test_nothing_is_migrated_while_a_ledger_runs(released: Released) -> None:
 
 
 def test_a_migration_that_fails_changes_nothing(released: Released) -> None:
-    drop = (
-        "DROP TRIGGER leaves_refuse_update"
-        if isinstance(released.target, Path)
-        else "DROP TRIGGER leaves_refuse_change ON leaves"
-    )
-    released.execute(drop)
-    junk = "x'00'" if isinstance(released.target, Path) else "decode('00', 'hex')"
-    released.execute(f'UPDATE leaves SET entry = {junk} WHERE "index" = 5')
+    trigger, junk = "leaves_refuse_change ON leaves", "decode('00', 'hex')"
+    if isinstance(released.target, Path):
+        trigger, junk = "leaves_refuse_update", "x'00'"
+    released.execute(f"DROP TRIGGER {trigger}", f'UPDATE leaves SET entry = {junk} WHERE "index" = 5')
     with pytest.raises(LedgerError):
         migrate(released.target)
     assert released.revision() == released.expected["revision"]
@@ -193,33 +183,28 @@ def test_a_released_guard_and_content_keys_are_opened_and_other_revisions_refuse
     store.open(postgres_url).close()
     copied(released / file, postgres_url, name)
     for url in (postgres_url, f"sqlite:///{released / file}"):
-        engine = create_engine(url)
-        with engine.begin() as connection:
+        with database(url) as engine, engine.begin() as connection:
             connection.execute(text(f"DROP TABLE IF EXISTS {name}_version"))  # 0.1.0 had none
             rows = connection.execute(text(f"SELECT * FROM {name}")).all()
         store.open_for_reading(url).close()
         store.open(url).close()
-        with engine.begin() as connection:
+        with database(url) as engine, engine.begin() as connection:
             assert connection.execute(text(f"SELECT * FROM {name}")).all() == rows != []
             assert connection.execute(text(f"SELECT revision, kolm FROM {name}_version")).all() == [(1, "0.1.0")]
         for revision, needs in ((2, "9.8.7"), (0, None)):
-            with engine.begin() as connection:
-                connection.execute(text(f"UPDATE {name}_version SET revision = {revision}, kolm = '9.8.7'"))
+            execute(url, f"UPDATE {name}_version SET revision = {revision}, kolm = '9.8.7'")
             for opening in (store.open, store.open, store.open_for_reading):  # no lock is left
                 with pytest.raises(OtherRevision) as refused:
                     opening(url)
                 assert (refused.value.found, refused.value.needs) == (revision, needs)
-        engine.dispose()
 
 
 def copied(file: Path, url: str, table: str) -> None:
     """Copy the rows of a table from an SQLite file into another database."""
-    source, target = create_engine(f"sqlite:///{file}"), create_engine(url)
-    reflected = Table(table, MetaData(), autoload_with=source)
-    with source.connect() as reading, target.begin() as writing:
-        writing.execute(reflected.insert(), [dict(row._mapping) for row in reading.execute(reflected.select())])
-    source.dispose()
-    target.dispose()
+    with database(file) as source, database(url) as target:
+        reflected = Table(table, MetaData(), autoload_with=source)
+        with source.connect() as reading, target.begin() as writing:
+            writing.execute(reflected.insert(), [dict(row._mapping) for row in reading.execute(reflected.select())])
 
 
 @pytest.mark.parametrize("place", ["before", "within"])
@@ -267,65 +252,56 @@ def test_tables_from_before_the_first_release_are_named(released: Released) -> N
 
 
 def objects(target: Path) -> dict[str, Any]:
-    engine = create_engine(f"sqlite:///{target}")
-    there = inspect(engine)
-    found: dict[str, Any] = {
-        table: {str(each["name"]): (str(each["type"]), each["nullable"]) for each in there.get_columns(table)}
-        for table in there.get_table_names()
-    }
-    found["indexes"] = {
-        table: sorted(str(each["name"]) for each in there.get_indexes(table)) for table in there.get_table_names()
-    }
-    found["views"] = {view: there.get_view_definition(view) for view in there.get_view_names()}
-    engine.dispose()
+    with database(target) as engine:
+        there = inspect(engine)
+        tables = there.get_table_names()
+        found: dict[str, Any] = {
+            table: {str(each["name"]): (str(each["type"]), each["nullable"]) for each in there.get_columns(table)}
+            for table in tables
+        }
+        found["indexes"] = {table: sorted(str(each["name"]) for each in there.get_indexes(table)) for table in tables}
+        found["views"] = {view: there.get_view_definition(view) for view in there.get_view_names()}
     return found
 
 
 @pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
 def test_migrated_tables_are_those_of_a_new_database(path: Path, tmp_path: Path) -> None:
-    with tarfile.open(path) as archived:
-        archived.extractall(tmp_path, filter="data")
-    migrate(tmp_path / "ledger.sqlite3")
-    SqlEntryStore.open(tmp_path / "new.sqlite3").close()
-    assert objects(tmp_path / "ledger.sqlite3") == objects(tmp_path / "new.sqlite3")
+    folder = unpacked(path, tmp_path)
+    migrate(folder / "ledger.sqlite3")
+    SqlEntryStore.open(folder / "new.sqlite3").close()
+    assert objects(folder / "ledger.sqlite3") == objects(folder / "new.sqlite3")
 
 
 @pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
 def test_a_bundle_of_an_earlier_version_verifies(path: Path, tmp_path: Path) -> None:
-    with tarfile.open(path) as archived:
-        archived.extractall(tmp_path, filter="data")
-    with open_bundle(tmp_path / "bundle.tar.gz") as bundle:
-        report = verify_bundle(bundle, Trust(TrustedKeys.load(tmp_path / "trusted")))
+    folder = unpacked(path, tmp_path)
+    with open_bundle(folder / "bundle.tar.gz") as bundle:
+        report = verify_bundle(bundle, Trust(TrustedKeys.load(folder / "trusted")))
     failed = {check.number for check in report.checks if check.passed is False}
     assert failed <= {9, 10, 14}  # statements of the log about its operator and auditor, as they were then
-    assert sum(report.kinds.values()) == len(json.loads((tmp_path / "expected.json").read_bytes())["kinds"])
+    assert sum(report.kinds.values()) == len(json.loads((folder / "expected.json").read_bytes())["kinds"])
 
 
 @pytest.mark.parametrize("path", RELEASES, ids=lambda path: path.name)
 def test_the_command_copies_converts_and_says_so(path: Path, tmp_path: Path) -> None:
-    with tarfile.open(path) as archived:
-        archived.extractall(tmp_path, filter="data")
-
+    folder = unpacked(path, tmp_path)
     shown, taken = documented.MIGRATED
 
     def run(line: str) -> Any:
-        words = [*line.split()[1:], "--data-dir", str(tmp_path), "--json"]
-        done = CliRunner(env={"COLUMNS": "400"}).invoke(app, words)
-        return (done.exit_code, json.loads(done.stdout) if done.exit_code == 0 else done.stderr)
+        return kolm(*line.split()[1:], "--data-dir", folder, "--json")
 
-    code, document = run(shown)
-    assert (code, document["done"], document["after"]) == (0, False, REVISION)
-    copy = tmp_path / f"ledger.sqlite3.revision-{document['before']}"
+    document = run(shown).document
+    assert (document["done"], document["after"]) == (False, REVISION)
+    copy = folder / f"ledger.sqlite3.revision-{document['before']}"
     assert not copy.exists()
     copy.write_bytes(b"there")
-    code, _ = run(taken)
-    assert (code, copy.read_bytes()) == (1, b"there")  # nothing is written over
+    assert (run(taken).code, copy.read_bytes()) == (1, b"there")  # nothing is written over
     copy.unlink()
-    code, document = run(taken)
-    assert (code, document["done"], document["backup"]) == (0, True, str(copy))
+    done = run(taken)
+    assert (done.code, done.document["done"], done.document["backup"]) == (0, True, str(copy))
     assert planned(copy).before == document["before"]
     assert copy.stat().st_mode & 0o777 == 0o600
     with closing(sqlite3.connect(copy)) as kept:
         assert kept.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    code, document = run(taken)
-    assert (code, document["steps"], document["done"]) == (0, [], False)
+    again = run(taken)
+    assert (again.code, again.document["steps"], again.document["done"]) == (0, [], False)

@@ -13,15 +13,8 @@ from sqlalchemy import Engine, create_engine, inspect, text
 from ledger.documents.audit import Verdict
 from ledger.sql.schema import metadata
 from tests.documented import ROOT
-from tests.integration.ledger_store.writing import writing
-from tests.unit.ledger.builders import (
-    content,
-    erasure,
-    foreign_receipt,
-    receipt,
-    signed,
-    verdict,
-)
+from tests.integration.ledger_store.writing import database, writing
+from tests.unit.ledger.builders import content, erasure, foreign_receipt, receipt, signed, verdict
 
 PAGE = (ROOT / "docs/auditing.md").read_text("utf-8")
 ACCEPTANCE, UNJUDGED, ERASED = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
@@ -106,16 +99,15 @@ def test_documents_are_read_as_json(url: str, tmp_path: Path, monkeypatch: pytes
         lines = [line.split(" ", 2) for line in capsys.readouterr().out.splitlines()]
         assert [(int(index), kind, json.loads(document)) for index, kind, document in lines] == expected
         return
-    engine = create_engine(url)
-    assert rows(engine, DOCUMENTS.replace(":", r"\:")) == expected
-    engine.dispose()
+    with database(url) as engine:
+        assert rows(engine, DOCUMENTS.replace(":", r"\:")) == expected
 
 
 def test_the_readme_describes_every_table_and_the_view(url: str) -> None:
     page = (ROOT / "ledger/README.md").read_text("utf-8")
     chapter = page[page.index("## The tables") : page.index("## What a crash means")]
     described = set(re.findall(r"^\| `(\w+)` \|", chapter, re.MULTILINE))
-    engine = create_engine(url)
-    there = inspect(engine)
-    assert described == {*there.get_table_names(), *there.get_view_names()} == {*metadata.tables, "audited_receipts"}
-    engine.dispose()
+    with database(url) as engine:
+        there = inspect(engine)
+        found = {*there.get_table_names(), *there.get_view_names()}
+    assert described == found == {*metadata.tables, "audited_receipts"}

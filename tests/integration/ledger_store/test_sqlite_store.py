@@ -15,14 +15,13 @@ import pytest
 from ledger.audit.log_verification import Report, verify_log
 from ledger.errors import ChainError, LedgerError, NotWritten, StoreDamaged, StoreError, StoreLocked
 from ledger.log.reader import LedgerReader
-from ledger.log.sequencer import Sequencer
 from ledger.log.store import entries_from
 from ledger.sql.database import store_errors
 from ledger.sql.guard import SqlGuard
 from ledger.sql.store import SqlEntryStore
 from tests.integration.ledger_store.test_fsck import tamper
-from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
-from tests.unit.ledger.log.memory_store import MemoryGuard
+from tests.integration.ledger_store.writing import writing
+from tests.unit.ledger.builders import ORIGIN, TRUSTED, content, signed_receipt
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,12 +31,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "ledger.db"
 
 
-def _sequencer(store: SqlEntryStore) -> Sequencer:
-    return Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=MemoryGuard())
-
-
 def append(path: Path, numbers: range) -> list[int]:
-    with closing(SqlEntryStore.open(path, path.with_name("keys.db"))) as store, closing(_sequencer(store)) as sequencer:
+    with writing(path, path.with_name("keys.db")) as (_, sequencer):
         futures = [sequencer.append(signed_receipt(number), content(number)) for number in numbers]
         return [future.result().index for future in futures]
 
@@ -85,7 +80,7 @@ def test_a_refused_second_opening_leaves_the_first_its_locks(path: Path) -> None
 
 
 def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
-    with closing(SqlEntryStore.open(path)) as store, closing(_sequencer(store)) as sequencer:
+    with writing(path) as (store, sequencer):
         reader, seen = LedgerReader(store, sequencer.board), []
 
         def look() -> None:
@@ -156,11 +151,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 def test_a_write_that_the_system_cuts_short_is_refused_and_the_ledger_goes_on_once_there_is_room(
     path: Path, room: int
 ) -> None:
-    with (
-        closing(SqlEntryStore.open(path, path.with_name("keys.db"))) as store,
-        closing(SqlGuard.open(path.with_name("guard.db"))) as guard,
-        closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=guard)) as sequencer,
-    ):
+    with writing(path, path.with_name("keys.db"), path.with_name("guard.db")) as (_, sequencer):
         acknowledged = [sequencer.append(signed_receipt(number), content(number)).result() for number in range(3)]
         with file_size_limit(path.with_name(path.name + "-wal").stat().st_size + room):
             futures = [sequencer.append(signed_receipt(number), content(number)) for number in range(3, 60)]
@@ -171,7 +162,8 @@ def test_a_write_that_the_system_cuts_short_is_refused_and_the_ledger_goes_on_on
         answers = [sequencer.append(signed_receipt(number), content(number)).result() for number in range(60)]
         assert sorted(answer.index for answer in answers) == list(range(60))
         assert [answer.entry for answer in answers[:3]] == [answer.entry for answer in acknowledged]
-        assert guard.read(ORIGIN) == sequencer.board.latest().checkpoint
+        with closing(SqlGuard.open_for_reading(path.with_name("guard.db"))) as guard:
+            assert guard.read(ORIGIN) == sequencer.board.latest().checkpoint
     assert verify(path).ok
 
 

@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, InternalError
 
 from ledger.audit.log_verification import verify_log
@@ -14,7 +14,7 @@ from ledger.errors import NotWritten, StoreError
 from ledger.log.store import entries_from
 from ledger.sql.schema import REVISION
 from ledger.sql.store import SqlEntryStore
-from tests.integration.ledger_store.writing import writing
+from tests.integration.ledger_store.writing import database, execute, writing
 from tests.postgres import running_cluster, url_of
 from tests.unit.ledger.builders import ORIGIN, TRUSTED, content, retention, signed, signed_receipt
 
@@ -56,16 +56,14 @@ def test_sqlite_refuses_to_change_what_was_written(tmp_path: Path, statement: st
 
 def test_postgresql_refuses_to_change_what_was_written(postgres_url: str) -> None:
     fill(postgres_url)
-    engine = create_engine(postgres_url)
     for statement in (*REWRITES, "TRUNCATE leaves", "TRUNCATE checkpoints, leaves"):
-        with engine.connect() as connection, pytest.raises(DBAPIError, match="append-only"):
-            connection.execute(text(statement))
-    engine.dispose()
+        with pytest.raises(DBAPIError, match="append-only"):
+            execute(postgres_url, statement)
 
 
 def test_a_cluster_that_was_made_without_a_locale_holds_a_log_too(postgres_cluster: Path, tmp_path: Path) -> None:
-    admin = create_engine(url_of(postgres_cluster, "postgres"), isolation_level="AUTOCOMMIT")
-    with closing(admin.connect()) as connection:
+    at = url_of(postgres_cluster, "postgres")
+    with database(at, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
         ascii_only = "ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
         connection.execute(text(f"CREATE DATABASE without_locale {ascii_only}"))
         try:
@@ -74,7 +72,6 @@ def test_a_cluster_that_was_made_without_a_locale_holds_a_log_too(postgres_clust
                 assert store.size() == 0
         finally:
             connection.execute(text("DROP DATABASE without_locale WITH (FORCE)"))
-    admin.dispose()
 
 
 @pytest.mark.parametrize(
@@ -83,15 +80,12 @@ def test_a_cluster_that_was_made_without_a_locale_holds_a_log_too(postgres_clust
 def test_tables_of_another_version_are_left_as_they_are(postgres_url: str, tmp_path: Path, change: str) -> None:
     for url in (postgres_url, f"sqlite:///{tmp_path / 'ledger.db'}"):
         fill(url)
-        engine = create_engine(url)
-        with engine.begin() as connection:
-            connection.execute(text(change))
+        execute(url, change)
         for opening in (SqlEntryStore.open, SqlEntryStore.open, SqlEntryStore.open_for_reading):  # no lock is left
             with pytest.raises(StoreError, match="revision"):
                 opening(url)
-        with engine.begin() as connection:
+        with database(url) as engine, engine.begin() as connection:
             assert connection.execute(text("SELECT count(*) FROM leaves")).scalar() == 3
-        engine.dispose()
 
 
 SEGMENT = 16 * 2**20
@@ -128,10 +122,8 @@ def test_a_full_disk_loses_nothing_and_is_over_once_there_is_room(tmp_path: Path
 @contextmanager
 def without_room(url: str) -> Iterator[None]:
     """Rows of a transaction that has failed for want of room stay until an operator cleans up."""
-    database = create_engine(url, isolation_level="AUTOCOMMIT")
-    with database.connect() as connection:
+    with database(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
         with pytest.raises(InternalError, match="File too large"):
             connection.execute(FILL)
         yield
         connection.execute(text("VACUUM contents"))
-    database.dispose()

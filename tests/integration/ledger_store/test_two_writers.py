@@ -3,6 +3,7 @@
 import base64
 import signal
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import Frontier, leaf_hash
 from tests.forked import Forked
 from tests.integration.ledger_store.crashing_writer import MOST_APPENDS, open_store
+from tests.integration.ledger_store.writing import database, lose_the_lock, writing
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, content, signed_receipt
 from tests.unit.ledger.log.faulty_store import FAULTS
 from tests.unit.ledger.log.memory_store import MemoryGuard
@@ -34,20 +36,6 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres_url"))
     return tmp_path / "ledger.db"
-
-
-def lose_the_lock(target: Path | str) -> None:
-    """A file system without locks; a connection that broke and was made again."""
-    if isinstance(target, Path):
-        target.with_name(target.name + ".lock").unlink()
-        return
-    engine = create_engine(target, isolation_level="AUTOCOMMIT")
-    holders = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = " + (
-        "(SELECT oid FROM pg_database WHERE datname = current_database())"
-    )
-    with engine.connect() as connection:
-        assert connection.execute(text(f"SELECT pg_terminate_backend(pid, 5000) FROM ({holders}) h")).scalar()
-    engine.dispose()
 
 
 def sequencer(store: SqlEntryStore, guard: SqlGuard | None = None) -> Sequencer:
@@ -159,30 +147,25 @@ def test_two_sequencers_on_copies_of_one_database_make_no_fork_of_signed_heads(
 
 
 def test_a_database_that_drops_its_connections_fails_one_batch_at_most(postgres_url: str) -> None:
-    engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
-    with closing(SqlEntryStore.open(postgres_url)) as store, closing(sequencer(store)) as running:
+    with writing(postgres_url) as (_, running), database(postgres_url, isolation_level="AUTOCOMMIT") as engine:
         running.append(signed_receipt(0)).result()
         with engine.connect() as connection:
             others = "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             assert connection.execute(text(f"SELECT count(pg_terminate_backend(pid, 5000)) FROM {others}")).scalar()
         assert [running.append(signed_receipt(number)).result().index for number in range(3)] == [0, 1, 2]
-    engine.dispose()
 
 
 def test_commits_wait_for_the_disk_whatever_the_server_does_by_default(postgres_url: str) -> None:
-    engine = create_engine(postgres_url, isolation_level="AUTOCOMMIT")
     for default, expected in (("off", "on"), ("remote_apply", "remote_apply")):
-        with engine.connect() as connection:
+        with database(postgres_url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
             name = connection.execute(text("SELECT current_database()")).scalar()
             connection.execute(text(f"ALTER DATABASE {name} SET synchronous_commit = {default}"))
-        engine.dispose()
         with closing(SqlEntryStore.open(postgres_url)) as store:
             settings = []
             for durable in (True, False, True):
                 with store._database.writing(durable=durable) as connection:
                     settings.append(connection.execute(text("SHOW synchronous_commit")).scalar())
             assert settings == [expected, "off", expected]
-    engine.dispose()
 
 
 @dataclass(frozen=True)
@@ -195,17 +178,12 @@ class Acknowledged:
 
 
 @pytest.fixture
-def database(target: Path | str) -> str:
-    return str(target)
-
-
-@pytest.fixture
 def guard(tmp_path: Path) -> Path:
     return tmp_path / "guard.db"
 
 
-def start(database: str, guard: Path, first: int, *step: str) -> Forked:
-    return Forked("tests.integration.ledger_store.crashing_writer", database, str(guard), str(first), *step)
+def start(target: Path | str, guard: Path, first: int, *step: str) -> Forked:
+    return Forked("tests.integration.ledger_store.crashing_writer", str(target), str(guard), str(first), *step)
 
 
 def parse(line: str) -> Acknowledged:
@@ -213,9 +191,9 @@ def parse(line: str) -> Acknowledged:
     return Acknowledged(int(number), int(index), base64.b64decode(checkpoint))
 
 
-def check_nothing_was_lost(database: str, guard: Path, acknowledged: list[Acknowledged]) -> None:
+def check_nothing_was_lost(target: Path | str, guard: Path, acknowledged: list[Acknowledged]) -> None:
     """Reopen as any start does, resend everything, then verify the whole log and every promise against it."""
-    with closing(opened(database, guard.with_name("keys.db"))) as store, closing(SqlGuard.open(guard)) as watch:
+    with closing(opened(target, guard.with_name("keys.db"))) as store, closing(SqlGuard.open(guard)) as watch:
         with closing(Sequencer(store, KEYS["log"], TRUSTED, ORIGIN, guard=watch)) as sequencer:
             futures = [(done, sequencer.append(signed_receipt(done.number))) for done in acknowledged]
             for done, future in futures:
@@ -228,13 +206,13 @@ def check_nothing_was_lost(database: str, guard: Path, acknowledged: list[Acknow
     check_promises(entries, acknowledged)
 
 
-def opened(database: str, keys: Path) -> SqlEntryStore:
+def opened(target: Path | str, keys: Path) -> SqlEntryStore:
     """PostgreSQL notices a killed client when it next talks to it, which takes a moment."""
     for _ in range(200):
         with suppress(StoreLocked):
-            return open_store(database, keys)
+            return open_store(str(target), keys)
         threading.Event().wait(0.05)
-    return open_store(database, keys)
+    return open_store(str(target), keys)
 
 
 def check_promises(entries: list[bytes], acknowledged: list[Acknowledged]) -> None:
@@ -250,18 +228,18 @@ def check_promises(entries: list[bytes], acknowledged: list[Acknowledged]) -> No
 
 
 @pytest.mark.parametrize("step", FAULTS)
-def test_a_process_killed_at_any_step_of_a_write_loses_nothing(database: str, guard: Path, step: str) -> None:
-    with start(database, guard, 0, step) as writer:
+def test_a_process_killed_at_any_step_of_a_write_loses_nothing(target: Path | str, guard: Path, step: str) -> None:
+    with start(target, guard, 0, step) as writer:
         acknowledged = [parse(line) for line in writer.stdout]
         writer.wait()
     assert writer.returncode == -signal.SIGKILL
     assert len(acknowledged) >= 3
-    check_nothing_was_lost(database, guard, acknowledged)
+    check_nothing_was_lost(target, guard, acknowledged)
 
 
-def live(database: str, guard: Path, life: int, lines: int) -> list[Acknowledged]:
+def live(target: Path | str, guard: Path, life: int, lines: int) -> list[Acknowledged]:
     """The answers of a process until it is killed after so many lines, while four callers append."""
-    with start(database, guard, life * MOST_APPENDS) as writer:
+    with start(target, guard, life * MOST_APPENDS) as writer:
         acknowledged = [parse(writer.stdout.readline()) for _ in range(lines)]
         writer.kill()
         # Lines written to the pipe before the kill were acknowledged too; the last one may be cut short.
@@ -270,16 +248,11 @@ def live(database: str, guard: Path, life: int, lines: int) -> list[Acknowledged
     return acknowledged
 
 
-def test_a_process_killed_again_and_again_loses_nothing(database: str, guard: Path) -> None:
+@pytest.mark.parametrize("lives", [
+    (5, 40, 90), pytest.param([5 + 7 * life % 60 for life in range(40)], marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_process_killed_again_and_again_loses_nothing(target: Path | str, guard: Path, lives: Sequence[int]) -> None:
     acknowledged = list[Acknowledged]()
-    for life, lines in enumerate((5, 40, 90)):
-        acknowledged += live(database, guard, life, lines)
-        check_nothing_was_lost(database, guard, acknowledged)
-
-
-@pytest.mark.long
-def test_forty_kills_lose_nothing_and_double_nothing(database: str, guard: Path) -> None:
-    acknowledged = list[Acknowledged]()
-    for life in range(40):
-        acknowledged += live(database, guard, life, 5 + 7 * life % 60)
-    check_nothing_was_lost(database, guard, acknowledged)
+    for life, lines in enumerate(lives):
+        acknowledged += live(target, guard, life, lines)
+        check_nothing_was_lost(target, guard, acknowledged)

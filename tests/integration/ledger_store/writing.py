@@ -5,6 +5,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Engine, create_engine, text
+
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.sequencer import Sequencer
@@ -26,3 +28,32 @@ def writing(
         closing(Sequencer(store, key, trusted, ORIGIN, guard=watch, **options)) as sequencer,
     ):
         yield store, sequencer
+
+
+@contextmanager
+def database(target: Path | str, **options: Any) -> Iterator[Engine]:
+    """The tables past the store; `options` go to `create_engine`."""
+    engine = create_engine(f"sqlite:///{target}" if isinstance(target, Path) else target, **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def execute(target: Path | str, *statements: str) -> None:
+    with database(target) as engine, engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def lose_the_lock(target: Path | str) -> None:
+    """A file system without locks; a connection that broke and was made again."""
+    if isinstance(target, Path):
+        target.with_name(target.name + ".lock").unlink()
+        return
+    holders = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = " + (
+        "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+    ended = text(f"SELECT bool_and(pg_terminate_backend(pid, 5000)) FROM ({holders}) h")
+    with database(target, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+        assert connection.execute(ended).scalar()

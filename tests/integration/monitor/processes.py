@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
-from services.cli.main import app
 from services.client.ledger.ledger import LedgerClient
 from tests.access import open_access_file, trust_log_in
+from tests.cli import kolm
 from tests.fakes.http_server import QuietHandler, handled_by
 from tests.forked import Forked
 from tests.serving import PATIENCE, started
@@ -50,12 +48,6 @@ def explorer(data: Path, served: Ledger) -> Iterator[str]:
     flags = ["--ledger", served.address, "--trusted-keys", str(data / "trusted"), "--listen", "127.0.0.1:0"]
     with started("services.explorer", flags, data / "explorer.ready") as (_, address):
         yield f"http://{address}"
-
-
-def kolm(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command, in this process: one of its own imports for a second."""
-    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 def monitor(data: Path, *arguments: str) -> tuple[int, str]:

@@ -14,18 +14,9 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import open_checkpoint
 from services.client.ledger.ledger import LedgerClient
 from tests.append_stream import append_many
+from tests.cli import kolm
 from tests.fakes.dripping_server import dripping
-from tests.integration.monitor.processes import (
-    PATIENCE,
-    explorer,
-    following,
-    kolm,
-    ledger,
-    looked,
-    monitor,
-    receiver,
-    until,
-)
+from tests.integration.monitor.processes import PATIENCE, explorer, following, ledger, looked, monitor, receiver, until
 from tests.unit.ledger.builders import KEYS, policy, promise_of, receipt, signed, verdict
 
 

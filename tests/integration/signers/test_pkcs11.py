@@ -1,30 +1,26 @@
 """Keys in files and in devices give the same signatures."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pkcs11
 import pytest
 from prometheus_client import CollectorRegistry
-from typer.testing import CliRunner
 
-from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.errors import KeyFileError, SignerUnavailable
 from ledger.keys.pkcs11_signer import Pkcs11Signer, Pkcs11Uri
 from ledger.keys.signer import open_signer, read_passphrase
 from ledger.tree.checkpoint import open_checkpoint
-from services.cli.main import app
 from services.client.ledger.ledger import LedgerClient
 from services.ledger.__main__ import opened_servicer
-from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
 from services.runtime.process import CannotStart
-from services.runtime.server import Mount
-from tests.serving import serving
+from tests.cli import kolm
+from tests.integration.ledger_service.serving_ledger import serving_ledger
 from tests.softhsm import MODULE, Token
 from tests.unit.ledger.builders import KEYS, ORIGIN, receipt_id, signed_receipt
 
@@ -52,10 +48,8 @@ def settings(softhsm: Token, tmp_path: Path) -> LedgerSettings:
 
 @pytest.fixture
 def address(settings: LedgerSettings) -> Iterator[str]:
-    with opened_servicer(settings, CollectorRegistry()) as servicer:
-        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-        with serving(mount, on_drain=servicer.close) as served:
-            yield served.address
+    with serving_ledger(settings) as (served, _):
+        yield served.address
 
 
 def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(softhsm: Token, tmp_path: Path, address: str) -> None:
@@ -65,49 +59,38 @@ def test_a_ledger_and_an_operator_sign_with_keys_in_a_token(softhsm: Token, tmp_
         assert open_checkpoint(client.checkpoint().note, [log], ORIGIN).size == 1
     assert not (tmp_path / "keys" / "log.pem").exists()
 
-    environment = {"KOLM_LEDGER": address, "KOLM_DATA_DIR": str(tmp_path), "TERM": "dumb"}
-    key = ("--key", str(softhsm.uri("operator")), "--key-passphrase-file", str(softhsm.pin_file))
-
-    def kolm(*arguments: str) -> tuple[int, str]:
-        result = CliRunner(env=environment).invoke(app, list(arguments))
-        return result.exit_code, result.stdout + result.stderr
-
-    assert kolm("retention", "--days", "9", *key)[0] == 0
-    assert kolm("receipts", "export", receipt_id(0), str(tmp_path / "r.cose"), "--format", "cose", *key)[0] == 0
-    code, out = kolm("ledger", "verify", "--json")
-    assert (code, json.loads(out)["kinds"]) == (0, {"receipt": 1, "retention": 1})
+    run = partial(kolm, environment={"KOLM_LEDGER": address, "KOLM_DATA_DIR": tmp_path})
+    key = ("--key", softhsm.uri("operator"), "--key-passphrase-file", softhsm.pin_file)
+    assert run("retention", "--days", "9", *key).code == 0
+    assert run("receipts", "export", receipt_id(0), tmp_path / "r.cose", "--format", "cose", *key).code == 0
+    done = run("ledger", "verify", "--json")
+    assert (done.code, done.document["kinds"]) == (0, {"receipt": 1, "retention": 1})
 
 
 def test_a_key_in_a_token_is_replaced_by_another_one(settings: LedgerSettings, softhsm: Token, tmp_path: Path) -> None:
     _append(settings, 0)
-
-    def rotate(*arguments: str) -> Any:
-        named = ("--data-dir", str(tmp_path), "--key-passphrase-file", str(softhsm.pin_file), *arguments)
-        return CliRunner(env={"TERM": "dumb"}).invoke(app, ["ledger", "rotate-key", "log", *named])
-
+    named = ("--data-dir", tmp_path, "--key-passphrase-file", softhsm.pin_file)
+    rotate = partial(kolm, "ledger", "rotate-key", "log", *named)
     old, new = str(softhsm.uri("log")), str(softhsm.uri("log-2"))
     for wrong in (("--key-file", old), ("--key-file", old, "--new-key", old)):
         refused = rotate(*wrong)
-        assert (refused.exit_code, "--new-key" in refused.stderr) == (2, True), refused.stderr
+        assert (refused.code, "--new-key" in refused.err) == (2, True), refused.err
     done = rotate("--key-file", old, "--new-key", new)
-    assert (done.exit_code, f"--key-file '{new}'" in done.stderr) == (0, True), done.stderr
+    assert (done.code, f"--key-file '{new}'" in done.err) == (0, True), done.err
     again = rotate("--key-file", old, "--new-key", new, "--json")  # as after an interruption
-    assert json.loads(again.stdout)["index"] == 1
+    assert again.document["index"] == 1
 
     with pytest.raises(CannotStart):
         _append(settings, 1)
     _append(settings.model_copy(update={"key_file": softhsm.uri("log-2")}), 1)
-    database = ["ledger", "verify", "--database", str(tmp_path / "ledger.sqlite3"), "--data-dir", str(tmp_path)]
-    verified = CliRunner(env={"TERM": "dumb"}).invoke(app, database)
-    assert verified.exit_code == 0, verified.stdout + verified.stderr
+    verified = kolm("ledger", "verify", "--database", tmp_path / "ledger.sqlite3", "--data-dir", tmp_path)
+    assert verified.code == 0, verified.shown
 
 
 def _append(settings: LedgerSettings, number: int) -> None:
     """A receipt, by a ledger that runs for it alone."""
-    with opened_servicer(settings, CollectorRegistry()) as servicer:
-        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
-            client.append(signed_receipt(number))
+    with serving_ledger(settings) as (served, _), LedgerClient.connect(served.address, wait=60) as client:
+        client.append(signed_receipt(number))
 
 
 def test_a_wrong_pin_a_missing_key_and_a_missing_library_are_said(softhsm: Token, tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from prometheus_client import CollectorRegistry
 
-from kolm.ledger.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from ledger.bundle.folder import open_bundle
 from ledger.bundle.report import Trust
 from ledger.bundle.verification import verify_bundle
@@ -29,17 +27,15 @@ from ledger.witness.tlog_policy import Policy, PolicyGroup, PolicyLog, PolicyWit
 from ledger.witness.witness import Accusation, SeenTree, Witness
 from services.client import errors as client_errors
 from services.client.ledger.ledger import LedgerClient
-from services.ledger.__main__ import opened_servicer
 from services.ledger.checkpoints import Checkpoints
 from services.ledger.cosignature_collector import CosignatureCollector
 from services.ledger.external_signers import ExternalSigners, post_to_witness, seen_by_witness
-from services.ledger.servicer import SERVICE
 from services.ledger.settings import LedgerSettings
-from services.runtime.server import Mount
 from services.witness.app import SqliteWitnessMemory, witness_app
 from tests.access import trust_log
+from tests.integration.ledger_service.serving_ledger import serving_ledger
 from tests.mutations import replace
-from tests.serving import fetched, serving
+from tests.serving import fetched
 from tests.unit.ledger.builders import KEYS, ORIGIN, TRUSTED, signed_receipt
 from tests.unit.ledger.log.memory_store import MemoryEntryStore, MemoryGuard
 from tests.unit.ledger.witness.test_witness import LOG, Log
@@ -343,24 +339,24 @@ def test_the_ledger_service_hands_out_what_was_collected(deployment: Deployment,
     (tmp_path / "policy").write_bytes(policy.to_bytes())
     settings = trust_log(LedgerSettings(data_dir=tmp_path / "log", witness_policy=tmp_path / "policy"))
     outside = ExternalSigners.of(settings)
-    with opened_servicer(settings, CollectorRegistry(), outside) as servicer:
+    with (
+        serving_ledger(settings, outside=outside) as (served, servicer),
+        LedgerClient.connect(served.address, wait=60) as client,
+    ):
         KEYS["receipts"].publish(settings.trusted_directory)
-        mount = Mount(SERVICE, lambda server: add_LedgerServiceServicer_to_server(servicer, server))
-        with serving(mount, on_drain=servicer.close) as served, LedgerClient.connect(served.address, wait=60) as client:
-            client.append(signed_receipt(0))
-            with pytest.raises(client_errors.NotFound):
-                client.checkpoint(witnessed=True)
-            collector = outside.collector(servicer.reader)
-            assert collector is not None
-            asyncio.run(collector.round())
-            found = client.checkpoint(witnessed=True)
-            assert (found.tree_size, found.witnessed) == (1, True)
-            assert {each.witness for each in found.cosignatures} == {"a.example/w", "b.example/w"}
-            assert set(policy.open(found.note).cosigned) == {"a", "b"}
-            assert settings.vkey_file.read_text().strip() == watched.to_text()
-            bundle = tmp_path / "bundle.tar.gz"
-            with client.export() as pieces:
-                bundle.write_bytes(b"".join(pieces))
+        client.append(signed_receipt(0))
+        with pytest.raises(client_errors.NotFound):
+            client.checkpoint(witnessed=True)
+        collector = outside.collector(servicer.reader)
+        asyncio.run(collector.round())
+        found = client.checkpoint(witnessed=True)
+        assert (found.tree_size, found.witnessed) == (1, True)
+        assert {each.witness for each in found.cosignatures} == {"a.example/w", "b.example/w"}
+        assert set(policy.open(found.note).cosigned) == {"a", "b"}
+        assert settings.vkey_file.read_text().strip() == watched.to_text()
+        bundle = tmp_path / "bundle.tar.gz"
+        with client.export() as pieces:
+            bundle.write_bytes(b"".join(pieces))
     trust = Trust(TrustedKeys.load(settings.trusted_directory), policy)
     with open_bundle(bundle) as opened:
         report = verify_bundle(opened, trust)

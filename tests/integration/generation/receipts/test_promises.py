@@ -1,7 +1,6 @@
 """A promise before the answer is kept, whatever becomes of the server; without a receipt it is proof of omission."""
 
 import asyncio
-import json
 import resource
 import shutil
 import signal
@@ -13,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-from typer.testing import CliRunner
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.ledger.v1 import ledger_pb2
@@ -22,7 +20,6 @@ from ledger.documents.promise import open_promise, read_promise
 from ledger.documents.receipt import Receipt
 from ledger.errors import SignerUnavailable
 from ledger.keys.ed25519 import SigningKey
-from services.cli.main import app
 from services.client.generation.completion import Completion
 from services.client.generation.request import Request, SamplingParams
 from services.client.generation.runtime import Runtime
@@ -31,6 +28,7 @@ from services.client.ledger.promised import Promised, look_up
 from services.client.ledger.verified import VerifiedLedger
 from services.generation import serving
 from services.generation.receipts.journal import Kind, Record, open_records, read_records
+from tests.cli import kolm
 from tests.fakes.tampered_targets import GatedTarget
 from tests.integration.generation.deployment import Deployment, asking, failure, until
 from tests.integration.generation.test_process import ended, generation_process, stub_of
@@ -62,8 +60,8 @@ async def command(deployment: Deployment, promise: bytes) -> tuple[int, dict[str
 
     def run() -> tuple[int, dict[str, Any]]:
         file.write_bytes(promise)
-        result = CliRunner().invoke(app, ["receipts", "promised", str(file), *flags])
-        return result.exit_code, json.loads(result.stdout)
+        done = kolm("receipts", "promised", file, *flags)
+        return done.code, done.document
 
     return await asyncio.to_thread(run)
 

@@ -79,7 +79,8 @@ class ThoughtReader:
     def _undecided(self) -> int:
         """The number of characters at the end that may belong to a closing, or to the white space before it."""
         known = len(self._held.rstrip())
-        for at in range(known):
+        longest = max(map(len, self._syntax.closes))
+        for at in range(max(0, len(self._held) - longest), known):
             if any(close.startswith(self._held[at:]) for close in self._syntax.closes):
                 return len(self._held) - len(self._held[:at].rstrip())
         return len(self._held) - known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -68,6 +69,10 @@ class ToolCallReader:
             {} if between is None else {between + name + _squeezed(syntax.middle) + "{": name for name in names}
         )
         self._starts = {candidate[0] for candidate in self._first}
+        self._longest = max(map(_most, self._first), default=0)
+        named = "|".join(r"\s*".join(map(re.escape, name)) for name in names) or "(?!)"
+        before, after = (map(re.escape, _squeezed(part)) for part in (syntax.open, syntax.middle + "{"))
+        self._whole = re.compile(r"\s*".join((*before, f"({named})", *after)))
         self._close = _squeezed(syntax.close)
         self._held = ""
         self._within: _Object | None = None  # of the arguments that are open
@@ -159,16 +164,12 @@ class ToolCallReader:
 
     def _found(self, last: bool) -> _Beginning:
         known = len(self._held) if last else len(self._held.rstrip())  # white space may belong to the rest
-        for at in range(known):
-            if self._held[at] not in self._starts:
-                continue
-            rest = self._held[at:]
-            for candidate, name in self._first.items():
-                if end := _matched(rest, candidate):
-                    return _Beginning(at, name, at + end)
-            if not last and any(_may_become(rest, candidate) for candidate in self._first):
+        whole = self._whole.search(self._held)
+        found = _Beginning(known) if whole is None else _Beginning(whole.start(), _squeezed(whole[1]), whole.end())
+        for at in () if last else range(max(0, len(self._held) - self._longest), found.start):
+            if self._held[at] in self._starts and _may_become_one(self._held[at:], self._first):
                 return _Beginning(at)
-        return _Beginning(known)
+        return found
 
 
 class _Object:
@@ -215,5 +216,15 @@ def _matched(text: str, squeezed: str) -> int:
 
 def _may_become(text: str, squeezed: str) -> bool:
     """Whether all of `text` is a beginning of `squeezed`."""
-    within = _squeezed(text[: 4 * len(squeezed) + 64])
-    return len(within) < len(squeezed) and squeezed.startswith(within) and len(text) <= 4 * len(squeezed) + 64
+    return len(text) <= _most(squeezed) and _may_become_one(text, (squeezed,))
+
+
+def _may_become_one(text: str, candidates: Iterable[str]) -> bool:
+    """Whether all of `text` is a beginning of a candidate."""
+    within = _squeezed(text)
+    return any(len(within) < len(each) and each.startswith(within) and len(text) <= _most(each) for each in candidates)
+
+
+def _most(squeezed: str) -> int:
+    """The most characters of a beginning of `squeezed` with white space."""
+    return 4 * len(squeezed) + 64

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -256,6 +256,17 @@ def test_calls_are_told_as_whole_only_if_the_last_one_is(output: str, calls: int
 def test_the_beginning_of_a_call_is_text_unless_the_output_is_calls_only(choice: str, content: str) -> None:
     _, whole = streamed_and_whole(lambda: chat(choice), [CALL[:20]], HERMES, "length", None)
     assert whole["choices"][0]["message"]["content"] == content
+
+
+@pytest.mark.parametrize("output", ["final", "analysis", " finally agreed"])
+@pytest.mark.parametrize("members", [{"structured_outputs": {"regex": ".*"}}, {"continue_final_message": True}])
+def test_an_output_that_can_have_no_thought_is_the_answer_whole(members: dict[str, Any], output: str) -> None:
+    asked = ChatDialect(ChatFields.model_validate({"messages": [{"role": "assistant", "content": "x"}]} | members))
+    harmony = ThoughtSyntax("analysis", ("assistantfinal",), "final")
+    resolution = replace(resolved(HERMES), tool_calls=None, thoughts=harmony)
+    choice = Choice(0, output, (), "stop", None, (), None, METRICS)
+    read = with_calls(Completion((choice,), USAGE, METRICS, resolution), asked.request()).choices[0]
+    assert (read.content, read.thoughts) == (output, "")
 
 
 @pytest.mark.parametrize("arguments", ['{"x": NaN}', '{"x": 1e999}', '{"x": "\\ud83d"}', '{"x": ' + "[" * 3000])

@@ -162,7 +162,7 @@ class DatastoreBuilder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, documents: Iterable[Document], folder: Path, progress: BuildProgress) -> Manifest:
-        tokenising, sizes = Tokenising(self.tokenizer), self.parameters
+        tokenising, sizes = Tokenising.of_base(self.tokenizer, self.base), self.parameters
         shards = ShardWriter(folder, tokenising.vocab_size, sizes.shard_tokens, sizes.passage_tokens)
         count = 0
         with (folder / "sources.jsonl").open("w") as sources:

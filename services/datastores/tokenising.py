@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as FastTokenizer
 
 from services.datastores.documents import Document
+from services.generation.drafting.retrieval.input_layer import token_embeddings
 from services.generation.drafting.retrieval.manifest import token_dtype
-from services.generation.target.errors import ConfigInvalid
+from services.generation.engine.text.markup import embedded_tokens
+from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 
 _T = TypeVar("_T")
 _BATCH_CHARACTERS = 1 << 19  # of text that is tokenised at a time
@@ -27,10 +29,16 @@ class Tokenising:
     """Tokenises on all cores, in small batches, because an encoding needs fifty times the memory of its text."""
 
     tokenizer: FastTokenizer
+    vocab_size: int
+    """Tokens with larger ids are left out: the base has no embeddings for them."""
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+    @classmethod
+    def of_base(cls, tokenizer: FastTokenizer, base: Path) -> Tokenising:
+        """Raises TargetError if the base's token embeddings cannot be read, or do not fit its tokenizer."""
+        try:
+            return cls(tokenizer, embedded_tokens(tokenizer, token_embeddings(base).shape[0]))
+        except ValueError as error:
+            raise WeightsInvalid(f"{base}: {error}") from error
 
     def batches(self, documents: Iterable[Document]) -> Iterator[list[tuple[Document, NDArray[Any]]]]:
         """The documents with their tokens [n], uint16 or uint32."""
@@ -47,7 +55,8 @@ class Tokenising:
         dtype = token_dtype(self.vocab_size)
         for batch in _batches(pieces, len):
             for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                yield np.array(encoding.ids, dtype)
+                ids = np.array(encoding.ids, np.uint32)
+                yield ids[ids < self.vocab_size].astype(dtype)
 
 
 def _batches(texts: Iterable[_T], length: Callable[[_T], int]) -> Iterator[list[_T]]:

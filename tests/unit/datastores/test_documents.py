@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Encoding
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from services.datastores import builder as builder_module
 from services.datastores.builder import BuildFailed, BuildParameters, DatastoreBuilder, PassageVectors, ShardWriter
@@ -21,7 +24,7 @@ from services.datastores.documents import Document, DocumentsInvalid, find_files
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.drafting.retrieval.input_layer import InputLayer
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.target.errors import ConfigInvalid
+from services.generation.target.errors import ConfigInvalid, WeightsInvalid
 from services.generation.target.identity import tokenizer_cid
 from tests.examples import examples
 from tests.fakes.datastores import base, builder, documents, encode, opened, store_of, tokenizer
@@ -173,8 +176,11 @@ class _Counting:
     def __init__(self) -> None:
         self.most = 0
 
-    def get_vocab_size(self, with_added_tokens: bool) -> int:
-        return int(tokenizer().get_vocab_size(with_added_tokens=with_added_tokens))
+    def get_vocab(self, with_added_tokens: bool) -> dict[str, int]:
+        return dict(tokenizer().get_vocab(with_added_tokens=with_added_tokens))
+
+    def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return dict(tokenizer().get_added_tokens_decoder())
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
         self.most = max(self.most, sum(len(text) for text in texts))
@@ -223,6 +229,31 @@ def test_what_stands_already_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
         builder().build(documents(TEXTS), tmp_path / "store")
     assert list((tmp_path / "store").iterdir()) == []
+
+
+def words(*ids: int) -> FastTokenizer:
+    """A tokenizer of words a, b and so on with these ids, and of markup whose id is their number."""
+    made = FastTokenizer(WordLevel({chr(97 + n): index for n, index in enumerate(ids)}, unk_token="a"))
+    made.pre_tokenizer = WhitespaceSplit()
+    made.add_special_tokens(["<image_soft_token>"])
+    return made
+
+
+@pytest.mark.parametrize(("ids", "stored"), [((0, 300), [0, 2, 300, 301]), ((*range(384),), [0, 1, 384])])
+def test_ids_may_have_gaps_and_markup_may_have_no_embedding(
+    tmp_path: Path, ids: tuple[int, ...], stored: list[int]
+) -> None:
+    made = DatastoreBuilder(base(), words(*ids), tokenizer_cid(base()))
+    manifest = made.build(documents(["a <image_soft_token> b"]), tmp_path / "store")
+    tokens = np.load(tmp_path / "store" / "tokens-00000.npy").tolist()
+    assert (manifest.vocab_size, tokens) == (stored[-1], stored)
+
+
+def test_a_tokenizer_of_another_base_is_refused_before_documents_are_read(tmp_path: Path) -> None:
+    made, unread = DatastoreBuilder(base(), words(0, 400), tokenizer_cid(base())), iter(documents(TEXTS))
+    with pytest.raises(WeightsInvalid, match="400"):
+        made.build(unread, tmp_path / "store")
+    assert len(list(unread)) == len(TEXTS)
 
 
 def test_a_folder_that_is_being_built_is_left_to_that_build(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer as FastTokenizer
 
-from services.generation.engine.text.markup import Markup
+from services.generation.engine.text.markup import Markup, embedded_tokens
 from services.generation.engine.text.token_bytes import BYTE_LEVEL
 
 _MARKER = b"\xff"
@@ -44,8 +44,7 @@ class GrammarTokens:
     def __init__(self, document: str, vocab_size: int, eos: int) -> None:
         fields = json.loads(document)
         fast = FastTokenizer.from_str(json.dumps(fields) if _goes_on(fields) else document)
-        if vocab_size < fast.get_vocab_size():
-            raise ValueError(f"the model has {vocab_size} tokens and its tokenizer {fast.get_vocab_size()}")
+        embedded_tokens(fast, vocab_size)
         self._markup, bytes_of = Markup(fast), _bytes_of(fields["decoder"])
         self.eos_token_id, marks = eos, {*self._markup.ids.values(), eos}
         self.tokens: list[bytes] = []

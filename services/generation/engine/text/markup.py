@@ -35,6 +35,18 @@ def is_markup(content: str, *, special: bool) -> bool:
     return special or (_MARK.fullmatch(text) is not None and _HTML.fullmatch(text) is None)
 
 
+def embedded_tokens(tokenizer: FastTokenizer, rows: int) -> int:
+    """One more than the largest id below `rows`, the number of the model's embeddings. Markup may have larger ids, such
+    as Gemma 3's for images, which are no outputs. Raises ValueError for text that has.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    for index in sorted(index for index in ids if index >= rows):
+        if index not in added or not is_markup(added[index].content, special=added[index].special):
+            raise ValueError(f"its tokenizer has a token {index}, its weights have embeddings for {rows}")
+    return max((index for index in ids if index < rows), default=-1) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A markup token in a text, at characters `start` to `end`, the last one not included. Blanks around it that

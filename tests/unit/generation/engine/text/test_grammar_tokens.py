@@ -84,6 +84,17 @@ def test_any_text_is_encoded_without_markup_to_tokens_of_its_bytes(real: tuple[F
     check()
 
 
+def test_markup_alone_may_be_beyond_the_model_s_tokens(real: tuple[FastTokenizer, int]) -> None:
+    fast, end = real
+    size = fast.get_vocab_size()
+    more = FastTokenizer.from_str(fast.to_str())
+    more.add_special_tokens(["<image_soft_token>"])
+    assert GrammarTokens(more.to_str(), size, end).tokens == GrammarTokens(fast.to_str(), size, end).tokens
+    more.add_tokens(["a word"])
+    with pytest.raises(ValueError, match=str(size + 1)):
+        GrammarTokens(more.to_str(), size, end)
+
+
 def spelled(text: str) -> list[tuple[StructuredOutputs, str]]:
     """Constraints of which this text is a forced or a free part, with the output that they allow."""
     quoted, escaped = json.dumps(text, ensure_ascii=False), "".join(f"\\x{{{ord(each):x}}}" for each in text)

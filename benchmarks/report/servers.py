@@ -114,20 +114,34 @@ def callers(results: Results) -> str:
 
 def start(results: Results) -> str:
     rows = [
-        (machine_name(each.machine), f"{each.figures['first'][0]:.1f} s", _later(each.figures["later"]), link(each))
+        (
+            machine_name(each.machine),
+            model_name(each.subject.model),
+            f"{each.figures['first'][0]:.1f} s",
+            _later(each.figures["later"]),
+            _memory(each.figures),
+            link(each),
+        )
         for each in results["start"]
     ]
-    return table("machine | first start of `kolm up` | later starts | ", rows)
+    return table(
+        "machine | model | first start of `kolm up` | later starts | memory over the weights files' size | ", rows
+    )
 
 
 def first_start(results: Results) -> str:
-    """The newest record of `start` as a sentence."""
-    record = max(results["start"], key=lambda each: each.date)
+    """The newest record of `start` with the bundled model as a sentence."""
+    record = max((each for each in results["start"] if not each.case), key=lambda each: each.date)
     first, later = record.figures["first"][0], _later(record.figures["later"])
     return (
         f"`kolm up` with {model_name(record.subject.model)} answers after {first:.1f} s at its first start on a"
         f" machine, after {later} later ({machine_name(record.machine)}, {record.machine.cores} cores)."
     )
+
+
+def _memory(figures: dict[str, Any]) -> str:
+    memory = figures.get("memory")
+    return DASH if memory is None else f"{memory['server and auditor'] / memory['weights']:.2f}"
 
 
 def _later(starts: Sequence[Sequence[float]]) -> str:

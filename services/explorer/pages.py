@@ -4,7 +4,7 @@ and the pages about the log itself: its signed head, halts, retention, and promi
 
 from __future__ import annotations
 
-import unicodedata
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +35,14 @@ from services.client.ledger.verified import VerifiedLedger
 
 HERE = Path(__file__).parent
 _SHORT = 10
-_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_HIDDEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890-\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\ud800-\udfff\ufeff\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Control and format characters, separators of lines and surrogates, as in shown.js: a list, since each version of
+Unicode has more of them, and a browser's is another than Python's.
+"""
 _STATE_TEXTS = {
     "KEPT": "Kept: the log holds every promised receipt.",
     "OPEN": "Open: not all of the receipts are in the log, and they are not due yet.",
@@ -119,7 +126,7 @@ def shown_text(value: object) -> str:
     if value is None:
         return "none"
     text = value if isinstance(value, str) else canonical(value).decode("utf-8")
-    return "".join(_visible(letter) for letter in text)
+    return _HIDDEN.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +149,6 @@ def shown_fields(document: Mapping[str, object], part: str = "") -> Iterator[Sho
             yield from shown_fields(value, f"{part}.{name}" if part else name)
         else:
             yield ShownField(part, name, shown_text(value))
-
-
-def _visible(letter: str) -> str:
-    return f"\\u{{{ord(letter):x}}}" if unicodedata.category(letter) in _HIDDEN else letter
 
 
 def log_page(pages: Pages, _: Request) -> Response:

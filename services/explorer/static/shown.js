@@ -1,7 +1,9 @@
 // How a document's values stand on the page: the same rules as services/explorer/pages.py.
 
-// Letters that are invisible, or that turn the text around them, are shown as what they are.
-const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+// Letters that are invisible, or that turn the text around them, are shown as what they are. A list, since a browser's
+// Unicode is another than Python's.
+const HIDDEN =
+  /[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890-\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff0-\ufffb\u{110bd}\u{110cd}\u{13430}-\u{1343f}\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
 
 export function shownText(value) {
   if (value === null) return "none";

@@ -1,5 +1,7 @@
 """The explorer's lists, without a server."""
 
+import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from ledger.log.receipt_filter import ReceiptFilter
 from services.client.ledger.ledger import MOST_ROWS, newest_receipts
+from services.explorer import pages
 from services.explorer.pages import shown_fields, shown_text
 from services.explorer.receipts import read_search
 from tests.mutations import replace
@@ -83,10 +86,18 @@ def test_what_cannot_be_read_is_a_problem_of_its_field_and_no_filter() -> None:
         (["\n\n"], '["\\n\\n"]'),
         ("plain ünïcode", "plain ünïcode"),
         ("a\u202eb\u200bc\x00d", "a\\u{202e}b\\u{200b}c\\u{0}d"),
+        ("a\U00013439b", "a\\u{13439}b"),
     ],
 )
 def test_a_value_is_shown_so_that_nothing_hides_in_it(value: object, text: str) -> None:
     assert shown_text(value) == text
+
+
+def test_the_browser_hides_the_same_letters_and_all_that_this_python_knows() -> None:
+    (browser,) = re.findall(r"const HIDDEN =\s+/(.*)/gu;", (pages.HERE / "static/shown.js").read_text("utf-8"))
+    assert re.sub(r"\\u\{(\w+)\}", lambda found: f"\\U{found[1]:0>8}", browser) == pages._HIDDEN.pattern
+    known = [chr(n) for n in range(0x110000) if unicodedata.category(chr(n)) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert [letter for letter in known if not pages._HIDDEN.fullmatch(letter)] == []
 
 
 def test_every_field_of_a_document_has_its_path() -> None:

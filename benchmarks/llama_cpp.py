@@ -72,16 +72,8 @@ def _source(name: str, folder: Path) -> Path:
     if not source.exists():
         with tempfile.TemporaryDirectory() as fetched:
             wanted = f"{sources.package}=={sources.version}"
-            download = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--no-deps",
-                f"--no-binary={sources.package}",
-            ]
-            _run([*download, "-d", fetched, wanted])
+            only = f"--no-binary={sources.package}"  # its build backends as wheels
+            _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", only, "-d", fetched, wanted])
             (archive,) = Path(fetched).glob("*.tar.gz")
             with tarfile.open(archive) as file:
                 file.extractall(folder, filter="data")

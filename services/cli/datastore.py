@@ -144,7 +144,7 @@ def build_of_answers(
                 tokenizer, target = Tokenizer(base), load_target(base)
             longest = target.config.context_length - max_tokens
             prompts = read_prompts(paths, tokenizer, longest)[:most]
-            path = answers_file(out, target.base_cid)
+            path = answers_file(out, target.base_cid, max_tokens)
             with alone(path), stop_signals(came.append), _answering(len(prompts)) as progress:
                 file = AnswerFile(path)
                 complete = answer_prompts(target, prompts, file, max_tokens, progress, lambda: bool(came))

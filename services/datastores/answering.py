@@ -23,9 +23,9 @@ AT_ONCE = 16
 _UNTIMED = PassCost.line(fixed=1.0, row=1.0)  # nothing is drafted here, so nothing asks what a row costs
 
 
-def answers_file(out: Path, base_cid: str) -> Path:
-    """The file of a base's answers for the datastore `out`, beside it."""
-    return out.with_name(f"{out.name}.answers-{base_cid.rpartition(':')[2][:12]}.jsonl")
+def answers_file(out: Path, base_cid: str, max_tokens: int) -> Path:
+    """The file of a base's answers of at most `max_tokens` for the datastore `out`, beside it."""
+    return out.with_name(f"{out.name}.answers-{base_cid.rpartition(':')[2][:12]}-{max_tokens}.jsonl")
 
 
 def answer_prompts(

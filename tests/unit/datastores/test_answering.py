@@ -50,7 +50,7 @@ def test_more_prompts_later_add_answers_and_a_changed_prompt_gets_its_own(tmp_pa
     assert [answer.prompt for answer in file if answer.id == "p0"] == [PROMPTS[0].tokens, (60, 61)]
 
 
-def test_another_base_has_another_file() -> None:
-    first, second = (answers_file(Path("store"), "cidv1:sha256:" + digits * 64) for digits in "ab")
-    assert first != second
-    assert first.parent == Path()
+def test_another_base_or_limit_has_another_file() -> None:
+    places = {answers_file(Path("store"), "cidv1:sha256:" + digits * 64, most) for digits in "ab" for most in (4, 32)}
+    assert len(places) == 4
+    assert {place.parent for place in places} == {Path()}

@@ -88,10 +88,12 @@ def _of_line(path: Path, number: int, line: str, tokenizer: Tokenizer) -> Prompt
         entry = msgspec.json.decode(line, type=_Line)
         if (entry.prompt is None) == (entry.messages is None):
             raise ValueError("expected either prompt, a string, or messages, a list")
-        if entry.messages:  # decoded again, because a chat template may read other members too
+        if not (entry.prompt or entry.messages):  # whose only token could be the one that begins every text
+            raise ValueError("prompt or messages is empty; expected a text, or at least one message")
+        if entry.prompt:
+            tokens = tokenizer.encode(entry.prompt)
+        else:  # decoded again, because a chat template may read other members too
             tokens = tokenizer.encode_chat(msgspec.json.decode(line)["messages"])
-        else:
-            tokens = tokenizer.encode(entry.prompt or "")
     except (ValueError, RecursionError) as error:
         raise PromptsInvalid(f"{where}: {error}") from error
     if not tokens:

@@ -1,5 +1,6 @@
 """The target's answers are its own, streams and all, whatever interrupts the asking."""
 
+import json
 from itertools import islice
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import numpy as np
 import pytest
 
 from services.generation.engine.request import EngineRequest, SamplingParams
+from services.generation.engine.text.tokenizer import Tokenizer
 from services.training.answering import questions, regenerate
 from services.training.plan import OutputInvalid
-from services.training.prompts import Prompt
+from services.training.prompts import Prompt, PromptsInvalid, read_prompts
 from services.training.recordings import ANSWERS, RECORDINGS, Archive, Prefill, Stored
 from tests.fakes.engine_runs import run
+from tests.fakes.tiny_head import edit_json
+from tests.fakes.tiny_model import PAD, make_tiny_model
 from tests.unit.training.material import LONGEST_ANSWER, PROMPTS, Material
 
 
@@ -55,6 +59,27 @@ class Prefilled:
 
     def of(self, name: str):  # type: ignore[no-untyped-def]
         return self._recordings.of([self._numbers[name]])
+
+
+@pytest.mark.parametrize("line", [{"prompt": ""}, {"messages": []}, {}, {"prompt": "a", "messages": []}])
+def test_an_empty_prompt_is_refused_though_the_tokenizer_begins_every_text(
+    line: dict[str, object], tmp_path: Path
+) -> None:
+    begin = {"SpecialToken": {"id": PAD, "type_id": 0}}
+    first = {
+        "type": "TemplateProcessing",
+        "pair": [],
+        "special_tokens": {PAD: {"id": PAD, "ids": [0], "tokens": [PAD]}},
+    }
+    model = make_tiny_model(tmp_path / "model")
+    edit_json(
+        model / "tokenizer.json", post_processor=first | {"single": [begin, {"Sequence": {"id": "A", "type_id": 0}}]}
+    )
+    tokenizer, file = Tokenizer(model), tmp_path / "prompts.jsonl"
+    assert tokenizer.encode("") == [0]
+    file.write_text('{"prompt": "a"}\n' + json.dumps(line))
+    with pytest.raises(PromptsInvalid, match="line 2"):
+        read_prompts([file], tokenizer, 100)
 
 
 @pytest.mark.parametrize("torn", ["nothing", "a line", "a recording", "a whole recording without its line"])

@@ -72,6 +72,7 @@ def _context(target: Target) -> dict[str, Any]:
         "code": code_version(),
         "machine": machine_described(),
         "device": target.device,
+        "threads": target.threads,
     }
 
 

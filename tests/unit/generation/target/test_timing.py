@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,9 @@ def target(model: Path) -> CpuTarget:
 def test_a_later_start_finds_the_timing_of_an_earlier_one(target: CpuTarget, tmp_path: Path) -> None:
     KeptTimings(tmp_path).keep(target, TIMING)
     assert KeptTimings(tmp_path).find(target) == TIMING
+    other = copy(target)
+    other.threads = target.threads + 1
+    assert KeptTimings(tmp_path).find(other) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ show how long the service had to learn of them, and expose a receipt that was wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -84,6 +84,14 @@ class HaltWatch:
             _auditors_clock=document["auditors_clock"],
         )
 
+    def lifted(self, served: Iterable[Scope], after: int) -> bool:
+        """Whether each of these scopes was halted after entry `after`, and all such halts have been resumed."""
+        spans = [span for span in self._spans if span.halt_index > after]
+        covering = [
+            [span for span in spans if span.scope.covers(each.base_cid, each.method, each.head_cid)] for each in served
+        ]
+        return all(halts and all(span.ends is not None for span in halts) for halts in covering)
+
     def observe(self, index: int, document: Document, moment: Moment) -> None:
         """Fold the next entry; `moment` is its time by the log's clock."""
         match document:
@@ -108,13 +116,18 @@ class HaltWatch:
     def _check(self, index: int, receipt: Receipt, time: str) -> None:
         if not self._spans:
             return
-        block = receipt.spec_decode
-        served = scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
+        served = scopes_in(receipt)
         for span in self._spans:
             covered = any(span.scope.covers(each.base_cid, each.method, each.head_cid) for each in served)
             if covered and _is_within(span, receipt, time):
                 self.breaches.append(Breach(index, span.halt_index, receipt.halt_epoch >= span.epoch))
                 return
+
+
+def scopes_in(receipt: Receipt) -> tuple[Scope, ...]:
+    """The scopes that a receipt was served in: those in doubt after a deviation of its output."""
+    block = receipt.spec_decode
+    return scopes_of(receipt.base_cid, block.method, block.head_cid, block.passes_by_method)
 
 
 def _is_within(span: _Span, receipt: Receipt, time: str) -> bool:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ledger.audit.log_walk import SeenEntries
+from ledger.documents.halt import Scope
 from ledger.monitor.finding import Evidence
 
 
@@ -25,6 +26,10 @@ class MonitorMemory(SeenEntries, Protocol):
 
     def batch(self) -> AbstractContextManager[None]:
         """A transaction: all writes inside, or none if the block raises."""
+        ...
+
+    def served_in(self, index: int) -> tuple[Scope, ...]:
+        """The scopes of the receipt at `index` (`halt_breach.scopes_in`)."""
         ...
 
     def holds(self, digests: Iterable[bytes]) -> int:

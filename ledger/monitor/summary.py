@@ -13,12 +13,12 @@ from typing import Any
 from ledger.audit.contradiction import Contradiction
 from ledger.audit.halt_breach import Breach, HaltWatch
 from ledger.audit.log_clock import LogClock
-from ledger.audit.log_walk import CheckedEntry, LogWalk, SeenEntries, check_entry
+from ledger.audit.log_walk import CheckedEntry, LogWalk, check_entry
 from ledger.audit.obligation import Obligation
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit import DEVIATION, INCONSISTENT, Verdict
 from ledger.documents.draft_head import DraftHeadPublication
-from ledger.documents.halt import HaltState, OpenHalt, Resume
+from ledger.documents.halt import HaltState, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
@@ -27,10 +27,11 @@ from ledger.errors import FormatError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
+from ledger.monitor.memory import MonitorMemory
 from ledger.tree.checkpoint import Checkpoint
 from ledger.tree.merkle import Frontier
 
-_VERSION = 7
+_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,11 @@ class Summary:
     """The folded entries. `late`, `breaches` and `contradictions` are counts; the newest of each is kept."""
 
     walk: LogWalk
+    memory: MonitorMemory
     head: SeenHead | None = None
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
     deviations: dict[int, int] = field(default_factory=dict)
-    """The receipt of each DEVIATION verdict whose halt has no resume."""
+    """The receipt of each DEVIATION verdict that stands: a scope of the receipt has no halt that was resumed."""
     inconsistent: int = 0
     newest_inconsistent: tuple[int, int] | None = None
     """The number of verdicts that outputs are inconsistent with the weights; the entry of the newest one, and its
@@ -76,8 +78,8 @@ class Summary:
     _rotations: list[tuple[int, Envelope]] = field(default_factory=list)
 
     @classmethod
-    def empty(cls, trusted: TrustedKeys, seen: SeenEntries) -> Summary:
-        return cls(LogWalk(KeyHistory.of(trusted), seen))
+    def empty(cls, trusted: TrustedKeys, memory: MonitorMemory) -> Summary:
+        return cls(LogWalk(KeyHistory.of(trusted), memory), memory)
 
     @property
     def size(self) -> int:
@@ -86,12 +88,11 @@ class Summary:
 
     def take(self, data: bytes) -> None:
         """Check and fold the next entry. Raises CheckFailed."""
-        open_before = self.walk.halts.open
         entry = check_entry(data, self.walk.keys)
         document, moment = self.walk.take(entry)
         self.obligations.observe(entry.leaf, entry.envelope, document, moment)
         self._count()
-        self._settle(entry, document, open_before)
+        self._settle(entry, document)
 
     def _count(self) -> None:
         for late in self.obligations.take_late():
@@ -102,7 +103,7 @@ class Summary:
             self.contradictions, self.newest_contradiction = self.contradictions + 1, contradiction
         self.walk.contradictions.clear()
 
-    def _settle(self, entry: CheckedEntry, document: Document, open_before: tuple[OpenHalt, ...]) -> None:
+    def _settle(self, entry: CheckedEntry, document: Document) -> None:
         match document:
             case Verdict() if document.outcome == DEVIATION:
                 self.deviations[entry.index] = document.receipt_index
@@ -110,7 +111,7 @@ class Summary:
                 self.inconsistent += 1
                 self.newest_inconsistent = (entry.index, document.receipt_index)
             case Resume():
-                self._resume(document, open_before)
+                self._resume()
             case DraftHeadPublication():
                 self.heads_published.setdefault(document.manifest_cid, document.base_cid)
             case Receipt() if document.spec_decode.head_cid is not None:
@@ -126,12 +127,16 @@ class Summary:
         allowed = None if policy is None else policy.reference
         return allowed is not None and verdict.reference is not None and allowed.exceeded(verdict.reference) is not None
 
-    def _resume(self, resume: Resume, open_before: tuple[OpenHalt, ...]) -> None:
-        """Settle the deviations of a resumed scope: a deviation in a halted scope has no separate halt."""
+    def _resume(self) -> None:
+        """Settle the deviations whose scopes have all been halted since the receipt, and resumed: a deviation in a
+        halted scope has no separate halt, and a halt may reach the log after the resume of another scope.
+        """
         still = {halt.halt.verdict_index for halt in self.walk.halts.open}
-        lifted = {halt.halt.verdict_index for halt in open_before if halt.halt_index == resume.halt_index}
-        gone = lifted - still if still else set(self.deviations)
-        self.deviations = {verdict: receipt for verdict, receipt in self.deviations.items() if verdict not in gone}
+        self.deviations = {
+            verdict: receipt
+            for verdict, receipt in self.deviations.items()
+            if verdict in still or not self.walk.watch.lifted(self.memory.served_in(receipt), receipt)
+        }
 
     def to_document(self) -> dict[str, Any]:
         """The summary as JSON, for `MonitorMemory.save`."""
@@ -162,7 +167,7 @@ class Summary:
         }
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], trusted: TrustedKeys, seen: SeenEntries) -> Summary:
+    def from_document(cls, document: Mapping[str, Any], trusted: TrustedKeys, memory: MonitorMemory) -> Summary:
         """Read the output of `to_document` with the present trusted keys. Raises StoreError if it is damaged,
         SignatureError if the keys do not vouch for a replacement that earlier keys vouched for.
         """
@@ -172,16 +177,16 @@ class Summary:
                     f"the monitor's state is of version {document['version']}, expected {_VERSION}; keep it as "
                     "evidence, and name another file with --state: the log is read from its first entry"
                 )
-            return cls._read(document, trusted, seen)
+            return cls._read(document, trusted, memory)
         except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:
             raise StoreError(f"the monitor's state is damaged: {error!r}") from error
 
     @classmethod
-    def _read(cls, document: Mapping[str, Any], trusted: TrustedKeys, seen: SeenEntries) -> Summary:
+    def _read(cls, document: Mapping[str, Any], trusted: TrustedKeys, memory: MonitorMemory) -> Summary:
         rotations = [(index, Envelope.from_document(each, "envelope")) for index, each in document["rotations"]]
         walk = LogWalk(
             keys=_keys(trusted, rotations),
-            seen=seen,
+            seen=memory,
             frontier=Frontier.from_document(document["frontier"]),
             chain=bytes.fromhex(document["chain"]),
             halts=HaltState.from_document(document["halts"]),
@@ -196,6 +201,7 @@ class Summary:
         contradictions, newest_contradiction = document["contradictions"]
         return cls(
             walk=walk,
+            memory=memory,
             head=None if head is None else SeenHead(head[0].encode(), head[1], head[2]),
             obligations=ObligationFold.from_document(document["obligations"]),
             deviations=dict(document["deviations"]),

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ledger.audit.contradiction import SqliteVerdicts
+from ledger.audit.halt_breach import scopes_in
 from ledger.audit.state_database import StateDatabase
 from ledger.documents.audit import ACCUSATIONS, NO_ANSWERS, Verdict
 from ledger.documents.erasure import Retention
+from ledger.documents.halt import Scope
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import JudgedOutput
@@ -24,7 +26,8 @@ _SCHEMA = (
     """
 CREATE TABLE IF NOT EXISTS receipts
     (entry INTEGER PRIMARY KEY, receipt_id TEXT NOT NULL UNIQUE, kept BLOB NOT NULL, unreplayable INTEGER NOT NULL,
-     another_engine INTEGER NOT NULL, tokens INTEGER NOT NULL);
+     another_engine INTEGER NOT NULL, tokens INTEGER NOT NULL, served INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS served (number INTEGER PRIMARY KEY, scopes TEXT NOT NULL UNIQUE);
 CREATE INDEX IF NOT EXISTS receipts_by_promise ON receipts (kept);
 CREATE INDEX IF NOT EXISTS receipts_unreplayable ON receipts (entry) WHERE unreplayable;
 CREATE TABLE IF NOT EXISTS deviations (entry INTEGER PRIMARY KEY);
@@ -117,8 +120,10 @@ class SqliteMonitorMemory:
     def remember(self, index: int, document: Document) -> None:
         if isinstance(document, Receipt):
             digest, output = kept_digest(document), JudgedOutput.of(document)
-            row = (index, document.receipt_id, digest, output.foreign, output.tokens)
-            self._state.write("INSERT INTO receipts VALUES (?, ?, ?, 0, ?, ?)", *row)
+            scopes = json.dumps([scope.to_document() for scope in scopes_in(document)])
+            self._state.write("INSERT OR IGNORE INTO served (scopes) VALUES (?)", scopes)
+            row = (index, document.receipt_id, digest, output.foreign, output.tokens, scopes)
+            self._state.write("INSERT INTO receipts SELECT ?, ?, ?, 0, ?, ?, number FROM served WHERE scopes = ?", *row)
         if isinstance(document, Verdict):
             if document.outcome in ACCUSATIONS:
                 self._state.write("INSERT INTO deviations VALUES (?)", index)
@@ -127,6 +132,11 @@ class SqliteMonitorMemory:
         if isinstance(document, Retention):
             values = (json.dumps(document.tenant), index, json.dumps(document.to_document()))
             self._state.write("INSERT OR REPLACE INTO retentions VALUES (?, ?, ?)", *values)
+
+    def served_in(self, index: int) -> tuple[Scope, ...]:
+        query = "SELECT scopes FROM served JOIN receipts ON served.number = receipts.served WHERE entry = ?"
+        row = self._state.row(query, index)
+        return () if row is None else tuple(Scope.from_document(scope) for scope in json.loads(row[0]))
 
     def holds(self, digests: Iterable[bytes]) -> int:
         return sum(self._state.row("SELECT 1 FROM receipts WHERE kept = ?", digest) is not None for digest in digests)

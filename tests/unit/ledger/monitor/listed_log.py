@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any
 
+from ledger.audit.halt_breach import scopes_in
 from ledger.bundle.tiles import export_tiles
 from ledger.documents.audit import ACCUSATIONS, DEVIATION, EXACT, NO_ANSWERS, Verdict
 from ledger.documents.erasure import Retention
+from ledger.documents.halt import Scope
 from ledger.documents.promise import kept_digest
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import JudgedOutput
@@ -71,6 +73,7 @@ class ListedMemory:
 
     receipt_ids: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, JudgedOutput] = field(default_factory=dict)
+    served: dict[int, tuple[Scope, ...]] = field(default_factory=dict)
     judged: dict[tuple[int, str, str], int] = field(default_factory=dict)
     outcomes: dict[int, str] = field(default_factory=dict)
     policies: list[tuple[int, Retention]] = field(default_factory=list)
@@ -102,6 +105,9 @@ class ListedMemory:
     def output_at(self, index: int) -> JudgedOutput | None:
         return self.outputs.get(index)
 
+    def served_in(self, index: int) -> tuple[Scope, ...]:
+        return self.served.get(index, ())
+
     def opposite(self, index: int, verdict: Verdict, auditor: str) -> int | None:
         """By outcome alone, of kolm's own engine."""
         self.judged.setdefault((verdict.receipt_index, auditor, verdict.outcome), index)
@@ -121,6 +127,7 @@ class ListedMemory:
         if isinstance(document, Receipt):
             self.receipt_ids[index] = document.receipt_id
             self.outputs[index] = JudgedOutput.of(document)
+            self.served[index] = scopes_in(document)
             self.kept[kept_digest(document)] = index
         if isinstance(document, Retention):
             self.policies.append((index, document))

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from ledger.audit.log_verification import verify_log
 from ledger.documents.audit import ReferencePass, ReferenceThresholds
+from ledger.documents.halt import Scope
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.promise import Promise, sign_promise
 from ledger.documents.signed_document import sign_document, sign_rotation
@@ -104,6 +106,20 @@ def test_a_deviation_stands_until_operators_have_resumed(memory: MonitorMemory) 
     log.append(verdict(2, 1, "DEVIATION"))  # in the scope that is halted already
     assert told(log, memory) == [kinds.DEVIATION]
     log.append(resume(5))
+    assert told(log, memory) == []
+
+
+def test_a_deviation_stands_until_each_of_its_methods_was_halted_and_resumed(memory: MonitorMemory) -> None:
+    rest, both = Scope(BASE, "rest"), {"lookahead": 1, "rest": 1}
+    passes: dict[str, Any] = {"target_passes": 2, "mean_acceptance_length": 1.0, "passes_by_method": both}
+    block = replace(receipt(0).spec_decode, tokens_accepted=0, acceptance_rate=0.0, **passes)
+    log = ListedLog()
+    log.append(receipt(0), receipt(1, spec_decode=block), verdict(0, 0, "DEVIATION"), halt(2))
+    log.append(verdict(1, 1, "DEVIATION"), resume(3))  # the halt of the other method has not arrived yet
+    assert told(log, memory) == told(log, memory, since=4) == [kinds.DEVIATION]
+    log.append(halt(4, rest))
+    assert told(log, memory, since=4) == [kinds.DEVIATION]
+    log.append(resume(6, rest))
     assert told(log, memory) == []
 
 

@@ -12,7 +12,7 @@ from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
 from ledger.documents.engine_profile import EngineProfile
-from ledger.documents.erasure import Erasure, Expiry, Retention
+from ledger.documents.erasure import Expiry, Retention
 from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import Document, read_document
@@ -27,7 +27,6 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes, TileReader
 
 _ALWAYS = ("key", "halt", "resume", "head_publication", "head_withdrawal", "retention", "expiry", "engine_profile")
-_ABOUT_RECEIPTS = ("verdict", "erasure")
 
 
 class BundleSource(TileReader, Protocol):
@@ -36,6 +35,7 @@ class BundleSource(TileReader, Protocol):
     def entries(self, start: int, limit: int) -> Sequence[bytes]: ...
     def entry(self, index: int) -> bytes: ...
     def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]: ...
+    def about(self, start: int, end: int) -> Iterable[int]: ...
     def content(self, receipt_index: int) -> Content | None: ...
 
 
@@ -92,18 +92,19 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
     if (wanted.start, wanted.end) == (0, size):
         return range(size)
     chosen = {*range(wanted.start, wanted.end), *wanted.indexes}
-    halted_by: set[int] = set()
+    receipts = [(wanted.start, wanted.end), *((index, index + 1) for index in wanted.indexes)]
     for index, data in source.entries_of(_ALWAYS):
         document = read_document(Entry.from_bytes(data).envelope)
         if _concerns_others(document, wanted.tenant):
             continue
         chosen.add(index)
         if isinstance(document, Halt):
-            halted_by.add(document.verdict_index)
-    for index, data in source.entries_of(_ABOUT_RECEIPTS):
-        document = read_document(Entry.from_bytes(data).envelope)
-        if isinstance(document, Verdict | Erasure) and (document.receipt_index in chosen or index in halted_by):
-            chosen.update((index, document.receipt_index))
+            verdict = read_document(Entry.from_bytes(source.entry(document.verdict_index)).envelope)
+            if isinstance(verdict, Verdict):
+                chosen.update((document.verdict_index, verdict.receipt_index))
+                receipts.append((verdict.receipt_index, verdict.receipt_index + 1))
+    for start, end in receipts:
+        chosen.update(source.about(start, end))
     return sorted(index for index in chosen if index < size)
 
 

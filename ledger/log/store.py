@@ -110,6 +110,10 @@ class Index(References, Protocol):
         """
         ...
 
+    def about(self, start: int, end: int) -> Iterable[int]:
+        """The indexes of verdicts on receipts in [start, end), and of erasures of these."""
+        ...
+
     def has_signed(self, key_id: str) -> bool:
         """Whether a signature of an entry names this key. Looks at every entry: for rotations."""
         ...

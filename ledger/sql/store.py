@@ -48,6 +48,11 @@ _ENTRY = 'SELECT entry FROM leaves WHERE "index" = ?'
 _ENTRIES = 'SELECT "index", entry FROM leaves WHERE "index" >= ? ORDER BY "index" LIMIT ?'
 _INDEXES = 'SELECT "{1}", "index" FROM {0} WHERE {2} AND "{1}" IN ({3})'
 
+_ABOUT = (
+    'SELECT "index" FROM verdicts WHERE receipt_index >= ? AND receipt_index < ? UNION ALL '
+    'SELECT erasure_index FROM erasures JOIN leaves ON "index" = erasure_index '
+    "WHERE kind = 'erasure' AND receipt_index >= ? AND receipt_index < ?"
+)
 _HAS_SIGNED = {
     "sqlite": "SELECT 1 FROM leaves WHERE instr(entry, ?) > 0 LIMIT 1",
     "postgresql": "SELECT 1 FROM leaves WHERE position(? IN entry) > 0 LIMIT 1",
@@ -224,6 +229,9 @@ class SqlEntryStore:
         if hashes is None:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return blob(hashes, f"tile {level}/{number}")
+
+    def about(self, start: int, end: int) -> Iterable[int]:
+        return [index for (index,) in self._database.rows(_ABOUT, start, end, start, end)]
 
     def has_signed(self, key_id: str) -> bool:
         with self._database.reading() as connection:

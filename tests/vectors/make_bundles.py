@@ -14,7 +14,9 @@ from pathlib import Path
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import add_file, archive
 from ledger.bundle.layout import BundleFile, BundleManifest, ContentLine, OlderTree, Span, split_lines
+from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
+from ledger.documents.erasure import Erasure
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.manifests import DraftHeadManifest, HeadConfig, HeadWeights, NamedFile, Vocabulary
 from ledger.documents.receipt import SpecDecode
@@ -124,6 +126,13 @@ class ListedLog:
         documents = (read_document(Entry.from_bytes(data).envelope) for data in self.all)
         wanted = set(kinds)
         return [(index, self.all[index]) for index, document in enumerate(documents) if kind_of(document) in wanted]
+
+    def about(self, start: int, end: int) -> Iterable[int]:
+        documents = (read_document(Entry.from_bytes(data).envelope) for data in self.all)
+        about = (
+            (index, document) for index, document in enumerate(documents) if isinstance(document, Verdict | Erasure)
+        )
+        return [index for index, document in about if start <= document.receipt_index < end]
 
     def content(self, receipt_index: int) -> Content | None:
         return content(CONTENTS[receipt_index]) if receipt_index in CONTENTS else None

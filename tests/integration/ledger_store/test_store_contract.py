@@ -175,6 +175,8 @@ def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(st
         store.commit(Batch((erasing,), tiles))
     assert [store.content(index) for index in (0, 1, 2)] == [content(0), None, None]
     assert [store.erased_by(index) for index in (0, 1, 2, 99)] == [None, len(RECORDS) + 1, len(RECORDS), None]
+    about = [sorted(store.about(*span)) for span in ((0, 1), (1, 3), (3, 99))]
+    assert about == [[6], [3, 5, len(RECORDS), len(RECORDS) + 1], []]
     assert [store.entries(0, len(RECORDS)), store.receipts(ReceiptFilter(), -1, 10)] == before
 
 

@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -311,6 +312,16 @@ def test_a_log_is_as_old_as_its_witnesses_say_and_not_as_it_says_itself(tmp_path
         assert failed(report) == check, report.problem
         report = judged(alone, tmp_path / f"alone-{seconds}", Trust(TRUSTED, now=now, max_age=timedelta(hours=1)))
         assert (failed(report), report.freshness and report.freshness.age) == (15, None)
+
+
+def test_a_bundle_of_chosen_receipts_reads_no_verdict_on_another_receipt() -> None:
+    class Watched(ListedLog):
+        def entries_of(self, kinds: Iterable[str]) -> Sequence[tuple[int, bytes]]:
+            assert {"receipt", "verdict", "erasure"}.isdisjoint(kinds)
+            return super().entries_of(kinds)
+
+    read = exported(Watched(log_of().all), start=0, end=0, indexes=(3,))
+    assert read == exported(log_of(), start=0, end=0, indexes=(3,))
 
 
 def test_a_bundle_of_no_entries_is_of_the_one_empty_tree(tmp_path: Path) -> None:

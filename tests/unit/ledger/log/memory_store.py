@@ -85,6 +85,13 @@ class MemoryEntryStore:
             raise NotFound(f"the ledger holds no tile {level}/{number}")
         return self._tiles[level, number]
 
+    def about(self, start: int, end: int) -> Iterable[int]:
+        return [
+            record.index
+            for record in self._records
+            if isinstance(record.document, Verdict | Erasure) and start <= record.document.receipt_index < end
+        ]
+
     def has_signed(self, key_id: str) -> bool:
         return any(signed_by(key_id) in record.entry for record in self._records)
 

@@ -68,7 +68,7 @@ def init(
     ] = None,
     days: Annotated[int, Option(min=1, max=_MOST_DAYS, help="Days for which certificates are valid.")] = 365,
     renew: Annotated[
-        bool, Option("--renew", help="Replace the certificates of a FOLDER; running services load them.")
+        bool, Option("--renew", help="Replace the certificates of a FOLDER; restart services that call others.")
     ] = False,
     json: options.Json = False,
 ) -> None:
@@ -150,7 +150,7 @@ class InitialFolder:
 
     def renew(self, hosts: Sequence[str], now: datetime, days: int) -> None:
         """Write new certificates by the folder's authority, for `hosts` or else the names that each has now. Running
-        services load them at their next handshake. Raises UsageError, Failed.
+        servers load them at their next handshake; their own calls have them after a restart. Raises UsageError, Failed.
         """
         try:
             pair = Pair(self.authority.read_bytes(), self.key("ca").read_bytes())

@@ -236,7 +236,9 @@ class ServerSettings(BaseSettings):
     )
 
     tls_cert: PemFile | None = Field(
-        None, description="This service's certificate chain; the file may be replaced by a renewed one while it runs."
+        None,
+        description="This service's certificate chain. A renewed file is used at the next handshake, and for calls to "
+        "other services after a restart.",
     )
     tls_key: PemFile | None = Field(None, description="The private key of that certificate.")
     tls_client_ca: PemFile | None = Field(None, description="Callers need a certificate of this authority: mutual TLS.")

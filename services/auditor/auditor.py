@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -235,7 +235,7 @@ class Auditor:
 
     def _send_kept(self) -> None:
         """Append the verdicts that were kept when an auditor ended between the first and the last one on a receipt."""
-        kept = self._folder.kept_verdicts()
+        kept, appended = self._folder.kept_verdicts(), dict[int, Envelope]()
         for data in kept:
             try:
                 envelope = Envelope.from_bytes(data)
@@ -244,14 +244,21 @@ class Auditor:
                 _log.warning("dropping a kept verdict, which is damaged: %s", error)
                 continue
             try:
-                self._appender.append(envelope)
+                appended[self._appender.append(envelope)] = envelope
             except InvalidArgument as error:
                 if not isinstance(verdict, Verdict) or self._accused(verdict) is not None:
                     raise
                 _log.warning("dropping a kept verdict, which does not belong to this log: %s", error)
         if kept:
-            self._folder.forget_verdicts()
-            self._catch_up()
+            self._forget_kept(appended)
+
+    def _forget_kept(self, appended: Mapping[int, Envelope]) -> None:
+        """Delete the kept verdicts once they are proven to be in the log. Raises BrokenLog."""
+        self._catch_up()
+        for index, verdict in appended.items():
+            if index >= self._backlog.position or self._proven(index) != verdict:
+                raise BrokenLog(f"the ledger names entry {index} for a verdict that the log does not have there")
+        self._folder.forget_verdicts()
 
     def _judge(self, due: Due, findings: Sequence[Finding], seconds: float) -> list[Examined]:
         """Append all verdicts, and halts for deviations. After its first verdict a receipt is no longer due, so all
@@ -265,7 +272,7 @@ class Auditor:
         pairs = zip(explained, verdicts, strict=True)
         examined = [self._append(receipt, due, finding, verdict, seconds) for finding, verdict in pairs]
         if len(verdicts) > 1:
-            self._folder.forget_verdicts()
+            self._forget_kept({each.verdict_index: verdict for each, verdict in zip(examined, verdicts, strict=True)})
         return examined
 
     def _append(self, receipt: Receipt, due: Due, finding: Finding, verdict: Envelope, seconds: float) -> Examined:
@@ -299,14 +306,21 @@ class Auditor:
                 f"the auditor's folder keeps a verdict on entry {index}, the log has {size} entries; if the folder is "
                 "of another log, delete verdicts.jsonl there"
             )
-        data = self._ledger.entry(index).entry
+        try:
+            document = read_document(self._proven(index))
+        except LedgerError as error:
+            raise BrokenLog(f"entry {index} cannot be read: {error}") from error
+        return document if isinstance(document, Receipt) and document.receipt_id == verdict.receipt_id else None
+
+    def _proven(self, index: int) -> Envelope:
+        """The envelope of an entry below `position`, proven to be in the log as it was folded. Raises BrokenLog."""
+        data, size = self._ledger.entry(index).entry, self._backlog.position
         proof = self._ledger.inclusion_proof(index, size).inclusion_proof
         try:
             verify_inclusion(leaf_hash(data), index, size, proof.hashes, self._backlog.root)
-            document = read_document(Entry.from_bytes(data).envelope)
+            return Entry.from_bytes(data).envelope
         except LedgerError as error:
             raise BrokenLog(f"the ledger shows another entry {index} than its checkpoint has: {error}") from error
-        return document if isinstance(document, Receipt) and document.receipt_id == verdict.receipt_id else None
 
     def _halt(self, receipt: Receipt, receipt_index: int, verdict_index: int, difference: str) -> int | None:
         """Append a halt for every method that drafted; returns the index of the first, None if nothing was left to

@@ -291,10 +291,12 @@ def test_a_log_without_the_entries_of_a_kept_draw_gets_no_other(deployment: Depl
 
 
 class AcknowledgingAppender(Appender):
-    """Its ledger acknowledges draws that it does not append."""
+    """Its ledger acknowledges draws and second verdicts that it does not append."""
 
     def append(self, envelope: Envelope) -> int:
-        return 2 if isinstance(read_document(envelope), Draw) else super().append(envelope)
+        document = read_document(envelope)
+        second = isinstance(document, Verdict) and document.outcome == "CONSISTENT"
+        return 1 if second or isinstance(document, Draw) else super().append(envelope)
 
 
 def test_a_draw_is_kept_until_it_is_read_from_the_log(deployment: Deployment) -> None:
@@ -306,6 +308,16 @@ def test_a_draw_is_kept_until_it_is_read_from_the_log(deployment: Deployment) ->
     list(deployment.auditor(spot_checks=0.0).run_pass())
     with deployment.ledger.watch(0) as entries:
         assert [entry.envelope.to_bytes() for entry in entries if entry.kind == "draw"] == [kept]
+
+
+def test_verdicts_are_kept_until_they_are_read_from_the_log(deployment: Deployment) -> None:
+    index = deployment.ledger.append(signed(foreign_receipt(0)), content(0)).index
+    for _ in range(2):
+        with pytest.raises(BrokenLog):
+            list(deployment.auditor(appender=AcknowledgingAppender).run_pass())
+        assert outcomes(deployment) == [(index, "SAME")]
+    list(deployment.auditor().run_pass())
+    assert outcomes(deployment) == [(index, "SAME"), (index, "CONSISTENT")]
 
 
 def test_auditors_with_shares_judge_every_receipt_once_and_the_first_alone_draws(

@@ -30,6 +30,7 @@ _Kind = TypeVar("_Kind")
 _CHUNK_BYTES = 1024 * 1024
 _ATTEMPTS = 6  # in a row without a byte transferred
 _PAUSE_SECONDS = 0.2  # doubles from attempt to attempt
+_ATTEMPT_SECONDS = 300.0  # after which a transfer is continued by another attempt
 
 Progress = Callable[[int], None]
 """Takes the number of bytes of a file that have been transferred so far, by all attempts."""
@@ -288,9 +289,10 @@ class RegistryClient(Client):
                 yield pb.UploadBlobRequest(data=chunk)
 
         with decoded_errors():
-            self._stub.UploadBlob(messages(), metadata=self.connection.metadata)
+            self._stub.UploadBlob(messages(), timeout=_ATTEMPT_SECONDS, metadata=self.connection.metadata)
 
     def download(self, digest: str, offset: int = 0) -> Stream[bytes]:
         """The bytes of a blob from `offset` on, in pieces; `download` above keeps and checks them."""
         request = pb.DownloadBlobRequest(digest=blob(digest, 0).digest, offset=offset)
-        return Stream(self._stub.DownloadBlob(request, metadata=self.connection.metadata), lambda answer: answer.data)
+        call = self._stub.DownloadBlob(request, timeout=_ATTEMPT_SECONDS, metadata=self.connection.metadata)
+        return Stream(call, lambda answer: answer.data)

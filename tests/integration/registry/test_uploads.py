@@ -72,7 +72,7 @@ def cut_after(registry: RegistryClient, count: int) -> None:
         arrived.wait(60)
 
     arrived = threading.Event()
-    connection = Connection(registry.connection.target, registry.connection.metadata)
+    connection = Connection(registry.connection.target)
     call: Any = RegistryServiceStub(connection.channel).UploadBlob.future(messages(), metadata=connection.metadata)
     while committed(registry) != count * CHUNK:
         pass
@@ -213,6 +213,27 @@ def test_a_download_goes_on_and_ends_verified(registry: RegistryClient, path: Pa
     for offset in (len(DATA) + 1, 2**40):
         with pytest.raises(InvalidArgument):
             list(registry.download(NAME, offset))
+
+
+def test_a_download_goes_on_after_a_server_that_stalls(
+    serve: Serve, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, starts = RegistryServicer.DownloadBlob, list[int]()
+
+    async def stalling(self: RegistryServicer, request: Any, context: Any) -> AsyncIterator[Any]:
+        starts.append(request.offset)
+        async for message in whole(self, request, context):
+            yield message
+            if len(starts) == 1:
+                await asyncio.Event().wait()
+
+    monkeypatch.setattr(RegistryServicer, "DownloadBlob", stalling)
+    monkeypatch.setattr(heads_wire, "_ATTEMPT_SECONDS", 5.0)
+    with serve() as served, RegistryClient.connect(served.address, wait=60) as registry:
+        upload(registry, PART, lambda: path.open("rb"))
+        download(registry, PART, tmp_path / "here")
+    assert len(starts) == 2
+    assert starts[1] > 0
 
 
 def test_a_damaged_blob_is_not_downloaded(registry: RegistryClient, path: Path, tmp_path: Path) -> None:

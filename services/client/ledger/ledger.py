@@ -9,7 +9,7 @@ with LedgerClient.connect("127.0.0.1:50052") as ledger:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -136,13 +136,16 @@ class LedgerClient(Client):
         return plain_value(VerdictPage, self._call(self._stub.ListVerdicts, request))
 
     def watch(
-        self, start_index: int = 0, *, follow: bool = False, kinds: Iterable[str] = (), timeout: float | None = None
+        self, start_index: int = 0, *, follow: bool = False, kinds: Collection[str] = (), timeout: float | None = None
     ) -> Stream[LogEntry]:
         """Entries in order, none left out; with `follow` also those to come, until the stream is closed or `timeout`
         seconds have passed.
 
-        `kinds` narrows to some kinds of document, as `LogEntry.kind` names them; not to receipts or verdicts.
+        `kinds` narrows to some kinds of document, as `LogEntry.kind` names them; not to receipts or verdicts. Such a
+        read without `follow` is short, and gives up as unary calls do.
         """
+        if kinds and not follow and timeout is None:
+            timeout = self._timeout
         numbers = [documents_pb2.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}") for kind in kinds]
         request = pb.WatchEntriesRequest(start_index=start_index, follow=follow, kinds=numbers)
         call = self._stub.WatchEntries(request, timeout=timeout, metadata=self.connection.metadata)

@@ -1,23 +1,27 @@
 """Reading the ledger over the wire: entries, receipts, watches, proofs, verdicts, halts, and bundles."""
 
+import asyncio
 import io
 import itertools
 import json
 import sqlite3
 import tarfile
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
-from services.client.errors import DataLoss, InvalidArgument, NotFound
+from services.client.errors import DataLoss, DeadlineExceeded, InvalidArgument, NotFound
 from services.client.ledger.ledger import LedgerClient
+from services.ledger.servicer import LedgerServicer
 from services.ledger.settings import LedgerSettings
 from tests.append_stream import append_many
+from tests.integration.ledger_service.conftest import Serve
 from tests.unit.ledger.builders import (
     SCOPE,
     TRUSTED,
@@ -55,6 +59,21 @@ def test_a_following_watch_sees_old_and_new_entries_in_order(ledger: LedgerClien
         assert [next(entries).index for _ in range(2)] == [0, 1]
         ledger.append(signed_receipt(2))
         assert next(entries).index == 2
+
+
+def test_a_watch_of_some_kinds_gives_up_as_other_calls_do(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(self: LedgerServicer, request: Any, context: Any) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(LedgerServicer, "WatchEntries", silent)
+    with (
+        serve() as served,
+        LedgerClient.connect(served.address, timeout=0.5) as ledger,
+        ledger.watch(kinds=["head_withdrawal"]) as entries,
+        pytest.raises(DeadlineExceeded),
+    ):
+        next(entries)
 
 
 def test_a_watch_of_some_kinds_sees_those_and_only_those(ledger: LedgerClient) -> None:

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, cast
 
-_DRAFT = ".draft-"
+DRAFT = ".draft-"
 
 
 def write_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
@@ -54,7 +54,7 @@ def move_durably(draft: Path, path: Path) -> None:
 
 def remove_drafts(folder: Path) -> list[Path]:
     """Remove the drafts that crashes have left; return their paths. Call it when no process writes."""
-    drafts = list(folder.glob(f"{_DRAFT}*"))
+    drafts = list(folder.glob(f"{DRAFT}*"))
     for draft in drafts:
         draft.unlink(missing_ok=True)
     return drafts
@@ -80,7 +80,7 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 @contextmanager
 def _drafted(path: Path, mode: int, folder_mode: int, name: Callable[[str, Path], None]) -> Iterator[BinaryIO]:
     make_folder(path.parent, folder_mode)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)

@@ -16,7 +16,7 @@ from ledger.bundle.draft_heads import draft_head_file, named_draft_heads
 from ledger.bundle.folder import BundleFolder, add_file, archive, unpack
 from ledger.bundle.layout import TRANSCRIPT, BundleFile
 from ledger.bundle.tiles import CHECKPOINT, TileFolder, export_tiles
-from ledger.durable_file import move_durably
+from ledger.durable_file import DRAFT, move_durably, remove_drafts
 from ledger.errors import LedgerError
 from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame import options
@@ -213,8 +213,10 @@ def _write_tiles(folder: Path, ledger: str, json: bool) -> None:
     """
     tiles = TileFolder(folder)
     published = tiles.published()
-    if folder.exists() and any(each.name.lstrip(".") not in (CHECKPOINT, "tile") for each in folder.iterdir()):
+    names = [each.name for each in folder.iterdir()] if folder.exists() else []
+    if any(name.lstrip(".") not in (CHECKPOINT, "tile") and not name.startswith(DRAFT) for name in names):
         raise UsageError(f"{folder} holds other files than tiles", "name a new or empty folder")
+    remove_drafts(folder)
     with ledger_at(ledger) as client:
         checkpoint = _newest(client, published.size)
         with client.watch(published.start) as watched:

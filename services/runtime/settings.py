@@ -192,8 +192,10 @@ def settings_config(service: str) -> SettingsConfigDict:
 
 def _host_and_port(value: str) -> str:
     host, colon, port = value.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) <= 65535):
-        raise ValueError("expected host:port, for example 127.0.0.1:50051; port 0 takes a free one")
+    bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if bare or not (colon and host and port.isdecimal() and int(port) <= 65535):
+        problem = "expected host:port, for example 127.0.0.1:50051 or [::1]:50051; port 0 takes a free one"
+        raise ValueError(problem)
     return value
 
 

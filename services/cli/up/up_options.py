@@ -41,11 +41,16 @@ _INSTEAD = {
 """The flag of `kolm up` for each setting that it sets itself."""
 
 
+def _in_brackets(host: str) -> str:
+    """The host as it is before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """The host of all services, and the port of each."""
 
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, Option(callback=_in_brackets, help="Address to listen on.")] = "127.0.0.1"
     insecure: Annotated[
         bool, Option("--insecure", help="Serve without TLS: traffic is readable by anyone on the network.")
     ] = False

@@ -64,6 +64,13 @@ def test_sizes_of_context_and_cache_reach_the_generation_service(ran: list[Local
     assert (settings.context_length, settings.cache_bytes) == (1024, 2 << 30)
 
 
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_host_is_in_brackets_before_its_port(ran: list[LocalServices], tmp_path: Path, host: str) -> None:
+    imported(tmp_path, "base")
+    assert kolm("up", *FREE, "--model", tmp_path / "base", f"--host={host}").code == 0
+    assert {plan.listens_at for plan in ran[0].plans()} == {"[::1]:0"}
+
+
 def test_the_one_imported_model_is_served_where_the_packaged_one_is_missing(
     ran: list[LocalServices], tmp_path: Path
 ) -> None:

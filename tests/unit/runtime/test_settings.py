@@ -123,6 +123,7 @@ def test_variables_and_the_table_name_the_folder_of_secrets(
     [
         (["--listen", "nowhere"], "--listen"),
         (["--listen", "127.0.0.1:70000"], "--listen"),
+        (["--listen", "::1:50051"], "--listen"),
         (["--grace-seconds", "-1"], "--grace-seconds"),
         (["--metrics-port", "x"], "--metrics-port"),
         (["--config", "/does/not/exist.toml"], "--config"),

@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import promql_parser
@@ -77,6 +79,16 @@ def test_secrets_are_files_that_one_script_writes() -> None:
         assert f"secrets/{name}" in script
     for service in SERVICES.values():
         assert not any("PASSWORD" in key and not key.endswith("FILE") for key in service.get("environment", {}))
+
+
+def test_the_script_opens_its_own_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(ROOT / "deploy/make-secrets", tmp_path / "deploy")
+    (secrets := tmp_path / "secrets").mkdir(mode=0o755)
+    (secrets / "receipts.pem").touch(mode=0o600)
+    subprocess.run([tmp_path / "deploy/make-secrets"], check=True)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (secrets, *secrets.iterdir())}
+    assert modes == {"secrets": 0o700, "receipts.pem": 0o600} | dict.fromkeys(COMPOSE["secrets"], 0o644)
 
 
 def test_only_a_person_s_hand_writes_trusted_keys_and_principals() -> None:

@@ -106,13 +106,15 @@ def expect_folder(flag: str, path: Path, kind: FolderKind) -> None:
 
 def named_adapters(settings: Iterable[str]) -> dict[str, Path]:
     """Folders by name, from settings of the form NAME=DIR."""
-    found = {}
+    found: dict[str, Path] = {}
     for setting in settings:
         name, _, folder = setting.partition("=")
         if not (name and folder):
             raise UsageError(f"--adapter: expected NAME=DIR of an adapter in peft's layout, got {setting}")
         expect_folder("--adapter", Path(folder), ADAPTER_FOLDER)
-        found[expect_name("--adapter", name)] = Path(folder)
+        if expect_name("--adapter", name) in found:
+            raise UsageError(f"--adapter: {name} names two folders, {found[name]} and {folder}")
+        found[name] = Path(folder)
     return found
 
 

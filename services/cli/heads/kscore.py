@@ -109,7 +109,10 @@ def _adapters_in(directories: Sequence[Path]) -> dict[str, Path]:
         adapters = [each for each in inside if (each / "adapter_config.json").is_file()]
         if not adapters:
             raise UsageError(f"--adapters: no adapter_config.json in {directory} or in a directory of it")
-        found |= {adapter.resolve().name: adapter for adapter in adapters}
+        for adapter in adapters:
+            name = adapter.resolve().name
+            if (other := found.setdefault(name, adapter)).resolve() != adapter.resolve():
+                raise UsageError(f"--adapters: {other} and {adapter} are both called {name}", "rename one folder")
     return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -299,3 +300,10 @@ def test_an_adapter_for_another_base_is_refused(kscoring: Kolm, files: Path, tmp
     flags = ("--no-record", "--adapters", adapter, *measuring(files))
     code, _, err = kscoring("heads", "kscore", files / "head", *flags)
     assert (code, "foreign" in err) == (2, True)
+
+
+def test_two_adapters_of_one_name_are_refused(kscoring: Kolm, files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "adapters" / "mild", tmp_path / "mild")
+    flags = ("--no-record", "--adapters", files / "adapters", "--adapters", tmp_path, *measuring(files))
+    code, _, err = kscoring("heads", "kscore", files / "head", *flags)
+    assert (code, str(tmp_path / "mild") in err) == (2, True)

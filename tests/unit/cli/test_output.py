@@ -148,6 +148,7 @@ WRONG = [
     (("up", "--model", "a.gguf", "--ledger-port", "x"), "--ledger-port"),
     (("up", "--model", "a.gguf", "--shared-datastore", "none"), "--shared-datastore"),
     (("up", "--model", "a.gguf", "--adapter", "none"), "--adapter"),
+    (("up", "--model", "a.gguf", "--adapter", "a=adapter", "--adapter", "a=adapter"), "--adapter"),
     *((("status", f"--{name}", wrong), f"--{name}") for name in ASKED for wrong in ("nowhere", "host:port")),
 ]
 

@@ -65,6 +65,13 @@ def test_a_model_is_fetched_checked_and_found_by_its_name_and_by_the_library(
     assert hub.fetched == [(FILE, None)]
 
 
+def test_a_file_beyond_the_library_s_limit_is_fetched(
+    hub: FakeHub, tiny: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(tiny) - 1)
+    assert pulled().read_bytes() == tiny
+
+
 def test_a_model_in_parts_is_fetched_whole_and_named_by_its_quantisation(hub: FakeHub, tmp_path: Path) -> None:
     first = make_tiny_gguf(tmp_path / "split-Q4_1.gguf", part_tensors=5)
     hub.commit({part.name: part.read_bytes() for part in tmp_path.glob("split-*.gguf")})

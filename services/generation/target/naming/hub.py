@@ -235,7 +235,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
-    from huggingface_hub import hf_hub_url
+    from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, in no __all__
@@ -254,7 +254,9 @@ def _fetch_file(model: HubModel, file: HubFile, blob: Path) -> None:
         partial.seek(done)
         headers, shown = build_hf_headers(library_name="kolm"), file.name
         try:
-            http_get(url, partial, resume_size=done, expected_size=file.size, headers=headers, displayed_filename=shown)
+            # The library refuses to begin a larger file by its size alone; the digest is compared below.
+            size = file.size if done or file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE else None
+            http_get(url, partial, resume_size=done, expected_size=size, headers=headers, displayed_filename=shown)
         except HfHubHTTPError as error:
             if error.response.status_code == 416:  # there is no rest: the partial file is of another file
                 _partial(blob).unlink()

@@ -17,6 +17,12 @@ from services.generation.target.gpu.source import CUDA, kept, source
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 """Correctly rounded operations, no FMA contraction, no flush to zero."""
 
+_OTHER_VERSION = (
+    driver.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+    driver.CUresult.CUDA_ERROR_INVALID_PTX,
+    driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU,
+)
+
 
 def compile_ptx(architecture: str, options: Iterable[str] = OPTIONS) -> str:
     """The kernels as PTX for a virtual architecture such as compute_80. Needs no GPU.
@@ -62,7 +68,13 @@ class CudaDevice:
         major, minor = _check_call(nvrtc.nvrtcVersion(), "nvrtcVersion")
         circumstances = f"NVRTC {major}.{minor}", self.description, *OPTIONS, source(CUDA)
         ptx = kept(circumstances, lambda: compile_ptx(self._architecture).encode() + b"\0")
-        (self._module,) = _check_call(driver.cuModuleLoadData(ptx), "cuModuleLoadData")
+        code, self._module = driver.cuModuleLoadData(ptx)
+        if code in _OTHER_VERSION:
+            raise DeviceUnavailable(
+                f"{self.description} cannot load code of NVRTC {major}.{minor} ({code.name}): install a driver for "
+                f"CUDA {major}.{minor} or newer, or use --device cpu"
+            )
+        _check_call((code,), "cuModuleLoadData")
 
     def buffer(self, size: int) -> Buffer:
         self._enter()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services.generation.target.errors import TargetError
+from services.generation.target.gpu.device import DeviceLost, DeviceUnavailable
 from services.generation.target.gpu.source import STORAGES, kept
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings, of the extra gpu, is not installed")
@@ -41,6 +43,30 @@ def test_every_operation_is_rounded_once_and_none_is_contracted() -> None:
 @pytest.mark.parametrize("option", ["--fmad=true", pytest.param("--use_fast_math", marks=pytest.mark.long)])
 def test_options_that_allow_other_bits_are_seen(option: str) -> None:
     assert inexact(compiled("--std=c++17", option))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("UNSUPPORTED_PTX_VERSION", DeviceUnavailable),
+        ("INVALID_PTX", DeviceUnavailable),
+        ("ECC_UNCORRECTABLE", DeviceLost),
+    ],
+)
+def test_a_driver_that_is_older_than_the_compiler_is_no_failure_of_the_device(
+    code: str, kind: type[TargetError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.generation.target.gpu import cuda
+
+    done, failed = (getattr(cuda.driver.CUresult, f"CUDA_{name}") for name in ("SUCCESS", f"ERROR_{code}"))
+    monkeypatch.setattr(cuda.driver, "cuCtxSetCurrent", lambda _: (done,))
+    monkeypatch.setattr(cuda.driver, "cuModuleLoadData", lambda _: (failed, None))
+    monkeypatch.setattr(cuda.nvrtc, "nvrtcVersion", lambda: (cuda.nvrtc.nvrtcResult.NVRTC_SUCCESS, 13, 0))
+    monkeypatch.setattr(cuda, "kept", lambda *_: b"")
+    found = object.__new__(cuda.CudaDevice)
+    found._context, found._architecture, found.description = None, "compute_80", "cuda"
+    with pytest.raises(kind, match=f"CUDA_ERROR_{code}"):
+        found.compile()
 
 
 def test_compiled_code_is_kept_until_it_is_damaged_or_its_circumstances_change(tmp_path: Path) -> None:

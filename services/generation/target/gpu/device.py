@@ -48,7 +48,7 @@ class Device(Protocol):
         ...
 
     def run(self, kernel: str, groups: tuple[int, int], lanes: int, *arguments: Argument) -> None:
-        """Run a kernel by work-groups of `lanes` work-items."""
+        """Run a kernel by work-groups of `lanes` work-items; `groups` are not 0, which CUDA and OpenCL 1.2 refuse."""
         ...
 
 

@@ -168,7 +168,8 @@ class Kernels:
         self.groups(kernel, (-(-items // self._lanes), rows), *arguments)
 
     def groups(self, kernel: str, groups: tuple[int, int], *arguments: Argument) -> None:
-        self.device.run(kernel, groups, self._lanes, *arguments)
+        if 0 not in groups:  # else nothing is wanted, such as the logits of a prompt's first entries
+            self.device.run(kernel, groups, self._lanes, *arguments)
 
 
 def _best(peaks: NDArray[np.int32]) -> list[Best | None]:

@@ -35,12 +35,12 @@ class ScriptedServicer(GenerationServiceServicer):
                 self.closed.set()
         if request.request_id == "peer":
             (name,) = context.peer_identities()
-            return pb.GenerateResponse(choices=[pb.Choice(text=name.decode())])
+            return _answer(name.decode())
         if request.request_id == "told":
             await context.send_initial_metadata((("kolm-told", "before the answer"),))
             left = context.time_remaining()
-            return pb.GenerateResponse(choices=[pb.Choice(text="no deadline" if left is None else f"{left:.0f}")])
-        return pb.GenerateResponse(choices=[pb.Choice(text=f"{len(request.prompt)} characters")])
+            return _answer("no deadline" if left is None else f"{left:.0f}")
+        return _answer(f"{len(request.prompt)} characters")
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
@@ -82,3 +82,7 @@ async def main(settings: StubbornSettings) -> None:
 
 if __name__ == "__main__":
     sys.exit(run_service(StubbornSettings, main))
+
+
+def _answer(text: str) -> pb.GenerateResponse:
+    return pb.GenerateResponse(choices=[pb.Choice(finish_reason=pb.FINISH_REASON_STOP, text=text)])

@@ -125,8 +125,8 @@ class OutputReader:
 def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
     """The reader for one choice; None if all of it is the answer, without thoughts and tools.
 
-    An output under a constraint is calls, or none, and has no thought. Nor has the rest of a turn that the request
-    continues, unless the prompt has begun one.
+    An output under a constraint is calls, or none; it has no thought that the prompt has begun, and none of a syntax
+    of ordinary words, of which its text may have the same. Nor has the rest of a turn that the request continues.
     """
     held = request.params.constraint is not None
     calls, tools = None, request.tool_set
@@ -134,10 +134,10 @@ def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
         required = tools.choice == "required"
         calls = ToolCallReader(resolved.tool_calls, tools.names, anywhere=not held, calls_only=required)
     syntax = resolved.thoughts
-    if held or (tools is not None and tools.choice == "required"):
-        syntax = None
-    if syntax is not None and request.continue_final_message and not syntax.begun:
-        syntax = None
+    if syntax is not None and (held or (tools is not None and tools.choice == "required")):
+        syntax = None if syntax.begun or syntax.bare else syntax
+    elif syntax is not None and request.continue_final_message:
+        syntax = None if syntax.bare and not syntax.begun else syntax
     if syntax is None and calls is None:
         return None
     return OutputReader(None if syntax is None else ThoughtReader(syntax), calls)

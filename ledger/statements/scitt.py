@@ -14,7 +14,7 @@ from ledger.errors import FormatError, ProofError, SignatureError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.signer import Signer
 from ledger.statements import cose
-from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.checkpoint import LARGEST_SIZE, Checkpoint
 from ledger.tree.merkle import leaf_hash, proven_root, verify_inclusion
 
 CONTENT_TYPE = "application/vnd.kolm.entry.v1+json"
@@ -97,6 +97,8 @@ def prove_cose_receipt(
             pass
         case _:
             raise FormatError("COSE Receipt", "expected tree size, index and hashes as its proof")
+    if isinstance(size, bool) or isinstance(index, bool) or not 0 <= index < size <= LARGEST_SIZE:
+        raise FormatError("COSE Receipt", "expected a tree size of 1 to 2^63 - 1, and an index below it")
     match cose.decode(receipt.protected):
         case {15: {1: str() as origin}}:
             pass

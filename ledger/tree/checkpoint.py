@@ -17,7 +17,7 @@ from ledger.keys.signer import Signer
 from ledger.tree.merkle import HASH_BYTES
 
 _SIZE = re.compile("0|[1-9][0-9]{0,18}")
-_LARGEST_SIZE = 2**63 - 1
+LARGEST_SIZE = 2**63 - 1
 """The limit of 64-bit database integers; no log reaches it."""
 
 
@@ -42,8 +42,8 @@ class Checkpoint:
         check_key_name(origin, "checkpoint")
         if _SIZE.fullmatch(size) is None:
             raise FormatError("checkpoint", "expected a decimal size without leading zeros in line 2")
-        if int(size) > _LARGEST_SIZE:
-            raise FormatError("checkpoint", f"expected a size of at most {_LARGEST_SIZE} in line 2")
+        if int(size) > LARGEST_SIZE:
+            raise FormatError("checkpoint", f"expected a size of at most {LARGEST_SIZE} in line 2")
         root_bytes = decode_base64(root, "checkpoint")
         if len(root_bytes) != HASH_BYTES:
             raise FormatError("checkpoint", f"expected a root of {HASH_BYTES} bytes in line 3")

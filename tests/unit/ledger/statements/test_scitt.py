@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.errors import LedgerError, ProofError, SignatureError
+from ledger.errors import FormatError, LedgerError, ProofError, SignatureError
 from ledger.keys.ed25519 import PublicKey
+from ledger.statements import cose
 from ledger.statements.scitt import (
     Place,
     Statement,
@@ -76,6 +77,24 @@ def test_a_cose_receipt_proves_its_place_to_a_reader_with_only_the_keys() -> Non
     ):
         with pytest.raises(SignatureError):
             prove_cose_receipt(RECEIPT, entry, about, keys)
+
+
+@pytest.mark.parametrize(
+    ("size", "index"),
+    [
+        pytest.param(10**5000, 10**5000, id="more digits than a message takes"),
+        pytest.param(2**100_000 + 1, 2**100_000, id="more bits than a walk takes"),
+        (2**63, 1),
+        (2, 2),
+        (2, -1),
+        (True, False),
+    ],
+)
+def test_a_place_in_no_tree_is_refused_without_a_walk_to_its_root(size: int, index: int) -> None:
+    proof = cose.encode([size, index, []])
+    data = cose.message(cose.encode({15: {1: ORIGIN}}), {396: {-1: [proof]}}, None, bytes(64))
+    with pytest.raises(FormatError):
+        prove_cose_receipt(data, b"entry 1", receipt_id(1), keys_of)
 
 
 def test_a_statement_is_read_back_and_its_issuer_found() -> None:

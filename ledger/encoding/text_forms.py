@@ -22,7 +22,7 @@ from ledger.errors import FormatError
 DIGEST = "sha256:[0-9a-f]{64}"
 CID = "cidv1:sha256:[0-9a-f]{64}"
 RECEIPT_ID = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z"
+TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{3}Z"
 """Patterns of the whole text."""
 
 _TIME = re.compile(TIME)

@@ -1,6 +1,7 @@
 """cid, digest, commitment, stream digest, timestamp, receipt id, seed, base64."""
 
 import hashlib
+import re
 import struct
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -12,6 +13,7 @@ from ledger.encoding.commitment import commit, new_salt
 from ledger.encoding.document import Members, Seed
 from ledger.encoding.stream_digest import StreamDigest
 from ledger.encoding.text_forms import (
+    TIME,
     cid,
     cid_of_json,
     decode_base64,
@@ -112,6 +114,11 @@ def test_times_are_utc_with_milliseconds() -> None:
 def test_times_in_any_other_form_are_refused(text: object) -> None:
     with pytest.raises(FormatError, match="issued_at"):
         parse_timestamp(text, "issued_at")
+
+
+@pytest.mark.parametrize("time", ["24:00:00", "23:60:00", "23:59:60"])
+def test_a_time_of_day_has_one_text_for_every_version_of_python(time: str) -> None:  # 3.14 parses 24:00:00
+    assert re.fullmatch(TIME, f"2026-01-02T{time}.000Z") is None
 
 
 def test_a_receipt_id_is_laid_out_as_in_rfc_9562() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -20,10 +21,11 @@ from typing import Any, Protocol
 from ledger.audit.log_verification import verify_log
 from ledger.documents.content import Content
 from ledger.documents.erasure import Erasure, Expiry
+from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.text_forms import encode_base64
-from ledger.errors import FormatError, LedgerError, ProofError, StoreDamaged
+from ledger.errors import FormatError, LedgerError, ProofError, SignatureError, StoreDamaged
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.continuity import check_extends, check_not_rolled_back
@@ -92,6 +94,10 @@ class Inspection(TileReader, Protocol):
         """The number of entries, and one more than the greatest index."""
         ...
 
+    def key_entries(self) -> Iterator[tuple[int, object]]:
+        """Index and bytes of the entries of kind `key`, in order."""
+        ...
+
     def newest_checkpoint(self) -> Row | None:
         """The row of `checkpoints` with the greatest size."""
         ...
@@ -146,16 +152,16 @@ def fsck(
         count, size = inspection.extent()
         if count != size:
             findings.append(Finding("leaves", None, f"holds {count} entries, the last one at index {size - 1}"))
-        head = None
+        head, keys = None, _key_history(inspection, trusted)
         row = inspection.newest_checkpoint()
         if row is not None:
             try:
-                head = _open_checkpoint(row, trusted, origin)
+                head = _open_checkpoint(row, keys, origin)
                 covered = head.size
             except LedgerError as error:
                 findings.append(Finding("checkpoints", row["size"], str(error)))
         signed = _compare_with_signed_heads(inspection, size, head, _guarded_head(guarded, head, origin), witnessed)
-        rows = _without_later_findings(_of_all_rows(inspection, trusted, depth, head, spread))
+        rows = _without_later_findings(_of_all_rows(inspection, trusted, keys, depth, head, spread))
         for found in (signed, rows):
             findings += islice(found, max(MOST_FINDINGS - len(findings), 0))
     except LedgerError as error:  # nothing more can be read
@@ -177,10 +183,20 @@ def _without_later_findings(findings: Iterable[Finding]) -> Iterator[Finding]:
         last = place
 
 
-def _open_checkpoint(row: Row, trusted: TrustedKeys, origin: str | None) -> Checkpoint:
-    note = row["note"]
-    head = open_checkpoint(note if isinstance(note, bytes) else b"", trusted.keys("log"), origin)
-    if head.size != row["size"]:
+def _key_history(inspection: Inspection, trusted: TrustedKeys) -> KeyHistory:
+    """The keys by index. An invalid key entry changes nothing: the deep check names it."""
+    keys = KeyHistory.of(trusted)
+    for index, data in inspection.key_entries():
+        with suppress(FormatError, SignatureError):
+            keys = keys.after(index, keys.open(index, Entry.from_bytes(_bytes(data)).envelope))
+    return keys
+
+
+def _open_checkpoint(row: Row, keys: KeyHistory, origin: str | None) -> Checkpoint:
+    note, size = row["note"], row["size"]
+    signers = keys.at(max(size - 1, 0) if isinstance(size, int) else 0).keys("log")
+    head = open_checkpoint(note if isinstance(note, bytes) else b"", signers, origin)
+    if head.size != size:
         raise ProofError(f"is over {head.size} entries, by its note")
     return head
 
@@ -219,7 +235,12 @@ def _compare_with_signed_heads(
 
 
 def _of_all_rows(
-    inspection: Inspection, trusted: TrustedKeys, depth: Depth, head: Checkpoint | None, spread: Spread
+    inspection: Inspection,
+    trusted: TrustedKeys,
+    keys: KeyHistory,
+    depth: Depth,
+    head: Checkpoint | None,
+    spread: Spread,
 ) -> Iterator[Finding]:
     if depth >= Depth.STRUCTURE:
         yield from _Comparison(inspection, spread, contents=depth >= Depth.DEEP).findings()
@@ -227,7 +248,7 @@ def _of_all_rows(
         yield from (Finding("file", None, problem) for problem in inspection.damage())
         for row in inspection.rows("checkpoints"):
             try:
-                _open_checkpoint(row, trusted, None if head is None else head.origin)
+                _open_checkpoint(row, keys, None if head is None else head.origin)
             except LedgerError as error:
                 yield Finding("checkpoints", row["size"], str(error))
         entries = (row["entry"] if isinstance(row["entry"], bytes) else b"" for row in inspection.rows("leaves"))

@@ -63,6 +63,11 @@ class SqlInspection:
             count, last = self._connection.execute(statement).one()
         return int(count), 0 if last is None else int(last) + 1
 
+    def key_entries(self) -> Iterator[tuple[int, object]]:
+        statement = select(leaves.c.index, leaves.c.entry).where(leaves.c.kind == "key").order_by(leaves.c.index)
+        with store_errors(), closing(self._connection.execute(statement)) as found:
+            yield from ((index, entry) for index, entry in found)
+
     def newest_checkpoint(self) -> Row | None:
         with store_errors():
             row = self._connection.execute(select(checkpoints).order_by(checkpoints.c.size.desc()).limit(1)).first()

@@ -13,9 +13,11 @@ import pytest
 
 from ledger.documents.content import Content
 from ledger.documents.erasure import Expiry
-from ledger.documents.signed_document import sign_document
+from ledger.documents.key_entry import KeyEntry
+from ledger.documents.signed_document import sign_document, sign_rotation
 from ledger.errors import FormatError, NotFound, StoreDamaged
 from ledger.fsck import MOST_FINDINGS, Depth, FsckReport, Inspection, fsck
+from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.admission import Admitted
 from ledger.log.content_seal import ContentKey, unseal
 from ledger.log.recovery import recover
@@ -24,10 +26,11 @@ from ledger.sql.contents import SqlContentKeys
 from ledger.sql.guard import SqlGuard
 from ledger.sql.inspection import SqlInspection
 from ledger.sql.store import SqlEntryStore
-from ledger.tree.checkpoint import Checkpoint
+from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.merkle import EMPTY_ROOT
 from tests.examples import examples
 from tests.integration.ledger_store.writing import execute, writing
+from tests.keys import seeded_key
 from tests.unit.ledger.builders import (
     KEYS,
     ORIGIN,
@@ -228,6 +231,20 @@ def test_a_document_signed_by_a_stranger_is_found_by_the_deep_check_alone(tmp_pa
     assert places(check(path, Depth.DEEP)) == [("leaves", 0)]
 
 
+def test_a_reader_who_trusts_the_log_s_replaced_key_trusts_its_successor(tmp_path: Path) -> None:
+    path, old, new = tmp_path / "ledger.db", KEYS["log"], seeded_key(b"\x55" * 32, "log")
+    rotation = sign_rotation(KeyEntry("log", new.public, at(1), replaces=old.key_id), new, old).to_bytes()
+    both, watch = TrustedKeys.of(*KEYS.values(), new), tmp_path / "guard.db"
+    for key, envelopes in ((old, (signed_receipt(0),)), (new, (rotation, signed_receipt(1)))):
+        with writing(path, guard=watch, key=key, trusted=both) as (_, sequencer):
+            for envelope in envelopes:
+                sequencer.append(envelope).result()
+    assert [check(path, depth, guarded(tmp_path)).findings for depth in Depth] == [(), (), ()]
+    (head,) = guarded(tmp_path)
+    tamper(path, f"UPDATE checkpoints SET note = x'{sign_checkpoint(head, old).hex()}' WHERE size = 3")
+    assert [set(places(check(path, depth))) for depth in Depth] == 3 * [{("checkpoints", 3)}]
+
+
 def test_content_of_an_erased_receipt_is_a_finding(path: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         kept = connection.execute("SELECT * FROM contents WHERE receipt_index = 7").fetchone()
@@ -314,6 +331,9 @@ class Recorded:
 
     def extent(self) -> tuple[int, int]:
         return len(self.tables["leaves"]), self.tables["leaves"][-1]["index"] + 1
+
+    def key_entries(self) -> Iterator[tuple[int, object]]:
+        return ((row["index"], row["entry"]) for row in self.rows("leaves") if row["kind"] == "key")
 
     def newest_checkpoint(self) -> Row | None:
         return max(self.tables["checkpoints"], key=lambda row: row["size"])

@@ -30,7 +30,8 @@ entry always fits.
 
 @dataclass(frozen=True, slots=True)
 class StoredReceipt:
-    """A stored receipt: entry bytes, the content unless it is missing or erased, and the verdicts so far.
+    """A stored receipt: entry bytes, the content unless it is missing or erased, and its newest 1,000 verdicts in the
+    order of the log.
 
     `erased_by` is the index of the entry that erased its content, None if none has.
     """
@@ -105,7 +106,7 @@ class LedgerReader:
         index = self._store.indexes_of_receipts([receipt_id]).get(receipt_id)
         if index is None or index >= self.head().size:
             raise NotFound(f"the ledger holds no receipt {receipt_id}")
-        verdicts = self.verdicts(receipt_id, limit=_MOST_VERDICTS)
+        verdicts = self.newest_verdicts(receipt_id, limit=_MOST_VERDICTS)[::-1]
         content = self._store.content(index)
         erased_by = self._store.erased_by(index) if content is None else None
         return StoredReceipt(index, self._store.entry(index), content, tuple(verdicts), erased_by)

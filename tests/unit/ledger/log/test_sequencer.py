@@ -423,7 +423,9 @@ def test_a_reader_sees_nothing_that_is_not_signed_yet(store: MemoryEntryStore) -
     sequencer.close()
 
 
-def test_a_reader_finds_receipts_with_their_content_and_verdicts(store: MemoryEntryStore, sequencer: Sequencer) -> None:
+def test_a_reader_finds_receipts_with_their_content_and_verdicts(
+    store: MemoryEntryStore, sequencer: Sequencer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = LedgerReader(store, sequencer.board)
     for number in range(4):
         sequencer.append(signed_receipt(number, tenant="even" if number % 2 == 0 else "odd"), content(number)).result()
@@ -432,6 +434,8 @@ def test_a_reader_finds_receipts_with_their_content_and_verdicts(store: MemoryEn
     found = reader.receipt(receipt_id(2))
     assert (found.index, found.content) == (2, content(2))
     assert [(row.index, row.outcome) for row in found.verdicts] == [(4, "UNREPLAYABLE"), (5, "EXACT")]
+    monkeypatch.setattr("ledger.log.reader._MOST_VERDICTS", 1)
+    assert [row.index for row in reader.receipt(receipt_id(2)).verdicts] == [5]
     assert [row.index for row in reader.receipts(ReceiptFilter(tenant="odd"))] == [1, 3]
     assert [row.index for row in reader.receipts(after=0, limit=2)] == [1, 2]
     assert {row.index: row.outcome for row in reader.receipts()} == {0: None, 1: None, 2: "EXACT", 3: None}

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from ledger.encoding.document import Cid, Document, Name, Text, Time, form, written
+from ledger.encoding.text_forms import cid
 
 EngineVersion = Annotated[
     str, form("[a-z][a-z0-9_-]{0,31}/[0-9a-zA-Z._+-]{1,63}", "an engine and its version, as vllm/0.32.0")
@@ -36,6 +37,8 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     """
 
     SIGNERS: ClassVar = ("receipts",)
+    UNSCOPED: ClassVar = ("tenant",)
+    """An engine serves every tenant."""
 
     engine: Name
     version: Annotated[str, form("[0-9a-zA-Z._+-]{1,63}", "1 to 63 of letters, digits, '.', '_', '+' and '-'")]
@@ -48,6 +51,11 @@ class EngineProfile(Document, tag="kolm.engine_profile.v1", frozen=True):
     parallelism: Text | None = written(None)
     batch_invariant: bool | None = written(None)
     speculation: Text | None = written(None)
+
+    @property
+    def profile_cid(self) -> str:
+        """The profile's identifier in receipts."""
+        return cid(self.to_bytes())
 
     @property
     def name(self) -> str:

@@ -27,8 +27,12 @@ class KeyScope:
     tenant: tuple[str, ...] = ()
 
     def check(self, document: object) -> None:
-        """Raises SignatureError if a receipt or a promise has another value, or none."""
+        """Raises SignatureError if a receipt, a promise or an engine's profile has another value, or none. Members in
+        the document's `UNSCOPED` are not compared.
+        """
         for name, allowed in self.to_document().items():
+            if name in getattr(document, "UNSCOPED", ()):
+                continue
             value = getattr(document, name, None)
             if value not in allowed:
                 raise SignatureError(f"the key that signed it is trusted for another {name} than {value}")

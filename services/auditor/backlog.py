@@ -15,7 +15,6 @@ from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.halt import Halt, Scope
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, open_document, read_document
-from ledger.encoding.text_forms import cid
 from ledger.errors import ChainError, LedgerError, SignatureError
 from ledger.keys.ed25519 import ROLES
 from ledger.keys.envelope import Envelope
@@ -238,7 +237,7 @@ class Backlog:
                 self._halts.append((entry.index, document.scope))
 
     def _add_profile(self, profile: EngineProfile, summed: str) -> None:
-        name = cid(profile.to_bytes())
+        name = profile.profile_cid
         self.profiles[name], self._summed[name] = profile, summed
 
     def _expire(self, index: int, expiry: Expiry) -> None:

@@ -17,7 +17,7 @@ from ledger.keys.trusted_keys import FILE_NAME, FixedThreshold, TrustedKeys
 from services.runtime.trusted_directory import TrustedDirectory
 from tests.keys import seeded_key
 from tests.mutations import replace
-from tests.unit.ledger.builders import BASE, KEYS, PROFILE, TRUSTED, at, promise_of, receipt, resume
+from tests.unit.ledger.builders import BASE, KEYS, PROFILE, TRUSTED, at, engine_profile, promise_of, receipt, resume
 
 ANNA, BERT, CARL = (seeded_key(bytes([number]) * 32, "operator") for number in (1, 2, 3))
 STRANGER = seeded_key(b"\x04" * 32, "operator")
@@ -205,6 +205,15 @@ def test_a_key_speaks_for_nothing_outside_of_its_scope(changed: dict[str, str]) 
         open_document(sign_document(outside, KEY), trusted)
     with pytest.raises(SignatureError):
         open_promise(sign_promise(promise_of(outside), KEY).to_bytes(), trusted)
+
+
+@pytest.mark.parametrize("outside", [{"base_cid": [OTHER]}, {"profile_cid": [OTHER]}])
+def test_a_key_for_one_tenant_signs_the_profile_of_its_engine(outside: dict[str, list[str]]) -> None:
+    profile = engine_profile()
+    scope = KeyScope.of(base_cid=[BASE], profile_cid=[cid(profile.to_bytes())], tenant=["acme"])
+    assert open_document(sign_document(profile, KEY), trusting_mine(scope)) == profile
+    with pytest.raises(SignatureError):
+        open_document(sign_document(profile, KEY), trusting_mine(KeyScope.of(**outside)))
 
 
 def test_a_kind_that_says_nothing_of_a_tenant_is_outside_of_every_scope() -> None:

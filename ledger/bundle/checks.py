@@ -204,7 +204,7 @@ class BundleChecks:
             verify_consistency(tree.size, newest.size, tree.proof, tree.root, newest.root)
             if tree.checkpoint is not None:
                 check_older(evidence, tree, tree.checkpoint.encode())
-        known = evidence.roots() | (self._fold().roots if evidence.own else {})
+        known = evidence.roots() | (self._fold().roots if evidence.own else {}) | {0: EMPTY_ROOT}
         for own in evidence.own:
             if own.size not in known:
                 raise ProofError(f"the bundle has no tree of {own.size} entries to compare with your checkpoint")

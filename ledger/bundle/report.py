@@ -15,8 +15,9 @@ from ledger.audit.log_verification import Check
 from ledger.audit.obligation import Completeness
 from ledger.bundle.layout import BundleManifest
 from ledger.documents.content import Turn
+from ledger.documents.dates import MOST_SKEW_SECONDS
 from ledger.documents.halt import HaltState
-from ledger.encoding.text_forms import parse_timestamp, timestamp
+from ledger.encoding.text_forms import moved, parse_timestamp, timestamp
 from ledger.errors import ProofError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
@@ -49,11 +50,13 @@ class Extent:
 
     @classmethod
     def of(cls, whole: bool, latest: str, cosigned: datetime | None) -> Extent:
-        """The later of `latest`, the newest date of the log's documents, and the witnesses' time of its newest tree.
+        """The later of `latest`, the newest date of the log's documents, less the most that a ledger lets them be ahead
+        of its clock, and the witnesses' time of its newest tree.
 
         Timestamps do not count: an old tree can be stamped at any time.
         """
-        times = [time for time in (parse_timestamp(latest) if latest else None, cosigned) if time is not None]
+        reached = parse_timestamp(moved(latest, -MOST_SKEW_SECONDS)) if latest else None
+        times = [time for time in (reached, cosigned) if time is not None]
         return cls(whole, max(times, default=None))
 
 

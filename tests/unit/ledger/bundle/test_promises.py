@@ -80,9 +80,11 @@ def test_a_receipt_that_was_left_out(tmp_path: Path, due: float, now: float, sta
 
 
 def test_without_witnesses_the_log_s_own_dates_prove_an_omission(tmp_path: Path) -> None:
+    """A ledger takes documents that are dated 300 s ahead of its clock: so much later it may have been read."""
     alone = replace(holding(now=LAST_WORD), policy=None)
-    for due, state in ((LAST_WORD - 1, "BROKEN"), (LAST_WORD + 1, "OPEN")):
-        report = judged(unwitnessed(), tmp_path / state, replace(alone, promises=(promised(7, due),)))
+    for due, state in ((LAST_WORD - 301, "BROKEN"), (LAST_WORD - 299, "OVERDUE"), (LAST_WORD + 1, "OPEN")):
+        promise = promised(7, due, promised_at=at(-3600))
+        report = judged(unwitnessed(), tmp_path / state, replace(alone, promises=(promise,)))
         assert report.promises[0].state == state, report.problem
 
 

@@ -108,7 +108,8 @@ def family_of(document: dict[str, Any]) -> Family:
     if not isinstance(text, dict):
         raise ConfigInvalid(f"text_config: {text!r:.80}; expected an object, as in every {family.multimodal}")
     _check_sizes(text)
-    name = "hidden_activation" if text.get("hidden_activation") else "hidden_act"
+    names = ("hidden_act", "hidden_activation")[:: 1 if family.activation == "silu" else -1]  # the second is Gemma's
+    name = next((name for name in names if text.get(name)), names[0])
     if (text.get(name) or family.activation) != family.activation:
         raise UnsupportedArchitecture(f"{name}: {text[name]!r} is not supported; supported: {family.activation}")
     supported: dict[str, object] = dict.fromkeys(("use_bidirectional_attention", "conv_bias", "mamba_proj_bias"), False)

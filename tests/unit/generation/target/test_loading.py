@@ -78,6 +78,7 @@ FAULTS: list[tuple[Callable[[Path], Any], type[TargetError], str]] = [
     (lambda m: edit_config(m, architectures=["MistralForCausalLM"]), ConfigInvalid, "model_type: 'llama'"),
     (lambda m: edit_config(m, model_type="granite"), ConfigInvalid, "model_type: 'granite'; expected 'llama'"),
     (lambda m: edit_config(m, hidden_act="gelu"), UnsupportedArchitecture, "hidden_act"),
+    (lambda m: edit_config(m, hidden_act="gelu", hidden_activation="silu"), UnsupportedArchitecture, "hidden_act: "),
     (lambda m: edit_config(m, quantization_config={"bits": 4}), UnsupportedArchitecture, "quantization_config"),
     (lambda m: edit_config(m, quantization={"bits": 4}), UnsupportedArchitecture, "quantization: MLX, {'bits': 4}"),
     (lambda m: edit_config(m, quantization_config={"quant_method": "fp8"}), UnsupportedArchitecture, "config: 'fp8'"),

@@ -40,7 +40,8 @@ def rotate_key(
         Option(
             "--key-file",
             metavar="FILE|URI",
-            help="The private key to replace, a file or a PKCS#11 URI. Default: <data-dir>/keys/<role>.pem.",
+            help="The private key to replace, a file or a PKCS#11 URI; with --by-operator also its public key, a file "
+            "*.pub. Default: <data-dir>/keys/<role>.pem.",
         ),
     ] = None,
     new_key: Annotated[
@@ -115,7 +116,12 @@ class LedgerFiles:
     passphrase_file: Path | None = None
 
     def key(self, role: str) -> Path:
-        return self.key_file or self.data_dir / "keys" / f"{role}.pem"
+        named = None if self.names_public_key else self.key_file
+        return named or self.data_dir / "keys" / f"{role}.pem"
+
+    @property
+    def names_public_key(self) -> bool:
+        return self.key_file is not None and self.key_file.suffix == ".pub"
 
     def signer(self, key: Path, role: str, *, create: bool = False) -> Signer:
         """Raises KeyFileError. With a device, the passphrase is its PIN, and files are read without one."""
@@ -138,21 +144,48 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
     if role not in ROLES or role == "witness":
         raise UsageError(f"{role!r}: expected one of {', '.join(each for each in ROLES if each != 'witness')}")
     path = files.key(role)
-    if not is_device(path) and not path.is_file():
-        raise exits.NotFound(f"there is no {role} key at {path}")
     if is_device(path) and files.new_key is None:
         raise UsageError("--new-key: expected the successor of a key in a device", "make it there, and name it")
+    if files.names_public_key and not operators:
+        raise UsageError("--key-file: expected the private key, which has to sign; a public key needs --by-operator")
     _refuse_waiting_receipts(files, role)
-    old = files.signer(path, role)
+    signers = [files.signer(operator, "operator") for operator in operators]
+    if operators and (files.names_public_key or not (is_device(path) or path.is_file())):
+        old = _public_key(files, role)
+    elif is_device(path) or path.is_file():
+        holder = files.signer(path, role)
+        old, signers = holder.public, signers or [holder]
+    else:
+        raise exits.NotFound(f"there is no {role} key at {path}", "if it is lost, operators sign: --by-operator")
     new = files.signer(files.new_key or _next_to(path), role, create=True)
-    if new.public == old.public:
-        raise UsageError("--new-key: is the key to replace")
-    signers = [files.signer(operator, "operator") for operator in operators] or [old]
+    if new.public == old:
+        raise UsageError(
+            "--new-key: is the key to replace",
+            f"to complete an interrupted run, name the replaced key in {files.trusted / RETIRED} by --key-file",
+        )
     index = _record(files, old, new, signers)
     _swap(files, path, old, new)
     if role == "log":
         _publish_name(files, new)
     return Rotation(index, old.key_id, new.key_id)
+
+
+def _public_key(files: LedgerFiles, role: str) -> PublicKey:
+    """The key that operators replace: the named one, or the only trusted one of the role. Raises UsageError, NotFound,
+    LedgerError.
+    """
+    if files.key_file is not None and files.names_public_key:
+        try:
+            return PublicKey.from_pem(files.key_file.read_bytes())
+        except OSError as error:
+            raise exits.NotFound(f"cannot read {files.key_file}: {error.strerror}") from None
+    trusted = TrustedKeys.load(files.trusted, retired=False).keys(role)
+    if len(trusted) != 1:
+        raise UsageError(
+            f"--key-file: expected the public key to replace; {len(trusted)} {role} keys are in {files.trusted}",
+            f"name its file {role}-….pub there",
+        )
+    return trusted[0]
 
 
 def _refuse_waiting_receipts(files: LedgerFiles, role: str) -> None:
@@ -172,7 +205,7 @@ def _next_to(path: Path) -> Path:
     return path.with_suffix(".next.pem")
 
 
-def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Signer]) -> int:
+def _record(files: LedgerFiles, old: PublicKey, new: Signer, signers: Sequence[Signer]) -> int:
     """Append the rotation, unless an interrupted run has appended it; then sign it if that run did not. Returns its
     index.
     """
@@ -187,7 +220,7 @@ def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Sign
         raise Failed(str(error), "stop the services first") from None
     with closing(store), closing(SqlGuard.open(files.guard)) as guard:
         log_key = new if new.role == "log" else files.signer(files.log_key or files.data_dir / "keys/log.pem", "log")
-        trusted = _with(TrustedKeys.load(files.trusted), old, new)
+        trusted = _with(TrustedKeys.load(files.trusted), new.role, old, new.public)
         origin = _origin(store)
         check_continuity(store, guard, trusted, origin, files.data_dir / "witnessed")
         entry = KeyEntry(new.role, new.public, timestamp(datetime.now(UTC)), replaces=old.key_id)
@@ -197,7 +230,7 @@ def _record(files: LedgerFiles, old: Signer, new: Signer, signers: Sequence[Sign
             return sequencer.append(sign_rotation(entry, new, *signers).to_bytes()).result().index
 
 
-def _recorded(store: SqlEntryStore, old: Signer, new: Signer) -> int | None:
+def _recorded(store: SqlEntryStore, old: PublicKey, new: Signer) -> int | None:
     for index, data in store.entries_of(("key",)):
         document = read_document(Entry.from_bytes(data).envelope)
         if isinstance(document, KeyEntry) and (document.public_key, document.replaces) == (new.public, old.key_id):
@@ -215,12 +248,9 @@ def _publish_name(files: LedgerFiles, new: Signer) -> None:
         write_durably(folder / "log.vkey", f"{name}\n".encode(), mode=0o644)
 
 
-def _with(trusted: TrustedKeys, *keys: Signer) -> TrustedKeys:
-    def more(role: str) -> tuple[PublicKey, ...]:
-        own = [key.public for key in keys if key.role == role]
-        return tuple(dict.fromkeys([*trusted.keys(role), *own]))
-
-    return TrustedKeys({role: more(role) for role in ROLES}, trusted.threshold)
+def _with(trusted: TrustedKeys, role: str, *keys: PublicKey) -> TrustedKeys:
+    more = tuple(dict.fromkeys([*trusted.keys(role), *keys]))
+    return TrustedKeys({each: more if each == role else trusted.keys(each) for each in ROLES}, trusted.threshold)
 
 
 def _origin(store: SqlEntryStore) -> str:
@@ -230,18 +260,19 @@ def _origin(store: SqlEntryStore) -> str:
     return Checkpoint.from_text(Note.from_bytes(note).text).origin
 
 
-def _swap(files: LedgerFiles, path: Path, old: Signer, new: Signer) -> None:
+def _swap(files: LedgerFiles, path: Path, old: PublicKey, new: Signer) -> None:
     """Replace the files, public keys first: a service that starts meanwhile finds its key trusted, old or new."""
-    trusted = TrustedKeys.load(files.trusted).find(old.role, old.key_id) or old.public
-    for key, folder in ((new.public, files.trusted), (old.public, files.trusted / RETIRED)):
-        publish_key(key.scoped(trusted.scope).to_pem(), key.key_id, old.role, folder)
-    for published in files.trusted.glob(f"{old.role}*.pub"):
-        if PublicKey.from_pem(published.read_bytes()) == old.public:
+    trusted = TrustedKeys.load(files.trusted).find(new.role, old.key_id) or old
+    for key, folder in ((new.public, files.trusted), (old, files.trusted / RETIRED)):
+        publish_key(key.scoped(trusted.scope).to_pem(), key.key_id, new.role, folder)
+    for published in files.trusted.glob(f"{new.role}*.pub"):
+        if PublicKey.from_pem(published.read_bytes()) == old:
             published.unlink()
     retired = path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem")
     if files.new_key is None:
-        write_durably(retired, path.read_bytes())  # a copy: if this stops here, `path` still has a key
+        if path.is_file():
+            write_durably(retired, path.read_bytes())  # a copy: if this stops here, `path` still has a key
         os.replace(_next_to(path), path)
         sync_path(path.parent)
-    elif not is_device(path):
+    elif not is_device(path) and path.is_file():
         os.replace(path, retired)

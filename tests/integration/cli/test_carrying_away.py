@@ -252,6 +252,24 @@ def test_one_operator_of_two_replaces_no_key(stopped: Path) -> None:
     assert log_holds(stopped)
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_operators_replace_a_lost_key_by_its_public_half(stopped: Path, other: bool) -> None:
+    (published,) = (stopped / "trusted").glob("receipts-*.pub")
+    named: tuple[object, ...] = ()
+    if other:  # of which two is lost?
+        SigningKey.load_or_create(stopped / "other/receipts.pem", "receipts").publish(stopped / "trusted")
+        named = ("--key-file", published)
+    old = SigningKey.load(stopped / "keys/receipts.pem", "receipts").key_id
+    (stopped / "keys/receipts.pem").unlink()
+    assert rotate(stopped, "receipts").code == 4
+    assert rotate(stopped, "receipts", "--key-file", published).code == 2
+    if other:
+        assert rotate(stopped, "receipts", "--by-operator").code == 2
+    assert rotate(stopped, "receipts", "--by-operator", *named).document["old"] == old
+    fill(stopped, 1)
+    assert log_holds(stopped)
+
+
 def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = SigningKey.load(stopped / "keys/receipts.pem", "receipts")
     assert rotate(stopped, "receipts", "--by-operator").code == 0

@@ -31,13 +31,10 @@ def with_members(path: str, value: Any) -> Callable[[dict[str, Any]], Any]:
         *outer, last = path.split(".")
         place: Any = event
         for name in outer:
-            place = (
-                place[int(name)]
-                if isinstance(place, list) and place
-                else place.get(name)
-                if isinstance(place, dict)
-                else None
-            )
+            if isinstance(place, list) and place:
+                place = place[int(name)]
+            else:
+                place = place.get(name) if isinstance(place, dict) else None
         if isinstance(place, dict) and last in place:
             place[last] = value
         return event

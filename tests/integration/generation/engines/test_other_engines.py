@@ -131,12 +131,6 @@ async def test_receipts_name_a_head_whose_every_byte_was_checked(engines: Engine
         await engines.start(weights=False, head=(str(folder),))
 
 
-async def test_what_is_equal_without_speculation_is_signed_as_such(engines: Engines) -> None:
-    await engines.start()
-    receipt = await engines.receipt(max_tokens=5, verify=INLINE)
-    assert receipt.spec_decode.verified_identical_to_off is True
-
-
 async def test_a_deviation_halts_and_what_comes_then_goes_to_the_plain_upstream(engines: Engines) -> None:
     stub = await engines.start()
     engines.fast.differs_at = 3
@@ -156,38 +150,27 @@ async def test_an_engine_that_disagrees_with_itself_is_not_halted(engines: Engin
     assert (first.spec_decode.unverified or "").startswith("UNSTABLE")
 
 
-@pytest.mark.parametrize(("gap", "halted"), [(0.2, False), (2.0, True)])
-async def test_a_near_tie_is_no_deviation(engines: Engines, gap: float, halted: bool) -> None:
-    stub = await engines.start()
-    engines.plain.gap, engines.fast.differs_at = gap, 3
-    call = stub.Generate(asking(max_tokens=5, verify=INLINE))
-    if halted:
-        assert (await failure(call)).reason == "SPEC_DECODE_DEVIATION"
-        return
-    await call
-    (receipt,) = await engines.deployment.receipts(1)
-    assert (receipt.spec_decode.unverified or "").startswith("UNSTABLE")
-
-
 @pytest.mark.parametrize(
     ("differs_at", "gap", "verdict", "error"),
     [(None, 2.0, "SAME", None), (3, 0.2, "UNSTABLE", None), (3, 2.0, "DEVIATION", "SPEC_DECODE_DEVIATION")],
 )
-async def test_a_span_names_the_engine_and_what_verification_found(
-    engines: Engines,
-    monkeypatch: pytest.MonkeyPatch,
-    differs_at: int | None,
-    gap: float,
-    verdict: str,
+async def test_receipt_and_span_name_what_verification_found_and_a_near_tie_is_no_deviation(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, differs_at: int | None, gap: float, verdict: str,
     error: str | None,
-) -> None:
+) -> None:  # fmt: skip
     with collecting(monkeypatch) as collector:
         stub = await engines.start()
         engines.plain.gap, engines.fast.differs_at = gap, differs_at
         call = stub.Generate(asking(max_tokens=5, verify=INLINE))
-        await (call if error is None else failure(call))
+        if error is None:
+            await call
+        else:
+            assert (await failure(call)).reason == error
+        (receipt,) = await engines.deployment.receipts(1)
         await engines.deployment.stop_generation()
-    (span,) = collector.spans
+    block, (span,) = receipt.spec_decode, collector.spans
+    assert block.verified_identical_to_off is {"SAME": True, "UNSTABLE": None, "DEVIATION": False}[verdict]
+    assert (block.unverified or "").startswith("UNSTABLE") == (verdict == "UNSTABLE")
     assert (span.kind, span.attributes["gen_ai.provider.name"]) == (CLIENT, "vllm")
     assert (span.attributes["kolm.receipt.verdicts"], span.attributes["kolm.method"]) == ([verdict], "engine")
     assert (span.attributes.get("error.type"), span.is_error) == (error, error is not None)
@@ -417,11 +400,8 @@ async def test_an_update_that_the_disk_did_not_take_at_first_gets_its_profile(
 async def test_a_speculation_that_the_engine_names_late_is_no_other_profile(engines: Engines) -> None:
     stub = await engines.start("llama-server")
     await stub.Generate(asking(max_tokens=3))
-    engines.fast.speculation, engines.fast.fault, engines.fast.after = (
-        "ngram-map-k",
-        "drop",
-        0,
-    )  # so that it is looked at
+    engines.fast.speculation = "ngram-map-k"
+    engines.fast.fault, engines.fast.after = "drop", 0  # so that it is looked at
     await failure(stub.Generate(asking(max_tokens=3, request_id="broken")))
     engines.fast.fault = None
     await stub.Generate(asking(max_tokens=3))

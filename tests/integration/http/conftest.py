@@ -25,15 +25,19 @@ def loader(request: pytest.FixtureRequest) -> Loader:
     return Loader(getattr(request.module, "TARGET", GatedTarget))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def deployment(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, loader: Loader
-) -> AsyncIterator[Deployment]:
-    """A deployment with the module's CHAT_TEMPLATE, if it has one. Drafts pay."""
+@pytest.fixture(scope="module")
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with the module's CHAT_TEMPLATE, if it has one."""
     model: Path = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     if template := getattr(request.module, "CHAT_TEMPLATE", None):
         (model / "chat_template.jinja").write_text(template)
-    deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
+    return model
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def deployment(base: Path, tmp_path_factory: pytest.TempPathFactory, loader: Loader) -> AsyncIterator[Deployment]:
+    """A deployment of it. Drafts pay."""
+    deployment = Deployment(tmp_path_factory.mktemp("deployment"), base)
     await deployment.start_ledger()
     with drafting_pays(always=True):
         await deployment.start_generation(loader, model_name="tiny")

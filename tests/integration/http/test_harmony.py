@@ -1,14 +1,12 @@
 """gpt-oss's channels: its tokens through engine, receipts and front, as thoughts and answers."""
 
 import json
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
 from tests.fakes.tampered_targets import Loader, ScriptedTarget
@@ -31,19 +29,10 @@ THOUGHT = "<|channel|>analysis<|message|>An assistant adds: 2 + 2.<|end|><|start
 FINAL = "<|channel|>final<|message|>It is 4.<|return|>"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def deployment(tmp_path_factory: pytest.TempPathFactory, loader: Loader) -> AsyncIterator[Deployment]:
-    model = _gpt_oss(tmp_path_factory.mktemp("gpt-oss"))
-    deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
-    await deployment.start_ledger()
-    await deployment.start_generation(loader, model_name="tiny")
-    yield deployment
-    await deployment.stop()
-
-
-def _gpt_oss(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random one, whose tokenizer has the special tokens in the place of others."""
-    make_tiny_model(folder, vocab=600, **FAMILIES["gpt_oss"])
+    folder = make_tiny_model(tmp_path_factory.mktemp("gpt-oss"), vocab=600, **FAMILIES["gpt_oss"])
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     extra = [each for each in tokenizer["added_tokens"] if each["content"].startswith("<extra")]
     for token, content in zip(extra, SPECIAL, strict=False):

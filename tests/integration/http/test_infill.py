@@ -1,20 +1,16 @@
 """`suffix` of completions: a model with marks for it fills in the middle, others refuse."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
 from ledger.bundle.receipt_file import ReceiptFile
 from services.cli.verify.checks import compared_texts
 from services.generation.engine.text.tokenizer import Tokenizer
 from tests.fakes.tiny_model import make_tiny_model
-from tests.integration.generation.deployment import Deployment
-from tests.integration.http.front import fronting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,7 +21,7 @@ ASKED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_tiny_model(tmp_path_factory.mktemp("infill"), vocab=400)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     extra = [each for each in tokenizer["added_tokens"] if each["content"].startswith("<extra")]
@@ -35,17 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[openai.AsyncOpenAI]:
-    deployment = Deployment(tmp_path_factory.mktemp("deployment"), model)
-    await deployment.start_ledger()
-    await deployment.start_generation(model_name="tiny")
-    async with fronting(deployment.generation_address, deployment.trust()) as front:
-        yield front.client
-    await deployment.stop()
-
-
-async def test_the_middle_is_what_follows_the_marks(client: openai.AsyncOpenAI, model: Path) -> None:
+async def test_the_middle_is_what_follows_the_marks(client: openai.AsyncOpenAI, base: Path) -> None:
     files = {"kolm": {"receipt_files": True}}
     answer = await client.completions.create(**ASKED, extra_body=files)
     prompt = "<|fim_prefix|>def add(a, b):\n    <|fim_suffix|>\n    return c<|fim_middle|>"
@@ -56,17 +42,17 @@ async def test_the_middle_is_what_follows_the_marks(client: openai.AsyncOpenAI, 
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
     file = ReceiptFile.from_bytes(answer.model_extra["kolm"]["receipts"][0]["file"].encode())  # type: ignore[index]
     assert file.sent == ({"role": "prompt", "content": ASKED["prompt"], "suffix": ASKED["suffix"]},)
-    assert compared_texts(file.receipt(), file.content, file.sent, file.text, model).same is True
+    assert compared_texts(file.receipt(), file.content, file.sent, file.text, base).same is True
     other = [file.sent[0] | {"suffix": "x"}]
-    assert compared_texts(file.receipt(), file.content, other, file.text, model).same is False
+    assert compared_texts(file.receipt(), file.content, other, file.text, base).same is False
 
 
 async def test_an_empty_prompt_may_have_a_suffix(client: openai.AsyncOpenAI) -> None:
     assert (await client.completions.create(**ASKED | {"prompt": ""})).choices[0].text
 
 
-async def test_a_token_that_ends_a_middle_ends_the_answer(client: openai.AsyncOpenAI, model: Path) -> None:
-    pad = Tokenizer(model).markup["<|fim_pad|>"]
+async def test_a_token_that_ends_a_middle_ends_the_answer(client: openai.AsyncOpenAI, base: Path) -> None:
+    pad = Tokenizer(base).markup["<|fim_pad|>"]
     answer = await client.completions.create(
         **ASKED, logit_bias={str(pad): 100}, extra_body={"kolm": {"receipt_files": True}, "stop_token_ids": [7, 7]}
     )

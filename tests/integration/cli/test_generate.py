@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -171,16 +172,23 @@ def test_an_output_that_the_server_cut_short_is_shown_and_is_a_failure(generate:
     assert (done.code, "one " in done.out, done.err.splitlines()[-1].startswith("kolm: ")) == (1, True, True)
 
 
+@contextmanager
+def program(*words: str) -> Iterator[Any]:
+    """`kolm WORDS` in a process of its own, with pipes; killed at the end."""
+    command = [sys.executable, "-m", "services.cli", *words]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_control_c_cancels_the_call_and_exits_130(scripted: ScriptedGeneration, address: str, stream: str) -> None:
-    command = [sys.executable, "-m", "services.cli", "generate", "forever", f"--generation={address}", stream]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    with program("generate", "forever", f"--generation={address}", stream) as process:
         assert scripted.running.wait(PATIENCE)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
     assert (process.returncode, out) == (130, "")
     assert f"kolm receipts list --request-id {scripted.requests[0].request_id}" in err
     assert scripted.cancelled.wait(PATIENCE)
@@ -188,19 +196,13 @@ def test_control_c_cancels_the_call_and_exits_130(scripted: ScriptedGeneration, 
 
 def test_control_c_ends_the_line_and_names_the_receipt(scripted: ScriptedGeneration, address: str) -> None:
     ledger = OneReceipt()
-    with serving(
-        Mount(LedgerClient.service, lambda server: add_LedgerServiceServicer_to_server(ledger, server))
-    ) as served:
+    mount = Mount(LedgerClient.service, lambda server: add_LedgerServiceServicer_to_server(ledger, server))
+    with serving(mount) as served:
         addresses = (f"--generation={address}", f"--ledger={served.address}")
-        command = [sys.executable, "-m", "services.cli", "generate", "go on", *addresses, "--stream"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
+        with program("generate", "go on", *addresses, "--stream") as process:
             assert process.stdout.read(4) == "one "
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()
     assert (process.returncode, out) == (130, "\n")
     assert receipt(0).receipt_id in err
     assert ledger.asked == scripted.requests[0].request_id
@@ -430,18 +432,10 @@ def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: 
 
 
 def test_control_c_ends_a_program_that_pipes(address: str, scripted: ScriptedGeneration) -> None:
-    command = [sys.executable, "-m", "services.cli", "chat", f"--generation={address}", f"--ledger={CLOSED}"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with program("chat", f"--generation={address}", f"--ledger={CLOSED}") as process:
         process.stdin.write("go on\n")
         process.stdin.flush()
         assert process.stdout.read(4) == "one "
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
+        out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, len(err.splitlines())) == (130, "\n", 1)

@@ -11,6 +11,8 @@ from services.cli.main import app
 
 CLOSED = "127.0.0.1:1"
 """An address without a server."""
+FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
+"""Flags of `kolm up`."""
 _WIDE = {"COLUMNS": "300", "TERM": "dumb"}
 
 

@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 from services.cli.main import app
 from services.cli.up.local_services import OWNER, Addresses, LocalServices, bring_up, token_file
 from services.cli.up.supervisor import Plan, Supervisor
+from tests.cli import FREE
 from tests.forked import Forked
-
-PATIENCE = 240.0
-"""Seconds that anything may take on a busy machine; only a test that fails gets there."""
+from tests.serving import PATIENCE
 
 KOLM = (sys.executable, "-m", "services.cli")
 _ASKED = ("generation", "ledger", "auditor", "registry")  # commands have a variable for each
@@ -99,9 +98,8 @@ def running(services: LocalServices) -> Iterator[Kolm]:
 @contextmanager
 def up(data_dir: Path, model: Path, *flags: str) -> Iterator[tuple[Forked, Kolm]]:
     """`kolm up` on free ports, with its services answering. Processes that still run at the end are killed."""
-    ports = [f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
     log = data_dir.parent / "up.log"
-    command = [str(log), f"--data-dir={data_dir}", f"--model={model}", *ports, "--json", *flags]
+    command = [str(log), f"--data-dir={data_dir}", f"--model={model}", *FREE, "--json", *flags]
     with Forked("tests.e2e.forking_up", *command, environment=own_environment()) as process:
         line = process.stdout.readline()
         assert line, log.read_text()

@@ -9,14 +9,13 @@ import pytest
 
 from services.generation.target.config.config import read_config
 from services.generation.target.identity import base_cid
-from tests.cli import kolm
+from tests.cli import FREE, kolm
 from tests.e2e.command import PATIENCE, own_environment
 from tests.fakes.heads import head_config, write_speculators
 from tests.fakes.hub import FakeHub, serving
 from tests.fakes.tiny_model import make_tiny_model
 
 BASE, HEAD = "Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3"
-FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
 
 
 def committed(repo: str, folder: Path) -> FakeHub:

@@ -13,12 +13,10 @@ import pytest
 
 from services.cli.frame import exits
 from services.generation.target.identity import base_cid
-from tests.cli import CLOSED, Ended, kolm
+from tests.cli import CLOSED, FREE, Ended, kolm
 from tests.e2e.command import PATIENCE, children, local_services, own_environment, running, until, up
 from tests.fakes.tiny_model import make_tiny_model
 from tests.forked import Forked, ran
-
-FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,8 @@ from tests.fakes.collector import collecting
 from tests.forked import Forked
 from tests.fuzzing import flood
 from tests.integration.auditor.deployment import Deployment, stopped_after
+from tests.serving import PATIENCE
 from tests.unit.ledger.builders import KEYS, receipt_id
-
-PATIENCE = 240.0
 
 
 def auditor_process(directory: Path, *flags: str) -> Forked:

@@ -14,7 +14,7 @@ from services.generation.target.identity import base_cid, base_manifest
 from services.generation.target.model_path import model_path, name_of
 from services.generation.target.naming import hub as naming_hub
 from tests import documented
-from tests.cli import kolm
+from tests.cli import FREE, kolm
 from tests.fakes.hub import FakeHub, ollama_model, serving_the_library
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
@@ -238,13 +238,12 @@ def test_a_folder_of_safetensors_is_fetched_whole(hub: FakeHub, tmp_path: Path) 
 
 
 def test_up_fetches_what_is_not_here_and_asks_for_nothing_that_is(hub: FakeHub, ran: list[LocalServices]) -> None:
-    free = [f"--{each}-port=0" for each in ("generation", "ledger", "auditor", "registry", "explorer", "http")]
-    assert kolm("up", f"{NAME}:Q8_0", *free)[0] == 0
+    assert kolm("up", f"{NAME}:Q8_0", *FREE)[0] == 0
     assert ran[0].model == model_path(NAME)
     hub.asked = []
-    assert kolm("up", "--model", NAME, *free)[0] == 0
+    assert kolm("up", "--model", NAME, *FREE)[0] == 0
     assert (ran[1].model, hub.asked) == (ran[0].model, [])
-    assert kolm("up", NAME, "--model", "smollm2", *free)[0] == 2
+    assert kolm("up", NAME, "--model", "smollm2", *FREE)[0] == 2
 
 
 @pytest.mark.usefixtures("ran")

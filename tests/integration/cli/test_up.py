@@ -25,13 +25,12 @@ from services.cli.up.local_services import SERVICE_ROLES, LocalServices
 from services.cli.up.supervisor import NotReady, Plan, ServiceDied, StopRequested, Supervisor
 from services.runtime.access import Access
 from tests import documented
-from tests.cli import kolm
+from tests.cli import FREE, kolm
 from tests.e2e.command import PATIENCE, children, is_running, until
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import make_tiny_model
 
 KOLM = (sys.executable, "-m", "services.cli", "up")
-FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
 
 
 def test_a_taken_port_is_one_line_before_anything_is_started(model: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from services.runtime.errors import Unavailable as ServerAway
 from tests.integration.cli.scripted import ScriptedGeneration
 from tests.integration.cli.scripted import mount as mount_generation
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
-from tests.serving import serving
+from tests.serving import PATIENCE, serving
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +88,6 @@ def test_a_deadline_ends_a_stream(runtime: Runtime) -> None:
         pytest.raises(DeadlineExceeded),
     ):
         list(events)
-
-
-PATIENCE = 240.0
 
 
 class Shaky(ScriptedGeneration):

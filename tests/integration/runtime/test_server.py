@@ -28,7 +28,7 @@ from services.runtime.server import start_server
 from tests.access import open_access_file
 from tests.forked import Forked, ran
 from tests.integration.runtime.scripted import SERVICE, ScriptedServicer, mount
-from tests.serving import Served, serving
+from tests.serving import PATIENCE, Served, serving
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,6 @@ async def _start_once(address: str) -> None:
 
 
 STUBBORN = "tests.integration.runtime.scripted"
-PATIENCE = 240.0  # seconds; only a test that fails gets there
 
 
 @contextmanager

@@ -27,9 +27,7 @@ from tests.access import Certificates
 from tests.fakes.dripping_server import HEADERS, dripping
 from tests.fakes.http_server import QuietHandler
 from tests.integration.runtime.scripted import ScriptedServicer, mount
-from tests.serving import Served, serving
-
-PATIENCE = 240.0
+from tests.serving import PATIENCE, Served, serving
 
 
 @pytest.fixture(scope="module")

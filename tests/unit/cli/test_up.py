@@ -16,9 +16,7 @@ from services.generation.state_folder import LOADING
 from services.http.settings import HttpSettings
 from services.runtime import listening
 from services.runtime.settings import ServerSettings
-from tests.cli import kolm
-
-FREE = tuple(f"--{service}-port=0" for service in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
+from tests.cli import FREE, kolm
 
 
 def imported(folder: Path, *names: str) -> None:

@@ -12,14 +12,12 @@ from services.datastores.tokenising import fast_tokenizer
 from services.generation.given_parts import Part, WrongPart, check_parts
 from services.generation.target.config.config import read_config
 from services.generation.target.identity import base_cid, tokenizer_cid
-from tests.cli import kolm
+from tests.cli import FREE, kolm
 from tests.fakes.datastores import documents
 from tests.fakes.heads import block_config, head_config, write_kolm, write_kolm_block
 from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_head import edit_json, make_tiny_adapter
 from tests.fakes.tiny_model import make_tiny_model
-
-FREE = tuple(f"--{name}-port=0" for name in ("generation", "ledger", "auditor", "registry", "explorer", "http"))
 
 
 @dataclass(frozen=True)

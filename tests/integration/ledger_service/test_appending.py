@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -399,13 +400,10 @@ def test_a_full_queue_refuses_with_the_time_to_come_back_and_nothing_is_lost(
                 full.set()
 
         full = threading.Event()
-        callers = [threading.Thread(target=append, args=(number,)) for number in range(1, 3 * QUEUE)]
-        with held(settings.data_dir / "ledger.sqlite3"):
-            for caller in callers:
-                caller.start()
+        with ThreadPoolExecutor(3 * QUEUE) as pool, held(settings.data_dir / "ledger.sqlite3"):
+            appending = pool.map(append, range(1, 3 * QUEUE))
             assert full.wait(timeout=8)
-        for caller in callers:
-            caller.join()
+        list(appending)
         assert all(error.retry_after and 0 < error.retry_after <= 5 for error in refused.values())
         assert len(indexes) >= QUEUE
         assert {*indexes, *refused} == set(range(1, 3 * QUEUE))

@@ -1,7 +1,7 @@
 """The contract of `ledger.log.continuity.Guard`, run on SQLite, PostgreSQL and the unit tests' guard in memory."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -68,11 +68,8 @@ def test_of_many_who_swap_the_same_head_one_succeeds(guard: Guard) -> None:
             return
         won.append(number)
 
-    threads = [threading.Thread(target=swap, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(swap, range(8)))
     assert len(won) == 1
     assert guard.read(ORIGIN) == Checkpoint(ORIGIN, 1, bytes([won[0]]) * 32)
 

@@ -5,8 +5,8 @@ import resource
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -91,13 +91,11 @@ def test_readers_look_on_while_a_writer_writes(path: Path) -> None:
                 if size:
                     reader.inclusion_proof(size - 1, size)
 
-        watchers = [threading.Thread(target=look) for _ in range(4)]
-        for watcher in watchers:
-            watcher.start()
-        futures = [sequencer.append(signed_receipt(number)) for number in range(60)]
-        assert [future.result().index for future in futures] == list(range(60))
-        for watcher in watchers:
-            watcher.join()
+        with ThreadPoolExecutor(4) as pool:
+            watching = [pool.submit(look) for _ in range(4)]
+            futures = [sequencer.append(signed_receipt(number)) for number in range(60)]
+            assert [future.result().index for future in futures] == list(range(60))
+        assert [each.result() for each in watching] == [None] * 4
         assert seen
         assert all(seen)
         with closing(SqlEntryStore.open_for_reading(path)) as other:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,14 +108,9 @@ def test_the_protocol_over_http(running: RunningWitness) -> None:
 
 def test_concurrent_requests_never_sign_two_histories(running: RunningWitness) -> None:
     log, other = Log(), Log(salt=b"other")
-    answers: list[tuple[int, str, bytes]] = []
     bodies = [log.request(0, 20), other.request(0, 21)] * 6
-    threads = [threading.Thread(target=lambda body=body: answers.append(running.ask(body))) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    signed = [line for status, _, line in answers if status == 200]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        signed = [line for status, _, line in pool.map(running.ask, bodies) if status == 200]
     size = running.memory.latest(ORIGIN).size
     winner = log if size == 20 else other
     assert signed

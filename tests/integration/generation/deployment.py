@@ -18,6 +18,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub, add_LedgerServiceServicer_to_server
 from ledger.audit.log_verification import verify_receipt
+from ledger.documents.erasure import Erasure
 from ledger.documents.receipt import Receipt
 from ledger.documents.signed_document import Document, sign_document
 from ledger.keys.ed25519 import SigningKey
@@ -36,6 +37,7 @@ from services.runtime.server import Mount, start_server
 from tests.access import open_access, trust_log
 from tests.fakes.engine_runs import CHEAP_ROWS
 from tests.fakes.tampered_targets import Loader, WrappedTarget
+from tests.keys import seeded_key
 from tests.serving import known_port
 
 Wrapped = TypeVar("Wrapped", bound=WrappedTarget)
@@ -98,10 +100,15 @@ class Deployment:
         }
         return GenerationSettings(**(values | changes))
 
-    async def start_generation(self, load: LoadTarget = load_target, **changes: Any) -> GenerationServiceStub:
+    def trusted_settings(self, **changes: Any) -> GenerationSettings:
+        """Settings whose key is trusted, as `kolm up` does for its own services."""
         settings = self.settings(**changes)
-        if settings.trusted_keys is not None:  # as `kolm up` does for its own services
+        if settings.trusted_keys is not None:
             SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
+        return settings
+
+    async def start_generation(self, load: LoadTarget = load_target, **changes: Any) -> GenerationServiceStub:
+        settings = self.trusted_settings(**changes)
         registry = self.metrics["generation"] = CollectorRegistry()
         servicer = await self._generation.enter_async_context(opened_generation(settings, registry, load))
         server = await start_server([mount(servicer)], settings.listen, registry, open_access())
@@ -140,6 +147,15 @@ class Deployment:
         key.publish(self.trusted)
         request = ledger_pb2.AppendEntryRequest(envelope=sign_document(document, key).to_bytes())
         return (await (await self.ledger()).AppendEntry(request)).index
+
+    async def erase(self, response: pb.GenerateResponse) -> None:
+        """Erase the content of an answer, as an operator."""
+        operator = seeded_key(bytes([9]) * 32, "operator")
+        operator.publish(self.trusted)
+        receipt = response.choices[0].receipt
+        document = Erasure(receipt.receipt_id, receipt.ledger_index, "they asked for it", "2026-11-22T12:00:00.000Z")
+        request = ledger_pb2.EraseContentRequest(envelope=sign_document(document, operator).to_bytes())
+        await (await self.ledger()).EraseContent(request)
 
     async def receipts(self, count: int) -> list[Receipt]:
         """The first `count` receipts of the log, in its order, once they are there."""

@@ -4,12 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
-from ledger.documents.erasure import Erasure
-from ledger.documents.signed_document import sign_document
 from services.generation.engine import prefix_disk
 from services.generation.engine.prefix_disk import folder_of
 from services.generation.settings import GenerationSettings
@@ -18,7 +14,6 @@ from services.generation.target.blocks import BLOCK
 from services.runtime.process import CannotStart
 from services.runtime.settings import SettingsError
 from tests.integration.generation.deployment import Deployment, asking, until
-from tests.keys import seeded_key
 
 PROMPT = "A question asked before, asked again, and at some length: " + "yes, " * BLOCK
 
@@ -85,19 +80,11 @@ async def test_erased_content_leaves_the_folder_now_or_at_the_next_start(
 
         await until(so)
 
-    async def erase(response: pb.GenerateResponse) -> None:
-        operator = seeded_key(bytes([9]) * 32, "operator")
-        operator.publish(deployment.trusted)
-        receipt = response.choices[0].receipt
-        document = Erasure(receipt.receipt_id, receipt.ledger_index, "they asked for it", "2026-11-22T12:00:00.000Z")
-        request = ledger_pb2.EraseContentRequest(envelope=sign_document(document, operator).to_bytes())
-        await (await deployment.ledger()).EraseContent(request)
-
     await left(True, True)
-    await erase(asked[1])
+    await deployment.erase(asked[1])
     await left(True, False)
     await deployment.stop_generation()
-    await erase(asked[0])
+    await deployment.erase(asked[0])
     await left(True, False)
     await deployment.start_generation(prefix_cache_dir=folder)
     await left(False, False)

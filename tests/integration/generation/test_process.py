@@ -15,7 +15,7 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from ledger.keys.ed25519 import SigningKey
+from services.generation.preparation import LoadTarget
 from services.generation.serving import main
 from services.runtime.process import CannotStart
 from tests.access import open_access_file
@@ -27,9 +27,7 @@ from tests.integration.generation.deployment import PATIENCE, Deployment, Failur
 @asynccontextmanager
 async def generation_process(deployment: Deployment, **flags: str) -> AsyncIterator[Forked]:
     """`python -m services.generation`, answering; the caller ends it."""
-    settings = deployment.settings()
-    assert settings.trusted_keys is not None
-    SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
+    settings = deployment.trusted_settings()
     given = {
         "model": str(settings.model),
         "ledger": settings.ledger,
@@ -56,6 +54,20 @@ async def stub_of(deployment: Deployment) -> GenerationServiceStub:
     return GenerationServiceStub(await deployment.channel((deployment.directory / "ready").read_text().strip()))
 
 
+async def serving_here(deployment: Deployment, loader: LoadTarget) -> asyncio.Task[None]:
+    """`services.generation` in this process, listening."""
+    ready = deployment.directory / "ready"
+    settings = deployment.trusted_settings(ready_file=ready, principals=open_access_file())
+    serving = asyncio.create_task(main(settings, loader))
+
+    async def listening() -> bool:
+        assert not serving.done()
+        return await asyncio.to_thread(ready.exists)
+
+    await until(listening)
+    return serving
+
+
 async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start(deployment: Deployment) -> None:
     await deployment.stop_ledger()
     async with generation_process(deployment) as process:
@@ -72,15 +84,8 @@ async def test_receipts_survive_kill_nine_and_reach_the_ledger_at_the_next_start
 
 
 async def test_a_server_whose_engine_has_stopped_stops_too_and_says_why(deployment: Deployment) -> None:
-    loader, ready = Loader(BreakingTarget), deployment.directory / "ready"
-    settings = deployment.settings(ready_file=ready, principals=open_access_file())
-    serving = asyncio.create_task(main(settings, loader))
-
-    async def listening() -> bool:
-        assert not serving.done()
-        return await asyncio.to_thread(ready.exists)
-
-    await until(listening)
+    loader = Loader(BreakingTarget)
+    serving = await serving_here(deployment, loader)
     stub = await stub_of(deployment)
     assert isinstance(loader.target, BreakingTarget)
     loader.target.broken = True

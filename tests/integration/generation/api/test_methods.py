@@ -6,9 +6,6 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2, speculation_pb2
 from kolm.generation.v1 import generation_pb2 as pb
-from kolm.ledger.v1 import ledger_pb2
-from ledger.documents.erasure import Erasure
-from ledger.documents.signed_document import sign_document
 from services.datastores.builder import BuildParameters, DatastoreBuilder
 from services.datastores.documents import Document
 from services.generation.drafting.past_outputs import Pasts
@@ -18,7 +15,6 @@ from services.generation.target.identity import tokenizer_cid
 from services.runtime.process import CannotStart
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.generation.deployment import Deployment, asking, until
-from tests.keys import seeded_key
 
 
 async def test_a_request_that_hands_over_says_so(
@@ -94,27 +90,17 @@ async def test_a_store_that_is_not_right_stops_the_start(
         await deployment.start_generation(shared_datastore=(store,))
 
 
-async def test_draft_serves_the_tokens_of_off(deployment: Deployment, tmp_path: Path) -> None:
-    small = make_tiny_model(tmp_path / "small", layers=1, seed=1)
+@pytest.mark.parametrize("vocabulary", [384, 300], ids=["its tokenizer", "another tokenizer"])
+async def test_draft_serves_the_tokens_of_off(deployment: Deployment, tmp_path: Path, vocabulary: int) -> None:
+    small = make_tiny_model(tmp_path / "small", layers=1, seed=1, vocab=vocabulary)
+    assert (tokenizer_cid(small) == tokenizer_cid(deployment.model)) == (vocabulary == 384)
     stub = await deployment.start_generation(draft_model=small)
     assert "draft" in (await stub.GetModelInfo(pb.GetModelInfoRequest())).methods
     response = await stub.Generate(asking(method="draft", verify="VERIFY_MODE_INLINE", max_tokens=30, ignore_eos=True))
     assert (response.metrics.method, response.metrics.fallback_reason) == ("draft", "")
     (receipt,) = await deployment.receipts(1)
-    block = receipt.spec_decode
-    assert (block.method, block.k, block.verified_identical_to_off) == ("draft", 8, True)
-
-
-async def test_a_draft_model_with_another_tokenizer_serves_the_tokens_of_off(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    other = make_tiny_model(tmp_path / "other", vocab=300, layers=1)
-    assert tokenizer_cid(other) != tokenizer_cid(deployment.model)
-    stub = await deployment.start_generation(draft_model=other)
-    response = await stub.Generate(asking(method="draft", verify="VERIFY_MODE_INLINE", max_tokens=30, ignore_eos=True))
-    assert response.metrics.method == "draft"
-    (receipt,) = await deployment.receipts(1)
-    assert receipt.spec_decode.verified_identical_to_off
+    assert (receipt.spec_decode.method, receipt.spec_decode.verified_identical_to_off) == ("draft", True)
+    assert vocabulary != 384 or receipt.spec_decode.k == 8
 
 
 async def test_an_erased_output_is_kept_by_no_drafter(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +116,7 @@ async def test_an_erased_output_is_kept_by_no_drafter(deployment: Deployment, mo
         return [len(every._pasts[tenant, None].text) for tenant in ("a", "b")]
 
     assert kept() == [42, 42]  # twenty tokens and an end, twice; `off` leaves nothing
-    operator = seeded_key(bytes([9]) * 32, "operator")
-    operator.publish(deployment.trusted)
-    receipt = answer.choices[0].receipt
-    erasure = Erasure(receipt.receipt_id, receipt.ledger_index, "the tenant asked for it", "2026-11-22T12:00:00.000Z")
-    request = ledger_pb2.EraseContentRequest(envelope=sign_document(erasure, operator).to_bytes())
-    await (await deployment.ledger()).EraseContent(request)
+    await deployment.erase(answer)
 
     async def forgotten() -> bool:
         await stub.GetLoad(generation_pb2.GetLoadRequest())

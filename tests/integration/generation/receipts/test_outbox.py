@@ -225,10 +225,11 @@ async def test_receipts_that_the_disk_will_not_take_go_to_the_ledger_from_memory
     stub, call = await served_while_the_disk_goes(deployment, n=3, request_id="three")
     assert [each.receipt.pending for each in await finished_of(call)] == [False] * 3
     assert [receipt.request_id for receipt in await deployment.receipts(3)] == ["three"] * 3
-    refused = await failure(stub.Generate(asking(max_tokens=3)))  # it takes no promise either
+    refused = await failure(stub.Generate(asking(max_tokens=3, request_id="refused")))  # it takes no promise either
     assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
     (deployment.directory / "generation" / "outbox").unlink()
-    assert (await stub.Generate(asking(max_tokens=3))).choices
+    await stub.Generate(asking(max_tokens=3, request_id="served"))
+    assert [receipt.request_id for receipt in await deployment.receipts(4)] == ["three"] * 3 + ["served"]
     await until_confirmed(stub)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import resource
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -126,18 +125,6 @@ def _answer(promise: bytes, state: str, found: Promised) -> dict[str, Any]:
         "answer": None,
         "document": read_promise(promise).to_document(),
     }
-
-
-async def test_a_disk_that_takes_no_promise_serves_nothing(deployment: Deployment) -> None:
-    stub = await deployment.start_generation()
-    folder = outbox_folder(deployment)
-    shutil.rmtree(folder)
-    folder.write_text("no folder")
-    refused = await failure(stub.Generate(asking(max_tokens=4, request_id="refused")))
-    assert (refused.code.name, refused.reason) == ("UNAVAILABLE", "LEDGER_UNAVAILABLE")
-    folder.unlink()
-    await stub.Generate(asking(max_tokens=4, request_id="served"))
-    assert [receipt.request_id for receipt in await deployment.receipts(1)] == ["served"]
 
 
 async def test_the_promise_and_its_receipt_are_there_before_the_first_token(deployment: Deployment) -> None:

@@ -104,18 +104,6 @@ async def test_every_bad_field_is_named_and_the_server_goes_on(stub: GenerationS
     assert "lookahead" in (await failure(stub.Generate(asking(method="psychic")))).message
 
 
-async def test_a_full_queue_says_when_to_come_back_and_loses_nothing(deployment: Deployment) -> None:
-    stub, target = await deployment.start_wrapped(GatedTarget, max_sequences=1, max_waiting=2)
-    target.close()
-    calls = [stub.Generate(asking(max_tokens=3)) for _ in range(8)]
-    target.open()
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    refused = [answer for answer in answers if isinstance(answer, BaseException)]
-    for each in refused:
-        assert each.code().name == "RESOURCE_EXHAUSTED"
-    assert len(await deployment.receipts(8 - len(refused))) == 8 - len(refused)
-
-
 async def test_a_truncated_model_file_ends_the_start_with_one_line(deployment: Deployment, tmp_path: Path) -> None:
     shutil.copytree(deployment.model, broken := tmp_path / "broken")
     weights = broken / "model.safetensors"

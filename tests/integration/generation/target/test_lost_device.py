@@ -1,6 +1,5 @@
 """A device that is lost while its server answers."""
 
-import asyncio
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,13 +10,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
-from ledger.keys.ed25519 import SigningKey
-from services.generation.serving import main
 from services.generation.target.gpu.device import DeviceLost
 from services.generation.target.gpu.gpu_target import GpuTarget, load_gpu_target
 from services.runtime.process import CannotStart
-from tests.access import open_access_file
-from tests.integration.generation.deployment import Deployment, asking, until
+from tests.integration.generation.deployment import Deployment, asking
+from tests.integration.generation.test_process import serving_here
 
 pytestmark = pytest.mark.usefixtures("pocl_device")
 
@@ -40,18 +37,9 @@ class Loader:
 
 @pytest.mark.slow
 async def test_what_was_computed_is_signed_and_nothing_else_and_the_server_ends(deployment: Deployment) -> None:
-    loader, ready = Loader(), deployment.directory / "ready"
-    settings = deployment.settings(ready_file=ready, principals=open_access_file())
-    assert settings.trusted_keys is not None
-    SigningKey.load_or_create(settings.receipts_key, "receipts").publish(settings.trusted_keys)
-    serving = asyncio.create_task(main(settings, loader))
-
-    async def listening() -> bool:
-        assert not serving.done()
-        return await asyncio.to_thread(ready.exists)
-
-    await until(listening)
-    channel = await deployment.channel(ready.read_text().strip())
+    loader = Loader()
+    serving = await serving_here(deployment, loader)
+    channel = await deployment.channel((deployment.directory / "ready").read_text().strip())
     stub, watch = GenerationServiceStub(channel), HealthStub(channel).Watch(HealthCheckRequest())
     assert (await watch.read()).status == HealthCheckResponse.SERVING
 

@@ -37,6 +37,7 @@ from tests.unit.ledger.builders import (
     signed,
     verdict,
 )
+from tests.unit.ledger.monitor.listed_log import ListedLog
 
 
 def trust() -> TrustedKeys:
@@ -45,11 +46,9 @@ def trust() -> TrustedKeys:
 
 def entries(*documents: Document | bytes) -> list[bytes]:
     """The entries of a log that holds these documents, or signed envelopes, in this order."""
-    log: list[bytes] = []
-    for document in documents:
-        envelope = document if isinstance(document, bytes) else signed(document)
-        log.append(Entry(len(log), Envelope.from_bytes(envelope)).to_bytes())
-    return log
+    log = ListedLog()
+    log.append(*documents)
+    return log.entries
 
 
 def root(log: list[bytes]) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -55,6 +55,7 @@ def judged(
     found: ReferencePass | None = None,
     receipt: Receipt | None = None,
     profile: EngineProfile | None = None,
+    **parts: Any,
 ) -> tuple[Finding, ...]:
     profile = profile or engine_profile()
 
@@ -65,7 +66,7 @@ def judged(
 
     known = {cid(profile.to_bytes()): profile}
     examined = receipt or foreign_receipt(profile_cid=next(iter(known)))
-    return ForeignJudge(known.get, plain, reference).judge(examined, content())
+    return ForeignJudge(known.get, plain, reference, **parts).judge(examined, content())
 
 
 def outcomes(findings: Sequence[Finding]) -> list[str]:
@@ -118,29 +119,23 @@ def test_a_sampled_token_may_be_further_behind_what_is_left_than_one_of_temperat
     ("cancelled", 99, None, "CONSISTENT"),
 ])  # fmt: skip
 def test_an_output_without_an_end_is_inconsistent(finish: str, most: int, end: int | None, outcome: str) -> None:
-    profile, whole = engine_profile(), foreign_receipt()
-    known = {cid(profile.to_bytes()): profile}
+    whole, ends = foreign_receipt(), () if end is None else (end,)
     receipt = foreign_receipt(
-        profile_cid=next(iter(known)), output=changed(whole.output, finish_reason=finish),
-        sampling=changed(whole.sampling, max_tokens=most),
-    )  # fmt: skip
-    ends = () if end is None else (end,)
-    judge = ForeignJudge(known.get, None, lambda *_: HONEST, ends=lambda: ends)
-    assert outcomes(judge.judge(receipt, content())) == [outcome]
+        output=changed(whole.output, finish_reason=finish), sampling=changed(whole.sampling, max_tokens=most)
+    )
+    assert outcomes(judged(None, HONEST, receipt, ends=lambda: ends)) == [outcome]
 
 
 @pytest.mark.parametrize(("spelled", "outcome"), [
     ("It is so. END", "CONSISTENT"), ("It is so.", "INCONSISTENT"), (None, "CONSISTENT"),
 ])  # fmt: skip
 def test_a_stop_string_that_the_output_does_not_spell_is_no_end(spelled: str | None, outcome: str) -> None:
-    profile, whole = engine_profile(), foreign_receipt()
-    known = {cid(profile.to_bytes()): profile}
+    whole = foreign_receipt()
     receipt = foreign_receipt(
-        profile_cid=next(iter(known)), output=changed(whole.output, finish_reason="stop", stop_reason="END"),
+        output=changed(whole.output, finish_reason="stop", stop_reason="END"),
         sampling=changed(whole.sampling, max_tokens=99, stop=("END",)),
-    )  # fmt: skip
-    judge = ForeignJudge(known.get, None, lambda *_: HONEST, spelled=lambda *_: spelled)
-    assert outcomes(judge.judge(receipt, content())) == [outcome]
+    )
+    assert outcomes(judged(None, HONEST, receipt, spelled=lambda *_: spelled)) == [outcome]
 
 
 def test_a_receipt_that_cannot_be_checked_is_unchecked_with_its_reasons() -> None:
@@ -256,9 +251,8 @@ def test_what_a_seed_draws_counts_where_the_thresholds_say_so() -> None:
     assert outcomes(judged(None, far, profile=KNOWN)) == ["CONSISTENT"]
     for thresholds in (changed(LLAMA, drift=None), changed(LLAMA, missed=1.0, drift=10.0)):
         for profile, outcome in ((KNOWN, "INCONSISTENT"), (engine_profile(), "CONSISTENT")):
-            name = cid(profile.to_bytes())
-            judge = ForeignJudge({name: profile}.get, None, lambda *_: far, lambda: thresholds)  # noqa: B023
-            assert outcomes(judge.judge(foreign_receipt(profile_cid=name), content())) == [outcome]
+            found = judged(None, far, profile=profile, thresholds=lambda: thresholds)  # noqa: B023
+            assert outcomes(found) == [outcome]
 
 
 @pytest.mark.parametrize(("engine", "missed"), [("llama-server", 0.02), ("vllm", None)])
@@ -271,16 +265,12 @@ def test_draws_are_checked_by_default_where_they_are_known(engine: str, missed: 
 
 def test_thresholds_that_the_log_announces_decide() -> None:
     strict = ReferenceThresholds(0.0, 0.0, 0.0, 0.0)
-    profile = engine_profile()
-    judge = ForeignJudge({cid(profile.to_bytes()): profile}.get, None, lambda *_: HONEST, lambda: strict)
-    assert outcomes(judge.judge(foreign_receipt(), content())) == ["INCONSISTENT"]
+    assert outcomes(judged(None, HONEST, thresholds=lambda: strict)) == ["INCONSISTENT"]
 
 
 def judged_after(before: Drift | None, found: ReferencePass, bound: float | None) -> Finding:
-    profile, allowed = KNOWN, ReferenceThresholds(1.0, 9.0, 5.0, 27.0, bound, 0.02)
-    name = cid(profile.to_bytes())
-    judge = ForeignJudge({name: profile}.get, None, lambda *_: found, lambda: allowed, {name: before}.get)
-    (finding,) = judge.judge(foreign_receipt(profile_cid=name), content())
+    allowed, drifts = ReferenceThresholds(1.0, 9.0, 5.0, 27.0, bound, 0.02), {cid(KNOWN.to_bytes()): before}
+    (finding,) = judged(None, found, profile=KNOWN, thresholds=lambda: allowed, drifts=drifts.get)
     return finding
 
 

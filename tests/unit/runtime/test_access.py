@@ -240,8 +240,7 @@ def test_the_file_has_digests_and_only_its_owner_reads_it(tmp_path: Path) -> Non
     assert (credential.principal.tenant, credential.principal.roles) == ("acme", {"generate"})
 
 
-def test_edits_follow_each_other_and_one_that_fails_changes_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "principals.json"
+def test_edits_follow_each_other_and_one_that_fails_changes_nothing(file: Path) -> None:
     token_of(file, "read")
 
     def fail_halfway() -> None:
@@ -253,7 +252,7 @@ def test_edits_follow_each_other_and_one_that_fails_changes_nothing(tmp_path: Pa
         fail_halfway()
     token_of(file, "audit")
     assert [each.roles for each in read_principals(file)] == [("read",), ("audit",)]
-    assert {path.name for path in tmp_path.iterdir()} == {"principals.json", ".principals.json.lock"}
+    assert {path.name for path in file.parent.iterdir()} == {"principals.json", ".principals.json.lock"}
 
 
 def _changed(**changes: Any) -> Callable[[dict[str, Any]], object]:
@@ -267,7 +266,7 @@ def _changed(**changes: Any) -> Callable[[dict[str, Any]], object]:
         (_changed(certificate="a name"), "exactly one of"),
         (_changed(token_sha256=None), "exactly one of"),
         (_changed(token_sha256="kolm_" + "x" * 43), "token_sha256"),
-        (_changed(tenant=""), "tenant"),
+        *((_changed(tenant=tenant), "tenant") for tenant in ("", "red\x1b[31m", "a\nb", "\u202eevil")),
         (_changed(created_at="2026-01-01T00:00:00"), "created_at"),
         (_changed(password="hush"), "password"),
         (lambda document: document["credentials"].append(document["credentials"][0]), "duplicate credential"),
@@ -275,9 +274,8 @@ def _changed(**changes: Any) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_name_and_shows_nothing(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], why: str
+    file: Path, change: Callable[[dict[str, Any]], object], why: str
 ) -> None:
-    file = tmp_path / "principals.json"
     token_of(file, "read")
     document = json.loads(file.read_text())
     change(document)
@@ -289,15 +287,13 @@ def test_a_file_that_is_wrong_is_refused_by_name_and_shows_nothing(
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\xff\xfe", b"[]", b"{}" * 2, b"[" * 10_000])
-def test_junk_is_refused(tmp_path: Path, data: bytes) -> None:
-    file = tmp_path / "principals.json"
+def test_junk_is_refused(file: Path, data: bytes) -> None:
     file.write_bytes(data)
     with pytest.raises(PrincipalsError):
         read_principals(file)
 
 
-def test_a_file_that_others_may_write_is_not_believed(tmp_path: Path) -> None:
-    file = tmp_path / "principals.json"
+def test_a_file_that_others_may_write_is_not_believed(file: Path) -> None:
     write_principals(file, [without_credential("generate")])
     file.chmod(0o620)
     with pytest.raises(PrincipalsError):

@@ -1,6 +1,5 @@
 """Settings from flags, variables and files; the list of metrics."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from services.client.identity import ClientTls
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
 from services.ledger.settings import LedgerSettings
-from services.runtime.credentials import PrincipalsError, read_principals
 from services.runtime.http.serving import MeasuredApp
 from services.runtime.listening import ServerTls
 from services.runtime.metrics import BY_NAME, Metrics
@@ -51,20 +49,6 @@ def test_a_name_that_would_control_a_terminal_is_refused(
     settings.load([*needed, flag, value.format("plain")], environment={})
     with pytest.raises(SettingsError, match=flag):
         settings.load([*needed, flag, value.format(name)], environment={})
-
-
-@pytest.mark.parametrize("tenant", ["red\x1b[31m", "a\nb", "\u202eevil", ""])
-def test_a_tenant_in_the_file_of_principals_is_a_name_that_can_be_shown(tmp_path: Path, tenant: str) -> None:
-    file, credential = tmp_path / "principals.json", {"name": "a", "roles": ["read"], "anybody": True}
-    for given in (tenant, "plain"):
-        dated = credential | {"tenant": given, "created_at": "2026-01-02T03:04:05Z"}
-        file.write_text(json.dumps({"type": "kolm.principals.v1", "credentials": [dated]}))
-        file.chmod(0o600)
-        if given == tenant:
-            with pytest.raises(PrincipalsError):
-                read_principals(file)
-        else:
-            assert read_principals(file)[0].tenant == "plain"
 
 
 class ExampleSettings(ServerSettings):

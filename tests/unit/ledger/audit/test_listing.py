@@ -17,7 +17,7 @@ from ledger.tree.multiproof import multi_proof, range_proof
 from tests.examples import examples
 from tests.mutations import replace
 from tests.unit.ledger.builders import ORIGIN, TRUSTED, key_entry, receipt, receipt_id, signed, signed_receipt
-from tests.unit.ledger.tree.naive_tree import NaiveTree
+from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
 
 ENVELOPES = [
     signed_receipt(0), signed(key_entry("auditor")), signed(receipt(2, tenant="other")), signed_receipt(3),
@@ -26,17 +26,8 @@ ENVELOPES = [
 ENTRIES: list[bytes] = []
 for index, envelope in enumerate(ENVELOPES):
     ENTRIES.append(Entry(index, Envelope.from_bytes(envelope)).to_bytes())
-
-
-class Tree(NaiveTree):
-    """As a merkle.HashReader."""
-
-    def subtree(self, level: int, number: int) -> bytes:
-        return self.root(number << level, (number + 1) << level)
-
-
-TREE = Tree([leaf_hash(entry) for entry in ENTRIES])
-HEAD = Checkpoint(ORIGIN, len(ENTRIES), TREE.root(0, len(ENTRIES)))
+TREE = NaiveHashes(NaiveTree([leaf_hash(entry) for entry in ENTRIES]))
+HEAD = Checkpoint(ORIGIN, len(ENTRIES), TREE.naive.root(0, len(ENTRIES)))
 ACME = ReceiptFilter(tenant="acme")
 
 

@@ -40,7 +40,7 @@ from tests.unit.ledger.builders import (
     verdict,
 )
 from tests.unit.ledger.monitor.listed_log import ListedLog
-from tests.unit.ledger.tree.naive_tree import NaiveTree
+from tests.unit.ledger.tree.naive_tree import NaiveHashes, NaiveTree
 from tests.vectors.make_log import DOCUMENTS, chain, checkpoint_over, files, good_log
 
 LOG = good_log()
@@ -219,16 +219,11 @@ def test_a_receipt_verifies_by_itself() -> None:
 
 
 def test_an_answer_proves_that_the_log_holds_the_envelope() -> None:
-    naive = NaiveTree([leaf_hash(data) for data in LOG.entries])
+    hashes = NaiveHashes(NaiveTree([leaf_hash(data) for data in LOG.entries]))
     envelopes = [signed(document) for document in DOCUMENTS]
     keys = [KEYS["log"].public]
-
-    class Hashes:
-        def subtree(self, level: int, number: int) -> bytes:
-            return naive.root(number << level, (number + 1) << level)
-
     for index, envelope in enumerate(envelopes):
-        proof = inclusion_proof(index, len(envelopes), Hashes())
+        proof = inclusion_proof(index, len(envelopes), hashes)
         entry = verify_appended(envelope, LOG.entries[index], proof, LOG.checkpoint, keys, ORIGIN)
         assert entry.envelope == Envelope.from_bytes(envelope)
         with pytest.raises(ProofError):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ledger.audit.obligation_fold import ObligationFold
 from ledger.documents.audit import Draw, draw_seed, is_sampled
 from ledger.documents.receipt import Receipt
-from ledger.documents.signed_document import Document, read_document, sign_document
+from ledger.documents.signed_document import read_document, sign_document
 from ledger.keys.ed25519 import SigningKey
 from ledger.keys.envelope import Envelope
 from ledger.tree.entry import Entry
@@ -19,21 +19,14 @@ from tests.examples import examples
 from tests.keys import seeded_key
 from tests.mutations import replace
 from tests.unit.ledger.builders import KEYS, START, at, draw, fold_obligations, policy, receipt, signed, verdict
+from tests.unit.ledger.monitor.listed_log import ListedLog
 from tests.unit.ledger.tree.naive_tree import NaiveTree
 
 AUDITOR = KEYS["auditor"]
 
 
-class Log:
+class Log(ListedLog):
     """Appended entries, with draws over them."""
-
-    def __init__(self) -> None:
-        self.entries: list[bytes] = []
-
-    def append(self, document: Document | bytes) -> int:
-        envelope = document if isinstance(document, bytes) else signed(document)
-        self.entries.append(Entry(len(self.entries), Envelope.from_bytes(envelope)).to_bytes())
-        return len(self.entries) - 1
 
     def receive(self, first: int, count: int) -> list[int]:
         return [self.append(receipt(number)) for number in range(first, first + count)]

@@ -17,12 +17,12 @@ from ledger.bundle.folder import BundleFolder
 from ledger.bundle.layout import BundleFile
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.verification import verify_bundle
-from ledger.documents.promise import Promise, sign_promise
+from ledger.documents.promise import sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.errors import StoreError
 from ledger.keys.trusted_keys import FixedThreshold, TrustedKeys
 from tests.mutations import replace
-from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, publication, receipt, verdict
+from tests.unit.ledger.builders import KEYS, START, TRUSTED, at, promise_of, publication, receipt, verdict
 from tests.unit.ledger.bundle import test_verification
 from tests.unit.ledger.bundle.test_verification import failed
 from tests.vectors.make_bundles import DOCUMENTS, SUCCESSOR, ListedLog, exported, log_of, write_folder
@@ -74,10 +74,7 @@ def test_content_beside_no_entries_is_a_malformed_bundle(tmp_path: Path) -> None
 
 def test_no_state_proves_that_a_promise_was_broken(tmp_path: Path) -> None:
     state = verified(9, tmp_path)
-    kept = Promise(
-        promised_at=at(0), due=at(10), tenant=receipt(0).tenant, request_id=receipt(0).request_id, nonce=None,
-        base_cid=receipt(0).base_cid, profile_cid=receipt(0).profile_cid, prompt=receipt(0).prompt, choices=1,
-    )  # fmt: skip
+    kept = promise_of(receipt(0), due=at(10))
     trust = replace(TRUST, promises=(sign_promise(kept, KEYS["receipts"]).to_bytes(),))
     report = judged(plain(log_of()), tmp_path / "grown", state, trust)
     assert (failed(report), [each.state for each in report.promises]) == (16, ["OVERDUE"])

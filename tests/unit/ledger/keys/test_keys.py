@@ -3,6 +3,7 @@
 import os
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,19 +54,14 @@ def test_a_key_is_created_once_for_its_owner_alone_and_then_loaded(tmp_path: Pat
 
 
 def test_processes_that_start_at_once_end_up_with_one_key(tmp_path: Path) -> None:
-    path, found, gate = tmp_path / "log.pem", [], threading.Barrier(8)
+    path, gate = tmp_path / "log.pem", threading.Barrier(8)
 
-    def start() -> None:
+    def start(_: int) -> str:
         gate.wait()
-        found.append(SigningKey.load_or_create(path, "log").key_id)
+        return SigningKey.load_or_create(path, "log").key_id
 
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(start, range(8)))) == 1
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])

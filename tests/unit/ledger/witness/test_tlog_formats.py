@@ -261,26 +261,15 @@ def test_junk_raises_the_one_family(data: bytes) -> None:
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 
 
-def witness(number: int) -> PolicyWitness:
-    key = seeded_key(bytes([number]) * 32, "witness").public
-    return PolicyWitness(f"w{number}", VerifierKey(f"w{number}.example/w", key, COSIGNATURE))
-
-
-def three_witnesses(threshold: int) -> Policy:
-    witnesses = tuple(witness(number) for number in range(1, 4))
-    group = PolicyGroup("enough", threshold, tuple(each.name for each in witnesses))
-    return Policy((), witnesses, (group,), "enough")
-
-
 @pytest.mark.parametrize(("threshold", "expected"), [(1, 300), (2, 200), (3, 100)])
 def test_a_log_is_as_young_as_a_quorum_says(threshold: int, expected: int) -> None:
-    cosigned = {"w1": 200, "w2": 300, "w3": 100}
-    assert quorum_time(three_witnesses(threshold), cosigned) == datetime.fromtimestamp(expected, UTC)
+    trust = policy((PolicyGroup("group", threshold, ("a", "b", "c")),), "group")
+    assert quorum_time(trust, {"a": 200, "b": 300, "c": 100}) == datetime.fromtimestamp(expected, UTC)
 
 
 def test_a_single_witness_cannot_make_a_log_look_younger_than_the_quorum_says() -> None:
-    assert quorum_time(three_witnesses(2), {"w1": 2**62, "w2": 50}) == datetime.fromtimestamp(50, UTC)
-    assert quorum_time(three_witnesses(2), {"w1": 2**62}) is None
+    assert quorum_time(TWO_OF_THREE, {"a": 2**62, "b": 50}) == datetime.fromtimestamp(50, UTC)
+    assert quorum_time(TWO_OF_THREE, {"a": 2**62}) is None
     assert quorum_time(Policy(()), {}) is None
 
 

@@ -100,18 +100,11 @@ def test_of_no_entries_there_is_one_tree() -> None:
 def test_a_log_that_grows_is_cosigned_again_and_again() -> None:
     log, memory = Log(), Memory()
     known = 0
-    for size in (1, 1, 5, 8, 8, 39):
+    for size in (0, 1, 1, 5, 8, 8, 39):
         assert cosigned(log, size, witness(memory).add_checkpoint(log.request(known, size))) == 1_700_000_000
         assert memory.latest(ORIGIN) == SeenTree(size, tree_root(size, log.hashes))
         known = size
     assert not memory.accused
-
-
-def test_an_empty_log_is_cosigned_too() -> None:
-    log, memory = Log(), Memory()
-    assert cosigned(log, 0, witness(memory).add_checkpoint(AddCheckpoint(0, (), log.checkpoint(0)).to_bytes()))
-    assert memory.latest(ORIGIN).root == EMPTY_ROOT
-    assert cosigned(log, 3, witness(memory).add_checkpoint(log.request(0, 3)))
 
 
 def test_a_request_from_another_size_is_told_the_right_one() -> None:

@@ -158,13 +158,16 @@ class LoadedWhenAsked:
             self._engine.release_memory()
             self._used = False
 
-    def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
+    def _in_use(self) -> OwnEngine:
+        engine = self._engine  # which fails without weights: there is no memory to release then
         self._used = True
-        return self._engine.replay(receipt, content, way)
+        return engine
+
+    def replay(self, receipt: Receipt, content: Content, way: str = DECODE) -> Replayed:
+        return self._in_use().replay(receipt, content, way)
 
     def refer(self, receipt: Receipt, content: Content) -> ReferencePass:
-        self._used = True
-        return self._engine.refer(receipt, content)
+        return self._in_use().refer(receipt, content)
 
     def ends(self) -> Collection[int]:
         """The ids with which the model ends outputs."""

@@ -92,6 +92,19 @@ def test_it_loads_beside_servers_that_do_not_end_loading_and_tells_both(
     assert len(told) == 1 + servers
 
 
+def test_without_weights_a_receipt_of_kolms_own_engine_ends_no_auditor(deployment: Deployment) -> None:
+    promised(deployment, 1)
+    stop = threading.Event()
+    engine = LoadedWhenAsked(None, stop, lambda: None)
+
+    def on_wait() -> None:
+        engine.release_memory()
+        stop.set()
+
+    serving.follow(deployment.auditor(replayer=engine), stop, 0.0, lambda _: None, on_wait=on_wait)
+    assert stop.is_set()
+
+
 def test_a_verdict_s_span_names_the_receipt_and_its_request(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

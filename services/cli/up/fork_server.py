@@ -21,14 +21,12 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from services.generation.target.without_torch import hide_torch
-
-IS_SUPPORTED = sys.platform == "linux"
 
 SHARED = (
     "services.generation.serving",
@@ -40,8 +38,20 @@ SHARED = (
     "services.explorer.__main__",
 )
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
-_MOST_BYTES = 1 << 20  # of a message; larger ones do not fit a socket's buffer, and are not sent
+_ANSWER_BYTES = 32  # the number of a process
+_WAIT_MS = 50
 _COMMAND_BYTES = 4096  # of a fork's command line, as `ps` shows it
+
+
+def is_supported() -> bool:
+    """Whether the system has what this needs. Sandboxes and old kernels have no pidfd_open."""
+    if sys.platform != "linux":
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 class ForkedProcess:
@@ -94,22 +104,55 @@ class ForkServer:
                 stdout=subprocess.DEVNULL, env=environment, pass_fds=[its_own.fileno()], start_new_session=True,
             )  # fmt: skip
 
-    def fork(self, name: str, module: str, flags: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
+    def fork(
+        self,
+        name: str,
+        module: str,
+        flags: Sequence[str],
+        environment: Mapping[str, str],
+        waiting: Callable[[], None] = lambda: None,
+    ) -> ForkedProcess:
         """A process that runs `python -m MODULE FLAGS`, with the changes of the environment; its standard output and
-        error come by the pipe `stdout`. Raises OSError.
+        error come by the pipe `stdout`. `waiting` is called again and again until it runs, and ends the process that
+        imports if it raises. Raises OSError.
         """
-        message = json.dumps([name, module, list(flags), dict(environment)]).encode()
         output, its_own = os.pipe()
-        try:
-            socket.send_fds(self._socket, [message], [its_own])
-            answer = self._socket.recv(_MOST_BYTES)
-        finally:
-            os.close(its_own)
         stdout = os.fdopen(output, encoding="utf-8", errors="replace")
-        if not answer:
+        try:
+            with os.fdopen(its_own, "wb"), os.fdopen(os.memfd_create(name), "wb") as call:  # of any size
+                call.write(json.dumps([name, module, list(flags), dict(environment)]).encode())
+                call.flush()
+                socket.send_fds(self._socket, [b"\0"], [its_own, call.fileno()])
+            process_id = self._answer(waiting)
+        except ConnectionError as error:
             stdout.close()
-            raise OSError("the process that starts services has ended")
-        return ForkedProcess(int(answer), stdout)
+            raise OSError("the process that starts services has ended") from error
+        except BaseException:
+            stdout.close()
+            raise
+        return ForkedProcess(process_id, stdout)
+
+    def _answer(self, waiting: Callable[[], None]) -> int:
+        answered = select.poll()
+        answered.register(self._socket, select.POLLIN)
+        try:
+            while not answered.poll(_WAIT_MS):
+                waiting()
+        except BaseException:
+            self._process.kill()
+            with suppress(ConnectionError):  # or else it has started the service at this moment
+                started = self._receive()
+                os.kill(started, signal.SIGKILL)
+                os.waitpid(started, 0)
+            raise
+        return self._receive()
+
+    def _receive(self) -> int:
+        """The number of the started process. Raises ConnectionError if the process that starts it has ended."""
+        answer = self._socket.recv(_ANSWER_BYTES)
+        if not answer:
+            raise ConnectionResetError
+        return int(answer)
 
     def close(self) -> int:
         """End the process; its forks stay. Returns its exit code."""
@@ -139,10 +182,10 @@ def run_module(module: str, flags: Sequence[str]) -> None:
 def _serve(supervisor: int, connection: socket.socket) -> tuple[str, list[str]]:
     """Answer calls until the supervisor closes the connection; in a fork, return its module and flags."""
     while True:
-        message, outputs, *_ = socket.recv_fds(connection, _MOST_BYTES, 1)
+        message, descriptors, *_ = socket.recv_fds(connection, 1, 2)
         if not message:
             sys.exit()
-        (output,) = outputs
+        output, call = descriptors
         between = os.fork()
         if not between:
             parent = os.getpid()
@@ -157,12 +200,15 @@ def _serve(supervisor: int, connection: socket.socket) -> tuple[str, list[str]]:
             os.close(output)
             connection.send(str(os.getpid()).encode())
             connection.close()
-            name, module, flags, environment = json.loads(message)
+            name, module, flags, environment = json.loads(os.pread(call, os.fstat(call).st_size, 0))
+            os.close(call)
             os.environ.update(environment)
             _show_command(name, module, flags)
             return module, flags
-        os.waitpid(between, 0)
+        if os.waitpid(between, 0)[1]:
+            sys.exit(1)  # it could not fork, and has told why
         os.close(output)
+        os.close(call)
 
 
 def _show_command(name: str, module: str, flags: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.frame.process import stop_signals
-from services.cli.up.fork_server import IS_SUPPORTED, SHARED, ForkedProcess, ForkServer
+from services.cli.up.fork_server import SHARED, ForkedProcess, ForkServer, is_supported
 from services.client.identity import CA, CERT, KEY
 
 Line = Callable[[str, str], None]
@@ -143,9 +143,12 @@ class Supervisor:
         return self.address(plan, timeout)
 
     def launch(self, plan: Plan) -> None:
-        """Start a service without waiting for it."""
+        """Start a service without waiting for it, but for the imports before the first one. Raises ServiceDied,
+        StopRequested.
+        """
         plan.ready_file.unlink(missing_ok=True)
-        child = _Child(plan, self._process(plan), deque(maxlen=_LAST_LINES), time.monotonic())
+        started = time.monotonic()
+        child = _Child(plan, self._process(plan), deque(maxlen=_LAST_LINES), started)
         self._children.append(child)
         child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
         child.watcher.start()
@@ -155,12 +158,9 @@ class Supervisor:
         child = next(child for child in self._children if child.plan is plan)
         deadline = time.monotonic() + timeout
         while not plan.ready_file.exists():
-            now = time.monotonic()
-            if now > deadline:
+            if time.monotonic() > deadline:
                 raise NotReady(f"the {plan.name} service did not get ready within {timeout:g} s")
-            if now - self._heard >= self._quiet_seconds:
-                self._heard = now
-                self._on_quiet(plan.name, now - child.started, child.last_lines[-1] if child.last_lines else None)
+            self._tell_if_quiet(plan.name, child.started, child.last_lines[-1] if child.last_lines else None)
             self._look(_POLL_SECONDS)
         return plan.ready_file.read_text(encoding="utf-8").strip()
 
@@ -191,6 +191,12 @@ class Supervisor:
                 child.watcher.join()
         self._children.clear()
 
+    def _tell_if_quiet(self, name: str, started: float, last_line: str | None) -> None:
+        now = time.monotonic()
+        if now - self._heard >= self._quiet_seconds:
+            self._heard = now
+            self._on_quiet(name, now - started, last_line)
+
     def _look(self, timeout: float | None) -> None:
         """Wait up to `timeout` seconds for an event, from a watcher or a signal handler, and raise it."""
         try:
@@ -210,7 +216,7 @@ class Supervisor:
     def _process(self, plan: Plan) -> subprocess.Popen[str] | ForkedProcess:
         own = {name: value for name, value in os.environ.items() if name not in (CA, CERT, KEY)}  # they have no TLS
         environment = {**own, "PYTHONUNBUFFERED": "1", **plan.environment}
-        if not IS_SUPPORTED:
+        if not is_supported():
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", plan.module, *plan.flags],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -218,8 +224,14 @@ class Supervisor:
             )  # fmt: skip
         if self._forks is None:
             self._forks = ForkServer(self._shared, environment)
+        started = time.monotonic()
+
+        def waiting() -> None:
+            self._tell_if_quiet(plan.name, started, None)
+            self.check()
+
         try:
-            return self._forks.fork(plan.name, plan.module, plan.flags, plan.environment)
+            return self._forks.fork(plan.name, plan.module, plan.flags, plan.environment, waiting)
         except OSError as error:
             raise ServiceDied(plan.name, self._close_forks(), [str(error)]) from error
 

@@ -1,5 +1,6 @@
 """`kolm up`, before another engine too, and the supervisor of its services."""
 
+import errno
 import os
 import shlex
 import shutil
@@ -180,6 +181,44 @@ def test_without_its_fork_server_a_supervisor_starts_nothing(tmp_path: Path, sup
     with pytest.raises(ServiceDied) as died:
         supervisor.launch(plan(tmp_path, "two"))
     assert died.value.name == "two"
+
+
+def test_a_service_gets_more_flags_than_a_socket_holds(tmp_path: Path, supervisor: Supervisor) -> None:
+    many = [f"--flag{number}={'x' * 1000}" for number in range(1000)]
+    assert supervisor.start(plan(tmp_path, "one", *many), PATIENCE) == "127.0.0.1:1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each service has a new interpreter")
+def test_control_c_ends_the_imports_of_the_services(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless.py").write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = own_children()
+    told: list[tuple[str, str | None]] = []
+
+    def on_quiet(name: str, seconds: float, last_line: str | None) -> None:
+        told.append((name, last_line))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    supervisor = Supervisor(lines, on_quiet, quiet_seconds=0.0, shared=("endless",))
+    with supervisor.listening(), pytest.raises(StopRequested):
+        supervisor.launch(plan(tmp_path, "one"))
+    supervisor.stop(PATIENCE)
+    assert (told[0], lines.lines, own_children()) == (("one", None), [], before)
+
+
+def test_without_pidfds_each_service_has_a_new_interpreter(
+    tmp_path: Path, supervisor: Supervisor, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", missing, raising=False)
+    assert supervisor.start(plan(tmp_path, "one"), PATIENCE) == "127.0.0.1:1"
+    supervisor.stop(PATIENCE)
+    assert lines.lines == [("one", "starting up")]
+
+
+def missing(process_id: int) -> int:
+    raise OSError(errno.ENOSYS, "this kernel has none")
 
 
 def test_the_callers_folder_and_tls_files_reach_no_service(

@@ -14,7 +14,13 @@ from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.race import Row
 from services.generation.target.arrays import Float32
 from services.generation.target.cpu import CpuTarget, load_target
-from services.generation.target.errors import AdapterUnsupported, TargetError, UnsupportedArchitecture
+from services.generation.target.errors import (
+    AdapterUnsupported,
+    TargetError,
+    UnsupportedArchitecture,
+    WeightsInvalid,
+)
+from services.generation.target.gpu import gpu_target
 from services.generation.target.gpu.device import DeviceLost, DeviceUnavailable
 from services.generation.target.gpu.gpu_target import SERVED, GpuTarget, load_gpu_target
 from services.generation.target.gpu.kernels import Kernels, Lines
@@ -104,6 +110,15 @@ def test_a_family_has_the_bits_of_the_cpu(family: str, tmp_path: Path) -> None:
     form = ("float32", "bfloat16", "int8")[SERVED.index(family) % 3]
     options: dict[str, Any] = {"cache_tokens": 20 * 64, "cache_dtype": form}
     assert_same_passes(load_gpu_target(path, device="opencl:0", **options), load_target(path, **options))
+
+
+def test_a_file_that_is_replaced_between_opening_and_hashing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(gpu_target, "base_cid", lambda _: path.write_bytes(path.read_bytes()))
+    with pytest.raises(WeightsInvalid, match=r"tiny\.gguf: changed"):
+        load_gpu_target(path, device="opencl")
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from typing import Any
 
 from rich.console import Console
 
-from demo import FAULT
+from demo import FAULT, forget_variables
 from services.cli.up.local_services import OWNER, LocalServices, bring_up, token_file
 from services.cli.up.supervisor import NotReady, ServiceDied, Supervisor
 from services.generation.target.errors import ModelNotFound
@@ -36,8 +36,6 @@ _GRACE_SECONDS = 15.0
 _PATIENCE = 90.0  # seconds from a wrong answer to its halt, on a busy machine
 _PAUSE = 0.2
 _OK, _FAILED, _USAGE, _DIFFERS, _INTERRUPTED = 0, 1, 2, 3, 130
-_KEPT = ("KOLM_MODELS", "KOLM_KERNEL_CACHE", "KOLM_INSTRUCTION_SET")
-"""Variables that the drill's services share with others; addresses, tokens and settings they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModelNotFound as error:
         print(f"--model: {error}", file=sys.stderr)
         return _USAGE
-    for name in [name for name in os.environ if name.startswith("KOLM_") and name not in _KEPT]:
-        del os.environ[name]
+    forget_variables()
     console, supervisor = Console(highlight=False), Supervisor(lambda name, line: None)
     folder = Path(tempfile.mkdtemp(prefix="kolm-drill-"))
     started = time.monotonic()

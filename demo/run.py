@@ -19,6 +19,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from demo import forget_variables
 from demo.main_job.scenes import Stage
 from demo.main_job.script import Demo
 from services.cli.up.local_services import LocalServices
@@ -43,6 +44,7 @@ def main() -> int:
     except ModelNotFound as error:
         print(f"--model: {error}, which `make venv` installs", file=sys.stderr)
         return _USAGE
+    forget_variables()
     started = time.monotonic()
     with _data_dir(options.data_dir) as data_dir:
         services = LocalServices(
@@ -105,9 +107,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--head", type=Path, default=_HEAD, help=f"its EAGLE-3 head, if there ({_HEAD.name})")
     parser.add_argument("--store", type=Path, default=_STORE, help=f"its datastore, if there ({_STORE.name})")
     parser.add_argument("--data-dir", type=Path, help="keep keys and ledger here (default: removed at the end)")
-    parser.add_argument("--prompts", type=int, default=2, help="prompts of each kind (2)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer (128)")
+    parser.add_argument("--prompts", type=_from_one_on, default=2, help="prompts of each kind (2)")
+    parser.add_argument("--max-tokens", type=_from_one_on, default=128, help="most tokens of an answer (128)")
     return parser.parse_args()
+
+
+def _from_one_on(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 on, got {text}")
+    return int(text)
 
 
 def _settings(head: Path, store: Path) -> dict[str, object]:

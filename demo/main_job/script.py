@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from services.cli.up.supervisor import Supervisor
 from services.client.generation.completion import ModelInfo
 from services.client.generation.request import SamplingParams
 from services.client.generation.runtime import Runtime
+from services.client.identity import set_process_token
 from services.client.ledger.ledger import LedgerClient
 from services.generation.target.kernels.compilation import kernels_are_compiled
 from services.generation.target.model_path import model_path
@@ -67,7 +67,7 @@ class Demo:
         self._stage.step("Start the ledger and the generation service")
         if self._services.trust_own_keys():
             self._stage.remark("with new keys of log, server and auditor; by the public ones anyone can check it all")
-        os.environ["KOLM_TOKEN_FILE"] = str(token_file(self._services.data_dir, OWNER))
+        set_process_token(None, token_file(self._services.data_dir, OWNER))
         with self._stage.waiting("starting the ledger"):
             ledger = self._supervisor.start(self._services.ledger(), _READY_SECONDS)
         self._stage.console.print(f"ledger      {ledger}  SQLite in {_near(self._services.data_dir)}", soft_wrap=True)

@@ -1,12 +1,14 @@
 """`python -m demo.drill`: a false answer that is found, halted, refused and resumed, on services of its own."""
 
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from demo import run
 from demo.drill import Drill, Ran, drill_services, main
 from services.cli.frame import exits
 from services.cli.up.local_services import OWNER, token_file
@@ -43,3 +45,21 @@ def test_the_drill_shows_verdict_halt_refusal_and_resume(
 def test_a_model_that_is_not_there_is_named_and_nothing_is_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "no/such/model"]) == exits.USAGE
     assert "no/such/model" in capsys.readouterr().err
+
+
+def test_the_main_job_has_no_token_and_no_setting_of_the_shell(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("KOLM_")]:
+        monkeypatch.setenv(name, os.environ[name])  # restored afterwards
+    monkeypatch.setenv("KOLM_GENERATION_HEAD", "another")
+    seen = list[set[str]]()
+
+    def ran(*_: object) -> int:
+        seen.append({name for name in os.environ if name.startswith(("KOLM_TOKEN", "KOLM_GENERATION"))})
+        return exits.FAILED
+
+    monkeypatch.setattr("demo.run._run", ran)
+    monkeypatch.setattr("sys.argv", ["demo.run", "--model", str(model)])
+    assert (run.main(), seen) == (exits.FAILED, [set()])
+    monkeypatch.setattr("sys.argv", ["demo.run", "--prompts", "0"])
+    with pytest.raises(SystemExit, check=lambda end: end.code == exits.USAGE):
+        run.main()

@@ -36,6 +36,12 @@ ADDRESS_FILES: dict[str, Path] = {}
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # where to call what listens there
 
 
+def callable_at(listens_at: str) -> str:
+    """The address at which this machine calls a server."""
+    host, _, port = listens_at.rpartition(":")
+    return f"{_EVERYWHERE.get(host, host)}:{port}"
+
+
 def found_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
     """Callback of options that take a model: its directory or file, also if a package was named.
 
@@ -96,10 +102,9 @@ def _found_address(context: typer.Context, param: typer.CallbackParam, address: 
     folder = context.params.get("data_dir") or Path(os.environ.get("KOLM_DATA_DIR") or DATA_DIR)
     file = run_folder(folder) / f"{param.name}.address"
     try:
-        host, _, port = file.read_text(encoding="ascii").strip().rpartition(":")
+        found = callable_at(file.read_text(encoding="ascii").strip())
     except (OSError, UnicodeDecodeError):
         return address
-    found = f"{_EVERYWHERE.get(host, host)}:{port}"
     ADDRESS_FILES[found] = file
     return found
 

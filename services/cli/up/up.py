@@ -263,12 +263,13 @@ class UpReporter:
         also = f"ledger {addresses.ledger}, registry {addresses.registry}"
         self.log_line(f"answers after {seconds:.1f} s: generation {addresses.generation}, {also}")
         if addresses.http is not None:
+            front = options.callable_at(addresses.http)
             if self._json:  # lines of a log, which gets no secret
-                self.log_line(f"       OpenAI's API: http://{addresses.http}/v1, api_key in {services.local_token}")
+                self.log_line(f"       OpenAI's API: http://{front}/v1, api_key in {services.local_token}")
             else:
                 key = services.local_token.read_text(encoding="ascii").strip()
-                self.log_line(f"       OpenAI's API: http://{addresses.http}/v1 api_key {key}")
-                self.log_line(f"       a page to chat on: http://{addresses.http}/#key={key}")
+                self.log_line(f"       OpenAI's API: http://{front}/v1 api_key {key}")
+                self.log_line(f"       a page to chat on: http://{front}/#key={key}")
         self.log_line(f"try: {_first_request(services)}      Ctrl-C stops everything")
 
     def ready(self, addresses: Addresses, services: LocalServices, seconds: float, *, as_json: bool) -> None:
@@ -278,7 +279,7 @@ class UpReporter:
             return
         self.log_line(f"ready after {seconds:.1f} s: auditor {addresses.auditor}")
         if addresses.explorer is not None:
-            self.log_line(f"       the auditor's page: http://{addresses.explorer}/")
+            self.log_line(f"       the auditor's page: http://{options.callable_at(addresses.explorer)}/")
         every = "the auditor replays every receipt, on an engine of its own"
         some = f"the auditor replays {services.audit_rate:.0%} of the receipts, on an engine of its own"
         replays = every if services.audit_rate >= 1.0 else f"{some}; `kolm audit run --sample 1` replays the others"

@@ -8,6 +8,7 @@ import { CannotCheck } from "./verify.js";
 const at = (id) => document.getElementById(id);
 const conversation = [];
 const front = fetch("/page.json").then((answer) => answer.json());
+const EVERYWHERE = ["0.0.0.0", "[::]"];  // where the explorer listens, and no place to call
 let running = null;
 
 // `kolm up` prints the page's URL with this start's key behind #, which no request sends. Kept for reloads of this tab.
@@ -95,7 +96,9 @@ function named(id, explorer) {
   made.className = "id";
   made.textContent = id;
   if (explorer) {
-    made.href = `${explorer.replace(/\/$/, "")}/receipts/${id}`;
+    const place = new URL(explorer, location.href);
+    if (EVERYWHERE.includes(place.hostname)) place.hostname = location.hostname;
+    made.href = `${place.href.replace(/\/$/, "")}/receipts/${id}`;
     made.target = "_blank";
     made.rel = "noopener";
   }

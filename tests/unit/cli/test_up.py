@@ -1,5 +1,6 @@
 """Flags of `kolm up`, and the services that it plans."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +10,7 @@ import pytest
 from services.auditor.settings import AuditorSettings
 from services.cli.up.local_services import Addresses, LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
+from services.cli.up.up import UpReporter
 from services.cli.up.up_options import ListenOptions, OtherEngineOptions, ServedOptions
 from services.explorer.settings import ExplorerSettings
 from services.generation.settings import GenerationSettings
@@ -257,6 +259,17 @@ def test_page_and_api_are_over_this_ledger_and_this_generation_server(
 def test_without_a_port_there_is_no_page_and_no_api(tmp_path: Path) -> None:
     made, addresses = started(LocalServices(tmp_path, Path("model")))
     assert (len(made.plans), addresses.explorer, addresses.http) == (4, None, None)
+
+
+def test_pages_of_a_server_on_every_address_are_printed_where_this_machine_calls_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    addresses = Addresses("0.0.0.0:1", "0.0.0.0:2", explorer="[::]:50056", http="0.0.0.0:50057")
+    reporter, services = UpReporter("json"), LocalServices(tmp_path, Path("model"), host="0.0.0.0")
+    reporter.answering(addresses, services, 1.0)
+    reporter.ready(addresses, services, 1.0, as_json=False)
+    printed = re.findall(r"http://([^/]*)/", capsys.readouterr().err)
+    assert printed == ["127.0.0.1:50057", "[::1]:50056"]
 
 
 def test_before_another_engine_the_front_is_within_the_generation_service(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ async function ask(question) {
       facts.append(...(await ended(event.kolm, turns, shown.textContent)));
     }
   }
-  conversation.push({ role: "assistant", content: shown.textContent });
+  if (shown.isConnected) conversation.push({ role: "assistant", content: shown.textContent });
 }
 
 at("ask").addEventListener("submit", async (event) => {

@@ -173,6 +173,31 @@ async def test_a_receipt_that_does_not_hold_is_said_not_to(page: Page) -> None:
             assert await facts.locator("a.id").get_attribute("href") == f"{place}/receipts/{id_}"
 
 
+async def test_an_answer_whose_receipt_is_being_checked_does_not_enter_the_next_conversation(page: Page) -> None:
+    known, sent = asyncio.Event(), list[Any]()
+
+    async def later(route: Route) -> None:
+        await known.wait()
+        await route.continue_()
+
+    async def whole(route: Route) -> None:
+        sent.append(route.request.post_data_json)
+        await route.fulfill(response=await route.fetch())
+
+    await page.route("**/page.json", later)
+    await page.route("**/v1/chat/completions", whole)  # with its end, in one piece
+    await page.reload()
+    await ask(page, "Is it so?")
+    await expect(page.locator(".assistant .facts")).to_contain_text("tokens/s")
+    await expect(page.locator(".assistant .facts")).not_to_contain_text("tokens a chunk")
+    await page.get_by_role("button", name="New conversation").click()
+    known.set()
+    await expect(page.get_by_role("button", name="Ask")).to_be_enabled()
+    await ask(page, "And now?")
+    await expect(page.locator(".assistant .facts")).to_contain_text("receipt, entry")
+    assert [turn["content"] for turn in sent[1]["messages"]] == ["And now?"]
+
+
 async def test_a_key_that_is_refused_leaves_no_empty_answer(page: Page) -> None:
     async def refuse(route: Route) -> None:
         await route.fulfill(status=401, json={"error": {"message": "expected an API key", "code": "token_required"}})

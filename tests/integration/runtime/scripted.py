@@ -80,9 +80,9 @@ async def main(settings: StubbornSettings) -> None:
     await serve("stubborn", [mount(ScriptedServicer())], settings)
 
 
-if __name__ == "__main__":
-    sys.exit(run_service(StubbornSettings, main))
-
-
 def _answer(text: str) -> pb.GenerateResponse:
     return pb.GenerateResponse(choices=[pb.Choice(finish_reason=pb.FINISH_REASON_STOP, text=text)])
+
+
+if __name__ == "__main__":
+    sys.exit(run_service(StubbornSettings, main))

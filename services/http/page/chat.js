@@ -41,7 +41,19 @@ function turn(role, text) {
   item.append(shown, facts);
   at("turns").append(item);
   item.scrollIntoView({ block: "nearest" });
-  return { shown, facts };
+  return { item, shown, facts };
+}
+
+// Folded, before the answer; there from the first thought on.
+function think(item, text) {
+  let folded = item.querySelector("details");
+  if (!folded) {
+    folded = document.createElement("details");
+    folded.append(Object.assign(document.createElement("summary"), { textContent: "Thoughts" }), document.createElement("p"));
+    folded.lastElementChild.className = "thoughts";
+    item.prepend(folded);
+  }
+  folded.lastElementChild.textContent += text;
 }
 
 function fact(text, kind = "") {
@@ -116,18 +128,22 @@ function saved(receipt) {
 async function ask(question) {
   conversation.push({ role: "user", content: question });
   turn("user", question);
-  const { shown, facts } = turn("assistant", "");
+  const { item, shown, facts } = turn("assistant", "");
   const body = {
     messages: conversation, stream: true, stream_options: { include_usage: true }, logprobs: true,
     temperature: Number(at("temperature").value), max_completion_tokens: Number(at("tokens").value),
     kolm: { method: at("method").value, receipt_files: true, verify: at("verify").checked ? "inline" : "sampled" },
   };
   const turns = [...conversation];
-  let tokens = 0, chunks = 0, began = 0;
+  let tokens = 0, chunks = 0, began = 0, thoughts = "";
   for await (const event of chat(body, at("key").value, running.signal)) {
     const [choice] = event.choices;
     const read = choice?.logprobs?.content?.length ?? 0;
     shown.textContent += choice?.delta.content ?? "";
+    if (choice?.delta.reasoning_content) {
+      thoughts += choice.delta.reasoning_content;
+      think(item, choice.delta.reasoning_content);
+    }
     if (read) {
       began ||= performance.now();
       tokens += read;
@@ -136,7 +152,7 @@ async function ask(question) {
     }
     if (event.usage) {
       facts.lastElementChild?.remove();
-      facts.append(...(await ended(event.kolm, turns, shown.textContent)));
+      facts.append(...(await ended(event.kolm, turns, { thoughts, text: shown.textContent })));
     }
   }
   if (shown.isConnected) conversation.push({ role: "assistant", content: shown.textContent });
@@ -154,7 +170,7 @@ at("ask").addEventListener("submit", async (event) => {
   try {
     await ask(question);
   } catch (error) {
-    const [shown, facts] = at("turns").lastElementChild?.children ?? [];
+    const [facts, shown] = [...(at("turns").lastElementChild?.children ?? [])].reverse();
     if (shown) {  // not if a new conversation was begun
       facts.append(fact(error.name === "AbortError" ? "stopped; its receipt says so" : error.message, "badge bad"));
       conversation.length = before;

@@ -12,14 +12,28 @@ export function readReceipt(text) {
   return { file, envelope, document: readJson(fromBase64(envelope.payload)) };
 }
 
-// `turns` were sent, `answer` came back, `keys` (base64) sign receipts, some of them within `scopes`. Throws an Error that says what does not hold,
+// What surrounds the thoughts of an output, as `thoughts.py` has it; the front leaves it out, with the blanks around it.
+const OPENINGS = ["", "<think>", "analysis", "final"];
+const CLOSINGS = ["", "</think>", "assistantfinal", "assistantcommentary", "assistant"];
+
+// Whether an output is these thoughts and this answer, and nothing else.
+export function consistsOf(output, { thoughts, text }) {
+  if (!output.endsWith(text)) return false;
+  const rest = output.slice(0, output.length - text.length).trim();
+  const isBetween = (opening, closing) =>
+    rest.startsWith(opening) && rest.endsWith(closing) && rest.length >= opening.length + closing.length &&
+    rest.slice(opening.length, rest.length - closing.length).trim() === thoughts.trim();
+  return OPENINGS.some((opening) => CLOSINGS.some((closing) => isBetween(opening, closing)));
+}
+
+// `turns` were sent, `answer` came back (thoughts and text), `keys` (base64) sign receipts, some of them within `scopes`. Throws an Error that says what does not hold,
 // and CannotCheck where this browser or this front lacks what the check needs.
 export async function checkReceipt({ file, envelope, document }, turns, answer, keys, scopes) {
   const sent = JSON.stringify((file.sent ?? []).map(({ role, content }) => [role, content]));
   if (sent !== JSON.stringify(turns.map(({ role, content }) => [role, content]))) {
     throw new Error("its file holds another conversation");
   }
-  if (file.text !== answer) throw new Error("its file holds another answer");
+  if (!consistsOf(file.text, answer)) throw new Error("its file holds another answer");
   await openCommitments(file, document);
   if (keys.length === 0) throw new CannotCheck("this front was given no keys that sign receipts");
   const { signers } = await openEnvelope(envelope, RECEIPT, keys.map(fromBase64));

@@ -155,6 +155,43 @@ async def begins_with(text: str, route: Route) -> None:
     await route.fulfill(body=re.sub(r'"delta":{"content":"[^"]*"}', f'"delta":{{"content":"{text}"}}', sent, count=1))
 
 
+async def thinks_first(route: Route) -> None:
+    sent = await (await route.fetch()).text()
+    await route.fulfill(body=re.sub(r'"delta":{"content":(?="[^"])', '"delta":{"reasoning_content":', sent, count=1))
+
+
+async def test_thoughts_are_shown_and_belong_to_the_answer_of_the_receipt(page: Page) -> None:
+    await page.route("**/v1/chat/completions", thinks_first)
+    await ask(page, "Is it so?")
+    await expect(page.locator(".assistant .facts .badge").first).to_contain_text("receipt checked here")
+    await page.get_by_text("Thoughts").click()
+    await expect(page.locator(".assistant .thoughts")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("output", "thoughts", "text", "holds"),
+    [
+        ("Yes.", "", "Yes.", True),
+        ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes.", True),
+        ("Hm.\n</think>\nYes.", "Hm.", "Yes.", True),
+        ("<think>\n\n</think>\n\nYes.", "", "Yes.", True),
+        ("<think>\nHm", "Hm", "", True),
+        ("analysisHm.assistantfinalYes.", "Hm.", "Yes.", True),
+        ("finalYes.", "", "Yes.", True),
+        ("<think>\nHm.\n</think>\n\nYes.", "", "Yes.", False),
+        ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "es.", False),
+        ("<think>\nHm.\n</think>\n\nNo. Yes.", "Hm.", "Yes.", False),
+        ("Yes.", "Hm.", "Yes.", False),
+        ("Yes. No.", "", "Yes.", False),
+    ],
+)
+async def test_an_output_consists_of_the_thoughts_and_the_text_that_are_shown(
+    page: Page, output: str, thoughts: str, text: str, holds: bool
+) -> None:
+    asking = "async ([output, answer]) => (await import('/page/receipt_check.js')).consistsOf(output, answer)"
+    assert await page.evaluate(asking, [output, {"thoughts": thoughts, "text": text}]) is holds
+
+
 async def test_a_receipt_that_does_not_hold_is_said_not_to(page: Page) -> None:
     for keys, text, output in UNTRUE:
         await page.unroute_all()

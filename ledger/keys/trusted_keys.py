@@ -41,7 +41,7 @@ class Threshold(Protocol):
     """The number of signatures that a resume needs, by its index."""
 
     def at(self, index: int | None) -> int:
-        """The threshold for the entry at `index`; None is the next entry."""
+        """The threshold for the entry at `index`; None is the last step's, before the entry has an index."""
         ...
 
 

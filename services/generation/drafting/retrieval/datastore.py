@@ -46,6 +46,17 @@ class Shard:
             raise StoreInvalid(f"{suffixes}: {shard.suffixes.shape} suffixes for {shard.tokens.shape} tokens")
         return shard
 
+    def check(self, path: Path) -> None:
+        """Raises StoreInvalid naming the file of suffixes if the search, which has no bounds checks, would read outside
+        of the shard.
+        """
+        least, greatest = self.suffixes.min(initial=0), self.suffixes.max(initial=-1)
+        if least < 0 or greatest >= len(self.tokens):
+            raise StoreInvalid(
+                f"{path}: suffixes from {least} to {greatest}, expected 0 to {len(self.tokens) - 1}; build the "
+                "datastore again"
+            )
+
     @property
     def arrays(self) -> Suffixes:
         return Suffixes(self.tokens, self.suffixes, self._edges, self.separator)
@@ -144,9 +155,23 @@ class Datastore:
         return cls(folder, manifest, shards, passages, _Nearness(embedder, index))
 
     def verify(self) -> None:
-        """Hash every file. Raises StoreInvalid naming the first changed file."""
+        """Hash every file, and check what the search takes for granted, whoever wrote the manifest. Raises StoreInvalid
+        naming the first file that was changed or is not a datastore's.
+        """
         for blob in self.manifest.blobs:
             blob.check(self.folder, contents=True)
+        for shard, (_, suffixes) in zip(self.shards, self.manifest.shards, strict=True):
+            shard.check(self.folder / suffixes.path)
+        sizes = np.array([len(shard.tokens) for shard in self.shards], np.int64)
+        shards, firsts, counts = self._passages.T
+        if not (
+            np.isin(shards, np.arange(len(sizes))).all()
+            and (firsts >= 0).all()
+            and (counts >= 0).all()
+            and (counts <= sizes[shards] - firsts).all()
+        ):
+            path = self.folder / self.manifest.passages.path
+            raise StoreInvalid(f"{path}: a passage outside of its shard; build the datastore again")
 
     def nearest_passages(self, tokens: Int64, count: int) -> Int64:
         """Indexes of the `count` passages nearest to the tokens, best first."""

@@ -15,7 +15,7 @@ from services.generation.drafting.draft_tree.candidates import sampling_of
 from services.generation.drafting.draft_tree.nodes import NODE, NONE, Bounds
 from services.generation.drafting.retrieval.backoff import Suffixes, expand, range_of
 from services.generation.drafting.retrieval.datastore import Datastore, Shard
-from services.generation.drafting.retrieval.manifest import Manifest, StoreInvalid, StoreMismatch, token_dtype
+from services.generation.drafting.retrieval.manifest import Blob, Manifest, StoreInvalid, StoreMismatch, token_dtype
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.engine.sampling.race import gumbel
 from services.generation.target.arrays import Int64
@@ -106,6 +106,31 @@ def test_a_changed_manifest_is_refused(tmp_path: Path, edit: object) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(StoreInvalid):
         opened(tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("suffixes-00000.npy", 3, 2**31 - 1),
+        ("suffixes-00000.npy", 3, -1),
+        ("passages.npy", (0, 0), 1),
+        ("passages.npy", (0, 0), -1),
+        ("passages.npy", (0, 1), -1),
+        ("passages.npy", (0, 2), -1),
+        ("passages.npy", (0, 2), 2**63 - 1),
+    ],
+)
+def test_a_store_that_points_outside_of_itself_is_refused_whatever_its_manifest_has(
+    tmp_path: Path, name: str, place: int | tuple[int, int], value: int
+) -> None:
+    folder = tmp_path / "store"
+    store_of(TEXTS, folder).verify()
+    array, before, manifest = np.load(folder / name), Blob.of(folder, name).digest, folder / "manifest.json"
+    array[place] = value
+    np.save(folder / name, array)
+    manifest.write_text(manifest.read_text().replace(before, Blob.of(folder, name).digest))
+    with pytest.raises(StoreInvalid, match=name):
+        opened(folder).verify()
 
 
 SMALL = 5  # tokens in a vocabulary where everything repeats

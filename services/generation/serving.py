@@ -323,7 +323,7 @@ async def _ledger(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await journal.written()
+        await journal.close()
         await link.close()
 
 

@@ -10,7 +10,8 @@
 | SETTLED | the ledger has it | none |
 
 Payloads are kolm.ledger.v1.AppendEntryRequest. They contain prompts and outputs: the folder is 0700, the file 0600. If
-nothing is open, the file is empty; if most of it is settled, it is rewritten. A crash leaves
+nothing is open, the file is empty; it is rewritten if most of it is settled, and at the latest some seconds after a
+record was settled. A crash leaves
 
 * before `keep` returns: some of its records, each whole, the last one perhaps cut off, which is dropped. No caller has
   been answered yet; the records go to the log, where an additional receipt is harmless;
@@ -25,8 +26,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import struct
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -47,6 +50,7 @@ JOURNAL = "journal"
 
 _HEADER = struct.Struct("<IIHB")
 _MOST_SETTLED = 4 << 20  # bytes of settled records above which the file is rewritten, if they are most of it
+_SETTLED_SECONDS = 5.0  # after which it is rewritten without them in any case
 
 
 class Kind(IntEnum):
@@ -79,10 +83,12 @@ class Journal:
         self._path = folder / JOURNAL
         self._waiting: list[tuple[list[Record], asyncio.Future[None] | None]] = []
         self._writer: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         # Used by the writing thread alone, from here on.
         self._file: int | None = None
         self._end, self._torn = 0, False
         self._open: dict[str, Record] = {}  # open records, the oldest first
+        self._stale_since: float | None = None  # when the first record that is not open was settled or replaced
 
     def recover(self) -> dict[str, ledger_pb2.AppendEntryRequest]:
         """Open receipts of an earlier process by id, the oldest first; receipts that were only promised come last.
@@ -143,6 +149,18 @@ class Journal:
         while self._writer is not None:
             await asyncio.shield(self._writer)
 
+    async def close(self) -> None:
+        """Wait as `written` does, and remove what is settled. Nothing else may be called later: the next start of this
+        process may use the folder.
+        """
+        await self.written()
+        if self._stale_since is not None:
+            self._stale_since = -math.inf
+            self._look_again()
+            await self.written()
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _put(self, records: list[Record], done: asyncio.Future[None] | None) -> None:
         self._waiting.append((records, done))
         if self._writer is None:
@@ -166,6 +184,14 @@ class Journal:
                         done.set_result(None)
         finally:
             self._writer = None
+            if self._stale_since is not None and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_SETTLED_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._put([], None)
 
     def _write(self, records: list[Record], *, sync: bool) -> None:
         file = self._opened()
@@ -198,7 +224,7 @@ class Journal:
             if self._path.exists():  # not the file that this process has written
                 self._path.rename(self._aside())
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            self._end, self._torn, self._open = 0, False, {}
+            self._end, self._torn, self._open, self._stale_since = 0, False, {}, None
             sync_path(self._path.parent)
         if self._torn:
             self._cut(self._file)
@@ -212,11 +238,17 @@ class Journal:
     def _forget_settled(self, file: int) -> None:
         if not self._open:
             os.ftruncate(file, 0)
-            self._end = 0
+            self._end, self._stale_since = 0, None
             return
-        size = sum(map(_size_of, self._open.values()))
-        if self._end - size > max(_MOST_SETTLED, size):
+        size, now = sum(map(_size_of, self._open.values())), time.monotonic()
+        if self._end == size:
+            return
+        if self._stale_since is None:
+            self._stale_since = now
+        if self._end - size > max(_MOST_SETTLED, size) or now - self._stale_since >= _SETTLED_SECONDS:
+            self._stale_since = now  # after a failure it is tried again as much later
             self._rewrite(list(self._open.values()))
+            self._stale_since = None
 
     def _rewrite(self, records: list[Record]) -> None:
         """Rewrite the file with these records only."""

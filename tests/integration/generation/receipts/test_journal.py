@@ -11,6 +11,7 @@ from kolm.ledger.v1 import ledger_pb2
 from ledger import durable_file
 from services.generation.receipts import journal as module
 from services.generation.receipts.journal import Journal, Kind, Record
+from tests.integration.generation.deployment import until
 
 PROMISED, WAITING = Kind.PROMISED, Kind.WAITING
 
@@ -129,6 +130,23 @@ async def test_what_is_settled_does_not_stay_for_long_beside_what_is_open(
     assert left_in(folder) == [("open", b"open")]
     await opened(folder).keep(WAITING, {"next": append("next")})
     assert left_in(folder) == [("open", b"open"), ("next", b"next")]
+
+
+@pytest.mark.parametrize(("seconds", "closed"), [(0.0, False), (0.001, False), (60.0, True)])
+async def test_settled_content_leaves_the_disk_soon_beside_open_receipts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, closed: bool
+) -> None:
+    monkeypatch.setattr(module, "_SETTLED_SECONDS", seconds)
+    journal = opened(folder)
+    await journal.keep(WAITING, {"refused": append("open"), "one": append("a prompt")})
+    journal.settle("one")
+    await (journal.close if closed else journal.written)()
+
+    async def is_gone() -> bool:
+        return b"a prompt" not in (folder / "journal").read_bytes()
+
+    await until(is_gone)
+    assert left_in(folder) == [("refused", b"open")]
 
 
 async def test_only_the_owner_can_read_prompts_and_outputs(folder: Path) -> None:

@@ -160,17 +160,19 @@ LIVES = st.lists(
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(lives=LIVES, most_settled=st.sampled_from([50, 4 << 20]))
+@given(lives=LIVES, most_settled=st.sampled_from([50, 4 << 20]), seconds=st.sampled_from([0.0, 5.0]))
 def test_a_receipt_that_a_caller_has_is_that_of_its_id_in_the_log(
     tmp_path_factory: pytest.TempPathFactory,
     lives: list[tuple[list[bool], bool, list[str], str, list[int]]],
     most_settled: int,
+    seconds: float,
 ) -> None:
     folder, log = tmp_path_factory.mktemp("killed") / "outbox", Log()
     promised, answered = set[str](), set[str]()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(outbox, "_FIRST_PAUSE", 0.001)
         patched.setattr(journal, "_MOST_SETTLED", most_settled)  # a small number rewrites the file all the time
+        patched.setattr(journal, "_SETTLED_SECONDS", seconds)
         for life, (fails, broken, moods, last, batches) in enumerate(lives):
             disk = FailingDisk(fails, broken)
             patched.setattr(journal, "os", disk)

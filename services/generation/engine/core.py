@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import accumulate, count
 from weakref import ref
 
@@ -32,6 +32,8 @@ from services.generation.target.target import PassOutput, Target
 from services.generation.target.unread import LogitRows
 
 log = logging.getLogger(__name__)
+
+_MOST_ENDED = 256  # deadlines of ended sequences that are kept, besides as many as there are sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,9 @@ class EngineCore:
             self._waiting.add(sequence)
             if sequence.request.deadline < math.inf:
                 heappush(self._deadlines, (sequence.request.deadline, next(self._added), ref(sequence)))
+        if len(self._deadlines) > _MOST_ENDED + 2 * (len(self._running) + len(self._waiting)):
+            self._deadlines = [each for each in self._deadlines if (found := each[-1]()) and not found.finished]
+            heapify(self._deadlines)
 
     def _sequence(self, request: EngineRequest, sink: Sink) -> Sequence:
         decoder, ends = self._new_decoder(request.prompt), self._target.config.eos_token_ids

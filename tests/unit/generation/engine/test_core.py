@@ -293,6 +293,16 @@ def test_a_request_past_the_context_says_how_much_would_fit() -> None:
         core.add(request(prompt=(0,) * 100, max_tokens=29), Collected().sink)
 
 
+def test_deadlines_of_ended_sequences_are_forgotten() -> None:
+    core = EngineCore(counting(), {}, LetterDecoder, CHEAP_ROWS, EngineSettings(), lambda: 0.0)
+    core.add(replace(request(max_tokens=1000), request_id="runs", deadline=2e9), Collected().sink)
+    for _ in range(300):
+        core.add(replace(request(max_tokens=1), deadline=1e9), Collected().sink)
+        core.step()
+    assert [core.load().running, max(core._deadlines)[0]] == [1, 2e9]
+    assert len(core._deadlines) < 270
+
+
 def test_a_full_queue_refuses_and_takes_again() -> None:
     settings = EngineSettings(max_sequences=1, max_waiting=2)
     core = EngineCore(counting(), {}, LetterDecoder, CHEAP_ROWS, settings, lambda: 0.0)

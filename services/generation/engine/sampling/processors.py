@@ -147,10 +147,16 @@ class OutputPenalties(LogitsProcessor):
 class _Tokens:
     """Distinct tokens in the order of their first appearance, with their counts."""
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._places: dict[int, int] = {}
-        self._ids, self._counts = np.empty(64, np.int64), np.empty(64, np.float32)
-        self.add(tokens)
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        """Counts without a loop: a long prompt is counted on the engine's thread."""
+        ids = np.array(tokens, np.int64)
+        counts = np.bincount(ids)
+        first = np.zeros(len(counts), np.int64)
+        first[ids[::-1]] = np.arange(len(ids))[::-1]  # of equal ids, the last assignment remains
+        found = counts.nonzero()[0]
+        self._ids = found[np.argsort(first[found])]
+        self._counts = counts[self._ids].astype(np.float32)
+        self._places = {token: place for place, token in enumerate(self._ids.tolist())}
 
     @property
     def ids(self) -> Int64:
@@ -166,7 +172,8 @@ class _Tokens:
             if place is None:
                 place = self._places[token] = len(self._places)
                 if place == len(self._ids):
-                    self._ids, self._counts = np.resize(self._ids, 2 * place), np.resize(self._counts, 2 * place)
+                    size = max(64, 2 * place)
+                    self._ids, self._counts = np.resize(self._ids, size), np.resize(self._counts, size)
                 self._ids[place], self._counts[place] = token, 0
             self._counts[place] += 1
 

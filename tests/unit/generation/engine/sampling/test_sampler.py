@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from services.generation.engine.request import SamplingParams, UnusableLogits
-from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors, forbid
+from services.generation.engine.sampling.processors import LogitsMask, LogitsProcessors, _Tokens, forbid
 from services.generation.engine.sampling.race import Row, exp64, log64
 from services.generation.engine.sampling.sampler import (
     Sampler,
@@ -281,3 +281,13 @@ def test_log_probabilities_are_those_of_the_reference(logits: Float32, token: in
     token %= len(logits)
     found, expected = logprobs_of(Row.of(logits), token, count), reference.logprobs(logits.tolist(), token, count)
     assert repr(found) == repr(expected)  # repr distinguishes -0 from 0
+
+
+@given(st.lists(st.integers(0, 300), max_size=300), st.lists(st.integers(0, 300), max_size=300))
+def test_tokens_of_a_prompt_are_counted_as_one_after_the_other(prompt: list[int], output: list[int]) -> None:
+    whole, single = _Tokens(prompt), _Tokens()
+    single.add(prompt)
+    for tokens in (whole, single):
+        tokens.add(output)
+    assert whole.ids.tolist() == single.ids.tolist() == list(dict.fromkeys([*prompt, *output]))
+    assert whole.counts.tobytes() == single.counts.tobytes()

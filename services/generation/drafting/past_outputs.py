@@ -32,6 +32,7 @@ class Past:
     def __init__(self, acceptance: Acceptance | None = None) -> None:
         self.acceptance = acceptance or Acceptance()
         self.text: Int64 = np.zeros(0, np.int64)  # all outputs, the newest one last, END behind each
+        self._buffer, self._end = self.text, 0  # `text` ends at a place of the buffer, behind which is room for more
         self._outputs: dict[RequestKey, Int64] = {}
         self._lock = Lock()
 
@@ -41,12 +42,26 @@ class Past:
 
     def add(self, key: RequestKey, tokens: list[int]) -> None:
         """Keep the tokens that a request emitted, the last ones of a long output; once, if several methods add it."""
+        output = np.array([*tokens[1 - MOST_TOKENS :], END], np.int64)
         with self._lock:
-            self._outputs.pop(key, None)
-            self._outputs[key] = np.array([*tokens[1 - MOST_TOKENS :], END], np.int64)
-            while sum(map(len, self._outputs.values())) > MOST_TOKENS:
-                del self._outputs[next(iter(self._outputs))]
-            self._join()
+            if key in self._outputs:
+                if np.array_equal(self._outputs[key], output):
+                    return
+                del self._outputs[key]
+                self._join()
+            while len(self.text) + len(output) > MOST_TOKENS:
+                self.text = self.text[len(self._outputs.pop(next(iter(self._outputs)))) :]
+            self._outputs[key] = output
+            self._append(output)
+
+    def _append(self, output: Int64) -> None:
+        size = len(self.text) + len(output)
+        if self._end + len(output) > len(self._buffer):
+            self._buffer = np.concatenate([self.text, np.zeros(size, np.int64)])
+            self._end = len(self.text)
+        self._buffer[self._end : self._end + len(output)] = output
+        self._end += len(output)
+        self.text = self._buffer[self._end - size : self._end]
 
     def forget(self, key: RequestKey | None) -> None:
         """Forget the output of one request, or all."""
@@ -58,7 +73,8 @@ class Past:
             self._join()
 
     def _join(self) -> None:
-        self.text = np.concatenate([np.zeros(0, np.int64), *self._outputs.values()])
+        self.text = self._buffer = np.concatenate([np.zeros(0, np.int64), *self._outputs.values()])
+        self._end = len(self.text)
 
 
 class Pasts:

@@ -272,6 +272,28 @@ def test_the_newest_outputs_are_kept_and_the_text_never_grows_beyond_its_bound()
     assert past.text[-2:].tolist() == [1, -1]
 
 
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 5), st.sampled_from((0, 1, 3, 4_000, 20_000)), st.booleans()), max_size=30)
+)
+def test_the_text_of_past_outputs_is_that_of_each_in_its_order(steps: list[tuple[int, int, bool]]) -> None:
+    past, kept = Past(), dict[int, list[int]]()
+    for number, (key, size, forgotten) in enumerate(steps):
+        before, had = past.text, past.text.tolist()
+        if forgotten:
+            kept.pop(key, None)
+            past.forget((str(key), 0))
+        else:
+            output = [number, *[1] * size]
+            past.add((str(key), 0), output)
+            past.add((str(key), 0), output)  # by another method
+            kept.pop(key, None)
+            kept[key] = [*output[1 - MOST_TOKENS :], -1]
+        while sum(map(len, kept.values())) > MOST_TOKENS:
+            del kept[next(iter(kept))]
+        assert past.text.tolist() == [token for each in kept.values() for token in each]
+        assert before.tolist() == had  # a reader of the text keeps what it reads
+
+
 def test_so_many_tenants_are_kept_and_the_least_recently_used_one_is_forgotten() -> None:
     drafter = LookaheadDrafter()
     for number in range(MOST_PASTS):

@@ -6,6 +6,7 @@ import io
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 from tokenizers import Tokenizer as FastTokenizer
@@ -21,26 +22,29 @@ _EVERY = 16  # answers between two writes of the file
 
 
 class AnsweredTokens:
-    """The number of answers that had each token, [vocabulary], kept in a file between starts. Used by one thread.
+    """The number of answers that had each token, [vocabulary], kept in a file between starts. Used by one thread, which
+    does not wait for the disk.
 
     Nothing else of an answer is kept. A file that is missing, damaged or of another vocabulary counts as no answers.
     """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._path, self._new = path, 0
+        self._writing: Thread | None = None
         self.counts: Int64 = _read(path, vocab_size)
 
     def add(self, tokens: Sequence[int]) -> None:
         """Count an answer."""
         self.counts[np.unique(np.array(tokens, np.int64))] += 1
         self._new += 1
-        if self._new >= _EVERY:
+        if self._new >= _EVERY and (self._writing is None or not self._writing.is_alive()):
             self._new = 0
-            self._write()
+            self._writing = Thread(target=self._write, args=(self.counts.copy(),), name="answered tokens")
+            self._writing.start()
 
-    def _write(self) -> None:
+    def _write(self, counts: Int64) -> None:
         written = io.BytesIO()
-        np.save(written, self.counts, allow_pickle=False)
+        np.save(written, counts, allow_pickle=False)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(self._path, written.getvalue())

@@ -131,12 +131,18 @@ def test_tokens_of_eight_answers_are_drafted_the_most_frequent_first(tmp_path: P
         assert set(high) & set(found.tolist()) == set(wanted)
 
 
+def written(answered: AnsweredTokens) -> None:
+    if answered._writing is not None:
+        answered._writing.join()
+
+
 def test_answers_are_counted_by_token_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "state" / "counts.npy"
     answered = AnsweredTokens(path, 400)
     for _ in range(16):
         answered.add([7, 7, 9])
         answered.add([])
+        written(answered)
     assert AnsweredTokens(path, 400).counts.nonzero()[0].tolist() == [7, 9]
     assert AnsweredTokens(path, 400).counts[7] == 16
     assert not caplog.records
@@ -154,6 +160,7 @@ def test_a_folder_that_cannot_be_written_loses_counts_and_no_answer(
     answered = AnsweredTokens(tmp_path / "file" / "counts.npy", 400)
     for _ in range(16):
         answered.add([7])
+    written(answered)
     assert answered.counts[7] == 16
     assert caplog.records
 

@@ -5,10 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.generation.target.config.config import TargetConfig, read_config
 from services.generation.target.cpu import CpuTarget, load_target
 from tests.fakes.tiny_gguf import make_tiny_gguf
+from tests.fakes.tiny_model import make_tiny_model
 
 torch.set_num_threads(1)  # tiny products gain nothing from a second thread, and a busy machine makes it wait for one
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
+    """The configuration of a model of eight layers, for heads."""
+    return read_config(make_tiny_model(tmp_path_factory.mktemp("base"), layers=8))
 
 
 @pytest.fixture(scope="session")

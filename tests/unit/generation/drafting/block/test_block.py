@@ -30,11 +30,6 @@ from tests.fakes.tiny_model import make_tiny_model
 from tests.vectors.make_block_heads import ANCHOR, BLOCK, FOLDER, HIDDEN, VOCABULARY, make
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
-    return read_config(make_tiny_model(tmp_path_factory.mktemp("base"), layers=8))
-
-
 def write(folder: Path, config: BlockConfig, **changes: Any) -> Path:
     """A head in kolm's layout; `changes` are members of its config.json, `...` takes one out."""
     write_kolm_block(folder, config)

@@ -14,19 +14,13 @@ from services.generation.drafting.eagle3.head_pass import HeadPass
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.stepping.entry_pass import _KEPT, HeadOutput, KeptEmbeddings
 from services.generation.target.arrays import Float32
-from services.generation.target.config.config import TargetConfig, read_config
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.rows import RowsBuilder
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
 from tests.fakes.rows import tree_rows
-from tests.fakes.tiny_model import make_tiny_model
 
 LENGTH = 70  # entries; crosses a cache block
 Tensors = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
-    return read_config(make_tiny_model(tmp_path_factory.mktemp("base"), layers=8))
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ def computed(
     """The same by `HeadPass`: entries in chunks, then one drafted token at a time."""
     table_of_embeddings = embeddings.numpy()
     loaded, length = load_head(directory, base), base.context_length
-    head = HeadPass(loaded, lambda ids: table_of_embeddings[ids], 4, length, arithmetic=arithmetic)
+    head = HeadPass(loaded, lambda ids: table_of_embeddings[ids], 5, length, arithmetic=arithmetic)
     table: list[int] = []
     head.blocks.extend(table, len(tokens) + len(drafted))
     states, logits = [], []
@@ -214,19 +208,10 @@ def test_more_rows_than_a_pass_has_room_for_are_those_read_one_after_another(
 ) -> None:
     write_kolm(tmp_path, head_config(base, layers=2))
     random = np.random.default_rng(5)
-    embeddings = random.standard_normal((base.vocab_size, base.hidden_size)).astype(np.float32)
+    embeddings = torch.from_numpy(random.standard_normal((base.vocab_size, base.hidden_size)).astype(np.float32))
     features = random.standard_normal((300, 3 * base.hidden_size)).astype(np.float32)
     tokens = random.integers(0, base.vocab_size, 300).tolist()
-    found = []
-    for chunk in (300, 44):
-        head = HeadPass(load_head(tmp_path, base), lambda ids: embeddings[ids], 5, base.context_length)
-        table: list[int] = []
-        head.blocks.extend(table, 300)
-        outs = []
-        for at in range(0, 300, chunk):
-            rows = tree_rows(table, at, tokens[at : at + chunk])
-            outs.append(kept(head.read(rows, features[at : at + chunk])))
-        found.append((np.concatenate([out.states for out in outs]), np.concatenate([out.logits for out in outs])))
+    found = [computed(tmp_path, base, embeddings, features, tokens, [], chunk) for chunk in (300, 44)]
     for whole, parts in zip(*found, strict=True):
         np.testing.assert_array_equal(whole, parts)
 

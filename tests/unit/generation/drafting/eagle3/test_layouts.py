@@ -17,7 +17,7 @@ from services.generation.drafting.eagle3.loading import load_head
 from services.generation.drafting.heads import HeadConfigInvalid, HeadForAnotherBase, HeadNotFound, HeadWeightsInvalid
 from services.generation.drafting.methods import load_head as load_draft_head
 from services.generation.engine.request import EngineRequest, SamplingParams
-from services.generation.target.config.config import TargetConfig, read_config
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.cpu import CpuTarget
 from tests.fakes.engine_runs import run
 from tests.fakes.heads import head_config, write_kolm, write_safeailab, write_speculators
@@ -26,11 +26,6 @@ from tests.fakes.tiny_head import edit_json, edit_tensors
 from tests.fakes.tiny_model import TOKENS, make_tiny_model, target_of
 
 LAYOUTS = {"kolm": write_kolm, "safeailab": write_safeailab, "speculators": write_speculators}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> TargetConfig:
-    return read_config(make_tiny_model(tmp_path_factory.mktemp("base"), layers=8))
 
 
 @pytest.mark.parametrize("origin", LAYOUTS)

@@ -15,16 +15,14 @@ from services.generation.drafting.lookahead import LookaheadDrafter
 from services.generation.engine.request import EngineRequest, SamplingParams
 from services.generation.target.arrays import Bytes, Float32
 from services.generation.target.blocks import BLOCK
-from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.program import buffers
 from services.generation.target.program.buffers import ReusedMemory
 from services.generation.target.program.team import Team
-from services.generation.target.weights import open_weights
 from tests.examples import grid
 from tests.fakes.engine_runs import run
 from tests.fakes.rows import chunk_rows, tree_rows
-from tests.fakes.tiny_model import make_tiny_model
+from tests.fakes.tiny_model import make_tiny_model, target_of
 
 CONTEXT = 128
 CANARY = 0xA5
@@ -71,18 +69,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return make_tiny_model(path, layers=1, hidden=48, context=CONTEXT, **heads)
 
 
-def target_of(path: Path, threads: int) -> CpuTarget:
-    return CpuTarget(read_config(path), open_weights(path), 64, "", "", threads=threads)
-
-
 def tree_near_the_end(target: CpuTarget, nodes: int) -> str:
     """The digest of a star's logits under a prompt that leaves two places of the context."""
-    length, table = CONTEXT - 2, list[int]()
-    target.blocks.extend(table, length + nodes)
-    target.forward(chunk_rows(table, 0, [(7 * i) % 384 for i in range(length)], want_last=False))
-    tree = tree_rows(table, length, [(5 * i + 1) % 384 for i in range(nodes)], [-1, *[0] * (nodes - 1)])
-    logits = target.forward(tree).logits
-    target.blocks.release(table)
+    length = CONTEXT - 2
+    with target.blocks.lent(length + nodes) as table:
+        target.forward(chunk_rows(table, 0, [(7 * i) % 384 for i in range(length)], want_last=False))
+        tree = tree_rows(table, length, [(5 * i + 1) % 384 for i in range(nodes)], [-1, *[0] * (nodes - 1)])
+        logits = target.forward(tree).logits
     return hashlib.sha256(np.ascontiguousarray(logits).tobytes()).hexdigest()
 
 
@@ -91,7 +84,7 @@ def tree_near_the_end(target: CpuTarget, nodes: int) -> str:
     ("model", "threads"), grid(2, [1, 2, 3, 8], [2, 8, 16, 32]), indirect=["model"], scope="module"
 )
 def test_a_tree_near_the_contexts_end_stays_within_the_buffers(model: Path, threads: int, guarded: Guarded) -> None:
-    alone, together = (target_of(model, members) for members in (1, threads))
+    alone, together = (target_of(model, threads=members) for members in (1, threads))
     for nodes in (1, 31, 63, 85, 127, 200, 255):
         assert tree_near_the_end(together, nodes) == tree_near_the_end(alone, nodes), nodes
         assert guarded.overwritten == 0, nodes
@@ -107,14 +100,14 @@ def test_a_request_with_a_wide_window_stays_within_the_buffers(tmp_path: Path, g
     outcomes = []
     for threads, request in ((1, replace(asked, method="off", parameters={})), (1, asked), (32, asked)):
         drafters = {"lookahead": LookaheadDrafter()}
-        outcomes.append(run(target_of(path, threads), [request], drafters=drafters).outcomes[request.key])
+        outcomes.append(run(target_of(path, threads=threads), [request], drafters=drafters).outcomes[request.key])
         assert guarded.overwritten == 0
     assert len({outcome.stream_digest for outcome in outcomes}) == 1
     assert outcomes[0].finish_reason == "length"
 
 
 def test_a_row_past_the_context_is_refused_before_a_kernel_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, table = target_of(model, 1), list[int]()
+    target, table = target_of(model, threads=1), list[int]()
     target.blocks.extend(table, CONTEXT + 1)
     rows = chunk_rows(table, CONTEXT, [1])
     monkeypatch.setattr(Team, "run", None)

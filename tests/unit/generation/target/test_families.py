@@ -129,6 +129,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("lfm2", {"conv_bias": True}),
     ("lfm2", {"conv_L_cache": 17}),
     ("phi3", {"hidden_act": "gelu"}),
+    ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}),
 ]
 
 
@@ -305,15 +306,6 @@ def test_a_tensor_of_more_experts_than_any_model_has_is_refused(tmp_path: Path) 
         open_weights(tmp_path / "m.gguf")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma4", "gemma4, shared keys and inputs of layers"])
-def test_adapters_update_the_modules_that_a_layer_has(family: str, tmp_path: Path) -> None:
-    base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES[family]))
-    adapter = make_tiny_adapter(tmp_path / "a", base, modules=("q_proj", "k_proj", "v_proj", "up_proj"))
-    target = load_target(base, adapters={"a": adapter}, cache_tokens=2048)
-    assert probe(target).passed
-
-
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
 def test_adapters_of_states_are_the_same_for_a_gguf_file(family: str, tmp_path: Path) -> None:
     base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES[family]))
@@ -331,28 +323,19 @@ def test_adapters_of_states_are_the_same_for_a_gguf_file(family: str, tmp_path: 
 @pytest.mark.parametrize(
     ("family", "modules"),
     [
+        *(
+            pytest.param(family, ("q_proj", "k_proj", "v_proj", "up_proj"), marks=pytest.mark.slow)
+            for family in ("gemma4", "gemma4, shared keys and inputs of layers")
+        ),
         ("lfm2", ("in_proj", "out_proj", "q_proj", "w1", "w2")),
         ("qwen3_5", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "q_proj", "up_proj")),
         ("granite_hybrid", ("in_proj", "out_proj", "q_proj", "input_linear", "output_linear")),
     ],
 )
-def test_adapters_update_convolutions_and_states(family: str, modules: tuple[str, ...], tmp_path: Path) -> None:
+def test_adapters_update_the_modules_that_a_layer_has(family: str, modules: tuple[str, ...], tmp_path: Path) -> None:
     base = draw_vectors(make_tiny_model(tmp_path / "base", **FAMILIES[family]))
-    target = load_target(
-        base, adapters={"a": make_tiny_adapter(tmp_path / "a", base, modules=modules)}, cache_tokens=2048
-    )
-    assert probe(target).passed
-
-
-def test_a_tensor_that_no_layer_reads_is_refused(tmp_path: Path) -> None:
-    """For example one of attention in a convolution layer."""
-    directory = make_tiny_model(tmp_path, **FAMILIES["lfm2"])
-    tensors = load_file(directory / "model.safetensors")
-    name = "model.layers.{}.self_attn.q_proj.weight"
-    tensors[name.format(0)] = tensors[name.format(1)].clone()
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    with pytest.raises(TargetError, match=r"layers\.0\.self_attn\.q_proj\.weight"):
-        check_weights(open_weights(directory), read_config(directory))
+    adapter = make_tiny_adapter(tmp_path / "a", base, modules=modules)
+    assert probe(load_target(base, adapters={"a": adapter}, cache_tokens=2048)).passed
 
 
 def test_longrope_is_served_within_the_length_trained_first_unless_more_is_asked(tmp_path: Path) -> None:

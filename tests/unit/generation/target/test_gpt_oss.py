@@ -77,13 +77,6 @@ def test_what_is_wrong_is_named(fault: str, directories: tuple[Path, Path], tmp_
         load_target(tmp_path, cache_tokens=64)
 
 
-def test_another_quantisation_is_refused(directories: tuple[Path, Path], tmp_path: Path) -> None:
-    document = json.loads((directories[0] / "config.json").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(document | {"quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(TargetError):
-        read_config(tmp_path)
-
-
 @pytest.mark.parametrize("family", MODELS)
 def test_the_part_for_text_has_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
     model = make_tiny_multimodal(tmp_path, family)

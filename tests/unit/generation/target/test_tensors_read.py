@@ -175,6 +175,16 @@ UNREAD: dict[str, tuple[str, Callable[[Tensors], Mapping[str, torch.Tensor]], st
         lambda tensors: {"model.layers.1.feed_forward.experts.0.down_proj.weight": torch.ones(64, 48)},
         "model.layers.1.feed_forward.experts.0.down_proj.weight",
     ),
+    "attention in a layer of convolutions": (
+        "lfm2",
+        lambda _: {"model.layers.0.self_attn.q_proj.weight": torch.ones(72, 72)},
+        "model.layers.0.self_attn.q_proj.weight",
+    ),
+    "a projection that no state has": (
+        "qwen3_5",
+        lambda _: {"model.layers.0.linear_attn.in_proj_c.weight": torch.ones(4, 64)},
+        "model.layers.0.linear_attn.in_proj_c.weight",
+    ),
     "keys of a layer that computes its own under another name": (
         "llama",
         lambda tensors: {"model.layers.0.self_attn.k_norm.weight": torch.ones(16)},

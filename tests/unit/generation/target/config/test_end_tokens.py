@@ -70,26 +70,20 @@ def test_ids_outside_of_the_vocabulary_are_ignored_by_name(tmp_path: Path, caplo
     assert "eos_token_id [-1, 384]" in warning.getMessage()
 
 
-@pytest.mark.parametrize("index", [True, 9.0, "9", None, -1, 384])
-def test_a_vocabulary_with_no_id_for_its_eos_ends_nothing(tmp_path: Path, index: Any) -> None:
-    model = make_tiny_model(tmp_path, layers=1, eos_token_id=5)
-    (model / "generation_config.json").unlink(missing_ok=True)
-    (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<stop>": index}}}))
-    (model / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<stop>"}))
-    assert read_config(model).eos_token_ids == (5,)
-
-
-@pytest.mark.parametrize("vocab", [{"<stop>": 9}, [["a", 0.0]] * 9 + [["<stop>", 0.0]]])
+@pytest.mark.parametrize(("vocab", "ids"), [
+    ({"<stop>": 9}, (5, 9)), ([["a", 0.0]] * 9 + [["<stop>", 0.0]], (5, 9)),
+    *(({"<stop>": index}, (5,)) for index in (True, 9.0, "9", None, -1, 384)),
+])  # fmt: skip
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_an_eos_joins_that_only_the_vocabulary_has_whichever_file_names_it(
-    tmp_path: Path, name: str, vocab: Any
+    tmp_path: Path, name: str, vocab: Any, ids: tuple[int, ...]
 ) -> None:
     model = make_tiny_model(tmp_path, layers=1, eos_token_id=5)
     (model / "generation_config.json").unlink(missing_ok=True)
     (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
     (model / "tokenizer_config.json").write_text("{}")
     (model / name).write_text(json.dumps({"eos_token": "<stop>"}))
-    assert read_config(model).eos_token_ids == (5, 9)
+    assert read_config(model).eos_token_ids == ids
 
 
 @pytest.mark.parametrize("index", ["9" * 5000, "\u00b2", "-1", "384"])

@@ -111,33 +111,26 @@ def test_a_sequence_ends_with_the_tokens_that_the_file_names(
 
 
 @pytest.mark.parametrize(
-    ("names", "kind", "ends"),
+    ("names", "kinds", "ends"),
     [
-        (["<|end|>"], 3, (1, 7)),
-        (["<|end|>", "<|return|>"], 3, (1, 7, 8)),
-        (OF_GPT_OSS, 3, (1, 8, 9)),  # whose answers are several messages
-        (["<eos>", "<turn|>", "<|tool_response>"], 4, (1, 7, 8, 9)),
-        (["<turn|>"], 1, (1,)),
+        (["<|end|>"], [3], (1, 7)),
+        (["<|end|>", "<|return|>"], [3, 3], (1, 7, 8)),
+        (OF_GPT_OSS, [3, 3, 3], (1, 8, 9)),  # whose answers are several messages
+        (["<eos>", "<turn|>", "<|tool_response>"], [4, 4, 4], (1, 7, 8, 9)),
+        (["<|endoftext|>", "<|eot_id|>"], [3, 1], (1, 7)),  # the second is ordinary text
+        (["<turn|>"], [1], (1,)),
     ],
 )
 def test_names_tell_whether_a_token_ends_a_sequence_or_a_message(
-    tmp_path: Path, names: list[str], kind: int, ends: tuple[int, ...]
+    tmp_path: Path, names: list[str], kinds: list[int], ends: tuple[int, ...]
 ) -> None:
     def change(metadata: dict[str, Any]) -> None:
         metadata["tokenizer.ggml.tokens"][1] = "<other>"
         metadata["tokenizer.ggml.tokens"][7 : 7 + len(names)] = names
-        metadata["tokenizer.ggml.token_type"][7 : 7 + len(names)] = [kind] * len(names)
+        metadata["tokenizer.ggml.token_type"][7 : 7 + len(names)] = kinds
         metadata["tokenizer.ggml.eot_token_id"] = 7 if names == OF_GPT_OSS else 1
 
     assert read_config(make_tiny_gguf(tmp_path / "tiny.gguf", change_metadata=change)).eos_token_ids == ends
-
-
-def test_special_tokens_of_known_names_end_a_sequence(tmp_path: Path) -> None:
-    def change(metadata: dict[str, Any]) -> None:
-        metadata["tokenizer.ggml.tokens"][7:9] = ["<|endoftext|>", "<|eot_id|>"]
-        metadata["tokenizer.ggml.token_type"][7] = 3  # the other is ordinary text
-
-    assert read_config(make_tiny_gguf(tmp_path / "m.gguf", change_metadata=change)).eos_token_ids == (1, 7)
 
 
 FAULTS: dict[str, tuple[dict[str, Any], type[TargetError], str]] = {

@@ -20,7 +20,7 @@ from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import explain, of_server
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark
-from services.cli.frame.process import awaited, until_interrupted
+from services.cli.frame.process import awaited, unless_interrupted, until_interrupted
 from services.cli.frame.values import expect_parent
 from services.cli.frame.views import Styled
 from services.cli.generation.generate import receipt_document, speed, text_writer
@@ -89,6 +89,10 @@ def chat(
                     if not interactive:
                         raise
                     explain(error)
+                except KeyboardInterrupt:
+                    if not interactive:
+                        raise
+                    print("\ninterrupted", file=sys.stderr)
         finally:
             if save is not None and conversation.turns:
                 _save(conversation, save, (ledger, registry))
@@ -293,7 +297,11 @@ class Conversation:
             raise UsageError("there is no answer yet that could be saved")
         check_new("/save", path)
         with ledger_at(ledger) as client:
-            self.turns = [replace(turn, receipt_id=_receipt_of(client, turn).receipt_id) for turn in self.turns]
+
+            def found() -> list[Asked]:
+                return [replace(turn, receipt_id=_receipt_of(client, turn).receipt_id) for turn in self.turns]
+
+            self.turns = unless_interrupted(found, client.close)
         turns = tuple(
             Turn(turn.question, turn.answer, turn.receipt_id or "", before, turn.interrupted)
             for before, turn in enumerate(self.turns)

@@ -18,7 +18,7 @@ from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import MOST_ENTRIES, ledger_at
-from services.cli.frame.process import awaited
+from services.cli.frame.process import awaited, unless_interrupted
 from services.client.errors import KolmError, NotFound
 from services.client.generation.completion import Receipt
 from services.client.generation.request import Message
@@ -208,7 +208,10 @@ def _proof(receipt: Receipt, ledger: str) -> tuple[TlogProof | None, str]:
 
     try:
         with ledger_at(ledger) as client:
-            return awaited(proven, _PATIENCE), f"the log has not taken the receipt within {_PATIENCE:.0f} s"
+            proof = unless_interrupted(lambda: awaited(proven, _PATIENCE), client.close)
+            return proof, f"the log has not taken the receipt within {_PATIENCE:.0f} s"
+    except KeyboardInterrupt:
+        return None, "interrupted"
     except KolmError as error:
         return None, f"the ledger at {ledger} does not answer: {error.message}"
 

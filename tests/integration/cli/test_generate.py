@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -429,6 +430,21 @@ def test_control_c_stops_the_answer_and_not_the_program(address: str, scripted: 
         person.type("\x04")
         assert person.process.wait(60) == 0
     assert turns(scripted)[1] == [("user", "go on"), ("assistant", "one "), ("user", "and now?")]
+
+
+def test_control_c_stops_a_save_and_not_the_program(address: str, scripted: ScriptedGeneration, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with terminal(address, f"--ledger=127.0.0.1:{silent.getsockname()[1]}") as person:
+            for line in ("hello", f"/save {tmp_path / 'kept'}", "and now?"):
+                person.read_until("> ")
+                person.type(f"{line}\n")
+                if line.startswith("/save"):
+                    connection, _ = silent.accept()  # which is never answered
+                    person.process.send_signal(signal.SIGINT)
+                    person.read_until("interrupted")
+            person.read_until("receipt 7")
+        connection.close()
+    assert [turn[:1] for turn in turns(scripted)] == [[("user", "hello")]] * 2
 
 
 def test_control_c_ends_a_program_that_pipes(address: str, scripted: ScriptedGeneration) -> None:

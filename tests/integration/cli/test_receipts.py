@@ -1,6 +1,8 @@
 """`kolm receipts`: found, proven, written to files, as statements."""
 
 import json
+import os
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from scitt_cose import parse_signed_statement, verify_receipt
 from scitt_cose.statement import extract_receipts
 
+from ledger.bundle.receipt_file import ReceiptFile
 from ledger.documents.promise import sign_promise
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.commitment import MESSAGES_DOMAIN, commit_text
@@ -19,6 +22,7 @@ from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
 from ledger.tree.entry import Entry
 from services.cli.ledger import receipt_files as receipt_saving
+from services.client.errors import NotFound
 from services.client.generation.completion import Receipt
 from services.client.generation.request import Message
 from services.client.ledger.ledger import LedgerClient
@@ -175,6 +179,19 @@ def test_without_a_ledger_it_is_saved_without_a_proof(kolm: Kolm, answered: Rece
     assert kolm("generate", "hello", "--n=2", "--save", tmp_path / "other.json").code == 2
     (tmp_path / "bundle").mkdir()
     assert kolm("verify", tmp_path / "bundle", "--output", tmp_path / "receipt.json").code == 2
+
+
+def test_control_c_while_its_proof_is_awaited_leaves_the_file(
+    deployment: Deployment, answered: Receipt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object, receipt_id: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise NotFound(receipt_id)
+
+    monkeypatch.setattr(LedgerClient, "receipt", interrupted)
+    path = tmp_path / "receipt.json"
+    assert receipt_saving.save(path, answered, "a prompt", deployment.address) == "interrupted"
+    assert ReceiptFile.from_bytes(path.read_bytes()).text == TEXT
 
 
 def test_a_conversation_is_compared_with_its_messages(kolm: Kolm, deployment: Deployment, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class BlockPool:
         self._free: list[int] = []  # used blocks in no table without kept content
         self._tables = [0] * total  # the number of tables of each block
         self._forget: dict[int, Callable[[], None]] = {}  # of each block with kept content
+        self._returned: set[int] = set()  # of them, those without memory
         self._kept: dict[int, None] = {}  # kept blocks in no table, least recently used first
 
     @property
@@ -59,7 +60,9 @@ class BlockPool:
 
     def _next(self) -> int:
         if self._free:
-            return self._free.pop()
+            block = self._free.pop()
+            self._returned.discard(block)
+            return block
         if self._kept and (self.touched >= max(self.resident, 2 * self.used) or self.touched == self.total):
             return self._evict()
         self.touched += 1
@@ -72,14 +75,18 @@ class BlockPool:
         return block
 
     def unused(self) -> list[range]:
-        """Runs of used blocks that are free now, without kept content."""
+        """Runs of used blocks that are free now, without kept content, but with memory."""
         runs: list[range] = []
-        for block in sorted(self._free):
+        for block in sorted({*self._free} - self._returned):
             if runs and runs[-1].stop == block:
                 runs[-1] = range(runs[-1].start, block + 1)
             else:
                 runs.append(range(block, block + 1))
         return runs
+
+    def note_returned(self) -> None:
+        """Note that unused blocks have no memory until they are used again."""
+        self._returned.update(self._free)
 
     def keep(self, block: int, forget: Callable[[], None]) -> None:
         """Keep the content of a block in a table as long as there is room; `forget` is called on its eviction."""

@@ -196,6 +196,7 @@ class CpuTarget:
         self._logits.release()
         for run in self.blocks.unused():
             self._parts.cache.discard(run)
+        self.blocks.note_returned()
         if self._parts.embedding is not self._parts.head:  # of which passes read single rows, and map pages around them
             unmap(self._parts.embedding.weights.panels)
         return_freed_memory()

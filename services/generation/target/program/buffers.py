@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,18 +64,24 @@ def unmap(memory: NDArray[Any]) -> None:
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, memoryview) and base.readonly and isinstance(base.obj, mmap.mmap):
-        _discard(memory)
+        _discard(memory.ctypes.data, memory.nbytes)
 
 
-def _discard(memory: NDArray[Any]) -> None:
-    """Return the whole pages of a contiguous part of a mapping on small pages to the system, if it is Linux: there they
-    are zeros, or a file's bytes, when they are used again.
+def _discard(address: int, count: int) -> None:
+    """Return the whole pages of `count` bytes of a mapping on small pages to the system, if it is Linux: there they are
+    zeros, or a file's bytes, when they are used again.
     """
-    first, size = padded(memory.ctypes.data, mmap.PAGESIZE), mmap.PAGESIZE
-    pages = (memory.ctypes.data + memory.nbytes - first) // size
+    first, size = padded(address, mmap.PAGESIZE), mmap.PAGESIZE
+    pages = (address + count - first) // size
     if sys.platform == "linux" and pages > 0:
-        madvise = ctypes.CDLL(None).madvise
-        madvise(ctypes.c_void_p(first), ctypes.c_size_t(pages * size), mmap.MADV_DONTNEED)
+        _madvise()(first, pages * size, mmap.MADV_DONTNEED)
+
+
+@functools.cache  # an idle engine discards thousands of parts, and finding the function takes longer than a call
+def _madvise() -> Callable[[int, int, int], int]:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return madvise
 
 
 def return_freed_memory() -> None:
@@ -218,8 +225,10 @@ class Cache:
         """Return the memory of blocks to the system. Their content is lost."""
         for group in self.groups:
             for array in (group.keys, group.values):
-                for layer in array:
-                    _discard(layer[blocks.start : blocks.stop])
+                layers, count, first = *array.shape[:2], array.ctypes.data
+                size = array.nbytes // (layers * count)  # of a block
+                for layer in range(layers):
+                    _discard(first + (layer * count + blocks.start) * size, len(blocks) * size)
 
     def block(self, number: int) -> list[NDArray[Any]]:
         """Views of a block's keys and values: for each group, [layers, kv_heads, ...]."""

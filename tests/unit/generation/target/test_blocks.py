@@ -71,6 +71,15 @@ def test_blocks_without_a_table_or_kept_content_are_unused() -> None:
     assert held == [6, 7]
 
 
+def test_a_returned_block_is_unused_only_after_another_use() -> None:
+    pool = BlockPool(100)
+    pool.release(table_of(pool, 6))
+    pool.note_returned()
+    assert pool.unused() == []
+    pool.release(table_of(pool, 2))
+    assert pool.unused() == [range(2)]
+
+
 def test_nothing_fails_while_anything_is_free() -> None:
     pool, forgotten = BlockPool(10), list[int]()
     table = table_of(pool, 6)

@@ -223,7 +223,7 @@ def test_a_promise_is_held_against_the_receipt_and_against_the_whole_log(
     files["broken"].write_bytes(sign_promise(replace(promise, request_id="left out"), key).to_bytes())
     files["forged"].write_bytes(sign_promise(promise, STRANGER).to_bytes())
     receipt_saving.save(saved, answered, "a prompt", deployment.address)
-    deployment.ledger.append(sign_document(receipt(6, issued_at=at(61)), key).to_bytes(), content(6))
+    deployment.ledger.append(sign_document(receipt(6, issued_at=at(361)), key).to_bytes(), content(6))
     assert kolm("ledger", "export", bundle).code == 0
 
     assert kolm("verify", saved, f"--promise={files['kept']}").code == 0

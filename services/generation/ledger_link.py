@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -73,17 +73,17 @@ class LedgerLink:
         except LedgerRefused as error:
             raise LedgerUnreachable(str(error)) from error
 
-    async def about_heads(self, start: int) -> list[Entry]:
+    def about_heads(self, start: int) -> AsyncIterator[Entry]:
         """Withdrawals and k-scores from an index on. Raises LedgerUnreachable."""
-        return await self._entries(start, documents_pb2.ENTRY_KIND_HEAD_WITHDRAWAL, documents_pb2.ENTRY_KIND_KSCORE)
+        return self._entries(start, documents_pb2.ENTRY_KIND_HEAD_WITHDRAWAL, documents_pb2.ENTRY_KIND_KSCORE)
 
     async def resumes(self, start: int) -> list[Entry]:
         """Resumes from an index on. Raises LedgerUnreachable."""
-        return await self._entries(start, documents_pb2.ENTRY_KIND_RESUME)
+        return [entry async for entry in self._entries(start, documents_pb2.ENTRY_KIND_RESUME)]
 
-    async def erasures(self, start: int) -> list[Entry]:
+    def erasures(self, start: int) -> AsyncIterator[Entry]:
         """Erasures and expiries of content from an index on. Raises LedgerUnreachable."""
-        return await self._entries(start, documents_pb2.ENTRY_KIND_ERASURE, documents_pb2.ENTRY_KIND_EXPIRY)
+        return self._entries(start, documents_pb2.ENTRY_KIND_ERASURE, documents_pb2.ENTRY_KIND_EXPIRY)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -95,11 +95,14 @@ class LedgerLink:
         except Unauthenticated as error:
             raise LedgerUnreachable(str(error)) from error
 
-    async def _entries(self, start: int, *kinds: documents_pb2.EntryKind.ValueType) -> list[Entry]:
+    async def _entries(self, start: int, *kinds: documents_pb2.EntryKind.ValueType) -> AsyncIterator[Entry]:
+        """Entries as they arrive. Raises LedgerUnreachable, perhaps after some of them."""
         request = ledger_pb2.WatchEntriesRequest(start_index=start, kinds=kinds)
         try:
             answers = self._stub.WatchEntries(request, timeout=_SECONDS, metadata=self._credentials())
-            return [entry async for answer in answers if (entry := _read(answer.entry.entry)) is not None]
+            async for answer in answers:
+                if (entry := _read(answer.entry.entry)) is not None:
+                    yield entry
         except grpc.aio.AioRpcError as error:
             raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
 

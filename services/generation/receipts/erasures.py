@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 
 from ledger.documents.erasure import Erasure, Expiry
 from ledger.documents.signed_document import read_document
@@ -31,7 +31,7 @@ class Erasures:
     """
 
     def __init__(
-        self, drafters: Collection[Drafter], read: Callable[[int], Awaitable[list[Entry]]], every: float,
+        self, drafters: Collection[Drafter], read: Callable[[int], AsyncIterator[Entry]], every: float,
         prefixes: PrefixFolder | None = None,
     ) -> None:  # fmt: skip
         """`read` returns the erasures of the log from an index on; it is called every `every` seconds."""
@@ -46,8 +46,10 @@ class Erasures:
             self._forget(next(iter(self._issued)))
 
     async def refresh(self) -> None:
-        """Read new erasures from the ledger once. Raises LedgerUnreachable."""
-        for entry in await self._read(self._position):
+        """Read new erasures from the ledger once. Raises LedgerUnreachable; the next call continues behind the last
+        entry that was read.
+        """
+        async for entry in self._read(self._position):
             await self._take(entry)
             self._position = entry.index + 1
 

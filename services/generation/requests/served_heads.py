@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from services.runtime.errors import FailedPrecondition, NotFound
 from services.runtime.process import Outage
 
 _log = logging.getLogger(__name__)
-ReadEntries = Callable[[int], Awaitable[list[Entry]]]
+ReadEntries = Callable[[int], AsyncIterator[Entry]]
 """Withdrawals and k-scores of the log from an index on."""
 _COMING_SECONDS = 2.0
 """The wait for a registry that was started together with this server."""
@@ -159,10 +159,12 @@ class HeadBoard:
         self.known = all(head.publication_index is None for head in state.served)
 
     async def refresh(self) -> None:
-        """Read new entries from the ledger once, if a head is served. Raises LedgerUnreachable."""
+        """Read new entries from the ledger once, if a head is served. Raises LedgerUnreachable; the next call continues
+        behind the last entry that was read.
+        """
         if not self.state.served:
             return
-        for entry in await self._read(self._position):
+        async for entry in self._read(self._position):
             self._take(entry)
             self._position = entry.index + 1
         self.known = True

@@ -1,7 +1,7 @@
 """Receipts: the key's entry, the speedup they state, and the data dropped when content is erased."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from services.generation.engine.drafter import Drafter
 from services.generation.engine.events import EMPTY_OUTCOME
 from services.generation.engine.prefix_disk import PrefixFolder
 from services.generation.engine.request import EngineRequest, RequestKey, SamplingParams
-from services.generation.ledger_link import LedgerLink, LedgerRefused
+from services.generation.ledger_link import LedgerLink, LedgerRefused, LedgerUnreachable
 from services.generation.receipts import erasures, outbox
 from services.generation.receipts.erasures import Erasures
 from services.generation.receipts.issuer import Speedup, replayed
@@ -114,6 +114,7 @@ class Log:
     def __init__(self, *receipts: int) -> None:
         self.entries: list[Entry] = []
         self.asked: list[int] = []
+        self.most = 100  # entries until the call's deadline has passed
         for number in receipts:
             self.erase(number)
 
@@ -121,9 +122,13 @@ class Log:
         document = erasure(number, number)
         self.entries.append(Entry(10 * len(self.entries), sign_document(document, OPERATOR)))
 
-    async def read(self, start: int) -> list[Entry]:
+    async def read(self, start: int) -> AsyncIterator[Entry]:
         self.asked.append(start)
-        return [entry for entry in self.entries if entry.index >= start]
+        left = [entry for entry in self.entries if entry.index >= start]
+        for entry in left[: self.most]:
+            yield entry
+        if len(left) > self.most:
+            raise LedgerUnreachable("DEADLINE_EXCEEDED")
 
 
 class Noting(Drafter):
@@ -151,6 +156,17 @@ def test_every_drafter_forgets_what_was_erased_and_nothing_else() -> None:
     asyncio.run(found.refresh())
     assert drafters[0].forgot == [("a", ("request 1", 3)), ("b", ("request 2", 3))]
     assert log.asked == [0, 11, 21]
+
+
+def test_more_erasures_than_one_call_has_time_for_are_read_by_several() -> None:
+    log, drafter = Log(*range(9, 3, -1), 1), Noting()
+    found, log.most = following(log, [drafter]), 3
+    for _ in range(2):
+        with pytest.raises(LedgerUnreachable):
+            asyncio.run(found.refresh())
+    asyncio.run(found.refresh())
+    assert log.asked == [0, 21, 51]
+    assert drafter.forgot == [("a", ("request 1", 3))]
 
 
 def test_a_server_that_keeps_nothing_of_what_receipts_say_asks_for_no_erasures() -> None:

@@ -1,6 +1,7 @@
 """The policy, case by case."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -282,8 +283,8 @@ HEAD = cid(b"head")
 def test_a_kscore_in_the_log_says_what_a_head_is_fit_for(acceptance: float, unfit: set[tuple[str, str | None]]) -> None:
     envelope = Envelope.from_bytes(signed(kscore(HEAD, adapter_cid=None, mean_acceptance=acceptance)))
 
-    async def read(position: int) -> list[Entry]:
-        return [Entry(position, envelope)]
+    async def read(position: int) -> AsyncIterator[Entry]:
+        yield Entry(position, envelope)
 
     state = HeadState((ServedHead(HEAD, Path("head")),))
     board = HeadBoard(state, read, TRUSTED, every=1.0)

@@ -132,7 +132,8 @@ class Verifier:
 
     def prefill(self, record: Record) -> Outcome:
         """The outcome along the record, in passes of many rows. It ends with the first token that differs from the
-        record, `cancelled` unless that token ends the sequence by itself.
+        record, or with tokens after it that a grammar has put into the same pass; `cancelled` unless the last token
+        ends the sequence by itself.
 
         Meaningful only if the profile has passed: otherwise rows may depend on other rows of the pass.
         Raises InvalidRequest for a request that this target cannot run, EngineBusy if a constraint takes too long to

@@ -14,11 +14,8 @@ from tests.numerics.arithmetic import Heads
 
 
 class ReferenceArithmetic:
-    def silu(self, x: Float32) -> Float32:
-        return operations.silu(x)
-
-    def gelu(self, x: Float32) -> Float32:
-        return operations.gelu(x)
+    silu = staticmethod(operations.silu)
+    gelu = staticmethod(operations.gelu)
 
     def clamped(self, gate: Float32, up: Float32, slope: float, limit: float) -> Float32:
         return operations.clamped(gate, up, np.float32(slope), np.float32(limit))

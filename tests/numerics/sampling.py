@@ -59,14 +59,9 @@ class Sampling(Protocol):
 
 
 class ReferenceSampling:
-    def exp64(self, x: float) -> float:
-        return sampling_reference.exp64(x)
-
-    def log64(self, x: float) -> float:
-        return sampling_reference.log64(x)
-
-    def noise(self, seed: int, choice: int, position: int, token: int) -> float:
-        return sampling_reference.noise(seed, choice, position, token)
+    exp64 = staticmethod(sampling_reference.exp64)
+    log64 = staticmethod(sampling_reference.log64)
+    noise = staticmethod(sampling_reference.noise)
 
     def processed(
         self, logits: Float32, params: SamplingParams, prompt: list[int], output: list[int], ends: list[int]

@@ -172,20 +172,18 @@ def test_features_of_a_row_do_not_depend_on_other_rows(target: Target) -> None:
 
 
 def test_rows_without_a_question_leave_the_others_as_they_are(target: Target) -> None:
-    tables: list[list[int]] = [[], [], []]
-    for table in tables:
-        target.blocks.extend(table, len(TOKENS) + 5)
-    target.forward(chunk_rows(tables[0], 0, TOKENS, want_last=False))
-    mixed = RowsBuilder()
-    mixed.add_chunk(tables[1], 0, TOKENS, want_last=True)
-    mixed.add_tree(tables[0], len(TOKENS), [7, 8, 9, 10, 11], [-1, 0, 0, 1, 2])
-    mixed.add_chunk(tables[2], 0, TOKENS[:40], want_last=False)
-    rows = mixed.build()
-    every = target.forward(rows, (target.config.layers,)).logits  # for the sake of their features, all go to the end
-    assert target.forward(rows).logits.tobytes() == every.tobytes()
-    assert every.shape == (6, target.config.vocab_size)
-    mixed._wanted = rows.wanted[[0, 1, 3, 5]].tolist()  # of the tree: the root, one branch's first, another's last
-    assert target.forward(mixed.build()).logits.tobytes() == every[[0, 1, 3, 5]].tobytes()
+    with tables_of(target, 3, len(TOKENS) + 5) as tables:
+        target.forward(chunk_rows(tables[0], 0, TOKENS, want_last=False))
+        mixed = RowsBuilder()
+        mixed.add_chunk(tables[1], 0, TOKENS, want_last=True)
+        mixed.add_tree(tables[0], len(TOKENS), [7, 8, 9, 10, 11], [-1, 0, 0, 1, 2])
+        mixed.add_chunk(tables[2], 0, TOKENS[:40], want_last=False)
+        rows = mixed.build()
+        every = target.forward(rows, (target.config.layers,)).logits  # for their features, all go to the end
+        assert target.forward(rows).logits.tobytes() == every.tobytes()
+        assert every.shape == (6, target.config.vocab_size)
+        mixed._wanted = rows.wanted[[0, 1, 3, 5]].tolist()  # of the tree: the root, one branch's first, another's last
+        assert target.forward(mixed.build()).logits.tobytes() == every[[0, 1, 3, 5]].tobytes()
 
 
 ADAPTERS = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from llguidance import LLTokenizer
@@ -14,6 +15,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from services.generation.engine.text.markup import Markup, embedded_tokens
 from services.generation.engine.text.token_bytes import BYTE_LEVEL
 
+_RECENT = 16
+"""Texts whose ids are remembered: the library asks for the rest of a forced text in each mask and each draft, of every
+choice of a request.
+"""
 _MARKER = b"\xff"
 """First byte of tokens that are not text, by the library's convention. No UTF-8 text has this byte."""
 
@@ -53,17 +58,23 @@ class GrammarTokens:
             data = b"" if index in marks else bytes_of(name)
             self.tokens.append(data or _MARKER + (name or f"<[{index}]>").encode())
         self.text_ids = frozenset(index for index, data in enumerate(self.tokens) if not data.startswith(_MARKER))
+        self._spelled = lru_cache(_RECENT)(self._spell)
         with suppress(ValueError):  # here, and not on the engine's thread at the first text
             self._markup.encode_plain("".join(self._markup.ids))
 
     def __call__(self, text: str) -> list[int]:
         """Ids of a text, all of them text tokens; their bytes are the text's."""
+        return self._spelled(text).tolist()
+
+    def _spell(self, text: str) -> array[int]:
         data = text.encode()
         with suppress(ValueError):
             ids = self._markup.encode_plain(text)
             if self.text_ids.issuperset(ids) and b"".join(self.tokens[index] for index in ids) == data:
-                return ids
-        return list(self._longest_tokens(data))  # a normalizer changes the text, or every encoding contains markup
+                return array("i", ids)
+        return array(
+            "i", self._longest_tokens(data)
+        )  # a normalizer changes the text, or every encoding contains markup
 
     def _longest_tokens(self, data: bytes) -> Iterator[int]:
         """Ids of the longest encodable beginning: the library continues with masks."""

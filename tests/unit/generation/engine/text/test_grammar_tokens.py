@@ -84,6 +84,20 @@ def test_any_text_is_encoded_without_markup_to_tokens_of_its_bytes(real: tuple[F
     check()
 
 
+def test_a_text_is_encoded_once_for_all_who_ask(
+    real: tuple[FastTokenizer, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, end = real
+    tokens, encoded = GrammarTokens(fast.to_str(), fast.get_vocab_size(), end), list[str]()
+    plain = Markup.encode_plain
+    monkeypatch.setattr(Markup, "encode_plain", lambda self, text: (encoded.append(text), plain(self, text))[1])
+    first = tokens("to the ledger")
+    expected = list(first)
+    first.clear()
+    assert tokens("to the ledger") == expected
+    assert encoded == ["to the ledger"]
+
+
 def test_markup_alone_may_be_beyond_the_model_s_tokens(real: tuple[FastTokenizer, int]) -> None:
     fast, end = real
     size = fast.get_vocab_size()

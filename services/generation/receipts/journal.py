@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import count
 from pathlib import Path
+from threading import Lock
 
 from google.protobuf.message import DecodeError
 
@@ -84,6 +85,7 @@ class Journal:
         self._waiting: list[tuple[list[Record], asyncio.Future[None] | None]] = []
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._writing = Lock()  # a thread may outlive the task that waits for it
         # Used by the writing thread alone, from here on.
         self._file: int | None = None
         self._end, self._torn = 0, False
@@ -182,10 +184,14 @@ class Journal:
                         done.set_exception(fault)
                     elif not done.done():
                         done.set_result(None)
-        finally:
-            self._writer = None
             if self._stale_since is not None and self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(_SETTLED_SECONDS, self._look_again)
+        except asyncio.CancelledError:  # while a thread may still write: nothing is to begin beside it
+            if self._timer is not None:
+                self._timer.cancel()
+            raise
+        finally:
+            self._writer = None
 
     def _look_again(self) -> None:
         if self._timer is not None:
@@ -194,6 +200,10 @@ class Journal:
         self._put([], None)
 
     def _write(self, records: list[Record], *, sync: bool) -> None:
+        with self._writing:
+            self._write_alone(records, sync=sync)
+
+    def _write_alone(self, records: list[Record], *, sync: bool) -> None:
         file = self._opened()
         data = b"".join(record.to_bytes() for record in records)
         try:

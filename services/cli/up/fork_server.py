@@ -157,6 +157,7 @@ class ForkServer:
     def close(self) -> int:
         """End the process; its forks stay. Returns its exit code."""
         self._socket.close()
+        self._process.terminate()  # also if it still imports
         return self._process.wait()
 
 

@@ -36,32 +36,35 @@ class KeptResults:
         """A lock for a measurement, among all processes of this machine."""
         return one_at_a_time(self._folder)
 
-    def find(self, target: Target) -> dict[str, Any] | None:
-        """The kept object; None if there is none, or if its file was damaged."""
+    def find(self, target: Target, threads: int | None = None) -> dict[str, Any] | None:
+        """The kept object, measured with the target's own number of threads or another; None if there is none, or if
+        its file was damaged.
+        """
+        threads = threads or target.threads
         try:
-            found: dict[str, Any] = json.loads(self._path(target).read_bytes())
-            return found if found.pop("digest") == _digest(target, found) else None
+            found: dict[str, Any] = json.loads(self._path(target, threads).read_bytes())
+            return found if found.pop("digest") == _digest(target, threads, found) else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def keep(self, target: Target, document: dict[str, Any]) -> None:
-        path = self._path(target)
+        path = self._path(target, target.threads)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(path, json.dumps(document | {"digest": _digest(target, document)}).encode())
+            write_durably(path, json.dumps(document | {"digest": _digest(target, target.threads, document)}).encode())
         except OSError as error:
             _log.warning("cannot write a measurement's result to %s: %s", path, error)
 
-    def _path(self, target: Target) -> Path:
-        return self._folder / f"{cid_of_json(_context(target)).rpartition(':')[2]}.json"
+    def _path(self, target: Target, threads: int) -> Path:
+        return self._folder / f"{cid_of_json(_context(target, threads)).rpartition(':')[2]}.json"
 
 
-def _digest(target: Target, document: dict[str, Any]) -> str:
+def _digest(target: Target, threads: int, document: dict[str, Any]) -> str:
     """A digest of a result and its circumstances, so that no other file is mistaken for it."""
-    return cid_of_json({"circumstances": _context(target), **document})
+    return cid_of_json({"circumstances": _context(target, threads), **document})
 
 
-def _context(target: Target) -> dict[str, Any]:
+def _context(target: Target, threads: int) -> dict[str, Any]:
     """Everything on which a result can depend."""
     return {
         "base": target.base_cid,
@@ -72,7 +75,7 @@ def _context(target: Target) -> dict[str, Any]:
         "code": code_version(),
         "machine": machine_described(),
         "device": target.device,
-        "threads": target.threads,
+        "threads": threads,
     }
 
 

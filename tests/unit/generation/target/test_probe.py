@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,20 @@ def test_other_code_is_probed_again(target: CpuTarget, tmp_path: Path, monkeypat
     assert kept.find(target) is None
 
 
+def test_a_probe_with_a_thread_for_each_cpu_holds_for_one_thread_alone(
+    target: CpuTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.generation.target.probe.cpus", lambda: 3)
+    kept, (one, two, three) = KeptProbes(tmp_path), (copy(target) for _ in range(3))
+    one.threads, two.threads, three.threads = 1, 2, 3
+    kept.keep(three, ProbeReport(3, (), "sha256:00"))
+    assert kept.find(one) == kept.find(three) == ProbeReport(3, (), "sha256:00")
+    assert kept.find(two) is None
+    kept = KeptProbes(tmp_path / "another")
+    kept.keep(one, ProbeReport(3, (), "sha256:00"))
+    assert kept.find(three) is None
+
+
 @pytest.mark.slow
 def test_what_failed_and_what_is_damaged_is_not_kept(target: CpuTarget, tmp_path: Path) -> None:
     kept = KeptProbes(tmp_path)
@@ -182,7 +197,7 @@ def test_a_result_under_another_targets_name_is_not_believed(
         other.setattr("services.generation.target.kept_results.code_version", lambda: "another")
         kept.keep(target, ProbeReport(3, (), "sha256:00"))
     (path,) = tmp_path.glob("*.json")
-    path.rename(kept._results._path(target))
+    path.rename(kept._results._path(target, target.threads))
     assert kept.find(target) is None
 
 

@@ -28,7 +28,7 @@ from typing import IO
 
 from services.generation.target.without_torch import hide_torch
 
-SHARED = (
+SHARED: Sequence[str] = (
     "services.generation.serving",
     "services.auditor.own_engine",
     "services.auditor.serving",
@@ -180,8 +180,12 @@ def run_module(module: str, flags: Sequence[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _serve(supervisor: int, connection: socket.socket) -> tuple[str, list[str]]:
-    """Answer calls until the supervisor closes the connection; in a fork, return its module and flags."""
+def _serve(supervisor: int, connection: socket.socket, modules: Sequence[str]) -> tuple[str, list[str]]:
+    """Answer calls until the supervisor closes the connection; in a fork, return its module and flags. The first fork,
+    whose start takes longest, does not wait for all modules.
+    """
+    first, rest = modules[:1], modules[1:]
+    _import_once(first)
     while True:
         message, descriptors, *_ = socket.recv_fds(connection, 1, 2)
         if not message:
@@ -210,6 +214,8 @@ def _serve(supervisor: int, connection: socket.socket) -> tuple[str, list[str]]:
             sys.exit(1)  # it could not fork, and has told why
         os.close(output)
         os.close(call)
+        _import_once(rest)
+        rest = ()
 
 
 def _show_command(name: str, module: str, flags: Sequence[str]) -> None:
@@ -222,8 +228,9 @@ def _show_command(name: str, module: str, flags: Sequence[str]) -> None:
 
 
 def _import_once(modules: Sequence[str]) -> None:
-    if modules:
-        hide_torch()
+    if not modules:
+        return
+    hide_torch()
     for module in modules:
         with suppress(ImportError):  # its service reports what is not installed
             importlib.import_module(module)
@@ -234,5 +241,5 @@ if __name__ == "__main__":
     supervisor = int(sys.argv[1])
     die_with_parent(supervisor)
     gc.disable()
-    _import_once([module for module in sys.argv[3].split(",") if module])
-    run_module(*_serve(supervisor, socket.socket(fileno=int(sys.argv[2]))))
+    modules = [module for module in sys.argv[3].split(",") if module]
+    run_module(*_serve(supervisor, socket.socket(fileno=int(sys.argv[2])), modules))

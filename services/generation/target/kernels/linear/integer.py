@@ -164,11 +164,10 @@ def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     """Add the kernel `linear` to a module; `storage` is a quantised one."""
     most = _most_rows(machine)
     tiles = {rows: _tile(module, machine, storage, rows) for rows in range(1, most + 1)}
-    # Integers and scales behind a shared header are taken apart once for all tiles of rows. Others take two operations
-    # a word, which cost less than sums of y that are stored and loaded for each block of groups.
-    many = (
-        _many(module, machine, storage, most) if storage.header else _many_packed(module, machine, storage, tiles, most)
-    )
+    # Values of more than four bits behind a shared header are taken apart once for all tiles of rows. Others take two
+    # operations a word, which cost less than sums of y that are stored and loaded for each block of groups.
+    apart = storage.header and storage.upper
+    many = _many(module, machine, storage, most) if apart else _many_packed(module, machine, storage, tiles, most)
     kernel = Kernel(module, machine, "linear")
     c, record = kernel.code, kernel.record
     first, last = kernel.panels()

@@ -145,5 +145,5 @@ def _memory(figures: dict[str, Any]) -> str:
 
 
 def _later(starts: Sequence[Sequence[float]]) -> str:
-    seconds = sorted(wall for wall, _ in starts)
-    return f"{seconds[0]:.1f} to {seconds[-1]:.1f} s"
+    least, most = (f"{bound(wall for wall, _ in starts):.1f}" for bound in (min, max))
+    return f"{least} s" if least == most else f"{least} to {most} s"

@@ -10,7 +10,7 @@ from ledger.errors import ProofError
 from ledger.witness.tlog_policy import Policy
 
 LAST_SECOND = 253_402_300_799
-"""Of the year 9999, where datetime's and protobuf's times end; a witness may claim any second below 2^63."""
+"""The end of the year 9999, and of datetime's and protobuf's times; a witness may claim any second below 2^63."""
 
 _GRACE = timedelta(minutes=5)  # clocks differ
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60))

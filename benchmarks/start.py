@@ -50,7 +50,7 @@ _CALLS = (
 
 _SERVICES = ("generation", "ledger", "auditor", "registry", "explorer", "http")
 _LATER = 3
-_REQUESTS, _TOKENS = 4, 60
+_REQUESTS, _TOKENS, _AUDIT_SECONDS = 4, 60, 300.0
 _IDLE_SECONDS = 15.0  # for the timing of passes, after which unused memory is returned
 
 
@@ -100,7 +100,10 @@ def memory(folder: Path, model: Path) -> dict[str, int]:
             up.kolm(
                 "generate", f"Write a Python function number {number} that reverses a list.", f"--max-tokens={_TOKENS}"
             )
+        deadline = time.monotonic() + _AUDIT_SECONDS
         while len(json.loads(up.kolm("receipts", "list", "--outcome=EXACT", "--json"))) < _REQUESTS:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"not all of {_REQUESTS} receipts were EXACT within {_AUDIT_SECONDS:g} s")
             time.sleep(1.0)
         time.sleep(_IDLE_SECONDS)
         used = sum(map(proportional_bytes, up.processes("generation", "auditor")))

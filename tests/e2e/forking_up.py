@@ -16,7 +16,7 @@ class _Forking(Supervisor):
         environment = {**os.environ, **plan.environment}
         fork = multiprocessing.get_context("fork")
         return Forked(
-            "tests.e2e.bound_service", str(os.getpid()), plan.module, *plan.flags,
+            "services.cli.up.bound_service", str(os.getpid()), plan.module, *plan.flags,
             environment=environment, together=True, context=fork,
         )  # fmt: skip
 

@@ -1,4 +1,8 @@
-"""A service that ends with its parent: `python -m tests.e2e.bound_service PARENT MODULE FLAGS`."""
+"""A service that ends with its parent, in a new interpreter: `python -m services.cli.up.bound_service PARENT MODULE
+FLAGS`, where there can be no fork server.
+"""
+
+from __future__ import annotations
 
 import sys
 

@@ -217,8 +217,9 @@ class Supervisor:
         own = {name: value for name, value in os.environ.items() if name not in (CA, CERT, KEY)}  # they have no TLS
         environment = {**own, "PYTHONUNBUFFERED": "1", **plan.environment}
         if not is_supported():
+            bound = ("services.cli.up.bound_service", str(os.getpid()))
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", plan.module, *plan.flags],
+                [sys.executable, "-P", "-m", *bound, plan.module, *plan.flags],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                 bufsize=1, start_new_session=True, env=environment,
             )  # fmt: skip

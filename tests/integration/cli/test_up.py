@@ -253,11 +253,15 @@ def test_a_signal_ends_the_waiting(tmp_path: Path, supervisor: Supervisor, numbe
     supervisor.stop(PATIENCE)
 
 
-def test_services_do_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ends a process with its parent")
+@pytest.mark.parametrize("forks", [True, False])
+def test_services_do_not_outlive_a_supervisor_that_is_killed(forks: bool, tmp_path: Path) -> None:
     supervising = f"""
 import signal
 from pathlib import Path
+from services.cli.up import supervisor as module
 from tests.integration.cli.test_up import PATIENCE, Lines, Supervisor, plan
+module.is_supported = lambda: {forks}
 supervisor = Supervisor(Lines(), shared=())
 supervisor.start(plan(Path({str(tmp_path)!r}), "one"), PATIENCE)
 print(flush=True)

@@ -28,6 +28,7 @@ _SMALLEST = 2.0**-64
 _X_BYTES = 3 << 17  # of rounded x that are multiplied with a panel together: most of a second-level cache
 _NEAR = 1664  # bytes that are prefetched into the first-level cache, if the CPU looks ahead: two groups of q6_k
 _MANY = 4  # rows from which on arithmetic takes longer than reading: with fewer, CPUs may prefetch better by themselves
+_LARGE = 10  # rows of the largest tiles, of machines with registers for them
 _DWORDS = 8  # of a group's rounded bytes
 TOGETHER = 8  # groups that are unpacked together: those that share a header
 _LINE = 4 * PANEL
@@ -157,16 +158,17 @@ def _most_rows(machine: Machine) -> int:
         return min(machine.lanes, 4)
     if machine.registers < 32:
         return 6
-    return 10 if machine.products == "vnni" and _vectors(machine) == 1 else 8
+    return _LARGE if machine.products == "vnni" and _vectors(machine) == 1 else 8
 
 
 def build(module: ir.Module, machine: Machine, storage: Storage) -> None:
     """Add the kernel `linear` to a module; `storage` is a quantised one."""
     most = _most_rows(machine)
     tiles = {rows: _tile(module, machine, storage, rows) for rows in range(1, most + 1)}
-    # Values of more than four bits behind a shared header are taken apart once for all tiles of rows. Others take two
-    # operations a word, which cost less than sums of y that are stored and loaded for each block of groups.
-    apart = storage.header and storage.upper
+    # Values of more than four bits behind a shared header are taken apart once for all tiles of rows. Others take few
+    # operations a word, which cost less than sums of y that are stored and loaded for each block of groups. In tiles of
+    # _LARGE rows, products hide these operations.
+    apart = storage.header and storage.upper and most < _LARGE
     many = _many(module, machine, storage, most) if apart else _many_packed(module, machine, storage, tiles, most)
     kernel = Kernel(module, machine, "linear")
     c, record = kernel.code, kernel.record

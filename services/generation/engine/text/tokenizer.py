@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from services.generation.engine.text.conversation import Conversation, encode_conversation
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
@@ -38,6 +41,8 @@ _ROLES = ("bos_token", "eos_token")
 """Special tokens of chat templates for which tokenizer classes in transformers have defaults."""
 _LONG_OPEN = 16  # tokens without text, of which the last ones decide: a character has at most four
 _TAIL = 8  # tokens at a prompt's end in which a thought may have begun
+_TODAY = datetime(2024, 7, 26, tzinfo=UTC)
+"""Today, for chat templates: a prompt has to be the same on each day. Llama's templates take it without a clock."""
 
 
 class TextCodec(Protocol):
@@ -257,6 +262,7 @@ class Tokenizer:
         return learned_syntax(lambda turns, prompt: self._laid_out(turns, prompt, [PROBE_TOOL]))
 
     def _laid_out(self, turns: list[dict[str, Any]], prompt: bool, tools: list[Any]) -> str:
+        _make_reproducible(self._tokenizer.get_chat_template(tools=tools or None))
         return str(
             self._tokenizer.apply_chat_template(
                 turns, tools=tools or None, tokenize=False, add_generation_prompt=prompt
@@ -277,6 +283,20 @@ class Tokenizer:
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for one new sequence after `prompt`."""
         return StreamDecoder(self._fast, prompt)
+
+
+def _make_reproducible(template: str) -> None:
+    """Take the clock and random choices from a chat template, in the environment that transformers keeps for it."""
+    environment = _compile_jinja_template(template).environment
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals.pop("lipsum", None)
+    environment.filters.pop("random", None)
+
+
+def _strftime_now(form: str) -> str:
+    """`_TODAY` as `strftime` writes it; the C library takes %s, the seconds since 1970, for local time."""
+    seconds = str(int(_TODAY.timestamp()))
+    return _TODAY.strftime(re.sub(r"%(%|[-_0^#EO]*s)", lambda found: found[0] if found[1] == "%" else seconds, form))
 
 
 def _folder_tokenizer(path: Path) -> PreTrainedTokenizerFast:

@@ -143,3 +143,25 @@ def test_for_other_templates_tools_calls_and_results_are_text_of_system_user_and
 def test_without_tools_and_calls_a_conversation_is_as_ever(saved: Path) -> None:
     read = tokenizer(saved, TEMPLATE)
     assert read.decode_all(read.encode_chat(TURNS[:1])) == "<|user|>When?<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("strftime_now('%d %b %Y, %A %H:%M:%S %s %%s')", "26 Jul 2024, Friday 00:00:00 1721952000 %s"),
+        ("strftime_now('%c %Z')", "Fri Jul 26 00:00:00 2024 UTC"),
+        ("['one', 'two'] | random", None),
+        ("lipsum()", None),
+    ],
+)
+def test_no_template_reads_clock_zone_or_random_numbers(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, zone: str, written: str, text: str | None
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    read = tokenizer(saved, f"{{{{ {written} }}}}{TEMPLATE}")
+    if text is not None:
+        assert read.decode_all(read.encode_chat(TURNS[:1])).startswith(text + "<|user|>")
+    else:
+        with pytest.raises(ValueError, match="the chat template refuses them"):
+            read.encode_chat(TURNS[:1])

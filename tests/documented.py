@@ -163,9 +163,6 @@ WITHOUT_CONTAINERS = (
 )
 """Run by `tests/e2e/test_without_containers.py`, with the other lines of that chapter."""
 
-MIGRATED = ("kolm ledger migrate --dry-run", "kolm ledger migrate")
-"""Run by `tests/integration/ledger_store/test_migration.py`, over what earlier versions have left."""
-
 RESUME = 'kolm halts resume 17 --reason "the kernel was replaced"'
 RESUME_BY_SEVERAL = (
     'kolm halts resume 17 --sign-into resume.json --reason "the kernel was replaced"',
@@ -212,7 +209,6 @@ RUN = {
     *IN_A_DEVICE,
     *ON_POSTGRESQL,
     *WITHOUT_CONTAINERS,
-    *MIGRATED,
     *RESUME_BY_SEVERAL,
     RESUME,
     CONFIGURED,

@@ -12,7 +12,7 @@ from ledger.errors import StoreError
 from ledger.sql.database import Database
 from ledger.sql.postgres import PostgresDatabase
 from ledger.sql.sqlite import SqliteDatabase
-from ledger.sql.versions import check_guard_or_keys, make_guard_or_keys
+from ledger.sql.versions import GUARD_AND_KEYS, check_version, make_guard_or_keys
 
 
 def connect(target: Path | str, purpose: str) -> Database:
@@ -58,7 +58,7 @@ def connect_for_reading_with(target: Path | str, version: Table, table: Table, o
         with database.reading() as connection:
             if not inspect(connection).has_table(table.name):
                 raise StoreError(f"{database.name} {otherwise}")
-            check_guard_or_keys(connection, version, database.name)
+            check_version(connection, version, GUARD_AND_KEYS, database.name)
     except StoreError:
         database.close()
         raise

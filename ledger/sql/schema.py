@@ -24,17 +24,12 @@ from sqlalchemy import (
     text,
 )
 
-from ledger.errors import OtherRevision, StoreDamaged, StoreError
+from ledger.errors import StoreDamaged
 from ledger.sql.database import store_errors
-from ledger.sql.versions import found_revision, version_table
+from ledger.sql.versions import check_version, version_table
 
 REVISION, KOLM = 10, "0.1.0"
-"""The revision of these tables, incremented when they change, and the first version of kolm that knows it. Each change
-has a step in `migration.STEPS`, so that every database from OLDEST on can be migrated.
-"""
-
-OLDEST = 9
-"""The oldest tables that are read and migrated."""
+"""The revision of these tables, incremented when they change, and the first version of kolm that knows it."""
 
 metadata = MetaData()
 
@@ -211,29 +206,9 @@ def make_tables(connection: Connection, name: str) -> None:
     connection.execute(insert(fence), {"id": 0, "epoch": 0})
 
 
-def revision_of(connection: Connection, name: str) -> int:
-    """The revision of a database's tables, from OLDEST to REVISION. Raises OtherRevision for any other one, StoreError
-    if there is none.
-    """
-    found = found_revision(connection, version, REVISION, name)
-    if found is None:
-        raise StoreError(f"{name} is not a ledger: it has no revision of its tables")
-    if found < OLDEST:
-        why = f"they are from before kolm 0.1.0; tables of revision {OLDEST} and later can be migrated"
-        raise OtherRevision(name, found, why)
-    return found
-
-
-def check_revision(connection: Connection, name: str, oldest: int = REVISION) -> None:
-    """Raises OtherRevision for tables of a revision that is not from `oldest` to REVISION, StoreError for none."""
-    found = revision_of(connection, name)
-    if found < oldest:
-        raise OtherRevision(
-            name,
-            found,
-            f"this version writes {REVISION}. Stop the ledger, and convert them with `kolm ledger migrate` (--dry-run "
-            "shows the steps)",
-        )
+def check_revision(connection: Connection, name: str) -> None:
+    """Raises OtherRevision for tables of another revision than REVISION, StoreError for none."""
+    check_version(connection, version, REVISION, name)
 
 
 def missing_objects(connection: Connection) -> Iterator[str]:

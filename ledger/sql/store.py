@@ -32,7 +32,6 @@ from ledger.sql.queries import (
     select_verdicts,
 )
 from ledger.sql.schema import (
-    OLDEST,
     check_revision,
     contents,
     fence,
@@ -146,7 +145,7 @@ class SqlEntryStore:
         database = connect_for_reading(target)
         try:
             with database.reading() as connection:
-                check_revision(connection, database.name, OLDEST)
+                check_revision(connection, database.name)
             keys = None if content_keys is None else SqlContentKeys.open_for_reading(content_keys)
         except LedgerError:
             database.close()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, insert, inspect, select
 
-from ledger.errors import OtherRevision
+from ledger.errors import OtherRevision, StoreError
 
 GUARD_AND_KEYS = 1
-"""The revision of the tables of guards and content keys. Kolm 0.1.0 made the same tables without a number."""
+"""The revision of the tables of guards and content keys."""
 
 
 def version_table(name: str, metadata: MetaData) -> Table:
@@ -20,35 +20,35 @@ def version_table(name: str, metadata: MetaData) -> Table:
     )
 
 
-def found_revision(connection: Connection, version: Table, newest: int, name: str) -> int | None:
-    """The revision of the tables, None for tables without a number.
-
-    `name` is the database's, for messages. Raises OtherRevision for a revision above `newest`.
+def check_version(connection: Connection, version: Table, expected: int, name: str) -> None:
+    """Raises OtherRevision for tables of another revision, StoreError for tables without one. `name` is the database's,
+    for messages.
     """
-    there = inspect(connection)
-    found = connection.execute(select(version.c.revision)).scalar() if there.has_table(version.name) else None
-    if found is not None and found > newest:
-        columns = {column["name"] for column in there.get_columns(version.name)}
-        needs = connection.execute(select(version.c.kolm)).scalar() if "kolm" in columns else None
-        use = f"use kolm >= {needs}" if needs else "use a newer kolm"
-        raise OtherRevision(name, found, f"this version knows revisions up to {newest}; {use}", needs)
-    return found
-
-
-def check_guard_or_keys(connection: Connection, version: Table, name: str) -> int | None:
-    """The revision of a guard's or of content keys' tables, None for the unnumbered ones of kolm 0.1.0.
-
-    There is one revision, so nothing is migrated. Raises OtherRevision for every other one.
-    """
-    found = found_revision(connection, version, GUARD_AND_KEYS, name)
-    if found is not None and found < GUARD_AND_KEYS:
-        raise OtherRevision(name, found, f"revision {GUARD_AND_KEYS} was the first; bring the database back")
-    return found
+    there = inspect(connection).has_table(version.name)
+    found = connection.execute(select(version.c.revision)).scalar() if there else None
+    if found is None:
+        raise StoreError(
+            f"{name} has no revision of its tables in {version.name}: it is another program's or from before the first "
+            "release; use another database"
+        )
+    if found > expected:
+        needs = str(connection.execute(select(version.c.kolm)).scalar_one())
+        raise OtherRevision(name, found, f"this version opens revision {expected}; use kolm >= {needs}", needs)
+    if found < expected:
+        raise OtherRevision(
+            name,
+            found,
+            f"they are from before the first release; this version opens revision {expected}. Read them with the kolm "
+            "that made them, and begin a new log in an empty folder or database",
+        )
 
 
 def make_guard_or_keys(connection: Connection, version: Table, name: str) -> None:
-    """Make the tables of a guard or of content keys, and number them, if they are missing. Raises OtherRevision."""
-    found = check_guard_or_keys(connection, version, name)
-    version.metadata.create_all(connection)
-    if found is None:
+    """Make the tables of a guard or of content keys, and number them, if the database has none of them; otherwise
+    check their revision. Raises OtherRevision, StoreError.
+    """
+    if version.metadata.tables.keys().isdisjoint(inspect(connection).get_table_names()):
+        version.metadata.create_all(connection, checkfirst=False)
         connection.execute(insert(version), {"revision": GUARD_AND_KEYS, "kolm": "0.1.0"})
+    else:
+        check_version(connection, version, GUARD_AND_KEYS, name)

@@ -61,13 +61,12 @@ _COMMANDS: dict[str, Member] = {
         },
     ),
     "ledger": Group(
-        "The ledger: verify, show its head, erase, export, migrate, replace a key.",
+        "The ledger: verify, show its head, erase, export, replace a key.",
         {
             "verify": "ledger.log:verify",
             "head": "ledger.log:head",
             "erase": "ledger.contents:erase",
             "export": "ledger.export:export",
-            "migrate": "ledger.migrate:migrate",
             "rotate-key": "ledger.key_rotation:rotate_key",
         },
     ),

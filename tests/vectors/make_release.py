@@ -1,4 +1,4 @@
-"""Writes what a ledger of this version leaves on a disk, for later versions to read and migrate.
+"""Writes what a ledger of this version leaves on a disk, for later versions to read.
 
     python -m tests.vectors.make_release tests/vectors/releases/0.1.0.tar.gz
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from services.client.errors import FieldViolation, KolmError
 
 _OF_SERVERS = (
-    "grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "sqlalchemy", "alembic", "mako", "pydantic",
+    "grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "sqlalchemy", "pydantic",
     "pydantic_core", "pydantic_settings", "prometheus_client",
 )  # fmt: skip
 _OF_THE_ENGINE = (

@@ -18,7 +18,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 OPTIONAL = {
-    "migration.py": {"alembic"},
     "cose.py": {"cbor2"},
     "pkcs11_signer.py": {"pkcs11"},
 }

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from services.cli.frame.command_tree import Forwarded, Group, KolmGroup, Member
+from services.cli.frame.process import print_error
 from services.runtime.usage import unread_variables
 
 
@@ -140,4 +141,4 @@ def _global(
     """Options of `kolm` itself."""
     if context.invoked_subcommand not in ("up", "serve"):  # which log these lines themselves
         for line in unread_variables():
-            print(f"kolm: {line}", file=sys.stderr)
+            print_error(f"kolm: {line}")

@@ -22,7 +22,7 @@ from typer.main import get_command
 
 from services.cli.frame import exits
 from services.cli.frame.options import SERVER, FolderOptions, ServerOptions
-from services.cli.frame.process import discard_stdout, make_usable
+from services.cli.frame.process import discard, make_usable, print_error, reader_may_leave
 from services.cli.frame.values import expect_address
 from services.runtime.usage import Row, Section, help_page
 
@@ -160,18 +160,19 @@ class KolmGroup(_GroupCommand):
             try:
                 return super().invoke(ctx)
             finally:
-                sys.stdout.flush()  # a failing write is noticed here, and not at the interpreter's end
+                with reader_may_leave(sys.stdout):
+                    sys.stdout.flush()  # a failing write is noticed here, and not at the interpreter's end
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            print_error("interrupted")
             raise typer.Exit(exits.INTERRUPTED) from None
-        except BrokenPipeError:  # the reader of our output has closed it
-            discard_stdout()
+        except BrokenPipeError:  # the reader of text that streams has closed it
+            discard(sys.stdout)
             raise typer.Exit(exits.OK) from None
         except Exception as error:
             from services.cli.frame.failures import explain
 
             if isinstance(error, OSError):  # perhaps of stdout, which would fail once more, at the interpreter's end
-                discard_stdout()
+                discard(sys.stdout)
             raise typer.Exit(explain(error)) from error
 
 

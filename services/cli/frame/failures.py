@@ -12,7 +12,7 @@ from ledger.errors import KeyFileError, LedgerError, NotFound, StoreError
 from services.cli.frame import exits
 from services.cli.frame.exits import CommandError
 from services.cli.frame.options import ADDRESS_FILES
-from services.cli.frame.process import printable
+from services.cli.frame.process import print_error, printable
 from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def explain(error: Exception) -> int:
     failure = as_command_error(error)
     if failure is None:
         raise error
-    print(f"kolm: {printable(failure.message)}", file=sys.stderr)
+    print_error(f"kolm: {printable(failure.message)}")
     if failure.hint:
-        print(f"      {printable(failure.hint)}", file=sys.stderr)
+        print_error(f"      {printable(failure.hint)}")
     return failure.exit_code
 
 

@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.cli.frame.process import print_error, reader_may_leave
 from services.cli.frame.views import View
 
 if TYPE_CHECKING:
@@ -53,17 +54,24 @@ def members(value: object, *names: str) -> dict[str, Any]:
     return {name: plain(getattr(value, name)) for name in names}
 
 
-def print_json(document: Any) -> None:
-    """One JSON document, indented on a terminal."""
+def json_text(document: Any) -> str:
+    """One JSON document for stdout, indented on a terminal."""
     indent = 2 if sys.stdout.isatty() else None
-    print(json.dumps(plain(document), indent=indent, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
+    return json.dumps(plain(document), indent=indent, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document. A reader that closes stdout does not end the command, nor change its exit code."""
+    with reader_may_leave(sys.stdout):
+        print(json_text(document), flush=True)
 
 
 def show(view: View) -> None:
-    """Print a view to stdout. Lines are not wrapped."""
+    """Print a view to stdout, as `print_json`. Lines are not wrapped."""
     from services.cli.frame.rendering import ShownConsole, print_view
 
-    print_view(view, ShownConsole(highlight=False))  # a new one for each call: sys.stdout may be redirected
+    with reader_may_leave(sys.stdout):
+        print_view(view, ShownConsole(highlight=False))  # a new one for each call: sys.stdout may be redirected
 
 
 def remark(*lines: View) -> None:
@@ -103,7 +111,7 @@ def steps(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]
             progress.update(task, description=step)
             if progress.disable and not quiet and time.monotonic() - shown_at >= _STEP_SECONDS:
                 shown_at = time.monotonic()
-                print(f"{step} …", file=sys.stderr, flush=True)
+                print_error(f"{step} …")
 
         with _steps_of_loading(show):
             yield show
@@ -114,7 +122,7 @@ def _steps_of_loading(show: Callable[[str], None]) -> Iterator[None]:
     class Steps(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno >= logging.WARNING:
-                print(record.getMessage(), file=sys.stderr, flush=True)
+                print_error(record.getMessage())
             else:
                 show(record.getMessage())
 

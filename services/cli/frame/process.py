@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from services.client.channel import Stream
@@ -36,9 +36,28 @@ def make_usable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def discard_stdout() -> None:
-    """Redirect stdout to /dev/null: the interpreter flushes the rest of it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def discard(stream: IO[str]) -> None:
+    """Redirect a standard stream to /dev/null: the interpreter flushes the rest of it at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+@contextmanager
+def reader_may_leave(stream: IO[str]) -> Iterator[None]:
+    """A block that writes to a standard stream. If its reader closes it, the rest is discarded, and the command
+    continues to its own exit code.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        discard(stream)
+
+
+def print_error(line: str) -> None:
+    """Print a line to stderr, if that has a reader."""
+    with reader_may_leave(sys.stderr):
+        print(line, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from services.cli.frame.exits import CommandError, Failed, NotFound, Unreachable, UsageError, VerificationFailed
 from services.cli.frame.options import found_model
+from services.cli.frame.process import print_error
 from services.cli.frame.views import size
 from services.generation.target.errors import ModelNotFound
 from services.generation.target.model_path import model_path
@@ -72,7 +72,7 @@ def _fetched(name: HubName, look_up: Callable[[HubName], HubModel]) -> tuple[Hub
         files = model.file or f"{len(model.files)} files"
         to_fetch = f"{size(model.missing)} of {size(model.size)} to fetch" if model.missing else "all of it is here"
         source = f"from {constants.ENDPOINT}, commit {model.commit[:12]}, licence {model.licence}"
-        print(f"{name}: {files} {source}; {to_fetch}", file=sys.stderr, flush=True)
+        print_error(f"{name}: {files} {source}; {to_fetch}")
         return model, hub.fetch(model)
     except ModelNotFound as error:
         raise UsageError(str(error)) from error

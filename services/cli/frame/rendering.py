@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.table import Column as TableColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from services.cli.frame.process import STEERING
+from services.cli.frame.process import STEERING, discard
 from services.cli.frame.views import Styled, Table, View
 
 _NARROW, _SPACE = 10, 3
@@ -35,7 +36,7 @@ class ShownConsole(Console):
         """A reader may close stderr and still read the results. A command whose results are closed ends."""
         if not self.stderr:
             raise
-        self.quiet = True
+        discard(sys.stderr)
 
     def print(self, *objects: Any, crop: bool = False, **how: Any) -> None:
         """Rich's print, which would otherwise cut off what is wider than the terminal."""

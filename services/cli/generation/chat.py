@@ -19,8 +19,8 @@ from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.failures import explain, of_server
 from services.cli.frame.options import ledger_at
-from services.cli.frame.output import print_json, remark
-from services.cli.frame.process import awaited, unless_interrupted, until_interrupted
+from services.cli.frame.output import json_text, remark
+from services.cli.frame.process import awaited, print_error, unless_interrupted, until_interrupted
 from services.cli.frame.values import expect_parent
 from services.cli.frame.views import Styled
 from services.cli.generation.generate import receipt_document, speed, text_writer
@@ -92,7 +92,7 @@ def chat(
                 except KeyboardInterrupt:
                     if not interactive:
                         raise
-                    print("\ninterrupted", file=sys.stderr)
+                    print_error("\ninterrupted")
         finally:
             if save is not None and conversation.turns:
                 _save(conversation, save, (ledger, registry))
@@ -108,9 +108,9 @@ def _typed() -> Iterator[str]:
         except EOFError:
             return print()
         except KeyboardInterrupt:
-            print("\n/quit or Ctrl-D leaves", file=sys.stderr)
+            print_error("\n/quit or Ctrl-D leaves")
         except UnicodeDecodeError:
-            print("kolm: the line is not UTF-8, and was not sent", file=sys.stderr)
+            print_error("kolm: the line is not UTF-8, and was not sent")
 
 
 def _piped() -> Iterator[str]:
@@ -153,14 +153,14 @@ def _expanded(name: str) -> Path:
 
 
 def _ask(question: str, conversation: Conversation, *, interactive: bool, as_json: bool) -> None:
-    write = (lambda text: None) if as_json else text_writer()
-    answer = conversation.ask(question, write)
-    if answer.turn.answer or answer.finished is not None:
+    write = text_writer()
+    answer = conversation.ask(question, (lambda text: None) if as_json else write)
+    if not as_json and (answer.turn.answer or answer.finished is not None):
         write("\n")
     if answer.finished is None and not interactive:
         raise KeyboardInterrupt
     if as_json:
-        print_json(answer.document())
+        write(f"{json_text(answer.document())}\n")
     else:
         remark(*(Styled(line, "dim") for line in (answer_line(answer), conversation.hint(answer)) if line is not None))
 

@@ -22,7 +22,14 @@ from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark, stderr_console
-from services.cli.frame.process import awaited, printable, unless_interrupted, until_interrupted
+from services.cli.frame.process import (
+    awaited,
+    print_error,
+    printable,
+    reader_may_leave,
+    unless_interrupted,
+    until_interrupted,
+)
 from services.cli.frame.values import expect_new_file, expect_parent
 from services.cli.frame.views import Column, Styled, table
 from services.cli.generation.hints import hint
@@ -199,7 +206,8 @@ def _serve(call: _Call, *, as_json: bool) -> Sequence[Choice]:
     if as_json:
         print_json(completion_document(completion))
     else:
-        show_completion(completion, elapsed)
+        with reader_may_leave(sys.stdout):
+            show_completion(completion, elapsed)
     return completion.choices
 
 
@@ -208,7 +216,7 @@ def _show_interrupted(request_id: str, choices: int, ledger: str) -> None:
     found = ", ".join(f"{each.receipt_id} (entry {each.index})" for each in receipts_of(request_id, choices, ledger))
     later = f"if it had begun, its receipt is on its way: kolm receipts list --request-id {printable(request_id)}"
     known = f"receipt of the output until then: {found}" if found else later
-    print(f"{chr(10) if sys.stderr.isatty() else ''}interrupted; {known}", file=sys.stderr)
+    print_error(f"{chr(10) if sys.stderr.isatty() else ''}interrupted; {known}")
 
 
 def _save(path: Path, receipt: Receipt, sent: str | list[Message], ledger: str) -> None:

@@ -28,8 +28,8 @@ from ledger.witness.tlog_policy import Policy
 from services.cli.frame import exits, options
 from services.cli.frame.exits import CommandError, Unreachable, UsageError
 from services.cli.frame.options import ledger_at
-from services.cli.frame.output import print_json
-from services.cli.frame.process import printable, stop_signals
+from services.cli.frame.output import json_text
+from services.cli.frame.process import print_error, printable, reader_may_leave, stop_signals
 from services.cli.frame.values import age, read_bytes
 from services.cli.monitor.state_file import SqliteMonitorMemory
 from services.cli.verify.sources import TrustSources, own_trust
@@ -237,16 +237,22 @@ class PollReport:
         """The error of the last poll that could not read the log."""
 
     def show(self, poll: Poll) -> bool:
-        """Returns whether this was the last poll."""
-        if self._as_json:
-            keys = {each.key for each in poll.findings}
-            if keys - self._shown or poll.size != self._size or (poll.away is None) != (self.away is None):
-                print_json(poll.document())
-            self._shown = keys
-        else:
-            self._show_lines(poll)
+        """Returns whether this was the last poll, also because stdout has no reader any more."""
+        has_reader = False
+        with reader_may_leave(sys.stdout):
+            if self._as_json:
+                self._show_json(poll)
+            else:
+                self._show_lines(poll)
+            has_reader = True
         self.wrong, self.away, self._size = poll.wrong, poll.away, poll.size
-        return self.wrong and not self._goes_on
+        return not has_reader or (self.wrong and not self._goes_on)
+
+    def _show_json(self, poll: Poll) -> None:
+        keys = {each.key for each in poll.findings}
+        if keys - self._shown or poll.size != self._size or (poll.away is None) != (self.away is None):
+            print(json_text(poll.document()), flush=True)
+        self._shown = keys
 
     def _show_lines(self, poll: Poll) -> None:
         for finding in poll.new if self._goes_on else poll.findings:
@@ -263,7 +269,7 @@ class PollReport:
 
 
 def _log_line(line: str) -> None:
-    print(f"kolm: {printable(line)}", file=sys.stderr, flush=True)
+    print_error(f"kolm: {printable(line)}")
 
 
 class LogFiles:

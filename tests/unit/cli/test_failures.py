@@ -161,6 +161,24 @@ def test_a_closed_stream_changes_no_result() -> None:
     assert (failed.returncode, failed.stdout) == (4, "")
 
 
+UNTRUE = ("verify", str(GOOD), f"--trusted={KEYS}", "--max-unreplayable=0")
+FAULTY = ("monitor", "--once", f"--tiles={VECTORS / 'log'}", f"--trusted={KEYS}")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(UNTRUE, 3), ((*UNTRUE, "--json"), 3), ((*FAULTY, "--json"), 3), (FAULTY, 3), (("replay", "0"), 4)],
+)
+def test_readers_that_leave_change_no_exit_code(words: tuple[str, ...], code: int, tmp_path: Path) -> None:
+    reader, unread = os.pipe()
+    os.close(reader)
+    environment = {"PYTHONPATH": ":".join(sys.path), "KOLM_DATA_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "services.cli", *words]
+    done = subprocess.run(command, env=environment, stdout=unread, stderr=unread, check=False)
+    os.close(unread)
+    assert done.returncode == code
+
+
 def test_characters_that_an_encoding_does_not_have_are_escaped() -> None:
     done = kolm(VERIFY, "", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")

@@ -115,17 +115,18 @@ _EXAMPLE = PLAIN.written([("NAME", "{…}")])
 
 
 def plain_turns(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[Turn]:
-    """The turns with calls as text, results as the user's turns, and tools described in the first turn."""
+    """The turns with calls as text, results and the user's text after them as one turn of the user, and tools described
+    in the first turn.
+    """
     plain: list[Turn] = []
     for turn in turns:
-        if turn["role"] != "tool":
-            plain.append({"role": turn["role"], "content": _with_calls(turn)})
-            continue
-        result = f"<tool_response>\n{turn['content']}\n</tool_response>"
-        if plain and plain[-1].get("results"):
-            plain[-1]["content"] += "\n" + result
+        role, content, is_result = turn["role"], _with_calls(turn), turn["role"] == "tool"
+        if is_result:
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+        if role == "user" and plain and plain[-1]["results"]:
+            plain[-1]["content"] += "\n" + content
         else:
-            plain.append({"role": "user", "content": result, "results": True})
+            plain.append({"role": role, "content": content, "results": is_result})
     described = next((turn for turn in plain if turn["role"] in ("system", "user")), None)
     if tools and described is not None:
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

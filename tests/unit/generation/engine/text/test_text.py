@@ -76,6 +76,12 @@ def test_releases_add_up_to_the_text_before_the_first_stop(letters: str, stops: 
     assert [*tokens, *released.token_ids] == [ord(letter) - ord("a") for letter in letters[:fed]]
 
 
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}<|pad|>{{ messages[0].content }}<|end|>{% set messages = messages[1:] %}{% endif %}"
+    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + TEMPLATE
+)
+"""Demands turns of user and assistant in turn after one of the system, as Gemma's template does."""
 TOOL = {"type": "function", "function": {"name": "get_time", "description": "", "parameters": {"type": "object"}}}
 TURNS = [
     {"role": "user", "content": "When?"},
@@ -138,6 +144,13 @@ def test_for_other_templates_tools_calls_and_results_are_text_of_system_user_and
     assert '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call><|end|>' in text
     results = "<tool_response>\nnoon\n</tool_response>\n<tool_response>\nor later\n</tool_response><|end|><|assistant|>"
     assert text.endswith("<|user|>" + results)
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, ALTERNATING], ids=["any", "alternating"])
+def test_results_and_the_text_after_them_are_one_turn(saved: Path, template: str) -> None:
+    read = tokenizer(saved, template)
+    text = read.decode_all(read.encode_chat([*TURNS[:3], {"role": "user", "content": "And in Rome?"}]))
+    assert text.endswith("<|user|><tool_response>\nnoon\n</tool_response>\nAnd in Rome?<|end|><|assistant|>")
 
 
 def test_without_tools_and_calls_a_conversation_is_as_ever(saved: Path) -> None:

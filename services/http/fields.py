@@ -7,8 +7,9 @@ the tenant.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -60,6 +61,13 @@ class Placed:
     message: Message
     path: str
     paths: Mapping[str, str] = field(default_factory=dict)
+
+
+def one_system_turn(turns: Sequence[Placed]) -> list[Placed]:
+    """The turns with system turns at the beginning as one, which has the path of the first."""
+    first = list(takewhile(lambda turn: turn.message.role == "system", turns))
+    text = "\n\n".join(turn.message.content for turn in first)
+    return [*(replace(turn, message=Message("system", text)) for turn in first[:1]), *turns[len(first) :]]
 
 
 def turn_names(turns: Iterable[Placed]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from services.client.generation.request import Message, Request, StructuredOutputs, Tool, ToolCall, Tools
 from services.http.api_error import NO_THREADS
-from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, only, turn_names
+from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, one_system_turn, only, turn_names
 
 Cached = Annotated[dict[str, Any] | None, Field(description="Ignored: kolm caches every prefix by itself.")]
 
@@ -269,7 +269,7 @@ class PromptFields(Strict):
             of_role = list(group)
             turns += _joined(of_role, place)
             place += len(of_role)
-        return turns
+        return one_system_turn(turns)
 
     def names(self) -> dict[str, str]:
         """The caller's names of turns and tools, by the generation server's."""

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from services.client.generation.request import Message, StructuredOutputs, ToolCall, Tools
 from services.http.completions import JsonSchema
-from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, joined, only
+from services.http.fields import CommonFields, Placed, Strict, WrongMember, by_type, joined, one_system_turn, only
 from services.http.tool_fields import ASYNC, CallArguments, FlatFunction, FlatToolChoice, tools_of
 
 _TEXT = joined("input_text", "output_text", "text", also=("annotations", "logprobs", "parsed"))
@@ -183,11 +183,11 @@ class ResponseFields(CommonFields):
         return self.top_logprobs or 0 if _LOGPROBS in (self.include or ()) else None
 
     def turns(self) -> list[Placed]:
-        """Instructions before all others."""
+        """Instructions before all others, in one turn with system turns after them."""
         first = [] if self.instructions is None else [_plain("system", self.instructions, "instructions")]
         if isinstance(self.input, str):
             return [*first, _plain("user", self.input, "input")]
-        return [*first, *turns_of(self.input)]
+        return one_system_turn([*first, *turns_of(self.input)])
 
     @field_validator("include")
     @classmethod

@@ -15,7 +15,7 @@ from services.generation.engine.request import EngineStopped
 from services.generation.engine.text.conversation import Conversation, MarkupInText, Text, texts_of
 from services.generation.engine.text.infill import InfillMarks
 from services.generation.engine.text.tokenizer import StreamDecoder
-from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, Turn, plain_turns
+from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax, Turn, laid_out, plain_turns
 from services.generation.remote.answer import UpstreamError, ids_in
 
 _SECONDS = 30.0
@@ -72,13 +72,17 @@ class RemoteTokenizer:
         """Ids of a conversation rendered by the engine. Raises MarkupInText for a text that contains a mark."""
         self._refuse_markup(texts_of(Conversation(messages, tools)))
         calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-        turns = plain_turns(messages, tools) if calling else list(messages)
-        if self._llama:
-            if messages[-1]["role"] == "assistant" and not continued:
-                raise ValueError("llama-server continues a last message of the assistant: set continue_final_message")
-            return self.encode(str(self._asked("/apply-template", {"messages": turns}, "prompt")))
+        if self._llama and messages[-1]["role"] == "assistant" and not continued:
+            raise ValueError("llama-server continues a last message of the assistant: set continue_final_message")
         how = {"add_generation_prompt": not continued} | ({"continue_final_message": True} if continued else {})
-        return self._ids("/tokenize", {**self._model, "messages": turns, **how})
+
+        def lay_out(turns: list[Turn]) -> list[int]:
+            turns = plain_turns(turns, tools) if calling else turns
+            if self._llama:
+                return self.encode(str(self._asked("/apply-template", {"messages": turns}, "prompt")))
+            return self._ids("/tokenize", {**self._model, "messages": turns, **how})
+
+        return laid_out(messages, lay_out)
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         raise ValueError("the marks of another engine's model are not known here")

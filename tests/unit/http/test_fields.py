@@ -193,6 +193,16 @@ def test_what_the_server_finds_wrong_has_the_caller_s_name() -> None:
     assert named("messages.continue_final_message", names) == "messages[4]"
 
 
+def test_system_turns_at_the_beginning_are_one() -> None:
+    system, later = {"role": "system", "content": "b"}, {"role": "system", "content": "c"}
+    for fields in (
+        read((MessageFields, {"max_tokens": 1, "system": "a", "messages": [system, TURN, later]})),
+        read((ResponseFields, {"instructions": "a", "input": [system | {"role": "developer"}, TURN, later]})),
+    ):
+        turns = [(each.message.role, each.message.content) for each in fields.turns()]
+        assert turns == [("system", "a\n\nb"), ("user", "x"), ("system", "c")]
+
+
 def test_anthropic_s_consecutive_turns_of_a_role_are_one() -> None:
     turns = [
         TURN, {"role": "user", "content": [{"type": "text", "text": "y"}]},

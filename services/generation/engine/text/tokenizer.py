@@ -29,6 +29,7 @@ from services.generation.engine.text.tool_calls import (
     PROBE_TOOL,
     ToolCallSyntax,
     Turn,
+    laid_out,
     learned_syntax,
     plain_turns,
 )
@@ -186,14 +187,18 @@ class Tokenizer:
             raise ValueError("their arguments or parameters are nested too deep") from None
 
     def _rendered(self, conversation: Conversation) -> str:
-        messages, tools = list(conversation.messages), list(conversation.tools)
-        calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-        if calling and self._native_calls is None:
-            messages, tools = plain_turns(messages, tools), []
-        try:
-            return self._laid_out(messages, not conversation.continued, tools)
-        except Exception as error:  # a template is code and may raise any error
-            raise ValueError(f"the chat template refuses them: {error}") from error
+        tools = list(conversation.tools)
+        calling = tools or any(turn["role"] == "tool" or "tool_calls" in turn for turn in conversation.messages)
+        is_plain = calling and self._native_calls is None
+
+        def lay_out(turns: list[Turn]) -> str:
+            turns, shown = (plain_turns(turns, tools), []) if is_plain else (turns, tools)
+            try:
+                return self._laid_out(turns, not conversation.continued, shown)
+            except Exception as error:  # a template is code and may raise any error
+                raise ValueError(f"the chat template refuses them: {error}") from error
+
+        return laid_out(conversation.messages, lay_out)
 
     @cached_property
     def infill(self) -> InfillMarks | None:

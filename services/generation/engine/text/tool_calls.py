@@ -1,14 +1,17 @@
-"""Tool calls in prompts and outputs: JSON as text, and turns for chat templates without tools."""
+"""Tool calls in prompts and outputs: JSON as text, and turns for chat templates without tools or later system turns."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
+from typing import Any, TypeVar
 
 Turns = list[dict[str, Any]]
+_Layout = TypeVar("_Layout")
 
 _NAMES = ("kolm_probe_first", "kolm_probe_second")
 _ARGUMENTS = re.compile(r'\{\s*"kolm_probe_key"\s*:\s*"kolm_probe_value"\s*\}')
@@ -134,6 +137,35 @@ def plain_turns(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[
         both = (described["content"], about) if described["role"] == "system" else (about, described["content"])
         described["content"] = "\n\n".join(text for text in both if text)
     return [{"role": turn["role"], "content": turn["content"]} for turn in plain]
+
+
+def system_first(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with system turns at the beginning as one, and the text of each later one in the user's turn before it,
+    or if there is none, in the user's turn after it.
+    """
+    first = list(takewhile(lambda turn: turn["role"] == "system", turns))
+    moved = [{"role": "system", "content": "\n\n".join(turn["content"] for turn in first)}] if first else []
+    joins = False  # whether the last turn ends with a system turn's text
+    for turn in turns[len(first) :]:
+        is_system = turn["role"] == "system"
+        role = "user" if is_system else turn["role"]
+        if moved and role == "user" == moved[-1]["role"] and (is_system or joins):
+            moved[-1] |= {"content": f"{moved[-1]['content']}\n\n{turn['content']}"}
+        else:
+            moved.append(turn | {"role": role})
+        joins = is_system
+    return moved
+
+
+def laid_out(turns: Sequence[Turn], lay_out: Callable[[list[Turn]], _Layout]) -> _Layout:
+    """`lay_out` of the turns, or if it raises ValueError, of `system_first` of them. Raises the first error."""
+    try:
+        return lay_out(list(turns))
+    except ValueError:
+        if (moved := system_first(turns)) != list(turns):
+            with suppress(ValueError):
+                return lay_out(moved)
+        raise
 
 
 def _with_calls(turn: Turn) -> str:

@@ -77,11 +77,11 @@ def test_releases_add_up_to_the_text_before_the_first_stop(letters: str, stops: 
 
 
 ALTERNATING = (
-    "{% if messages[0].role == 'system' %}<|pad|>{{ messages[0].content }}<|end|>{% set messages = messages[1:] %}{% endif %}"
-    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{% if messages[0].role == 'system' %}<|pad|>{{ messages[0].content }}<|end|>{% set messages = messages[1:] %}"
+    "{% endif %}{% for message in messages %}{% if message.role != ['user', 'assistant'][loop.index0 % 2] %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + TEMPLATE
 )
-"""Demands turns of user and assistant in turn after one of the system, as Gemma's template does."""
+"""Refuses other turns than alternate ones of user and assistant after one of the system, as Mistral's templates do."""
 TOOL = {"type": "function", "function": {"name": "get_time", "description": "", "parameters": {"type": "object"}}}
 TURNS = [
     {"role": "user", "content": "When?"},
@@ -151,6 +151,28 @@ def test_results_and_the_text_after_them_are_one_turn(saved: Path, template: str
     read = tokenizer(saved, template)
     text = read.decode_all(read.encode_chat([*TURNS[:3], {"role": "user", "content": "And in Rome?"}]))
     assert text.endswith("<|user|><tool_response>\nnoon\n</tool_response>\nAnd in Rome?<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("turns", "text"),
+    [
+        ("s:A s:B u:hi", "<|pad|>A\n\nB<|end|><|user|>hi"),
+        ("s:A u:hi s:B", "<|pad|>A<|end|><|user|>hi\n\nB"),
+        ("u:hi s:B s:C u:you", "<|user|>hi\n\nB\n\nC\n\nyou"),
+        ("u:hi a:x s:B u:you", "<|user|>hi<|end|><|assistant|>x<|end|><|user|>B\n\nyou"),
+        ("u:hi a:x t:y s:B", "<|user|>hi<|end|><|assistant|>x<|end|><|user|><tool_response>\ny\n</tool_response>\nB"),
+        ("u:hi u:you s:B", None),
+    ],
+)
+def test_system_turns_that_a_template_refuses_are_moved(saved: Path, turns: str, text: str | None) -> None:
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    sent = [{"role": roles[each[0]], "content": each[2:]} for each in turns.split()]
+    read = tokenizer(saved, ALTERNATING)
+    if text is None:
+        with pytest.raises(ValueError, match="must alternate"):
+            read.encode_chat(sent)
+    else:
+        assert read.decode_all(read.encode_chat(sent)) == text + "<|end|><|assistant|>"
 
 
 def test_without_tools_and_calls_a_conversation_is_as_ever(saved: Path) -> None:

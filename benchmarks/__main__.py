@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import accepted, arithmetic, families, llama_cpp, load, readme, steps
+from benchmarks import arithmetic, families, llama_cpp, load, readme, steps
 from benchmarks.arithmetic import ARITHMETICS
 from benchmarks.machine import RESULTS
 from benchmarks.measurement import Measurement, Subject
@@ -41,12 +41,8 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Any]] = {
         given.against, given.extra, rounds=given.rounds, counts=load.CALLERS[: 3 if given.quick else None],
         long=given.long_prompts,
     ),
-    "accepted": lambda given: accepted.measure(
-        given.accept, given.kind, given.shape, given.gguf, max_tokens=given.max_tokens, prompts=given.prompts,
-        rounds=given.rounds,
-    ),
 }  # fmt: skip
-_UNASKED = tuple(MEASUREMENTS)[:-4]  # specbench takes hours; others need programs, a server or a shape
+_UNASKED = tuple(MEASUREMENTS)[:-3]  # specbench takes hours; others need programs or a server
 
 
 def main() -> None:
@@ -84,9 +80,6 @@ def _described(name: str, given: argparse.Namespace, figures: Any) -> tuple[str,
         long = "long" if given.long_prompts else None
         case = "-".join(part for part in (given.server, given.label, long, figures["method"]) if part)
         return case, Subject.of(model, head=head, max_tokens=figures["tokens"])
-    if name == "accepted":
-        subject = Subject.of(given.gguf, max_tokens=given.max_tokens)
-        return f"{given.kind}-{given.gguf.stem if given.gguf else given.shape}", subject
     if name == "families":
         return str(given.prompt_tokens), Subject(arithmetic=Subject.of().arithmetic)
     return given.label, Subject.of(model)
@@ -105,7 +98,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--head", type=Path, default=Path("demo/smollm2/head"), help="specbench: the draft head (SmolLM2's)"
     )
-    parser.add_argument("--prompts", type=int, default=16, help="accepted: number of prompts of each kind (16)")
     parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of an answer (128)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the JSON (benchmarks/results)")
     parser.add_argument(
@@ -113,7 +105,7 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         choices=tuple(MEASUREMENTS),
         default=_UNASKED,
-        help="run only these (all but the last four)",
+        help="run only these (all but the last three)",
     )
     parser.add_argument(
         "--peers", nargs="*", choices=tuple(llama_cpp.SOURCES), default=("llama.cpp",),
@@ -131,18 +123,6 @@ def _arguments() -> argparse.Namespace:
         "--cases", nargs="+", type=specbench.Case.parse, default=(), metavar="T:BATCH[:CONTEXT]",
         help="specbench: measure only these cases, such as 0:1 1:16 0:1:2048",
     )  # fmt: skip
-    parser.add_argument(
-        "--accept", type=accepted.parse_shares, default=(0.87, 0.69, 0.53), metavar="SHARE,…",
-        help="accepted: the shares of drafts whose first one, two, … tokens are right (0.87,0.69,0.53), or "
-        "LENGTH@N, tokens a pass with N draft tokens",
-    )  # fmt: skip
-    parser.add_argument("--kind", choices=accepted.HEADS, default="mtp", help="accepted: the kind of head (mtp)")
-    parser.add_argument(
-        "--shape",
-        choices=tuple(families.SHAPES),
-        default="Qwen3.5-0.8B",
-        help="accepted: the shape of random weights, without --gguf",
-    )
     parser.add_argument(
         "--storage", choices=STORAGES, help="specbench: the storage of the weights (q4_1, as published)"
     )
@@ -167,7 +147,7 @@ def _arguments() -> argparse.Namespace:
         "--rounds",
         type=int,
         default=3,
-        help="families, accepted, load: rounds of each case (3)",
+        help="families, load: rounds of each case (3)",
     )
     return parser.parse_args()
 

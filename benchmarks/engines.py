@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,8 +36,6 @@ class Run:
     tokens: list[tuple[int, ...]]
     digests: tuple[str, ...]  # stream digests of the answers
     mean_acceptance_length: float = 1.0
-    drafts: int = 0  # passes that verified a draft token
-    accepted: tuple[int, ...] = ()  # by depth, the number of these passes that accepted a token there
     passes_by_method: tuple[tuple[str, int], ...] = ()
     decode_seconds: float = 0.0  # kolm: of the slowest request, from its first token to its last
 
@@ -62,7 +59,7 @@ class KolmEngine:
         self, directory: Path, head: Path | None = None, arithmetic: str | None = None, store: Path | None = None
     ) -> None:
         """`store`: a datastore for `rest`, opened without its search for similar passages."""
-        self.settings, self.ignore_eos = EngineSettings(), False
+        self.settings = EngineSettings()
         self.target = load_target(directory, arithmetic=arithmetic)
         self.tokenizer = Tokenizer(directory)
         self.cost = PassCost.measured(time_passes(self.target).samples, time_keys(self.target), time_seen(self.target))
@@ -88,7 +85,7 @@ class Kolm:
 
     def run(self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int) -> Run:
         engine = self._engine
-        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=max_tokens, ignore_eos=engine.ignore_eos)
+        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=max_tokens)
         outcomes: dict[str, Outcome] = {}
 
         def sink(event: Event) -> None:
@@ -113,8 +110,6 @@ class Kolm:
             tokens=[outcome.token_ids for outcome in ended],
             digests=tuple(outcome.stream_digest for outcome in ended),
             mean_acceptance_length=sum(len(outcome.token_ids) for outcome in ended) / max(passes, 1),
-            drafts=sum(outcome.metrics.num_drafts for outcome in ended),
-            accepted=tuple(map(sum, zip_longest(*(o.metrics.num_accepted_tokens_per_pos for o in ended), fillvalue=0))),
             passes_by_method=tuple(
                 (method, passes) for outcome in ended for method, passes in outcome.metrics.passes_by_method
             ),

@@ -55,25 +55,6 @@ def head(results: Results) -> str:
     return table("demo/smollm2/head, `eagle3` | T | tokens a pass | times as fast as `off` | ", sorted(rows))
 
 
-def accepted(results: Results) -> str:
-    rows = [
-        (
-            machine_name(record.machine),
-            f"{model_name(each['model'])}, `{each['head']}`",
-            ", ".join(f"{100 * share:.0f}" for share in each["accept"][:3]) + ", …" * (len(each["accept"]) > 3),
-            *map(two_places, (each["tokens a pass"], each["speedup"], each["a draft step in passes"])),
-            link(record),
-        )
-        for record in results["accepted"]
-        for each in [record.figures]
-    ]
-    return table(
-        " | shape and head | accepted, % | tokens a pass | times as fast as `off` |"
-        " a draft step, of `block` a draft, in passes | ",
-        rows,
-    )
-
-
 def kinds(results: Results) -> str:
     rows = [
         (

@@ -33,7 +33,6 @@ _RENDERERS: Mapping[str, Callable[[Results], str]] = {
     "speculation": drafts.speculation,
     "kinds": drafts.kinds,
     "head": drafts.head,
-    "accepted": drafts.accepted,
     "llama-cpp": partial(servers.llama_cpp, long=False),
     "llama-cpp long": partial(servers.llama_cpp, long=True),
     "passes": servers.passes,

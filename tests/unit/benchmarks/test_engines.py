@@ -18,6 +18,5 @@ def test_a_head_drafts_and_leaves_the_tokens_as_they_are(method: str, config: An
     base = make_tiny_model(tmp_path / "base")
     write(tmp_path / "head", config(read_config(base)))
     engine = KolmEngine(base, tmp_path / "head")
-    engine.ignore_eos = True
     plain, drafted = (engine.contender(name).run([[1, 2, 3]], 0.0, 8) for name in ("off", method))
     assert (drafted.tokens, dict(drafted.passes_by_method)[method] > 0) == (plain.tokens, True)

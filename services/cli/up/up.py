@@ -173,7 +173,6 @@ def _run(
     Raises UsageError for a model that cannot be served, Failed if a service ends by itself.
     """
     from services.cli.up.local_services import bring_up, tokens_left
-    from services.cli.up.served_models import remember_served, unaudited
     from services.runtime.usage import unread_variables
 
     services.check_model()
@@ -185,8 +184,6 @@ def _run(
             for line in unread_variables():
                 reporter.log_line(line)
             reporter.starting(services, found)
-            for line in unaudited(services, datetime.now(UTC)):
-                reporter.log_line(line)
             with ExitStack() as stack:
 
                 def answering(found: Addresses) -> None:
@@ -202,7 +199,6 @@ def _run(
                 addresses = bring_up(services, supervisor, trusted, answering)
                 stack.enter_context(tokens_left(services, addresses.auditor))
                 reporter.ready(addresses, services, seconds_since_start(), as_json=as_json)
-                remember_served(services, addresses.generation)
                 supervisor.wait()
         except StopRequested as request:
             reporter.log_line(f"{request}: stopping")

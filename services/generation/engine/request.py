@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_TEXT = 256 * 1024  # characters
-GRAMMAR_REVISION = 1
+GRAMMAR_REVISION = 2
 """Revision of kolm's conversion of constraints to masks. It is increased when a text may give other masks."""
 MAX_SEED = 2**64 - 1
 MIN_TEMPERATURE = 1e-6  # least value above 0: far below, logits / temperature would overflow

@@ -15,6 +15,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from services.generation.engine.request import MAX_TEXT, InvalidRequest, StructuredOutputs
 from services.generation.engine.text.json_schema import (
+    JSON_ESCAPES,
     JSON_LAYOUT,
     SchemaDecoder,
     SchemaRefused,
@@ -24,6 +25,7 @@ from services.generation.engine.text.json_schema import (
     exact_grammar,
     read_schema,
     schema_rule,
+    with_options,
 )
 
 MAX_CHOICES = 10_000
@@ -66,7 +68,7 @@ def _checked_schema(source: StructuredOutputs) -> Any:
     field = field_of(source)
     schema = _schema(source, field)
     try:
-        schemas = list(_embedded(source.text)) if source.kind == "grammar" else [schema]
+        schemas = [each for _, each, _ in _embedded(source.text)] if source.kind == "grammar" else [schema]
         for each in schemas:
             check_schema(each)
             if source.kind == "grammar":
@@ -124,12 +126,27 @@ def _exponent(number: Decimal) -> int:
     return min(int(number.normalize().as_tuple().exponent), 0)
 
 
-def _embedded(grammar: str) -> Iterator[Any]:
-    """The schemas inside of a Lark grammar. Invalid JSON is left to the compiler, which refuses it."""
-    decoder = SchemaDecoder()
-    for found in _JSON.finditer(grammar):
+def _embedded(grammar: str) -> Iterator[tuple[int, Any, int]]:
+    """The schemas inside of a Lark grammar, each between its start and its end. Invalid JSON is left to the compiler,
+    which refuses it.
+    """
+    decoder, end = SchemaDecoder(), 0
+    while found := _JSON.search(grammar, end):
+        end = found.end()
         with suppress(ValueError):
-            yield decoder.raw_decode(grammar, found.end())[0]
+            schema, end = decoder.raw_decode(grammar, found.end())
+            yield found.end(), schema, end
+
+
+def _with_escapes(grammar: str) -> str:
+    """The Lark grammar with `JSON_ESCAPES` in its schemas."""
+    pieces, place = list[str](), 0
+    for start, schema, end in _embedded(grammar):
+        if isinstance(schema, dict):
+            with suppress(ValueError):  # a number beyond float64, which the compiler refuses
+                pieces += [grammar[place:start], dumped(with_options(schema, JSON_ESCAPES))]
+                place = end
+    return "".join([*pieces, grammar[place:]])
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -166,9 +183,11 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
 
 
 def _as_lark(text: str) -> str:
-    """GBNF converted to Lark; a text without a rule of GBNF is Lark. Raises errors of the converter."""
+    """GBNF converted to Lark; a text without a rule of GBNF is Lark, whose schemas get the escapes of other schemas.
+    Raises errors of the converter.
+    """
     if not (rules := len(_GBNF_RULE.findall(text))):
-        return text
+        return _with_escapes(text)
     if rules > _MOST_GBNF_RULES:
         raise ValueError(f"has {rules} rules, at most {_MOST_GBNF_RULES} are taken")
     return gbnf_to_lark(_ESCAPE.sub(_character, text))
@@ -191,7 +210,8 @@ def _json_grammar(schema: Any, field: str) -> str:
         raise InvalidRequest(field, plain(str(error))) from None
     if exact is not None:
         return LLMatcher.grammar_from_lark(exact)
-    return LLMatcher.grammar_from_json_schema(dumped(schema), defaults=JSON_LAYOUT)  # type: ignore[arg-type]
+    defaults: Any = JSON_LAYOUT | JSON_ESCAPES
+    return LLMatcher.grammar_from_json_schema(dumped(schema), defaults=defaults)
 
 
 def _choices(text: str, field: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeGuard
@@ -17,9 +18,12 @@ Number = int | float | Decimal
 
 MOST_DIGITS = 308  # of whole numbers within float64
 _SHOWN = 40  # characters of a number or a keyword in an error
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # in JSON only as \uXXXX
 _LAYOUT = "x-guidance"
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The layout of Python's `json.dumps`. A schema's own `x-guidance` may change it."""
+JSON_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
+"""All but \\uXXXX, in which an output could write the name of a member again, as that of an additional member."""
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OF_TYPE: Mapping[str, tuple[str, ...]] = {
@@ -153,8 +157,12 @@ def schema_rule(schema: Any) -> str:
 
 
 def _library_rule(schema: Any) -> str:
-    given = schema if isinstance(schema, dict) else {}
-    return f"%json {dumped(given | {_LAYOUT: JSON_LAYOUT | given.get(_LAYOUT, {})})}"
+    return f"%json {dumped(with_options(schema if isinstance(schema, dict) else {}, JSON_LAYOUT | JSON_ESCAPES))}"
+
+
+def with_options(schema: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with options of the library that it does not set itself."""
+    return schema | {_LAYOUT: {**options, **schema.get(_LAYOUT, {})}}
 
 
 def _reached(root: Any, path: str = "", schema: Any = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -213,12 +221,24 @@ def _unescaped(part: str) -> str:
 
 def _check_keywords(path: str, schema: dict[str, Any]) -> None:
     for keyword, value in schema.items():
-        if keyword == _LAYOUT and path:
-            raise SchemaRefused(f"{path}/{keyword}", "lays out the whole output; expected it at the top")
+        if keyword == _LAYOUT and (path or not isinstance(value, dict)):
+            raise SchemaRefused(f"{path}/{keyword}", "lays out the whole output; expected an object, at the top")
         if keyword == "nullable" and value is not False:
             raise SchemaRefused(f"{path}/{keyword}", 'is not of JSON Schema; expected "type": [..., "null"] instead')
+        if keyword in ("const", "enum") and any(map(_UNWRITABLE.search, _texts(value))):
+            why = "has a control character, which JSON writes as \\uXXXX and outputs cannot; expected other texts"
+            raise SchemaRefused(f"{path}/{keyword}", why)
         if keyword not in _CONSTRAINTS | ANNOTATIONS | {"nullable"} and not keyword.startswith("x-"):
             raise SchemaRefused(f"{path}/{_escaped(keyword)[:_SHOWN]}", "is not a keyword that a grammar can keep to")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts within a constant, without names of members."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _is_changed(schema: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.engine.request import InvalidRequest, StructuredOutputs
+from services.generation.engine.text.grammar import lark_rule
 from services.generation.engine.text.grammar_compiler import matcher_of
 from services.generation.engine.text.json_schema import ANNOTATIONS, _decimals, _integers
 from services.generation.engine.text.tool_calls import PLAIN
@@ -251,3 +252,27 @@ def test_annotations_and_names_that_begin_with_x_are_taken() -> None:
     told = dict.fromkeys(ANNOTATIONS - {"$id", "id", "$schema", "$anchor", "$defs", "definitions"}, "t")
     assert allows(told | {"const": "a", "nullable": False, "x-order": 3, "$id": "https://a.example/b"}, '"a"')
     assert refusal({"items": {"x-guidance": {}}}).startswith("at /items/x-guidance: ")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"properties": {"a": {"const": 1}}},
+        {"properties": {"a": {"const": 1}}, "x-guidance": {"item_separator": ", "}},
+        {"patternProperties": {"^a": {"const": 1}}},
+    ],
+)
+def test_no_additional_member_has_a_name_of_the_schema_in_another_spelling(rest: dict[str, Any]) -> None:
+    schema = json.dumps({"type": "object"} | rest)
+    rule = lark_rule(StructuredOutputs("json", schema))
+    for text, kind in ((schema, "json"), (f"start: {rule}", "grammar"), (f"start: %json {schema} //", "grammar")):
+        assert allows(text, r'{"a": 1, "\n": 2}', kind)
+        assert not allows(text, r'{"a": 1, "\u0061": 2}', kind)
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+def test_a_constant_that_outputs_cannot_spell_is_refused_by_its_path(keyword: str) -> None:
+    for character in "\0\x1f\x7f":
+        constants = [{"a": ["b", character]}]
+        assert refusal({"items": {keyword: constants}}).startswith(f"at /items/{keyword}: has a control character")
+    assert allows({"const": {"\0": "\n"}}, json.dumps({"\0": "\n"}))

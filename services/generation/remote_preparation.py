@@ -219,6 +219,7 @@ class ForeignEngine:
             adapters=tuple(adapters),
             chat_template=context,
             methods_known=(SPECULATION,),
+            not_drafted=self._dialect.not_drafted,
         )
 
     def _profiled(self, abouts: dict[str, About]) -> None:

@@ -62,6 +62,8 @@ FALLBACKS = {
     "--speculation-max-temperature",
     "profile_unproven": "this machine's numerics failed their probe, so nothing may draft; kolm doctor names what "
     "differs",
+    "logit_bias": "the engine behind this server does not speculate with it; leave it out",
+    "min_p": "the engine behind this server does not speculate with it; leave --min-p out",
     "halt_state_unknown": "the server has no recent list of halts from the ledger; kolm status shows whether the "
     "ledger answers",
     "halted": "an audit has halted it, or a replay of the server's own, which reaches the ledger with the next audit; "

@@ -78,6 +78,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def not_drafted(self, params: SamplingParams) -> str | None:
+        """A parameter that the engine ignores or refuses if it speculates."""
+        ...
+
     async def about(self, ask: Ask) -> About:
         """Raises UpstreamDown, UpstreamError, and KeyError and the like for members that are missing."""
         ...
@@ -117,6 +121,13 @@ def checked(dialect: Dialect, request: EngineRequest) -> None:
             raise InvalidRequest(where, f"{name} is not supported by {dialect.name}; {instead}")
 
 
+def _changes_probabilities(params: SamplingParams) -> str | None:
+    """`logit_bias` or `min_p`, which has no effect on greedy decoding."""
+    if params.logit_bias:
+        return "logit_bias"
+    return "min_p" if params.min_p > 0.0 and params.temperature > 0.0 else None
+
+
 def read_event(dialect: Dialect, event: Mapping[str, Any], answer: Answer) -> None:
     """Add an event to the answer. Raises UpstreamError, also if members are missing or of another type."""
     try:
@@ -153,6 +164,10 @@ class Vllm:
     path: str = "/v1/completions"
     draws_alike: bool = False  # its rejection sampling draws a number for each draft token
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def not_drafted(self, params: SamplingParams) -> str | None:
+        """vLLM 0.32.0 refuses both (`SamplingParams._validate_spec_decode`)."""
+        return _changes_probabilities(params)
 
     async def about(self, ask: Ask) -> About:
         version, models = await ask("/version", None), await ask("/v1/models", None)
@@ -247,6 +262,9 @@ class LlamaServer:
     draws_alike: bool = True  # it samples each token as without drafts, and compares
     refused: Mapping[str, str] = field(default_factory=lambda: _NOT_LLAMA)
 
+    def not_drafted(self, params: SamplingParams) -> str | None:
+        return None
+
     async def about(self, ask: Ask) -> About:
         props, models = await ask("/props", None), await ask("/v1/models", None)
         try:
@@ -329,6 +347,10 @@ class Sglang:
     path: str = "/generate"
     draws_alike: bool = False
     refused: Mapping[str, str] = field(default_factory=lambda: {"choice": "write it as a regex"})
+
+    def not_drafted(self, params: SamplingParams) -> str | None:
+        """Its verification of drafts applies neither to every token (sgl-project/sglang issue 10617)."""
+        return _changes_probabilities(params)
 
     async def about(self, ask: Ask) -> About:
         info, models = await ask("/server_info", None), await ask("/v1/models", None)

@@ -15,6 +15,8 @@ from services.runtime.errors import FailedPrecondition, Unavailable
 _CANNOT_RUN = {
     "temperature": "at this temperature the server does not speculate",
     "profile_unproven": "this machine's numerics failed their probe",
+    "logit_bias": "the engine does not speculate with logit_bias",
+    "min_p": "the engine does not speculate with min_p",
 }
 """Permanent obstacles: a method asked for by name is refused. An unreachable ledger is a temporary obstacle: the
 request is served without drafts.
@@ -34,6 +36,7 @@ class PolicyContext:
         ledger_known: whether the open halts are known and recent, and the log was read once for withdrawn heads.
         halted: open halts, of any base.
         adapter_cid: adapter of the request.
+        not_drafted: a parameter of the request with which the engine does not speculate.
     """
 
     base_cid: str
@@ -46,6 +49,7 @@ class PolicyContext:
     heads: HeadState = field(default_factory=HeadState)
     methods: Sequence[MethodSpec] = METHODS
     adapter_cid: str | None = None
+    not_drafted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,8 @@ def _reason_not_to_draft(temperature: float, now: PolicyContext) -> str | None:
         return "temperature"
     if not now.profile_passed:
         return "profile_unproven"
+    if now.not_drafted is not None:
+        return now.not_drafted
     return None if now.ledger_known else "halt_state_unknown"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -108,6 +108,7 @@ class Identity:
     chat_template: str | None = None  # its digest, `sha256:<hex>`
     engine: str | None = None  # name and version of another engine, such as vllm/0.32.0
     methods_known: tuple[MethodSpec, ...] = METHODS
+    not_drafted: Callable[[SamplingParams], str | None] = lambda params: None  # a parameter that excludes drafts
 
     def adapter_cid(self, reference: str) -> str | None:
         """The identifier of a loaded adapter by its name or identifier; None if it is not loaded."""
@@ -244,7 +245,7 @@ class Resolver:
             sampling=sampling,
             choices=choices,
             speculation=speculation,
-            decision=decide(speculation, sampling.temperature, self._context(adapter_cid)),
+            decision=decide(speculation, sampling.temperature, self._context(adapter_cid, sampling)),
             verify_inline=inline,
             halt_epoch=self._halts.epoch,
             profile_cid=self._identity.profile_cid,
@@ -267,7 +268,7 @@ class Resolver:
         self._check_model(request.model)
         return await self._prompts.text(request.token_ids, self._identity.vocab_size)
 
-    def _context(self, adapter_cid: str | None) -> PolicyContext:
+    def _context(self, adapter_cid: str | None, sampling: SamplingParams) -> PolicyContext:
         return PolicyContext(
             base_cid=self._identity.base_cid,
             loaded=self._identity.drafters,
@@ -279,6 +280,7 @@ class Resolver:
             off_when_halted=self._rules.off_when_halted,
             heads=self._heads.state,
             adapter_cid=adapter_cid,
+            not_drafted=self._identity.not_drafted(sampling) if self._identity.drafters else None,
         )
 
     def _adapter(self, request: pb.GenerateRequest) -> str | None:

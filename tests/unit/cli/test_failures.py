@@ -126,9 +126,8 @@ SOURCES = ("requests/policy.py", "requests/served_heads.py")
 def reasons() -> set[str]:
     """Reasons of methods that lack something, and reasons of the policy and of heads."""
     written = "".join((ROOT / "services" / "generation" / name).read_text(encoding="utf-8") for name in SOURCES)
-    stated = set(
-        re.findall(r'"(no_head|away|head_(?!cid)\w+|temperature|profile_unproven|halt\w*_?\w*|not_loaded)"', written)
-    )
+    names = r"no_head|away|head_(?!cid)\w+|temperature|profile_unproven|logit_bias|min_p|halt\w*_?\w*|not_loaded"
+    stated = set(re.findall(f'"({names})"', written))
     return {spec.missing for spec in METHODS if spec.missing} | stated
 
 

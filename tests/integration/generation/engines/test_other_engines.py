@@ -217,6 +217,28 @@ async def test_what_the_engine_cannot_do_is_refused_before_it_is_sent(
 
 
 @pytest.mark.parametrize(
+    ("kind", "members", "reason"),
+    [
+        ("vllm", {"temperature": 0.7, "min_p": 0.1}, "min_p"),
+        ("vllm", {"min_p": 0.1}, None),
+        ("vllm", {"logit_bias": {5: 1.0}}, "logit_bias"),
+        ("sglang", {"temperature": 0.7, "min_p": 0.1}, "min_p"),
+        ("llama-server", {"temperature": 0.7, "min_p": 0.1, "logit_bias": {5: 1.0}}, None),
+    ],
+)
+async def test_parameters_that_an_engine_does_not_speculate_with_go_to_the_plain_upstream(
+    engines: Engines, kind: str, members: dict[str, Any], reason: str | None
+) -> None:
+    stub = await engines.start(kind)
+    resolved = (await stub.Generate(asking(max_tokens=5, **members))).resolved
+    assert resolved.fallback_reason == (reason or "")
+    assert (bool(engines.fast.bodies), bool(engines.plain.bodies)) == (reason is None, reason is not None)
+    if reason is not None:
+        failed = await failure(stub.Generate(asking(max_tokens=5, method="engine", **members)))
+        assert failed.reason == "METHOD_CANNOT_RUN"
+
+
+@pytest.mark.parametrize(
     ("fault", "code"),
     [
         ("refuse", grpc.StatusCode.INVALID_ARGUMENT),

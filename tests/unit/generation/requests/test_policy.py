@@ -87,7 +87,11 @@ def test_a_method_that_is_not_loaded_is_refused_by_name(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("now", "temperature", "reason"),
-    [(TODAY, 1.21, "temperature"), (replace(TODAY, profile_passed=False), 0.0, "profile_unproven")],
+    [
+        (TODAY, 1.21, "temperature"),
+        (replace(TODAY, profile_passed=False), 0.0, "profile_unproven"),
+        (replace(TODAY, not_drafted="min_p"), 0.0, "min_p"),
+    ],
 )
 def test_what_may_not_draft_for_a_request_is_an_error_where_it_was_named(
     now: PolicyContext, temperature: float, reason: str
